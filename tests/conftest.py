@@ -56,6 +56,6 @@ def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
 @pytest.fixture(autouse=True)
 def _no_plan_of_another_test() -> Iterator[None]:
     """Plans are made by what tests patch: sizes of tiles, engines, costs."""
-    _plan.forget()
+    _plan.clear_plans()
     yield
-    _plan.forget()
+    _plan.clear_plans()

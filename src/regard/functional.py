@@ -1,4 +1,4 @@
-"""The one function: validate, plan, run."""
+"""``regard.attention`` and ``regard.explain``: validate a call, plan it, run it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 from torch.overrides import handle_torch_function, has_torch_function
 
-from regard._call.explanation import Explanation, explained
+from regard._call.explanation import Explanation, build_explanation
 from regard._call.operator import (
     check_traceable,
     differentiable_once,
@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 def _with_arguments_of(
     like: Callable[_P, Any],
 ) -> Callable[[Callable[[Call], _R]], Callable[_P, _R]]:
-    """Let a function of a :class:`Call` take the arguments of another, by the same names, in the same order."""
+    """Give a function of a :class:`Call` the signature of ``like``."""
     signature = inspect.signature(like)
 
     def decorate(function: Callable[[Call], _R]) -> Callable[_P, _R]:
@@ -85,55 +85,56 @@ def attention(
 ) -> Tensor | tuple[Tensor, Aux]:
     r"""Return the attention-weighted sum of values, ``Σ_i α(q, k_i) v_i``.
 
-    The first eight parameters are those of :func:`torch.nn.functional.scaled_dot_product_attention`, in its order
-    and with its meaning; docs/differences.md lists where results or errors differ. The weights are
-    ``α = normalize(mask(softcap(scale · score(q, k))))``.
+    The weights are ``α = normalize(mask(softcap(scale · score(q, k))))``. The first eight parameters match
+    :func:`torch.nn.functional.scaled_dot_product_attention` in order and meaning; docs/differences.md lists the
+    differences in results and errors.
 
     Parameters
     ----------
     query : Tensor (..., H, L, E)
         Queries. A single matrix (L, E) is one head.
     key : Tensor (..., G, S, Ek)
-        Keys; Ek = E unless the score allows otherwise. Leading dimensions broadcast.
+        Keys; Ek = E unless the score supports other widths. Leading dimensions broadcast.
     value : Tensor (..., G, S, V)
         Values.
     attn_mask : Tensor, Mask, or callable, optional
         A bool tensor (True = may attend), a float tensor (added after scale and softcap; −inf masks), a
         :mod:`regard.masks` mask, a FlexAttention ``mask_mod`` or ``BlockMask``.
     dropout_p : float, default 0.0
-        Probability of dropping a weight. It always applies, as in torch: pass 0.0 in evaluation.
+        Probability of dropping a weight. As in torch, it always applies: pass 0.0 in evaluation.
     is_causal : bool, default False
-        Also mask keys after the query, both counted from the start (upper-left, as in torch).
+        Also mask keys after the query. Query 0 is at key 0 (upper-left alignment, as in torch).
     scale : float, optional
-        Multiplies the score. None is the score's own: 1/√E for the scaled dot product, 1 elsewhere.
+        Factor of the score. Defaults to 1/√E for the scaled dot product and 1 for all other scores.
     enable_gqa : bool, default False
-        Allow fewer key–value heads than query heads: H a multiple of G.
+        Allow fewer key–value heads than query heads; H must be a multiple of G.
     score : str, Score, or callable, optional
-        A name, a :mod:`regard.scores` score, or a FlexAttention ``score_mod``. None is the scaled dot product.
+        A name, a :mod:`regard.scores` score, or a FlexAttention ``score_mod``. Defaults to the scaled dot product.
     normalizer : str or Normalizer, default "softmax"
         A name or a :mod:`regard.normalizers` normalizer.
     softcap : float, optional
         Replace scores s by ``softcap · tanh(s / softcap)``, after scale and before the mask.
     engine : str or Engine, default "auto"
-        How to execute. A named engine that cannot run the call raises; :func:`regard.explain` tells.
+        The implementation to use. A named engine that does not support the call raises an error;
+        :func:`regard.explain` lists the reasons.
     return_aux : AuxRequest, optional
-        What to return beside the output. It never changes the output.
+        Auxiliary outputs to return. Requesting them never changes the output.
 
     Returns
     -------
     output : Tensor (..., H, L, V)
-        A query that may attend to nothing gets zeros.
+        Zeros for a query with no visible keys.
     aux : Aux
-        Only where ``return_aux`` is given.
+        Only if ``return_aux`` is given.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence: which, what was expected, what came.
+        If an argument is invalid; the message names the argument, the expected value and the actual one.
 
     Notes
     -----
-    What a mask hides has no influence, whatever it holds: NaN and infinity included, gradients included.
+    Masked keys and values never affect outputs or gradients, even if they hold NaN or infinity.
     Inputs in float16 and bfloat16 are accumulated in float32.
 
     Examples
@@ -160,13 +161,13 @@ def attention(
         and normalizer == "softmax"
         and _is_torch_call(query, key, value, scale, eager)
     ):
-        # The plainest call is torch's own, checked in less time than a problem takes to build.
+        # Fast path: torch's own call, without building a Problem.
         output = torch_attention(query, key, value, scale=scale)
         if not eager or not output.is_cpu or nonfinite.is_settled(query, key, output):
             return forbid_second_derivative(output, "sdpa") if output.requires_grad else output
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if not tensors and has_torch_function((query, key, value)):
-        # What stands for a tensor, such as a proxy of torch.fx, says itself what becomes of a call.
+        # Tensor-like objects, such as proxies of torch.fx, handle the call themselves.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
             score=score, normalizer=normalizer, softcap=softcap, engine=engine, return_aux=return_aux,
@@ -194,7 +195,7 @@ def attention(
     if return_aux is None:
         return output
     with autocast_suspended(query.device.type) if plan.autocast else nullcontext():
-        aux = aux_pass.aux_fields(problem, outcome, return_aux, plan.observer)
+        aux = aux_pass.aux_fields(problem, outcome, return_aux, plan.aux_engine)
         if return_aux.lse == "grad" and problem.wants_grad and aux.lse is not None and not aux.lse.requires_grad:
             lse = differentiable_lse(problem, aux.lse.detach().reshape(*problem.query.shape[:3]))
             aux = replace(aux, lse=problem.restore(lse))
@@ -203,9 +204,9 @@ def attention(
 
 @_with_arguments_of(attention)
 def explain(call: Call) -> Explanation:
-    """Return what :func:`attention` would do with the same arguments: the engine, the reasons, the cost.
+    """Explain how :func:`attention` would run the same arguments: the engine, the reasons and the cost.
 
-    The plan never depends on ``return_aux``.
+    The engine does not depend on ``return_aux``.
 
     Examples
     --------
@@ -228,11 +229,11 @@ def explain(call: Call) -> Explanation:
     check_request(call.return_aux)
     problem = Problem.of(call)
     mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
-    return explained(problem, mask, call.engine)
+    return build_explanation(problem, mask, call.engine)
 
 
 def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
-    """Return what a call gives that is recorded as an operator; None where a compiler is to look into it instead."""
+    """Return the result of a call recorded as one operator; None if the compiler should trace into it instead."""
     check_traceable(call.attn_mask, call.score)
     check_request(call.return_aux)
     with without_tracer_warnings():
@@ -253,7 +254,7 @@ def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
 
 
 def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None, eager: bool) -> bool:
-    """Whether torch's function takes these as they are, at its best, with one meaning."""
+    """Whether torch's function accepts these tensors unchanged and gives the same result."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return False
     if query.dtype not in DTYPES or query.is_nested or query.layout is not torch.strided:

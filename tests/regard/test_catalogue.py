@@ -85,7 +85,7 @@ def test_cite_takes_parts_layers_classes_and_models() -> None:
 def test_cite_refuses_what_it_does_not_know() -> None:
     with pytest.raises(
         ValueError,
-        match=r"cite: thing must be, or contain, a mechanism of regard.catalogue\(\) that has a source, got Linear",
+        match=r"cite: thing must be or contain a mechanism in regard.catalogue\(\) with a source, got Linear",
     ):
         regard.cite(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="got Boxcar"):

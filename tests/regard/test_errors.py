@@ -45,7 +45,7 @@ def always(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> bool:
 
 # fmt: off
 DENSE = "must be a dense float16, bfloat16, float32 or float64 tensor, got"
-FIT = "attn_mask must have shape (L, S) = (12, 9), (H, L, S) = (8, 12, 9) or (B, H, L, S) = (2, 8, 12, 9), or 1 where shared, got"
+FIT = "attn_mask must have shape (L, S) = (12, 9), (H, L, S) = (8, 12, 9) or (B, H, L, S) = (2, 8, 12, 9); 1 broadcasts, got"
 MASK_KIND = "attn_mask must be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor, got"
 MASK_DTYPE = "attn_mask must be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides), got"
 MASK_MOD = "attn_mask must be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor, got"
@@ -55,7 +55,7 @@ SCORES = f"score must be one of {', '.join(map(repr, sorted(scores.base.TABLE)))
 NORMALIZERS = f"normalizer must be one of {', '.join(map(repr, sorted(normalizers.base.TABLE)))}, got"
 CANNOT = "engine must be able to run this call, got"
 LEAD = "key and value must have leading dimensions that broadcast with query's, got"
-UNSTATED = "align must be stated where there are not as many queries as keys: 'upper_left' (query 0 is at key 0) or 'lower_right' (the last query is at the last key), got None (12 queries, 9 keys)."
+UNSTATED = "align must be given if the numbers of queries and keys differ: 'upper_left' (query 0 is at key 0) or 'lower_right' (the last query is at the last key), got None (12 queries, 9 keys)."
 
 Row = tuple[Callable[[], object], type[Exception], str]
 
@@ -103,12 +103,12 @@ MASKS: list[Row] = [
     (called(attn_mask=masks.Band), TypeError, f"{MASK_KIND} the class Band (make an instance: Band(...))."),
     (called(attn_mask=masks.causal), TypeError, f"{MASK_MOD} the function causal: causal() takes from 0 to 2 positional arguments but 4 were given."),
     (called(attn_mask=always), TypeError, f"{MASK_MOD} the function always, which returned True for one pair."),
-    (called(attn_mask=yes(2, 9)), ValueError, f"{FIT} (2, 9); for the padding of each sequence, use masks.key_padding."),
+    (called(attn_mask=yes(2, 9)), ValueError, f"{FIT} (2, 9); for key padding, use masks.key_padding."),
     (called(attn_mask=yes(2, 12, 9)), ValueError, f"{FIT} (2, 12, 9); for one matrix per sequence, unsqueeze(1)."),
     (called(attn_mask=yes(12, 12)), ValueError, f"{FIT} (12, 12)."),
     (called(attn_mask=yes(9, 12)), ValueError, f"{FIT} (9, 12)."),
     (called(attn_mask=yes(8, 2, 12, 9)), ValueError, f"{FIT} (8, 2, 12, 9)."),
-    (called(Q[:, :2], K[:, :2], V[:, :2], yes(2, 12, 9)), ValueError, "attn_mask must say whether it is (1, H, L, S) or (B, 1, L, S), as there are 2 of both: unsqueeze(0) or (1), got (2, 12, 9)."),
+    (called(Q[:, :2], K[:, :2], V[:, :2], yes(2, 12, 9)), ValueError, "attn_mask must be (1, H, L, S) or (B, 1, L, S), as there are 2 heads and sequences: unsqueeze(0) or (1), got (2, 12, 9)."),
     (called(attn_mask=yes(9)), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got (9,)."),
     (called(attn_mask=TRUE), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got ()."),
     (called(attn_mask=yes(3, 2, 8, 12, 9)), ValueError, "attn_mask must broadcast to (..., H, L, S) = (2, 8, 12, 9), got (3, 2, 8, 12, 9)."),
@@ -147,7 +147,7 @@ NUMBERS: list[Row] = [
 PARTS: list[Row] = [
     (called(score="scaled_dott"), ValueError, f"{SCORES} 'scaled_dott' (did you mean 'scaled_dot'?)."),
     (called(score="zzz"), ValueError, f"{SCORES} 'zzz'."),
-    (called(score="additive"), ValueError, "score must be given with its parameters, as regard.scores.Additive(...), got 'additive'."),
+    (called(score="additive"), ValueError, "score must be an instance with parameters, regard.scores.Additive(...), got 'additive'."),
     (called(score=scores.Additive), TypeError, f"{SCORE} the class Additive (make an instance: Additive(...))."),
     (called(score=3), TypeError, f"{SCORE} 3."),
     (called(score=torch.ones(3)), TypeError, f"{SCORE} a float32 tensor of shape (3,)."),

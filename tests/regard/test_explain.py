@@ -65,8 +65,8 @@ def test_amounts_are_told_in_the_unit_that_fits() -> None:
 
 
 REASONS: list[tuple[dict[str, Any], str, str, str]] = [
-    ({}, "sdpa", "streaming", "not chosen, the plainest call is torch's own"),
-    ({}, "sdpa", "fused", "not chosen, the plainest call is torch's own"),
+    ({}, "sdpa", "streaming", "not chosen, torch's own kernel runs this call"),
+    ({}, "sdpa", "fused", "not chosen, torch's own kernel runs this call"),
     ({}, "sdpa", "reference", "not chosen, its workspace grows with L×S"),
     ({"engine": "streaming"}, "streaming", "sdpa", "not chosen, engine='streaming' was given"),
     ({"engine": engines.Reference(torch.float64)}, "reference", "sdpa", "not chosen, engine='reference' was given"),

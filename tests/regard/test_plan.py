@@ -72,7 +72,7 @@ def test_later_tensors_are_read(name: str, engine: str) -> None:
     call(name, engine=engine)
     query = normal(2, 4, 20, 8, seed=9)
     later = call(name, query=query, engine=engine)
-    _plan.forget()
+    _plan.clear_plans()
     assert torch.equal(later, call(name, query=query, engine=engine))
 
 

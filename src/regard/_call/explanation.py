@@ -1,4 +1,4 @@
-"""Why a call runs on its engine, and what it should cost: what :func:`regard.explain` returns."""
+"""The result of :func:`regard.explain`: the chosen engine, the reasons and the estimated cost."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from regard.engines import Cost, Engine
 from regard.engines.problem import Problem
 from regard.masks import Mask
 
-#: Pairs that are looked at to find how many a mask shows.
-PAIRS = 1 << 22
+#: Number of pairs sampled to estimate the fraction that a mask leaves visible.
+SAMPLED_PAIRS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The engine that a call would run on, and the reasons; it prints.
+    """The engine that a call would run on, and why. Print it for a summary.
 
     Attributes
     ----------
     engine : Engine
-        The engine that runs.
+        The chosen engine.
     seconds : float or None
-        How long it should take, forward and, where gradients are wanted, backward. None where nothing like the call
-        was measured: on other devices than the CPU, with dropout, and with other normalizers than softmax.
+        Estimated time in seconds: forward, plus backward if gradients are needed. None if there is no estimate: on
+        devices other than the CPU, with dropout, and with normalizers other than softmax.
     visible : float or None
-        The fraction of the (query, key) pairs that the mask shows, of some rows where there are many. None where values
-        cannot be looked at.
+        The fraction of (query, key) pairs that the mask leaves visible, estimated from a sample of rows if there are
+        many. None if tensor values are unavailable, as under ``torch.compile``.
     cost : Cost
-        Its estimated operations, bytes read and workspace.
+        Estimated operations, bytes read and workspace.
     others : dict of str to str
-        For every other engine, why it does not run this call.
+        Why each of the other engines was not chosen.
     compiled : str
-        What runs instead under ``torch.compile``, and why; empty where the same does.
+        What runs instead under ``torch.compile``, and why; empty if the same engine runs.
     call : str
-        The call in short.
+        A summary of the call.
     """
 
     engine: Engine
@@ -66,7 +66,7 @@ class Explanation:
         lines += [f"  {name}: {reason}" for name, reason in self.others.items()]
         return "\n".join(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 def _amount(value: float, step: int, units: tuple[str, ...]) -> str:
@@ -78,12 +78,12 @@ def _amount(value: float, step: int, units: tuple[str, ...]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a time in milliseconds."""
+    """Format a time in milliseconds."""
     return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{1e3 * seconds:,.0f} ms"
 
 
-def explained(problem: Problem, mask: Mask | None, engine: object) -> Explanation:
-    """Return the choice with its reasons; ``mask`` is the problem's before it was bound to its size."""
+def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Explanation:
+    """Return the chosen engine and the reasons; ``mask`` is the problem's mask before it was bound to a size."""
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
     able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
@@ -106,7 +106,7 @@ def explained(problem: Problem, mask: Mask | None, engine: object) -> Explanatio
 
 
 def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times: dict[str, float]) -> str:
-    """Return why an engine does not run a problem."""
+    """Return why an engine was not chosen."""
     refusal = other.refusal(problem)
     if refusal is not None:
         return f"unsupported, {refusal}"
@@ -115,22 +115,22 @@ def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times:
     if other.grows(problem) and not chosen.grows(problem):
         return "not chosen, its workspace grows with L×S"
     if chosen.name == SDPA and is_plain_sdpa(problem):
-        return "not chosen, the plainest call is torch's own"
+        return "not chosen, torch's own kernel runs this call"
     if other.name in times and times.get(chosen.name):  # an empty call takes no time
         ratio = times[other.name] / times[chosen.name]
         return f"not chosen, estimated {ratio:.2g}× slower ({_time(times[other.name])})"
-    return f"not chosen, {chosen.name} comes first where no time is known"
+    return f"not chosen, {chosen.name} is preferred where there are no time estimates"
 
 
 def _visible(problem: Problem) -> float | None:
-    """Return the fraction of pairs that a mask shows; of rows at equal distances where there are many."""
+    """Return the fraction of pairs that a mask leaves visible, from evenly spaced rows if there are many."""
     mask, extent = problem.mask, problem.extent
     if mask is None or not mask.hides or 0 in (extent.B, extent.H, extent.L, extent.S):
         return 1.0
     if values_unavailable(problem.query):
         return None
     device = problem.query.device
-    count = min(max(PAIRS // (extent.B * extent.H * extent.S), 1), extent.L)
+    count = min(max(SAMPLED_PAIRS // (extent.B * extent.H * extent.S), 1), extent.L)
     q_idx = torch.linspace(0, extent.L - 1, count, device=device).round().long().unsqueeze(1)
     b, h = (torch.arange(n, device=device) for n in (extent.B, extent.H))
     found = mask.visible(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, torch.arange(extent.S, device=device))
@@ -142,12 +142,12 @@ def _visible(problem: Problem) -> float | None:
 
 
 def _compiled(problem: Problem, mask: Mask | None, engine: object, chosen: Engine) -> str:
-    """Return what runs instead of an engine where the call is compiled, and why; empty where the same does."""
+    """Describe what runs under ``torch.compile``, and why; empty if the same engine runs."""
     obstacle = why_not_operator(problem, mask, engine)
     traced = chosen if resolve_engine(engine) is not None else engine_candidates(problem)[0]
     if obstacle is None or traced is chosen or problem.query.device.type != "cpu":
         return ""
-    return f"{traced.name}, in torch operations that the compiler sees, as {obstacle}"
+    return f"{traced.name}, traced into torch operations because {obstacle}"
 
 
 def _describe(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""A call as one operator, for compilers and tracers; and the error for second derivatives that an engine lacks."""
+"""A call as one torch operator, for compilers and tracers, and the error for missing second derivatives."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from regard.engines.problem import Call, Problem
 from regard.masks import Mask
 from regard.scores.dot_products import DotLike
 
-# Derivatives of derivatives where an engine has none: an error that names engines which have --------------------------
+# Second derivatives: an error if the engine has none ------------------------------------------------------------------
 
 
 def no_second_derivative(what: str) -> RuntimeError:
-    """Return the error to raise."""
+    """Return the error for a second derivative of ``what``."""
     return RuntimeError(
         f"attention: {what} has no second derivative (create_graph=True, torch.func); "
         "use engine='streaming' or engine='reference'."
@@ -42,7 +42,7 @@ def no_second_derivative(what: str) -> RuntimeError:
 
 
 def forbid_second_derivative(output: Tensor, engine: str) -> Tensor:
-    """Return the output of a call that was not transformed, after which a second derivative is an error."""
+    """Make a second derivative of the output of an untransformed call an error."""
     if torch.compiler.is_compiling() or in_transform():
         return output
 
@@ -51,13 +51,13 @@ def forbid_second_derivative(output: Tensor, engine: str) -> Tensor:
             raise no_second_derivative(f"engine {engine!r}")
 
     assert output.grad_fn is not None
-    output.grad_fn.register_prehook(refuse)  # in less time than a hook of the tensor
+    output.grad_fn.register_prehook(refuse)  # faster than a tensor hook
     return output
 
 
 def differentiable_once(problem: Problem, engine: str) -> Problem:
-    """Return a problem whose tensors can be differentiated once by ``torch.func``; twice is an error."""
-    if torch.compiler.is_compiling():  # which cannot look into what follows
+    """Return a problem whose tensors ``torch.func`` can differentiate once; twice is an error."""
+    if torch.compiler.is_compiling():  # which cannot trace the autograd function below
         if functorch_derivatives() > 1:
             raise no_second_derivative(f"engine {engine!r}")
         return problem
@@ -71,7 +71,7 @@ def differentiable_once(problem: Problem, engine: str) -> Problem:
 
 
 class _Gradient(torch.autograd.Function):
-    """A tensor that has no gradient: to ask for it is an error."""
+    """The identity; computing its gradient is an error."""
 
     generate_vmap_rule = True
 
@@ -89,18 +89,17 @@ class _Gradient(torch.autograd.Function):
 
 
 class _Once(_Gradient):
-    """A tensor whose gradient has no gradient."""
+    """The identity; computing its second derivative is an error."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return _Gradient.apply(grad, ctx.engine), None
 
 
-# A call as one operator of ``torch.library``: what compilers and tracers record, and what runs as an eager call does
-# Where calls are compiled or traced, no value can be looked at, so an engine could neither skip what a mask hides nor
-# keep what is not finite from leaking. The operator is opaque to them: when it runs, it plans and executes the call as
-# an eager one, on the sizes and values that are there then. Its parts travel as a text that says what they are, and the
-# tensors and numbers inside them.
+# A call as one operator of ``torch.library``
+# Compilers and tracers cannot read tensor values, so an engine could neither skip masked keys nor keep non-finite ones
+# from leaking. They therefore record an opaque operator, which plans and runs the call eagerly, with actual sizes and
+# values. Score, mask and normalizer are serialized as a text, plus the tensors and numbers inside them.
 
 
 _LSE = AuxRequest(lse=True)
@@ -108,7 +107,7 @@ _LSE = AuxRequest(lse=True)
 
 @dataclass
 class _Packed:
-    """Parts as a text, and what cannot be part of a text: tensors, and numbers that may be symbolic."""
+    """Serialized parts: a text, plus tensors and (possibly symbolic) numbers."""
 
     text: str = ""
     tensors: list[Tensor] = field(default_factory=list)
@@ -151,7 +150,7 @@ class _Packed:
 
 
 class _Unpacking:
-    """Reads what :class:`_Packed` wrote."""
+    """Deserializes :class:`_Packed`."""
 
     def __init__(self, text: str, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> None:
         self.words = iter(_words(text))
@@ -203,7 +202,7 @@ def _class(module: str, name: str) -> type[Part]:
 
 
 def is_recorded(query: Tensor) -> bool:
-    """Whether a compiler or ``torch.jit.trace`` records calls, and not an exporter, whose programs run elsewhere."""
+    """Whether a compiler or ``torch.jit.trace`` records calls; exporters do not count: their programs run elsewhere."""
     if in_functorch() or in_forward_mode() or torch.onnx.is_in_onnx_export():
         return False
     if is_jit_tracing():
@@ -221,19 +220,19 @@ def _without_warnings() -> Iterator[None]:
 
 
 def without_tracer_warnings() -> AbstractContextManager[None]:
-    """Return a context without warnings that a trace branches on sizes: the operator checks the sizes that it gets."""
+    """Silence the tracer's warnings about branches on sizes: the operator checks sizes when it runs."""
     return _without_warnings() if is_jit_tracing() else nullcontext()
 
 
 def untraceable(reason: str) -> RuntimeError:
-    """Return the error for a call that ``torch.jit.trace`` would record wrongly: for the sizes of its example alone."""
+    """Return the error for a call that ``torch.jit.trace`` would record for the sizes of its example only."""
     return RuntimeError(
-        f"attention: torch.jit.trace cannot record this call, as {reason}; use torch.compile or torch.export."
+        f"attention: torch.jit.trace cannot record this call because {reason}; use torch.compile or torch.export."
     )
 
 
 def check_traceable(*parts: object) -> None:
-    """Raise where ``torch.jit.trace`` meets a function in the place of a score or a mask."""
+    """Raise if ``torch.jit.trace`` meets a function as a score or a mask."""
     if is_jit_tracing():
         for part in parts:
             if callable(part) and not isinstance(part, (Part, Tensor)):
@@ -241,16 +240,16 @@ def check_traceable(*parts: object) -> None:
 
 
 def why_not_operator(problem: Problem, mask: Mask | None, engine: object) -> str | None:
-    """Return why a call cannot be the operator; None where it can."""
+    """Return why a call cannot be recorded as the operator; None if it can."""
     if problem.dropout_p or problem.normalizer.random:
-        return "random numbers are drawn"
+        return "it draws random numbers"
     if not isinstance(engine, str):
-        return "the engine is an object and not a name"
+        return "the engine is an object, not a name"
     packed = _Packed()
     for part in (mask, problem.score, problem.normalizer):
         packed.add(part)
         if not packed.complete:
-            return f"{part!r} holds a function, or is of a class of your own"
+            return f"{part!r} holds a function or has a user-defined class"
     return None
 
 
@@ -259,15 +258,15 @@ def record(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the output (B, H, L, V) of the operator, and log-sum-exp (B, H, L) if a backward pass may follow.
 
-    None where it cannot be one, as :func:`obstacle` says.
+    Return None if the call cannot be recorded; see :func:`why_not_operator`.
 
     Parameters
     ----------
     problem : Problem
     mask : Mask or None
-        As it was before it was bound to a size, which may be another when the operator runs.
+        The unbound mask: sizes may differ when the operator runs.
     scale : float or None
-        As it was given.
+        The argument of the call.
     engine : str
     """
     if problem.dropout_p or problem.normalizer.random or not isinstance(engine, str):
@@ -278,7 +277,7 @@ def record(
         packed.add(part)
     if not packed.complete:
         return None
-    # A trace may run on other tensors than those of its example.
+    # A trace may run on tensors other than those of its example.
     wants_grad = is_jit_tracing() or problem.wants_grad
     grads = "".join(["1" if wants_grad and (is_jit_tracing() or end.requires_grad) else "0" for end in ends])
     output, lse = torch.ops.regard.attend(
@@ -289,9 +288,9 @@ def record(
 
 
 def _layout(problem: Problem) -> str:
-    """Return how gradients lie in memory: "tokens" (B, L, H, E), as torch's kernel makes them, or "heads" (B, H, L, E).
+    """Return the memory layout of gradients: "tokens" (B, L, H, E), as in torch's kernel, or "heads" (B, H, L, E).
 
-    Compilers want to know it. Where the engine that runs makes the other one, it costs a copy.
+    Compilers need to know it in advance. If the engine produces the other layout, this costs a copy.
     """
     return "tokens" if isinstance(problem.score, DotLike) and problem.is_softmax else "heads"
 
@@ -306,7 +305,7 @@ def _unpacked(
     query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], text: str,
     ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
 ) -> tuple[Plan, Problem, list[Tensor]]:  # fmt: skip
-    """Return the plan and the problem of an operator's arguments, and its tensors: ends first, then those of parts."""
+    """Return the plan and problem for an operator's arguments, and query, key, value and the tensors of the parts."""
     grads, _, rest = text.split(" ", 2)
     query, key, value = (end.detach().requires_grad_(grad == "1") for end, grad in zip((query, key, value), grads))
     if tensors:
@@ -324,7 +323,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], text: str,
     ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return output (B, H, L, V) and log-sum-exp (B, H, L); the latter is empty where no gradient is wanted."""
+    """Return output (B, H, L, V) and log-sum-exp (B, H, L); the latter is empty if no gradient is needed."""
     with autocast_suspended(query.device.type):
         with torch.enable_grad():
             plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
@@ -332,14 +331,14 @@ def _attend(
             outcome = plan.run(problem)
             lse = problem.query.new_empty(0, dtype=problem.compute_dtype)
             if any(tensor.requires_grad for tensor in held) and problem.normalizer.online:
-                found = aux_pass.aux_fields(problem, outcome, _LSE, plan.observer).lse
+                found = aux_pass.aux_fields(problem, outcome, _LSE, plan.aux_engine).lse
                 assert found is not None
                 lse = found.to(problem.compute_dtype)
         return _own(outcome.output, query, key, value), _own(lse)
 
 
 def _own(tensor: Tensor, *others: Tensor) -> Tensor:
-    """Return a contiguous tensor that shares no memory with the others: compilers rely on both."""
+    """Return a contiguous tensor that shares no memory with the others; compilers require both."""
     if any(tensor.data_ptr() == other.data_ptr() for other in others):
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor.detach().contiguous()
@@ -348,24 +347,24 @@ def _own(tensor: Tensor, *others: Tensor) -> Tensor:
 def _attend_shapes(query, key, value, tensors, text, ints, floats, scale, softcap):  # type: ignore[no-untyped-def]  # noqa: ARG001
     B, H, L, _ = query.shape
     wide = torch.promote_types(query.dtype, torch.float32)
-    told = ("1" in text.partition(" ")[0] or " grad " in text) and _is_online(text)
-    lse = query.new_empty(B, H, L, dtype=wide) if told else query.new_empty(0, dtype=wide)
+    has_lse = ("1" in text.partition(" ")[0] or " grad " in text) and _is_online(text)
+    lse = query.new_empty(B, H, L, dtype=wide) if has_lse else query.new_empty(0, dtype=wide)
     return query.new_empty(B, H, L, value.shape[-1]), lse
 
 
 @lru_cache(1024)
 def _is_online(text: str) -> bool:
-    """Whether the normalizer that a text speaks of is known by its log-sum-exp."""
+    """Whether the serialized normalizer is online."""
     words = _words(text)
     found = [_class(*words[i + 1 : i + 3]) for i, word in enumerate(words) if word == "part"]
     return bool(getattr(found[-1], "online", False))  # the normalizer is the last part
 
 
-def _pull(
+def _attend_backward(
     grad: Tensor, output: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor],
     text: str, ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the gradients to query, key, value and the tensors; empty where none is wanted."""
+    """Return the gradients of query, key, value and the tensors; empty if not needed."""
     with autocast_suspended(query.device.type), recording(), torch.enable_grad():
         plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
         attached = with_graph(problem, plan.engine, output, lse, plan.run) if lse.numel() else None
@@ -381,7 +380,7 @@ def _pull(
 
 
 def _layouts(text: str, tensors: int) -> list[str]:
-    """Return the layouts of gradients to query, key, value and so many tensors of the parts."""
+    """Return the gradient layouts of query, key, value and of the parts' tensors."""
     return [text.split(" ", 2)[1]] * 3 + ["heads"] * tensors
 
 
@@ -392,13 +391,13 @@ def _gradient(found: Tensor | None, like: Tensor, layout: str) -> Tensor:
 
 
 def _wants(text: str) -> Iterator[bool]:
-    """Yield whether query, key, value and each tensor of the parts want a gradient."""
+    """Yield whether query, key, value and each tensor of the parts need a gradient."""
     grads, _, rest = text.split(" ", 2)
     yield from (grad == "1" for grad in grads)
     yield from (word == "grad" for word in _words(rest) if word in ("grad", "tensor"))
 
 
-def _pull_shapes(grad, output, lse, query, key, value, tensors, text, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _attend_backward_shapes(grad, output, lse, query, key, value, tensors, text, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
     given, layouts = (query, key, value, *tensors), _layouts(text, len(tensors))
     return [
         _laid_out(t.new_empty(t.shape), layout) if wanted else t.new_empty(0)
@@ -406,31 +405,37 @@ def _pull_shapes(grad, output, lse, query, key, value, tensors, text, *rest):  #
     ]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, tensors, *ctx.rest = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, query, key, value, *tensors)
 
 
-def _pull_back(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     output, lse, query, key, value, *tensors = ctx.saved_tensors
     found = torch.ops.regard.attend_backward(grad, output, lse, query, key, value, tensors, *ctx.rest)
-    kept = [gradient if wanted else None for gradient, wanted in zip(found, _wants(ctx.rest[0]))]
+    gradients = [gradient if wanted else None for gradient, wanted in zip(found, _wants(ctx.rest[0]))]
     _, ints, floats, _, _ = ctx.rest
-    # torch wants a list in the place of an empty list, and nothing in that of a list of numbers.
-    return *kept[:3], kept[3:], None, None if ints else [], None if floats else [], None, None
+    # torch expects [] as the gradient of an empty list, and None as that of a list of numbers.
+    return *gradients[:3], gradients[3:], None, None if ints else [], None if floats else [], None, None
 
 
 def _refuse(ctx: Any, *_: Any) -> None:  # noqa: ARG001
     raise no_second_derivative("a compiled or traced call")
 
 
-def _define(name: str, function: Any, shapes: Any, keep: Any, backward: Any) -> None:
+def _define(name: str, function: Any, shapes: Any, setup_context: Any, backward: Any) -> None:
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, "default", function)
     torch.library.register_fake(name, shapes)
-    torch.library.register_autograd(name, backward, setup_context=keep)
+    torch.library.register_autograd(name, backward, setup_context=setup_context)
 
 
-_define("regard::attend", _attend, _attend_shapes, _keep, _pull_back)
-_define("regard::attend_backward", _pull, _pull_shapes, lambda ctx, inputs, output: None, _refuse)  # noqa: ARG005
+_define("regard::attend", _attend, _attend_shapes, _save_for_backward, _backward)
+_define(
+    "regard::attend_backward",
+    _attend_backward,
+    _attend_backward_shapes,
+    lambda ctx, inputs, output: None,  # noqa: ARG005
+    _refuse,
+)

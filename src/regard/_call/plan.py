@@ -1,4 +1,4 @@
-"""The plan of a call: which engine runs it and what that prepares, computed once for all calls of one structure."""
+"""The plan of a call: the engine and its prepared runner, computed once for all calls of the same structure."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ from regard.scores import ScaledDot, Score
 
 #: The engine that is torch's own attention.
 SDPA = "sdpa"
-#: How many plans are kept.
-KEPT = 256
+#: Maximum number of cached plans.
+MAX_PLANS = 256
 _TENSORS = frozenset((Tensor, Parameter))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a call that depends on structure alone: types, settings and shapes, but no tensor's contents.
+    """Everything about a call that depends only on its structure: types, settings and shapes, not tensor values.
 
     Attributes
     ----------
     engine : Engine
-        The engine that runs.
+        The chosen engine.
     run : callable
-        Executes a problem of this structure, by what the engine prepared.
-    observer : Engine or None
-        An engine that can tell what is asked beside the output where the first one did not.
-    score, mask, normalizer : the parts, where they are fixed; a mask is bound. None where a call brings its own.
+        The engine's prepared runner for problems of this structure.
+    aux_engine : Engine or None
+        An engine that computes the requested auxiliary outputs if ``engine`` does not.
+    score, mask, normalizer : Score, Mask and Normalizer, or None
+        The fixed parts; the mask is bound. None if each call provides its own.
     masked : bool
-        Whether there is a mask that hides something.
-    scale, softcap, dropout_p, extent, lead, headless : as in :class:`Problem`
+        Whether the call has a mask.
+    scale, softcap, dropout_p, extent, lead, headless : see :class:`Problem`
     as_given : bool
-        Whether query, key and value have the shapes that engines read.
+        Whether query, key and value already have the shapes that engines expect.
     autocast : bool
-        Whether it is on, so that they are cast first.
+        Whether autocast is on, in which case query, key and value are cast first.
     """
 
     engine: Engine
     run: Runner
-    observer: Engine | None
+    aux_engine: Engine | None
     score: Score | None
     mask: Mask | None
     normalizer: Normalizer | None
@@ -71,10 +72,10 @@ class Plan:
 
     @classmethod
     def of(cls, problem: Problem, call: Call) -> Plan:
-        """Plan a problem, made of this call."""
+        """Plan a problem built from this call."""
         chosen, request = choose_engine(problem, call.engine), call.return_aux
         return cls(
-            chosen, chosen.prepare(problem, request), None if request is None else _observer(problem, request),
+            chosen, chosen.prepare(problem, request), None if request is None else _aux_engine(problem, request),
             _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
             problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
             problem.headless,
@@ -83,7 +84,7 @@ class Plan:
         )  # fmt: skip
 
     def problem(self, call: Call) -> Problem:
-        """Return the problem that a call of the planned structure states; nothing is checked that structure decides."""
+        """Build the problem of a call with this structure, without repeating the checks that depend on structure."""
         query, key, value, attn_mask, is_causal = call.query, call.key, call.value, call.attn_mask, call.is_causal
         if self.autocast:
             query, key, value = autocast_cast(query, key, value)
@@ -93,7 +94,7 @@ class Plan:
         if not self.masked:
             mask = None
         elif mask is None and not is_causal and type(attn_mask) in _TENSORS and len(self.lead) == 1:
-            mask = Dense(attn_mask, ("attention", "attn_mask"))  # whose sizes are those of the structure
+            mask = Dense(attn_mask, ("attention", "attn_mask"))  # its shape was checked when the plan was made
         elif mask is None:
             mask = bound_mask(attn_mask, is_causal, query, key, self.extent, self.lead)
         return Problem(
@@ -116,60 +117,60 @@ def _if_fixed(part: Any) -> Any:
     return part if part is not None and part.is_fixed else None
 
 
-# The plans that are kept
+# The plan cache
 
 
-# Free of locks, which a fork could leave held: each step on the dictionary is atomic by itself.
+# No locks: a fork could inherit one that is held. Each dictionary operation is atomic.
 _plans: dict[Hashable, Plan] = {}
 
 
-def known(key: Hashable | None) -> Plan | None:
-    """Return the plan that is kept for a structure."""
+def cached_plan(key: Hashable | None) -> Plan | None:
+    """Return the cached plan of a structure."""
     return None if key is None else _plans.get(key)
 
 
-def keep(key: Hashable | None, plan: Plan, problem: Problem) -> None:
-    """Keep a plan for later calls of the structure, unless it was chosen by the contents of a mask."""
-    if key is None or (plan.mask is None and problem.mask is not None and cost_model.looks_at_mask(problem)):
+def cache_plan(key: Hashable | None, plan: Plan, problem: Problem) -> None:
+    """Cache a plan, unless the choice of engine depended on the values of a mask."""
+    if key is None or (plan.mask is None and problem.mask is not None and cost_model.reads_mask_values(problem)):
         return
     _plans[key] = plan
-    while len(_plans) > KEPT:
-        with suppress(RuntimeError, StopIteration):  # another thread was there first
+    while len(_plans) > MAX_PLANS:
+        with suppress(RuntimeError, StopIteration):  # another thread evicted it first
             _plans.pop(next(iter(_plans)), None)
 
 
-def forget() -> None:
-    """Drop all plans: what they were made by has changed."""
+def clear_plans() -> None:
+    """Clear the plan cache, for example after an engine was registered."""
     _plans.clear()
 
 
-engines.on_change(forget)
+engines.on_change(clear_plans)
 
 
 def plan_call(call: Call, eager: bool) -> tuple[Plan, Problem]:
-    """Return the plan of a call, one that is kept or a new one, and the call as a problem.
+    """Return the plan of a call, cached or new, and the call as a problem.
 
-    Plans are kept of ``eager`` calls alone: those that no compiler, tracer or transform follows.
+    Only ``eager`` calls use the cache: those outside compilers, tracers and transforms.
     """
     structure = call.structure() if eager else None
-    plan = known(structure)
+    plan = cached_plan(structure)
     if plan is not None:
         return plan, plan.problem(call)
     check_request(call.return_aux)
     problem = Problem.of(call)
-    if structure is not None:  # later calls find the parts of this one, whatever becomes of the caller's
+    if structure is not None:  # the cache must not see later changes of the caller's objects
         problem = problem.snapshot()
     plan = Plan.of(problem, call)
-    keep(structure, plan, problem)
+    cache_plan(structure, plan, problem)
     return plan, problem
 
 
 def with_graph(
     problem: Problem, first: Engine, output: Tensor, lse: Tensor, runner: Runner | None = None
 ) -> Tensor | None:
-    """Return a known output with a graph to the problem's tensors, by the first engine with a partial backward pass.
+    """Attach a precomputed output to the autograd graph, using the first engine with a partial backward pass.
 
-    The result is in the dtype that engines calculate in.
+    The result has the dtype in which engines compute.
     """
     dtype = problem.compute_dtype
     query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
@@ -183,17 +184,17 @@ def with_graph(
 
 
 def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
-    """Return the log-sum-exp (B, H, L) of a problem's scores, which is known, with a graph to the problem's tensors.
+    """Attach a precomputed log-sum-exp (B, H, L) to the autograd graph.
 
-    Its gradient is that of an attention to values of 1 whose output is taken for 0: δ then vanishes from
-    ``d score = weight · (d output · value − δ)``, and what is left is ``weight · d lse``.
+    Its gradient is that of an attention to values of 1 whose output is set to 0: δ then vanishes from
+    ``d score = weight · (d output · value − δ)``, which leaves ``weight · d lse``.
     """
     if 0 in (*problem.query.shape[:3], problem.extent.S):
         return dense.attached(lse.detach(), problem)
     ones = problem.value.new_ones((), dtype=lse.dtype).expand(*problem.value.shape[:-1], 1).contiguous()
     counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0)
     zero = with_graph(counted, engines.TABLE[SDPA], ones.new_zeros(*lse.shape, 1), lse.detach())
-    assert zero is not None  # engine streaming knows every score and mask
+    assert zero is not None  # engine streaming supports every score and mask
     return lse.detach() + zero.squeeze(-1)
 
 
@@ -201,7 +202,7 @@ def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
 
 
 def resolve_engine(engine: object) -> Engine | None:
-    """Return the engine a name or an Engine stands for; None for ``"auto"``."""
+    """Return the engine for a name or an Engine; None for ``"auto"``."""
     if isinstance(engine, Engine):
         return engine
     if not isinstance(engine, str):
@@ -214,7 +215,7 @@ def resolve_engine(engine: object) -> Engine | None:
 
 
 def choose_engine(problem: Problem, engine: object) -> Engine:
-    """Return the engine that runs the problem; a named one that cannot run it raises."""
+    """Return the engine for the problem; raise if a named engine does not support it."""
     named = resolve_engine(engine)
     if named is not None:
         refusal = named.refusal(problem)
@@ -227,36 +228,36 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
         return engines.TABLE[SDPA]
     times = estimated_seconds(flat, problem)
-    return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # their order, where nothing is known
+    return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # in order of preference
 
 
 def engine_candidates(problem: Problem) -> list[Engine]:
-    """Return the engines that ``auto`` chooses among, in the order of preference where no times are known."""
+    """Return the engines that ``auto`` chooses from, in order of preference if there are no time estimates."""
     able = [candidate for candidate in engines.TABLE.values() if candidate.refusal(problem) is None]
-    # A compiler cannot look into the derivatives of operators that ``torch.func`` asks for, and some have but one.
+    # Compilers cannot trace operator derivatives under ``torch.func``, and some operators have only a first one.
     if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
         able = [candidate for candidate in able if candidate.twice_differentiable]
-    return [candidate for candidate in able if not candidate.grows(problem)] or able  # reference runs everything
+    return [candidate for candidate in able if not candidate.grows(problem)] or able  # reference supports everything
 
 
 def is_plain_sdpa(problem: Problem) -> bool:
-    """Whether torch's function means the same; such a call is torch's to the bit, and so it is where more is asked."""
+    """Whether torch's function computes the same thing; the output is then bit-identical, with or without aux."""
     plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
     parts = type(problem.score) is ScaledDot and problem.is_softmax
     return plain and parts and problem.query.shape[1] == problem.key.shape[1]
 
 
 def estimated_seconds(among: list[Engine], problem: Problem) -> dict[str, float]:
-    """Return how long each engine should take, of those of which it is known."""
+    """Return estimated times in seconds, for the engines that have an estimate."""
     if problem.query.device.type != "cpu" or values_unavailable(problem.query):
         return {}
     return cost_model.seconds([candidate.name for candidate in among], problem)
 
 
-def _observer(problem: Problem, request: AuxRequest) -> Engine | None:
-    """Return an engine that tells all that is asked for; None where none does, or calls are traced."""
-    asked = {name for name in FIELDS if getattr(request, name)}
+def _aux_engine(problem: Problem, request: AuxRequest) -> Engine | None:
+    """Return an engine that computes all requested fields; None if there is none or the call is traced."""
+    requested = {name for name in FIELDS if getattr(request, name)}
     if is_traced(problem.query):
         return None
-    able = (engine for engine in engines.TABLE.values() if asked <= engine.fields(problem))
+    able = (engine for engine in engines.TABLE.values() if requested <= engine.fields(problem))
     return next((engine for engine in able if engine.refusal(problem) is None), None)

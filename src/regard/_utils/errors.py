@@ -1,4 +1,4 @@
-"""The one error template: which argument of which function, what was expected, what came."""
+"""The error template: the function, its argument, the expected value and the actual one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Characters of what is named in an error.
+#: Maximum number of characters of a quoted value.
 _LONGEST = 500
 
 
 class RegardWarning(UserWarning):
-    """Something the caller should know, though the result is right."""
+    """A condition that the caller should know about; the result is still correct."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """The parts of an error's sentence; the command line says it in its own words."""
+    """The parts of an error message; the command line formats them in its own way."""
 
     function: str
     argument: str
@@ -35,24 +35,24 @@ class Rejection:
 
 
 def rejected(function: str, argument: str, expected: str, got: object, kind: type[Exception] = ValueError) -> Exception:
-    """Return the error to raise, in the one template.
+    """Return the error to raise for an invalid argument.
 
     Examples
     --------
     >>> rejected("attention", "dropout_p", "be in [0, 1]", 2.0)
     ValueError('attention: dropout_p must be in [0, 1], got 2.0.')
     """
-    return _made(Rejection(function, _cut(argument), expected, _cut(str(got))), kind)
+    return _exception(Rejection(function, _cut(argument), expected, _cut(str(got))), kind)
 
 
 def rejection(error: BaseException) -> Rejection | None:
-    """Return what an error that :func:`rejected` made is about; None for others."""
+    """Return the parts of an error made by :func:`rejected`; None for other errors."""
     return getattr(error, "rejection", None)
 
 
 @contextmanager
 def in_section(section: str) -> Iterator[None]:
-    """Name arguments by their place in a table of options: ``clip`` in the section ``training`` is ``training.clip``.
+    """Prefix argument names in errors with a section: ``clip`` in the section ``training`` is ``training.clip``.
 
     Examples
     --------
@@ -64,26 +64,26 @@ def in_section(section: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        told = rejection(error)
-        if told is None or "." in told.argument:
+        parts = rejection(error)
+        if parts is None or "." in parts.argument:
             raise
-        placed = Rejection(told.function, f"{section}.{told.argument}", told.expected, told.got)
-        raise _made(placed, type(error)) from None
+        qualified = Rejection(parts.function, f"{section}.{parts.argument}", parts.expected, parts.got)
+        raise _exception(qualified, type(error)) from None
 
 
 def _cut(text: str) -> str:
-    """Return a text of a length that an error can have: what came may be a file's megabyte."""
+    """Truncate a quoted value, which may be as long as a file."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _made(told: Rejection, kind: type[Exception]) -> Exception:
-    error = kind(str(told))
-    error.rejection = told  # type: ignore[attr-defined]
+def _exception(parts: Rejection, kind: type[Exception]) -> Exception:
+    error = kind(str(parts))
+    error.rejection = parts  # type: ignore[attr-defined]
     return error
 
 
 def unknown_name(function: str, argument: str, name: str, known: Iterable[str]) -> Exception:
-    """Return the error for a name that no table has, with the nearest name that one has."""
+    """Return the error for an unknown name, with the closest known name as a hint."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -91,7 +91,7 @@ def unknown_name(function: str, argument: str, name: str, known: Iterable[str]) 
 
 
 def described(value: object) -> str:
-    """Return what a value is, for an error message."""
+    """Describe a value for an error message."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {shape(value)}"
@@ -107,16 +107,16 @@ def described(value: object) -> str:
 
 
 def shape(tensor: object) -> str:
-    """Return a tensor's shape as Python prints a tuple."""
+    """Format a tensor's shape as a tuple."""
     return str(tuple(tensor.shape))  # type: ignore[attr-defined]
 
 
-# Turn a failed allocation into an error of one sentence ---------------------------------------------------------------
+# Failed allocations ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def fitting(sentence: str, kind: type[Exception] = MemoryError) -> Iterator[None]:
-    """Raise an error of this kind with this sentence where an allocation fails."""
+    """Raise an error of this kind with this message if an allocation fails."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -128,12 +128,12 @@ def fitting(sentence: str, kind: type[Exception] = MemoryError) -> Iterator[None
 def is_memory_error(error: Exception) -> bool:
     """Whether an allocation failed."""
     text = str(error).lower()
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or "can't allocate memory" in text or "out of memory" in text
+    typed = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return typed or "can't allocate memory" in text or "out of memory" in text
 
 
 def available_memory() -> int | None:
-    """Return how many bytes of memory can be had without swapping; None where the system does not say."""
+    """Return the available memory in bytes, without swapping; None if the system does not report it."""
     try:
         with Path("/proc/meminfo").open() as file:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))

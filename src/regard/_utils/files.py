@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and opened whether plain, compressed, a pipe or standard input."""
+"""Files: atomic writes, and reading of plain and compressed files, pipes and standard input."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import BinaryIO
 
 from regard._utils.errors import rejected
 
-# Files that appear whole or not at all, and nothing left of those whose writer was killed -----------------------------
+# Atomic writes --------------------------------------------------------------------------------------------------------
 
 
 try:
     import fcntl
-except ImportError:  # Windows has other locks, and does not let a file be removed that is open
+except ImportError:  # Windows has other locks, and does not allow removing open files
     fcntl = None  # type: ignore[assignment]
 
-#: What the names of temporary files end in.
+#: Suffix of temporary files.
 _SUFFIX = ".unfinished"
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Give an OSError that does not name a file this one: an error of an open file, such as a full disk, does not."""
+    """Add the file name to an OSError without one, such as "disk full" on an open file."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
-    """Remove from a folder what was not there before, and the folder if it is new, where what is done in it fails."""
+    """On failure, remove new files from a folder, and the folder if it is new."""
     is_new = not folder.exists()
     before = set() if is_new else set(folder.iterdir())
     try:
@@ -60,15 +60,12 @@ def leaving_nothing(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file so that it appears whole or not at all; see :func:`write_together`."""
+    """Write a file atomically; see :func:`write_together`."""
     write_together({path: data}, private=private)
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Write a file that a user names: whole or not at all, where it is a file; into it, where it is a pipe or device.
-
-    A link is followed, and stays one.
-    """
+    """Write a user's file: atomically for regular files, directly for pipes and devices. Links are followed."""
     with naming(path):
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
@@ -78,20 +75,20 @@ def write_out(path: Path, data: bytes) -> None:
 
 
 def write_together(files: Mapping[Path, bytes], *, private: bool = False) -> None:
-    """Write files, each of which appears whole or not at all; none does if one of them cannot be written.
+    """Write files atomically; if one cannot be written, none is.
 
-    What writers that were killed have left in the same folders is removed.
+    Also removes the temporary files of killed writers in the same folders.
 
     Parameters
     ----------
     files : mapping of Path to bytes
     private : bool, default False
-        Let nobody but this user read or write them, whatever the umask says.
+        Restrict access to this user, regardless of the umask.
 
     Raises
     ------
     OSError
-        Which names the file.
+        With the name of the file.
     """
     made: dict[Path, Path] = {}
     with ExitStack() as opened:
@@ -99,7 +96,7 @@ def write_together(files: Mapping[Path, bytes], *, private: bool = False) -> Non
             for path, data in files.items():
                 with naming(path):
                     number, made[path] = _unfinished(path)
-                    # Open, and locked, until it has its name.
+                    # Keep it open and locked until it is renamed.
                     file = opened.enter_context(os.fdopen(number, "wb"))
                     file.write(data)
                     file.flush()
@@ -107,7 +104,7 @@ def write_together(files: Mapping[Path, bytes], *, private: bool = False) -> Non
                     if not private:
                         mask = os.umask(0)
                         os.umask(mask)
-                        made[path].chmod(0o666 & ~mask)  # a temporary file's own mode would hide it from other users
+                        made[path].chmod(0o666 & ~mask)  # temporary files are private by default
             for path, written in made.items():
                 with naming(path):
                     written.replace(path)
@@ -120,7 +117,7 @@ def write_together(files: Mapping[Path, bytes], *, private: bool = False) -> Non
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files of writers that are no more; those of a living one are locked."""
+    """Remove the temporary files of killed writers; those of running writers are locked."""
     if fcntl is None:
         return
     for path in folder.glob(f".*{_SUFFIX}"):
@@ -130,7 +127,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _unfinished(path: Path) -> tuple[int, Path]:
-    """Return an open temporary file beside a path, locked for as long as it is open or its process lives."""
+    """Open a temporary file in the folder of a path, locked while it is open."""
     while True:
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=_SUFFIX)
         if fcntl is None:
@@ -139,33 +136,33 @@ def _unfinished(path: Path) -> tuple[int, Path]:
             fcntl.flock(number, fcntl.LOCK_EX)
         if os.fstat(number).st_nlink:
             return number, Path(name)
-        os.close(number)  # it was taken for an abandoned one before it was locked
+        os.close(number)  # another process removed it before it was locked
 
 
-# Files that a user names, opened for their bytes: plain or compressed by gzip, pipes and standard input too -----------
+# Reading user files: plain or gzip, pipes and standard input ----------------------------------------------------------
 
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-#: What reading a gzip file raises that is cut short or damaged.
+#: Exceptions from reading a truncated or damaged gzip file.
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def display_name(path: str | Path) -> str:
-    """Return what messages call a file; ``"-"`` is standard input."""
+    """Return the name of a file for messages; ``"-"`` is standard input."""
     return "standard input" if str(path) == "-" else str(path)
 
 
 @contextmanager
 def open_file(path: str | Path, function: str) -> Iterator[BinaryIO]:
-    """Open a file for its bytes, decompressed where its content begins as gzip does.
+    """Open a file for reading bytes, decompressed if its content starts like gzip.
 
     Parameters
     ----------
     path : str or Path
         ``"-"`` is standard input.
     function : str
-        What error messages begin with.
+        Prefix of error messages.
 
     Raises
     ------
@@ -204,7 +201,7 @@ def read_bytes(path: str | Path, function: str, most: int) -> bytes:
     Raises
     ------
     ValueError
-        As :func:`open_file`; or if there are more than ``most``, of which no more are read.
+        See :func:`open_file`; also if there are more than ``most`` bytes.
     """
     with open_file(path, function) as file:
         data = file.read(most + 1)
@@ -218,20 +215,20 @@ def read_bytes(path: str | Path, function: str, most: int) -> bytes:
 def not_text(
     function: str, name: str, number: int, raw: bytes, error: UnicodeDecodeError | None = None, before: int = 0
 ) -> Exception:
-    """Return the error of a line that is not text in UTF-8.
+    """Return the error for a line that is not UTF-8 text.
 
     Parameters
     ----------
     function, name : str
-        What the error begins with, and what it calls the file.
+        Prefix of the error, and name of the file.
     number : int
-        Of the line, counted from 1.
+        Line number, from 1.
     raw : bytes
         The line, or a part of it.
     error : UnicodeDecodeError, optional
-        Of decoding it.
+        The decoding error.
     before : int, default 0
-        How many bytes of the line were before this part.
+        Number of bytes of the line before this part.
     """
     if number == 1 and raw.startswith(_UTF16):
         return rejected(function, name, "be text in UTF-8", "UTF-16 (save it in UTF-8)")

@@ -1,4 +1,4 @@
-"""What a mechanism says of itself: its formula, its sources in ``references.bib``, and citations of them."""
+"""The catalogue of mechanisms: formulas, sources in ``references.bib``, and citations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from regard._utils.errors import rejected
 
-# The papers that mechanisms come from: ``references.bib``, read when somebody asks ------------------------------------
+# References -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Reference:
     bibtex : str
         The whole entry.
     fields : dict of str to str
-        What the entry says: ``author``, ``title``, ``year``, and ``eprint`` where it is on arXiv.
+        Fields of the entry: ``author``, ``title``, ``year``, and ``eprint`` if it is on arXiv.
     """
 
     key: str
@@ -49,23 +49,23 @@ class Reference:
 
     @property
     def year(self) -> int:
-        """Return when it appeared."""
+        """The year of publication."""
         return int(self.fields["year"])
 
     @property
     def arxiv(self) -> str:
-        """Return its number on arXiv, or ""."""
+        """The arXiv identifier, or ""."""
         return self.fields.get("eprint", "")
 
     @property
     def url(self) -> str:
-        """Return where to read it on arXiv, or ""."""
+        """The arXiv URL, or ""."""
         return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else ""
 
 
 @cache
 def references() -> dict[str, Reference]:
-    """Return every reference by its key."""
+    """Return every reference by key."""
     text = files("regard").joinpath("references.bib").read_text(encoding="utf-8")
     found = {}
     for entry in re.findall(r"^@\w+\{.*?^\}", text, re.DOTALL | re.MULTILINE):
@@ -74,7 +74,7 @@ def references() -> dict[str, Reference]:
     return found
 
 
-# The catalogue: what each mechanism is, kept where it is defined; the table, the page and the tests read it here ------
+# The catalogue --------------------------------------------------------------------------------------------------------
 
 
 #: Modules that define mechanisms and that ``import regard`` does not import.
@@ -88,21 +88,21 @@ class Mechanism:
     Attributes
     ----------
     name : str
-        What it is called in code.
+        Name in code.
     module : str
-        Where it is found: ``regard.scores``, ``regard.nn`` and so on.
+        Module: ``regard.scores``, ``regard.nn`` and so on.
     formula : str
-        In one line.
+        One-line formula.
     sources : tuple of str
-        Where it comes from: keys of ``references.bib``.
+        Keys of ``references.bib``.
     learned : str
         Its parameters, or "".
     cost : str
-        Operations in L, S and widths, as O(...) says it.
+        Asymptotic number of operations, O(...), in L, S and widths.
     reads : str
-        For a layer, the name of the score by which it attends, as ``score=`` takes it; "" where it is no such read.
+        For a layer, the name of its score, as in ``score=``; "" if it has none.
     defined : type or function
-        The thing itself.
+        The class or function.
     """
 
     name: str
@@ -116,12 +116,12 @@ class Mechanism:
 
     @property
     def references(self) -> tuple[Reference, ...]:
-        """Return where it comes from."""
+        """The references of the mechanism."""
         return tuple(references()[key] for key in self.sources)
 
     @property
     def source(self) -> str:
-        """Return its references in short, as tables show them."""
+        """The references in short, for tables."""
         return "; ".join(each.short for each in self.references)
 
 
@@ -132,12 +132,12 @@ _D = TypeVar("_D", bound=Callable[..., Any])
 def mechanism(
     *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = ""
 ) -> Callable[[_D], _D]:
-    """Decorate the class or function that is a mechanism: put it into the catalogue.
+    """Decorator: add a class or function to the catalogue.
 
     Parameters
     ----------
     formula, learned, cost, reads : str
-        As :class:`Mechanism` has them.
+        See :class:`Mechanism`.
     sources : tuple of str
         Keys of ``references.bib``.
     """
@@ -152,7 +152,7 @@ def mechanism(
 
 
 def mechanisms() -> tuple[Mechanism, ...]:
-    """Return every mechanism there is, by module and in the order in which they are defined."""
+    """Return all mechanisms, by module and in order of definition."""
     for name in _LATE:
         importlib.import_module(name)
     order = ("regard.scores", "regard.normalizers", "regard.nn")
@@ -160,17 +160,17 @@ def mechanisms() -> tuple[Mechanism, ...]:
 
 
 def mechanism_of(thing: object) -> Mechanism | None:
-    """Return the row of an object's class, or of a class or function; None where it has none."""
+    """Return the catalogue entry of a class or function, or of an object's class; None if there is none."""
     mechanisms()
     rows: dict[object, Mechanism] = {each.defined: each for each in _TABLE.values()}
     if isinstance(thing, FunctionType):
         return rows.get(thing)
     cls = thing if isinstance(thing, type) else type(thing)
-    return next((rows[each] for each in cls.__mro__ if each in rows), None)  # the nearest class that has one
+    return next((rows[each] for each in cls.__mro__ if each in rows), None)  # the most derived class with an entry
 
 
 def _parts(thing: object) -> Iterator[object]:
-    """Yield a thing and what of it may be a mechanism: modules inside, and parts that it holds."""
+    """Yield an object, its submodules and the parts that they hold."""
     modules = getattr(thing, "modules", None)
     inside = list(modules()) if callable(modules) else [thing]
     for each in inside:
@@ -181,13 +181,13 @@ def _parts(thing: object) -> Iterator[object]:
 
 
 def _by_name(name: str) -> object:
-    """Return the part that ``attention`` calls by this name."""
+    """Return the score or normalizer of this name."""
     wanted = name.replace("_", "")
     return next((row.defined for row in _TABLE.values() if row.name.lower() == wanted), None)
 
 
 def cite(thing: object) -> str:
-    r"""Return BibTeX for a mechanism: a class or function of the catalogue, a part, or a model made of such.
+    r"""Return the BibTeX entries of a mechanism, a part, or a model that contains mechanisms.
 
     Parameters
     ----------
@@ -197,12 +197,12 @@ def cite(thing: object) -> str:
     Returns
     -------
     str
-        One entry for each reference, in the order in which they come up; nothing is listed twice.
+        One entry per reference, in order of appearance, without duplicates.
 
     Raises
     ------
     ValueError
-        If nothing in it is in the catalogue with a reference.
+        If it contains no mechanism with a reference.
 
     Examples
     --------
@@ -221,6 +221,6 @@ def cite(thing: object) -> str:
         found |= {each.key: each for each in row.references} if row else {}
     if not found:
         name = thing.__name__ if isinstance(thing, type) else type(thing).__name__
-        expected = "be, or contain, a mechanism of regard.catalogue() that has a source"
+        expected = "be or contain a mechanism in regard.catalogue() with a source"
         raise rejected("cite", "thing", expected, name)
     return "\n\n".join(each.bibtex for each in found.values())

@@ -1,6 +1,6 @@
-"""Gather the private names of torch that are used, each with its reason.
+"""The private names of torch that regard uses, each with its reason.
 
-Nowhere else in the package is a private name of torch's used; tests/test_torch_internals.py notices when one changes.
+No other module uses private names of torch; tests/regard/test_torch_internals.py detects changes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjec
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's FLOP counter is made
 from torch.utils._pytree import tree_map_only
 
-#: The kernel behind ``F.scaled_dot_product_attention`` on the CPU, which alone tells the log-sum-exp, and its backward
-#: pass, which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
-flash_attention: Any = torch._scaled_dot_product_flash_attention_for_cpu  # called in less time than its torch.ops twin
+#: The CPU kernel of ``F.scaled_dot_product_attention``, which also returns the log-sum-exp, and its backward pass,
+#: which takes the log-sum-exp of a whole row: (query, key, value, dropout_p, is_causal, *, attn_mask, scale).
+flash_attention: Any = torch._scaled_dot_product_flash_attention_for_cpu  # faster to call than the torch.ops version
 flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 #: The fast paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which compute attention and
@@ -27,11 +27,11 @@ flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attenti
 fused_attention: Any = torch._native_multi_head_attention
 fused_layer: Any = torch._transformer_encoder_layer_fwd
 
-#: The operators that ``softmax`` and the conversions of tensors are made of, as a mode sees them.
+#: The operators of ``softmax`` and of dtype conversions, as dispatch modes see them.
 softmaxes: Any = frozenset({torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default})
 to_copy: Any = torch.ops.aten._to_copy.default
 
-# Bound once, as every call asks them.
+# Bound once, because every call uses them.
 _is_compiling = torch.compiler.is_compiling
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _forward_mode = torch.autograd.forward_ad
@@ -47,14 +47,14 @@ class _Observers(threading.local):
 _observers = _Observers()
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
-#: Whether autocast is on for any type of device: the public function must be asked for one.
+#: Whether autocast is on for any device type: the public function checks only one.
 is_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 
 
 class Observer(TorchDispatchMode):
-    """A mode that sees the operators that run in a thread and changes none, so that code need not avoid it.
+    """A dispatch mode that observes the operators of a thread without changing them.
 
-    What is compiled runs as it does without it: Dynamo leaves frames alone under any other mode.
+    Compiled code still runs under it; under other modes, Dynamo skips frames.
     """
 
     supports_higher_order_operators = True
@@ -74,43 +74,43 @@ class Observer(TorchDispatchMode):
 
 
 def in_functorch() -> bool:
-    """Whether a transform of ``torch.func`` is active: there is no public way to ask."""
+    """Whether a transform of ``torch.func`` is active; there is no public function for this."""
     return _interpreter() is not None
 
 
 def functorch_derivatives() -> int:
-    """Return how many derivatives ``torch.func`` takes of each other here, so that all but one are of derivatives."""
+    """Return the nesting depth of ``torch.func`` derivatives; above 1, derivatives of derivatives are computed."""
     stack = torch._C._functorch.get_interpreter_stack() or []
     return sum(level.key() in _DERIVATIVES for level in stack)
 
 
-# A compiler is to call these when it compiles; the public decorator imports the compiler, which takes a second.
+# Compilers evaluate these at compile time; the public decorator imports the compiler, which takes a second.
 in_functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 functorch_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_forward_mode() -> bool:
-    """Whether a level of forward-mode differentiation is entered: the public context tells nobody."""
+    """Whether forward-mode differentiation is active; there is no public function for this."""
     return _forward_mode._current_level >= 0
 
 
 def is_dispatched() -> bool:
-    """Whether a ``TorchDispatchMode``, such as the FLOP counter, follows the operators; :class:`Observer` aside."""
+    """Whether a ``TorchDispatchMode`` other than :class:`Observer`, such as the FLOP counter, is active."""
     return _modes() > _observers.count
 
 
 def is_proxied() -> bool:
-    """Whether ``make_fx`` records the operators that run."""
+    """Whether ``make_fx`` is recording operators."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def is_jit_tracing() -> bool:
-    """Whether ``torch.jit.trace`` records, and not an operator as a whole in whose code we are."""
+    """Whether ``torch.jit.trace`` is recording, outside the implementation of an operator."""
     return _jit_tracing() is not None and not torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer")
 
 
 def recording() -> Any:
-    """Return a context in which autograd records, also in the code of an operator, from which torch keeps it away."""
+    """Return a context in which autograd records even inside an operator, where torch disables it."""
     exclude = torch._C._dispatch_tls_local_exclude_set()
     for key in (_keys.AutogradFunctionality, _keys.AutogradOther, _keys.AutogradNestedTensor):
         exclude = exclude.remove(key)
@@ -118,7 +118,7 @@ def recording() -> Any:
 
 
 def is_eager() -> bool:
-    """Whether operations simply run: none of the above, nor a compiler. In one piece, as every call asks."""
+    """Whether operations run eagerly: no compiler, tracer, mode or transform. One function, for speed."""
     return not (
         _is_compiling()
         or _interpreter() is not None
@@ -129,95 +129,95 @@ def is_eager() -> bool:
 
 
 def flattened(mesh: Any, name: str) -> Any:
-    """Return a ``DeviceMesh`` of several dimensions as one of one."""
+    """Flatten a ``DeviceMesh`` to one dimension."""
     return mesh._flatten(name)
 
 
 def joined(*meshes: Any) -> Any:
-    """Return parts of one ``DeviceMesh``, flattened or not, as one of all their dimensions."""
+    """Concatenate submeshes of one ``DeviceMesh`` to a mesh of all their dimensions."""
     from torch.distributed.device_mesh import DeviceMesh
 
     return DeviceMesh._concatenate(list(meshes))
 
 
 def in_backward() -> bool:
-    """Whether a backward pass runs in this thread: layers that are checkpointed compute their output again in it."""
+    """Whether a backward pass is running in this thread, in which checkpointed layers recompute their output."""
     return torch._C._current_graph_task_id() != -1
 
 
 def uncompiled(function: Any) -> Any:
-    """Return what ``torch.compile`` made a function or a module of; any other as it is."""
+    """Return the original of a compiled function or module; others are returned unchanged."""
     if type(function) is FunctionType:
         return vars(function).get("_torchdynamo_orig_callable", function)
     return function._orig_mod if _is_optimized(function) else function
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of a module runs compiled: by ``torch.compile(module)``, or ``module.compile()``."""
+    """Whether a module is compiled, by ``torch.compile(module)`` or ``module.compile()``."""
     return _is_optimized(module) or module._compiled_call_impl is not None
 
 
 def is_forced_eager() -> bool:
-    """Whether what is compiled runs as if it were not, in ``torch.compiler.set_stance("force_eager")``."""
+    """Whether compiled code runs eagerly because of ``torch.compiler.set_stance("force_eager")``."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and dynamo._stance.stance == "force_eager"
 
 
 def _is_optimized(value: Any) -> bool:
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whose import takes a second; before it nothing is compiled
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # its import takes a second; until then nothing is compiled
     return dynamo is not None and type(value) is dynamo.OptimizedModule
 
 
 def is_compiled_frame(frame: FrameType) -> bool:
-    """Whether a frame is the one in which ``torch.compile`` calls what it has compiled."""
+    """Whether a frame is the one in which ``torch.compile`` calls compiled code."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     code = frame.f_code
     return dynamo is not None and code.co_filename == dynamo.__file__ and "DisableContext" not in code.co_qualname
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and no values."""
+    """Whether a tensor is fake: it has a shape but no values."""
     return isinstance(tensor, FakeTensor)
 
 
 def has_bfloat16_cells() -> bool:
-    """Whether oneDNN runs recurrent cells in bfloat16 on this processor; elsewhere it raises."""
+    """Whether oneDNN supports recurrent cells in bfloat16 on this processor; otherwise it raises."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear_blocks(weight: Tensor) -> Tensor:
-    """Return a matrix (N, E) of float32 in oneDNN's blocks; ``to_dense`` makes it what it was."""
+    """Return a float32 matrix (N, E) in oneDNN's blocked layout; ``to_dense`` converts it back."""
     made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
     return made
 
 
 def replaced(kind: type, function: Any, values: Any) -> Any:
-    """Return nested lists, tuples and dictionaries with a function's answers in place of all objects of a type."""
+    """Apply a function to all objects of a type in nested lists, tuples and dictionaries."""
     return tree_map_only(kind, function, values)
 
 
 def as_plain_tensors() -> Any:
-    """Return a context in which subclasses of tensors answer as tensors do: the public one is a class to inherit."""
+    """Return a context in which tensor subclasses behave as plain tensors; there is no public context for this."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def without_storage(cls: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a tensor of a subclass that has facts and no numbers: there is no public way to make one."""
+    """Return a tensor subclass with metadata but no storage; there is no public function for this."""
     return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
 
 
 def changes_of(tensor: Tensor) -> int:
-    """Return how often a tensor, or a view of it, was changed in place: nothing public counts it."""
+    """Return the number of in-place changes of a tensor and its views; there is no public counter."""
     return int(tensor._version)
 
 
 def assert_when_it_runs(condition: Tensor, message: str) -> None:
-    """Let a compiled function raise RuntimeError when a condition is False: an assertion in Python is traced away."""
+    """Raise RuntimeError at run time in a compiled function, in which Python assertions are traced away."""
     torch._assert_async(condition, message)
 
 
 def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows (R, E) times such a matrix, and a bias (N,), as (R, N): nothing public keeps a matrix in blocks."""
+    """Return the linear map (R, N) of rows (R, E) by a :func:`linear_blocks` matrix, with an optional bias (N,)."""
     made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, blocks, bias, "none", [], "")
     return made
 

@@ -1,4 +1,4 @@
-"""The state of torch around a call: compilers, tracers, transforms, autocast, and observers of calls."""
+"""The state of torch during a call: compilers, tracers, transforms, autocast and observers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard._utils.torch_private import (
     is_proxied,
 )
 
-# Whether the values of a tensor can be looked at now, or only its shape -----------------------------------------------
+# Whether tensor values can be read ------------------------------------------------------------------------------------
 
 
 def in_transform() -> bool:
@@ -26,7 +26,7 @@ def in_transform() -> bool:
 
 
 def values_unavailable(tensor: Tensor) -> bool:
-    """Whether the tensor's values cannot be looked at."""
+    """Whether the tensor's values cannot be read: under compilers, tracers and transforms, and for fake tensors."""
     if torch.compiler.is_compiling():
         return True
     if tensor.is_meta or is_fake(tensor) or in_functorch():
@@ -35,31 +35,31 @@ def values_unavailable(tensor: Tensor) -> bool:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether code must be one composition of torch's operations, free of branches on values and of buffers."""
+    """Whether code must be a composition of torch operations, without branches on values and without buffers."""
     return values_unavailable(tensor) or in_transform()
 
 
 def is_symbolic(size: int) -> bool:
-    """Whether a size is not known yet: what is traced is to run with others, and no loop can depend on it."""
+    """Whether a size is symbolic, so that no loop can depend on it."""
     if not torch.compiler.is_compiling():
         return isinstance(size, torch.SymInt)
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # who compiles has imported it
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # already imported when compiling
 
     return not has_static_value(size)
 
 
 def is_exported_to_onnx() -> bool:
-    """Whether ONNX, which knows torch's own operations alone, and not all of these, is to run what is traced."""
+    """Whether the call is exported to ONNX, which supports only some of torch's own operations."""
     return torch.onnx.is_in_onnx_export()
 
 
-#: Those who want to see every call of attention, such as captures: a shortcut that makes none is not taken then.
+#: Observers of all attention calls, such as captures; shortcuts that bypass calls are disabled while there are any.
 _observers: list[object] = []
 
 
 @contextmanager
 def observing_calls() -> Iterator[None]:
-    """Let :func:`is_observed` be true inside the block, in all threads."""
+    """Make :func:`is_observed` True inside the block, in all threads."""
     observer = object()
     _observers.append(observer)
     try:
@@ -69,20 +69,20 @@ def observing_calls() -> Iterator[None]:
 
 
 def is_observed() -> bool:
-    """Whether something wants to see every call of attention."""
+    """Whether attention calls are being observed."""
     return bool(_observers)
 
 
 def in_dispatch_mode() -> bool:
-    """Whether something, such as torch's FLOP counter, follows the operators that run."""
+    """Whether a dispatch mode, such as torch's FLOP counter, is active."""
     return is_dispatched()
 
 
-# Autocast, as torch's SDPA meets it: inputs are cast once, and what is inside decides its own precision ---------------
+# Autocast, as in torch's SDPA: inputs are cast once, and autocast is off inside ---------------------------------------
 
 
 def autocast_is_active(device: str) -> bool:
-    """Whether autocast is on for a device type; some, like meta, know none."""
+    """Whether autocast is on for a device type; some types, like meta, do not support it."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 

@@ -1,8 +1,8 @@
-"""Attention over sequences that several processes hold together, on torch.distributed.
+"""Context parallelism: attention over sequences that are sharded among processes, on torch.distributed.
 
-Context parallelism for any score and any mask: each process (rank) holds a slice of queries, keys and values. Keys and
-values travel round a ring; partial results merge by their log-sum-exp. The result is each rank's slice of what one
-process would compute over the whole sequence.
+It supports any score and mask. Each process (rank) holds a slice of queries, keys and values. Keys and values are
+passed around a ring, and partial results are merged by their log-sum-exp. Each rank gets its slice of the result that
+one process would compute over the whole sequence.
 """
 
 from regard.distributed.context_parallel import ContextParallel, ring_attention, sum_gradients

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is divided among processes: the public function, and an object for layers."""
+"""Ring attention over a sharded sequence, and the context object that layers use."""
 
 from __future__ import annotations
 
@@ -69,54 +69,53 @@ def ring_attention(
     layout: Layout = "contiguous",
     check: bool = True,
 ) -> Any:
-    r"""Return this rank's slice of :func:`regard.attention` over a sequence that all ranks of a group hold together.
+    r"""Return this rank's slice of :func:`regard.attention` over a sequence that is sharded among ranks.
 
-    Every rank calls it with its own slice of queries, keys and values. Keys and values travel round a ring, one hop
-    while the keys at hand are computed with; partial results merge by their log-sum-exp,
-    ``o = Σ_b exp(lse_b − lse) o_b``. In the backward pass they travel once more, and their gradients with them. Memory
-    is O(L / W) on each of W ranks. Sums are made in the order of the ring, so results are the same bits each time.
+    Every rank calls it with its own slice of queries, keys and values. Keys and values are passed around a ring while
+    the rank computes with the current ones; partial results are merged by their log-sum-exp,
+    ``o = Σ_b exp(lse_b − lse) o_b``. In the backward pass they go around once more, together with their gradients.
+    Memory is O(L / W) on each of W ranks. Sums follow the order of the ring, so results are reproducible bit for bit.
 
     Parameters
     ----------
     query : Tensor (B, H, L / W, E)
     key : Tensor (B, G, S / W, E)
     value : Tensor (B, G, S / W, V)
-        Slices of equal length on all ranks, as :func:`shard_sequence` makes them.
+        Slices of equal length on all ranks, as returned by :func:`shard_sequence`.
     attn_mask : Tensor, Mask, or callable, optional
-        As in :func:`regard.attention`, and of the *whole* problem: it speaks of positions in the whole sequence, and
-        its tensors have the whole sequence's sizes, the same on every rank. Pieces that it hides are not computed, and
-        keys travel no farther than somebody sees them.
+        The mask of the *whole* sequence, the same on every rank: positions and tensor sizes are those of the whole
+        sequence. Hidden pieces are not computed, and keys are passed only as far as some query sees them.
     dropout_p : float
         Must be 0.
     is_causal, scale, enable_gqa, score, softcap, engine
-        As in :func:`regard.attention`. Tensors of a score or a mask get the gradient of this rank's queries alone, as
-        the parameters of every other layer do: what sums gradients over ranks sums these, too (:func:`sum_gradients`).
+        See :func:`regard.attention`. Like parameters of other layers, tensors of a score or mask get the gradient of
+        this rank's queries only; sum them over ranks (:func:`sum_gradients`).
     normalizer : "softmax" or "sigmoid"
-        What can be merged: by log-sum-exp, or as a sum.
+        The normalizers whose partial results can be merged: by log-sum-exp, or as a sum.
     return_aux : AuxRequest, optional
         ``AuxRequest(lse=True)``, for the log-sum-exp over all keys.
     group : ProcessGroup, optional
-        The ranks that hold the sequence; None is all processes.
+        The ranks that share the sequence; None is all processes.
     layout : {"contiguous", "zigzag"}
-        Which positions each holds. Under a causal mask, "zigzag" gives all ranks equally much to do.
+        Layout of positions over ranks. "zigzag" balances the work under a causal mask.
     check : bool
-        Compare sizes and settings of all ranks first, by one small message, and ask whether each can run the call: if
-        one cannot, all raise, and can call again. Without it a rank that raises leaves the others waiting.
+        First compare sizes and settings of all ranks in one small message. If one rank cannot run the call, all ranks
+        raise, and can call again. Without this check, a rank that raises leaves the others waiting.
 
     Returns
     -------
     output : Tensor (B, H, L / W, V)
-        Of the queries' dtype; narrow inputs are calculated with, merged and summed in float32.
+        In the dtype of the queries; narrow inputs are computed, merged and summed in float32.
     aux : Aux
-        Only where ``return_aux`` is given.
+        Only if ``return_aux`` is given.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, or not the same on all ranks, or the engine cannot run the call forward and, where
-        gradients are wanted, backward; in one sentence, on all ranks, before any keys are sent.
+        If an argument is invalid or differs between ranks, or the engine does not support the call, including the
+        backward pass if gradients are needed. All ranks raise before any keys are sent.
     RuntimeError
-        If a rank died, or did not answer within the group's timeout.
+        If a rank died or did not respond within the group's timeout.
 
     References
     ----------
@@ -165,7 +164,7 @@ def ring_attention(
             with autocast_suspended(query.device.type):
                 call.check(query, key, value)
             facts = _facts(call, query, key, value)
-    except Exception as error:  # the other ranks wait for this one, and must hear of it before it is raised
+    except Exception as error:  # the other ranks are waiting: report to them before raising
         refusal = error
     if check and ring.size > 1:
         check_agreement(ring, shapes, facts, refusal)
@@ -179,39 +178,39 @@ def ring_attention(
 
 
 def _schedule(ring: Ring, layout: Layout, parts: Parts, L: int, S: int) -> Schedule:
-    """Return what is computed when, of L queries and S keys on each rank."""
+    """Return the schedule for L queries and S keys on each rank."""
     pieces = len(pieces_of(ring.rank, ring.size, layout))
     if L % pieces or S % pieces:
-        came = f"{L} queries and {S} keys"
-        raise rejected("ring_attention", "query and key", "have an even number of positions in a zigzag", came)
+        expected = "have an even number of positions for layout 'zigzag'"
+        raise rejected("ring_attention", "query and key", expected, f"{L} queries and {S} keys")
     return Schedule.of(layout, ring.rank, ring.size, parts.extent, parts.mask, parts.moves)
 
 
 def _facts(call: RingCall, query: Tensor, key: Tensor, value: Tensor) -> dict[str, object]:
-    """Return what must be the same on all ranks, besides shapes."""
+    """Return settings that must be the same on all ranks, in addition to shapes."""
     parts = call.parts
     wants = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *parts.tensors()))
     return {
-        "query's dtype": query.dtype, "the wish for gradients": (wants, key.requires_grad or value.requires_grad),
+        "query's dtype": query.dtype, "requires_grad": (wants, key.requires_grad or value.requires_grad),
         "layout": call.schedule.layout, "attn_mask": call.schedule.states, "score": type(parts.score).__name__,
         "normalizer": type(parts.normalizer).__name__, "scale": parts.scale, "softcap": parts.softcap,
     }  # fmt: skip
 
 
 def _check_arguments(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, request: AuxRequest | None) -> None:
-    """Check what is narrower than in :func:`regard.attention`."""
+    """Check arguments that are more restricted than in :func:`regard.attention`."""
     check_tensors(query, key, value)
     check_request(request)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise rejected("ring_attention", name, "have shape (B, heads, length, width)", shape(tensor))
     if dropout_p:
-        raise rejected("ring_attention", "dropout_p", "be 0: no two ranks would drop the same weights", dropout_p)
-    asked = [] if request is None else [name for name in FIELDS if getattr(request, name) and name != "lse"]
-    if asked:
-        raise rejected("ring_attention", "return_aux", "ask for lse alone", ", ".join(asked))
+        raise rejected("ring_attention", "dropout_p", "be 0: ranks would drop different weights", dropout_p)
+    others = [] if request is None else [name for name in FIELDS if getattr(request, name) and name != "lse"]
+    if others:
+        raise rejected("ring_attention", "return_aux", "request only lse", ", ".join(others))
     if request is not None and request.lse == "grad":
-        expected = "ask for lse=True: the log-sum-exp over all ranks has no gradient"
+        expected = "request lse=True: the log-sum-exp over all ranks has no gradient"
         raise rejected("ring_attention", "return_aux", expected, "lse='grad'")
 
 
@@ -221,13 +220,11 @@ def _may_capture(part: Part | None) -> bool:
 
 
 def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Refuse what cannot be merged, and what would silently have no gradient."""
+    """Reject normalizers that cannot be merged, and tensors that would silently get no gradient."""
     normalizer, score = parts.normalizer, parts.score
-    alone = (
-        isinstance(normalizer, Sigmoid) and not normalizer.row_normalized
-    )  # each weight depends on its own score alone
-    if not (normalizer.online or alone) or not normalizer.streams or normalizer.random:
-        expected = "be 'softmax' or 'sigmoid': partial results of others do not merge"
+    independent = isinstance(normalizer, Sigmoid) and not normalizer.row_normalized
+    if not (normalizer.online or independent) or not normalizer.streams or normalizer.random:
+        expected = "be 'softmax' or 'sigmoid', whose partial results can be merged"
         raise rejected("ring_attention", "normalizer", expected, repr(normalizer))
     parts.at(Region((0, 1), (0, 1), 0, 1, masked=False))
     check_device("score", score.tensors(), query)
@@ -245,20 +242,20 @@ def _check_parts(parts: Parts, query: Tensor, key: Tensor, value: Tensor) -> Non
         call = Call(q, k, v, at_corner[1], 0.0, False, parts.scale, True, at_corner[0], normalizer, parts.softcap)
         problem = Problem.of(call)
         if engines.TABLE["reference"].run(problem).output.requires_grad:
-            expected = "hold tensors that get gradients as attributes, where they are found"
-            raise rejected("ring_attention", "score and attn_mask", expected, "one that a function captured")
+            expected = "hold tensors that require gradients as attributes"
+            raise rejected("ring_attention", "score and attn_mask", expected, "one in the closure of a function")
 
 
 def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Add up the gradients of parameters over the ranks of a group, in place.
+    """Sum the gradients of parameters over the ranks of a group, in place.
 
     Each rank's gradients are those of the loss over its own positions. Their sum is the gradient of the sum of all
-    ranks' losses. Data parallelism over the same ranks does this by itself, and divides by their number.
+    ranks' losses. Data parallelism over the same ranks does this already, and divides by the number of ranks.
 
     Parameters
     ----------
     parameters : iterable of Tensor
-        The same on every rank, in the same order; those without a gradient on any rank are left alone.
+        The same on every rank, in the same order. Parameters without a gradient on any rank are skipped.
     group : ProcessGroup, optional
     """
     ring = Ring.of("sum_gradients", group)
@@ -276,20 +273,20 @@ def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup | None 
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """How a sequence is divided among ranks, for whoever calls attention: a layer, or a model.
+    """Context parallelism for layers and models: the ranks that share a sequence, and its layout.
 
-    :meth:`attend` has the signature of :func:`regard.attention` and can stand wherever that does; all else of a model
-    works on single positions, and needs no change but the right :meth:`positions`. Language models and
-    :class:`regard.nn.SelfAttention` take it whole.
+    :meth:`attend` is a drop-in replacement of :func:`regard.attention`. All other parts of a model work on single
+    positions and need no change except the right :meth:`positions`. Language models and
+    :class:`regard.nn.SelfAttention` accept this object directly.
 
     Parameters
     ----------
     group : ProcessGroup, optional
-        The ranks that hold a sequence together; None is all processes.
+        The ranks that share a sequence; None is all processes.
     layout : {"contiguous", "zigzag"}
-        Under a causal mask, "zigzag" gives all ranks equally much to do.
+        "zigzag" balances the work under a causal mask.
     check : bool
-        As in :func:`ring_attention`.
+        See :func:`ring_attention`.
 
     Examples
     --------
@@ -308,11 +305,11 @@ class ContextParallel:
 
     @property
     def size(self) -> int:
-        """How many ranks hold a sequence together."""
+        """Number of ranks that share a sequence."""
         return Ring.of("ContextParallel", self.group).size
 
     def attend(self, *args: Any, **kwargs: Any) -> Any:
-        """Return :func:`ring_attention` over the ranks of this context; takes what :func:`regard.attention` takes."""
+        """Call :func:`ring_attention` with this context; takes the arguments of :func:`regard.attention`."""
         return ring_attention(*args, **kwargs, group=self.group, layout=self.layout, check=self.check)
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
@@ -324,9 +321,9 @@ class ContextParallel:
         return gather_sequence(x, dim, self.group, self.layout)
 
     def positions(self, length: int, device: torch.device | str | None = None) -> Tensor:
-        """Return which positions of a sequence this rank holds; see :func:`shard_positions`."""
+        """Return the positions of this rank's slice; see :func:`shard_positions`."""
         return shard_positions(length, self.group, self.layout, device)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Add up the gradients of parameters over the ranks; see :func:`sum_gradients`."""
+        """Sum the gradients of parameters over the ranks; see :func:`sum_gradients`."""
         sum_gradients(parameters, self.group)

@@ -1,4 +1,4 @@
-"""Which positions of a sequence each rank holds, and which pieces of the mask are computed when."""
+"""Layouts of a sequence over ranks, and the schedule of ring attention."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from regard.distributed.ring import Ring
 from regard.engines.tiles import BlockMask
 from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 
-# Which positions of a sequence each rank holds, and moving between the whole sequence and its slices ------------------
+# Layouts, sharding and gathering --------------------------------------------------------------------------------------
 
 
-#: How positions are divided. "contiguous": rank r of W holds the r-th of W pieces. "zigzag": of 2 W pieces it holds
-#: the r-th and the (2 W − 1 − r)-th, an early and a late one; under a causal mask all ranks then do equally much.
+#: Layouts. "contiguous": rank r of W holds the r-th of W pieces. "zigzag": it holds the r-th and the (2 W − 1 − r)-th
+#: of 2 W pieces, which balances the work under a causal mask.
 Layout = Literal["contiguous", "zigzag"]
 
 
 def checked_layout(function: str, layout: str) -> None:
-    """Raise unless a layout is known."""
+    """Raise if a layout is unknown."""
     if layout not in get_args(Layout):
         raise unknown_name(function, "layout", layout, get_args(Layout))
 
 
 def pieces_of(rank: int, size: int, layout: str) -> tuple[int, ...]:
-    """Return the pieces that a rank holds, in order.
+    """Return the indices of a rank's pieces, in order.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def pieces_of(rank: int, size: int, layout: str) -> tuple[int, ...]:
 def shard_sequence(
     x: Tensor, dim: int, group: dist.ProcessGroup | None = None, layout: Layout = "contiguous"
 ) -> Tensor:
-    """Return this rank's slice of a sequence that every rank has whole.
+    """Return this rank's slice of a sequence that is replicated on all ranks.
 
     Parameters
     ----------
@@ -50,19 +50,19 @@ def shard_sequence(
     dim : int
         The dimension of positions.
     group : ProcessGroup, optional
-        The ranks that divide it; None is all.
+        The ranks that share the sequence; None is all.
     layout : {"contiguous", "zigzag"}
-        Zigzag divides the work under a causal mask equally.
+        "zigzag" balances the work under a causal mask.
 
     Returns
     -------
     Tensor (..., L / W, ...)
-        A copy; with gradients.
+        A differentiable copy.
 
     Raises
     ------
     ValueError
-        If L is not a multiple of W (2 W in a zigzag): pad the sequence, and hide the padding by
+        If L is not a multiple of W (2 W for "zigzag"). Pad the sequence, and hide the padding with
         :func:`regard.masks.padding`.
     """
     ring = Ring.of("shard_sequence", group)
@@ -73,14 +73,14 @@ def shard_sequence(
 def gather_sequence(
     x: Tensor, dim: int, group: dist.ProcessGroup | None = None, layout: Layout = "contiguous"
 ) -> Tensor:
-    """Return the whole sequence on every rank, from the slices of all: what undoes :func:`shard_sequence`.
+    """Return the whole sequence on every rank, from the slices of all ranks; the inverse of :func:`shard_sequence`.
 
     Parameters
     ----------
     x : Tensor (..., L / W, ...)
-        Without gradients: every rank makes its loss from its own positions, and nothing needs to be gathered for it.
+        Must not require gradients: each rank computes its loss from its own positions, without gathering.
     dim, group, layout
-        As in :func:`shard_sequence`.
+        See :func:`shard_sequence`.
 
     Returns
     -------
@@ -89,15 +89,15 @@ def gather_sequence(
     Raises
     ------
     ValueError
-        If ``x`` is part of a graph.
+        If ``x`` requires gradients.
     """
     ring = Ring.of("gather_sequence", group)
     checked_layout("gather_sequence", layout)
     if torch.is_grad_enabled() and x.requires_grad:
-        raise rejected("gather_sequence", "x", "be detached: it gives no gradients", "a tensor that requires them")
+        raise rejected("gather_sequence", "x", "be detached", "a tensor that requires gradients")
     held = [pieces_of(rank, ring.size, layout) for rank in range(ring.size)]
     if x.shape[dim] % len(held[0]):
-        raise rejected("gather_sequence", "x", "have a multiple of 2 positions in a zigzag", shape(x))
+        raise rejected("gather_sequence", "x", "have an even number of positions for layout 'zigzag'", shape(x))
     parts = [part.chunk(len(held[0]), dim) if x.shape[dim] else (part,) * len(held[0]) for part in ring.gathered(x)]
     by_piece = {i: piece for own, part in zip(held, parts) for i, piece in zip(own, part)}
     return torch.cat([by_piece[i] for i in range(len(by_piece))], dim)
@@ -109,14 +109,14 @@ def shard_positions(
     layout: Layout = "contiguous",
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return the positions that this rank holds of a sequence: what rotary and other encodings of positions need.
+    """Return the positions of this rank's slice, for rotary and other position encodings.
 
     Parameters
     ----------
     length : int
-        How many positions all ranks hold together.
+        Length of the whole sequence.
     group, layout
-        As in :func:`shard_sequence`.
+        See :func:`shard_sequence`.
     device : torch.device or str, optional
 
     Returns
@@ -130,30 +130,31 @@ def shard_positions(
 
 
 def _piece(function: str, x: Tensor, dim: int, size: int, layout: str) -> int:
-    """Return how long a piece of ``x`` is, or raise where pieces would not be equally long."""
+    """Return the length of a piece of ``x``, or raise if pieces would differ in length."""
     checked_layout(function, layout)
     pieces = size * len(pieces_of(0, size, layout))
     if x.shape[dim] % pieces:
-        expected = f"have a multiple of {pieces} positions for {size} ranks (pad it, and hide that by masks.padding)"
-        raise rejected(function, "length" if function == "shard_positions" else "x", expected, x.shape[dim])
+        name, verb = ("length", "be") if function == "shard_positions" else ("x", "have")
+        expected = f"{verb} a multiple of {pieces} positions for {size} ranks (pad it, and use masks.padding)"
+        raise rejected(function, name, expected, x.shape[dim])
     return x.shape[dim] // pieces
 
 
-# Which parts of the score matrix a rank computes when, and how far keys need to travel --------------------------------
+# The schedule of ring attention ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Region:
-    """Neighbouring queries of a rank against neighbouring keys of a block that it has at hand.
+    """Consecutive queries of a rank against consecutive keys of the current block.
 
     Attributes
     ----------
     rows, keys : (int, int)
-        Where they are in the rank's queries and in the block: first, and one past the last.
+        Start and stop in the rank's queries and in the block.
     first_query, first_key : int
-        The position in the whole sequence of the first of each; where several pieces are joined, of the first piece.
+        Positions of the first query and key in the whole sequence; of the first piece if several are joined.
     masked : bool
-        Whether the mask has something to say in it.
+        Whether the mask must be applied.
     """
 
     rows: tuple[int, int]
@@ -165,7 +166,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The parts of the score matrix, piece by piece of queries and keys.
+    """The regions of the score matrix that each rank computes, in pieces of queries and keys.
 
     Attributes
     ----------
@@ -176,7 +177,7 @@ class Schedule:
     states : list of list of int
         EMPTY, MIXED or FULL for each piece of queries and of keys, over all batches and heads.
     positional : bool
-        Whether positions matter even where nothing is hidden: there, pieces cannot be joined.
+        Whether scores depend on positions even if nothing is hidden, so that pieces cannot be joined.
     """
 
     layout: str
@@ -188,20 +189,20 @@ class Schedule:
 
     @classmethod
     def of(cls, layout: str, rank: int, size: int, extent: Extent, mask: Mask | None, positional: bool) -> Schedule:
-        """Ask the mask, bound to the whole problem, which pieces it shows."""
+        """Compute the states of all pieces from the mask, bound to the whole problem."""
         pieces = size * len(pieces_of(0, size, layout))
         if mask is None:
             states = [[FULL] * pieces for _ in range(pieces)]
         else:
             states = BlockMask.of(mask, extent, extent.L // pieces, extent.S // pieces).over_heads()
         biased = mask is not None and mask.has_bias
-        if biased:  # there is something to add, also where nothing is hidden
+        if biased:  # the bias applies even if nothing is hidden
             states = [[MIXED if state == FULL else state for state in row] for row in states]
         return cls(layout, rank, size, extent, states, positional or biased)
 
     @property
     def hops(self) -> int:
-        """How many places keys travel at most before nobody needs them any more."""
+        """The maximum number of hops after which no rank needs a block of keys."""
         needed = [0]
         for query_rank in range(self.size):
             for key_rank in range(self.size):
@@ -210,7 +211,7 @@ class Schedule:
         return max(needed)
 
     def regions(self, source: int) -> list[Region]:
-        """Return what this rank computes with the keys of rank ``source``."""
+        """Return the regions that this rank computes with the keys of rank ``source``."""
         own = pieces_of(self.rank, self.size, self.layout)
         rows, keys = self.extent.L // len(self.states), self.extent.S // len(self.states)
         lines: list[list[Region]] = [[] for _ in own]
@@ -231,23 +232,23 @@ class Schedule:
         return self._stacked(lines)
 
     def representative(self, region: Region) -> Region:
-        """Return a region that engines see as they see this one: the same for all in which positions do not matter."""
+        """Return a region equivalent to this one for engines: the same for all regions independent of positions."""
         if self.positional or region.masked:
             return region
         (first, last), (first_key, last_key) = region.rows, region.keys
         return Region((0, last - first), (0, last_key - first_key), 0, 0, False)
 
     def _cells(self, query_rank: int, key_rank: int) -> list[tuple[int, int, int]]:
-        """Return the state of each piece of one rank's queries against each of another's keys, by their places."""
+        """Return the states of one rank's pieces of queries against another's pieces of keys, with their indices."""
         rows, keys = (pieces_of(rank, self.size, self.layout) for rank in (query_rank, key_rank))
         return [(i, j, self.states[row][key]) for i, row in enumerate(rows) for j, key in enumerate(keys)]
 
     def _joins(self, a: Region, b: Region) -> bool:
-        """Whether two neighbours can be one region: nothing in them depends on positions."""
+        """Whether two neighbours can be joined: nothing in them depends on positions."""
         return not (self.positional or a.masked or b.masked)
 
     def _stacked(self, lines: list[list[Region]]) -> list[Region]:
-        """Return the regions of all pieces of queries, joined where they see the same keys."""
+        """Return the regions of all pieces of queries, joined if they see the same keys."""
         first, *others = lines
         same = all([r.keys for r in line] == [r.keys for r in first] for line in others)
         if not others or not same or not all(self._joins(a, a) for line in lines for a in line):

@@ -1,4 +1,4 @@
-"""The ranks of a group as a ring, and whether all of them ask for the same."""
+"""Communication around the ring of ranks, and the check that all ranks make the same call."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from regard._utils.errors import rejected
 
-# The ranks of a group as a ring: each sends to one while it receives from another, and computes meanwhile -------------
+# Communication around the ring ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A tensor on its way. What was sent must not be written to before :meth:`wait`.
+    """An asynchronous exchange. Do not write to the sent tensor before :meth:`wait`.
 
     Attributes
     ----------
     sent, received : Tensor
     to, source : int
-        The ranks that it goes to and comes from.
+        Destination and source ranks.
     works : list of dist.Work
     """
 
@@ -34,41 +34,41 @@ class Pending:
     works: list[dist.Work]
 
     def wait(self) -> Tensor:
-        """Return what was received.
+        """Return the received tensor.
 
         Raises
         ------
         RuntimeError
-            If a rank died, or did not answer within the group's timeout.
+            If a rank died or did not respond within the group's timeout.
         """
         try:
             for work in self.works:
                 work.wait()
         except RuntimeError as error:
-            raise _lost(self.to, self.source, error) from error
+            raise _rank_failed(self.to, self.source, error) from error
         return self.received
 
 
-def _lost(to: int, source: int, error: RuntimeError) -> RuntimeError:
+def _rank_failed(to: int, source: int, error: RuntimeError) -> RuntimeError:
     who = f"rank {to}" if to == source else f"rank {to} or rank {source}"
-    return RuntimeError(f"ring_attention: {who} of the group died, or passed its timeout ({_reason(error)}).")
+    return RuntimeError(f"ring_attention: {who} of the group died or timed out ({_reason(error)}).")
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the first sentence of what the backend says, without its file and line."""
+    """Return the first sentence of the backend's message, without file and line."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return first.split("] ", 1)[-1].split(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks of a group, in order; after the last comes the first.
+    """The ranks of a group, in cyclic order.
 
     Attributes
     ----------
     group : ProcessGroup
     rank, size : int
-        This process's place in it, and how many there are.
+        Rank of this process, and number of ranks.
     """
 
     group: dist.ProcessGroup
@@ -79,28 +79,26 @@ class Ring:
     def of(cls, function: str, group: dist.ProcessGroup | None) -> Ring:
         """Return the ring of a group; None is all processes."""
         if not (dist.is_available() and dist.is_initialized()):
-            expected = "belong to an initialized torch.distributed (init_process_group comes first, in every process)"
+            expected = "belong to an initialized torch.distributed (call init_process_group first, in every process)"
             raise rejected(function, "group", expected, group)
         found = dist.group.WORLD if group is None else group
         if not isinstance(found, dist.ProcessGroup):
-            raise rejected(
-                function, "group", "be a ProcessGroup that this process is a member of", type(group).__name__
-            )
+            raise rejected(function, "group", "be a ProcessGroup that contains this process", type(group).__name__)
         return cls(found, dist.get_rank(found), dist.get_world_size(found))
 
     @property
     def device(self) -> torch.device:
-        """Where small messages lie, on all ranks alike: on the CPU, or the current GPU where the backend needs one."""
+        """Device of small messages: the CPU, or the current GPU if the backend requires it."""
         if "cpu" in dist.get_backend_config(self.group):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
     def behind(self, hops: int) -> int:
-        """Return the rank that stands so many places before this one."""
+        """Return the rank ``hops`` positions before this one."""
         return (self.rank - hops) % self.size
 
     def exchange(self, tensor: Tensor, to: int, source: int) -> Pending:
-        """Begin to send a contiguous tensor to a rank, and to receive one like it from another."""
+        """Start sending a contiguous tensor to a rank, and receiving one of the same shape from another."""
         received = torch.empty_like(tensor)
         try:
             works = dist.batch_isend_irecv(
@@ -110,53 +108,51 @@ class Ring:
                 ]
             )
         except RuntimeError as error:
-            raise _lost(to, source, error) from error
+            raise _rank_failed(to, source, error) from error
         return Pending(tensor, received, to, source, works)
 
     def shift(self, tensor: Tensor) -> Pending:
-        """Begin to send a tensor to the next rank, and to receive that of the one before."""
+        """Start sending a tensor to the next rank, and receiving from the previous one."""
         return self.exchange(tensor, self.behind(-1), self.behind(1))
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensor of every rank, all of one shape."""
+        """Return the tensors of all ranks, which must have equal shapes."""
         tensor = tensor.contiguous()
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
             dist.all_gather(found, tensor, group=self.group)
         except RuntimeError as error:
             reason = _reason(error)
-            raise RuntimeError(
-                f"ring_attention: a rank of the group died, or passed its timeout ({reason})."
-            ) from error
+            raise RuntimeError(f"ring_attention: a rank of the group died or timed out ({reason}).") from error
         return found
 
 
-# Whether all ranks can run a call and ask for the same, before the first of its messages travels ----------------------
+# Agreement of all ranks before a call ---------------------------------------------------------------------------------
 
 
-#: Numbers and bytes that each rank sends: those of a call, and those of the text of an error.
+#: Sizes of the messages of each rank: integers that describe a call, and bytes of an error message.
 HEADER, TEXT = 32, 2048
-#: The errors that other ranks raise where one refuses; any other is a RuntimeError there.
+#: Error types that are the same on other ranks; all others become RuntimeError there.
 KINDS: tuple[type[Exception], ...] = (ValueError, TypeError)
-#: The names of the tensors whose shapes are compared, and their dimensions.
+#: Names of the tensors whose shapes are compared, and their number of dimensions.
 TENSORS, DIMENSIONS = ("query", "key", "value"), 4
 
 
 def check_agreement(
     ring: Ring, shapes: Sequence[tuple[int, ...]], facts: Mapping[str, object], refusal: Exception | None
 ) -> None:
-    """Raise on every rank, in one sentence, unless all can run the call and state the same shapes and facts.
+    """Raise on every rank unless all ranks can run the call, with the same shapes and settings.
 
-    It costs one exchange, and a second one if some rank refuses and another does not. After it no message is left on
-    the way, so that the ranks can call again.
+    It takes one exchange, and a second one if some but not all ranks refuse. No messages are left pending, so the ranks
+    can call again.
 
     Parameters
     ----------
     ring : Ring
     shapes : sequence of tuple of int
-        Those of query, key and value, (B, heads, length, width) each; empty where the arguments have none.
+        Shapes of query, key and value, (B, heads, length, width) each; empty if the arguments are invalid.
     facts : dict of str to object
-        What prints the same on all ranks; equally many on all that do not refuse.
+        Settings whose text must be the same on all ranks.
     refusal : Exception or None
         Why this rank cannot run the call.
 
@@ -165,7 +161,7 @@ def check_agreement(
     ValueError
         If shapes or facts differ.
     Exception
-        The refusal; on the other ranks, an error of the same type that names the rank that refuses, and its reason.
+        The refusal; on other ranks, an error of the same type that names the refusing rank and its reason.
     """
     own = [_kind(refusal), len(shapes), *(size for each in shapes for size in each)]
     own += [crc32(str(fact).encode()) for fact in facts.values()]
@@ -178,24 +174,24 @@ def check_agreement(
     for column, (name, fact) in enumerate(facts.items(), first):
         for rank, row in enumerate(rows):
             if row[column] != rows[0][column]:
-                came = f"{fact} on rank {ring.rank}, and ranks 0 and {rank} differ"
-                raise rejected("ring_attention", name, "be the same on all ranks", came)
+                got = f"{fact} on rank {ring.rank}, and ranks 0 and {rank} differ"
+                raise rejected("ring_attention", name, "be the same on all ranks", got)
 
 
 def _kind(refusal: Exception | None) -> int:
-    """Return 0 for no refusal, or 1 more than the place of its type among the known ones."""
+    """Return 0 for no refusal, else 1 + the index of its type in :data:`KINDS`."""
     if refusal is None:
         return 0
     return 1 + next((i for i, kind in enumerate(KINDS) if isinstance(refusal, kind)), len(KINDS))
 
 
 def _check_shapes(rows: list[list[int]]) -> None:
-    known = [rank for rank, row in enumerate(rows) if row[1]]
+    valid = [rank for rank, row in enumerate(rows) if row[1]]
     for i, name in enumerate(TENSORS):
         span = slice(2 + i * DIMENSIONS, 2 + (i + 1) * DIMENSIONS)
-        for rank in known:
-            if rows[rank][span] != rows[known[0]][span]:
-                one, other = (f"{tuple(rows[r][span])} on rank {r}" for r in (known[0], rank))
+        for rank in valid:
+            if rows[rank][span] != rows[valid[0]][span]:
+                one, other = (f"{tuple(rows[r][span])} on rank {r}" for r in (valid[0], rank))
                 raise rejected("ring_attention", name, "have the same shape on all ranks", f"{one} and {other}")
 
 
@@ -203,7 +199,7 @@ def _check_refusals(ring: Ring, kinds: list[int], refusal: Exception | None) -> 
     """Raise this rank's refusal, or that of the first rank that refuses."""
     if not any(kinds):
         return
-    if not all(kinds):  # those that refuse say why
+    if not all(kinds):  # refusing ranks send their reason
         text = "" if refusal is None else " ".join(str(refusal).split()) or type(refusal).__name__
         sent = torch.zeros(TEXT, dtype=torch.uint8)
         encoded = text.encode()[:TEXT]

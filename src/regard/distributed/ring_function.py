@@ -1,4 +1,4 @@
-"""Ring attention as a differentiable function of partial results that merge by log-sum-exp."""
+"""Ring attention as an autograd function that merges partial results by log-sum-exp."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer
 from regard.scores import Score
 
-# Partial results over some of the keys: merged, and differentiated by what is known of all keys -----------------------
+# Partial results over some of the keys --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What an attention consists of beside its tensors; the mask is bound to the whole problem.
+    """The parts and settings of an attention call; the mask is bound to the whole problem.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Parts:
 
     @property
     def names_engine(self) -> bool:
-        """Whether the caller names an engine, which may refuse; "auto" always finds one for what merges."""
+        """Whether the caller names an engine, which may refuse; "auto" always finds one."""
         return resolve_engine(self.engine) is not None
 
     @property
@@ -78,7 +78,7 @@ class Parts:
         """Return score and mask for a region."""
         score = self.score.at(region.first_query, region.first_key)
         if score is None:
-            expected = "know what it is in a part of the sequence (define Score.at), as it looks at positions"
+            expected = "define Score.at, as it depends on positions"
             raise rejected("ring_attention", "score", expected, repr(self.score))
         if self.mask is None or not region.masked:
             return score, None
@@ -98,17 +98,14 @@ class Parts:
         return output, aux.lse
 
     def attached(self, region: Region, ends: Sequence[Tensor], output: Tensor, lse: Tensor) -> Tensor:
-        """Return a region's rows of the whole output, with the derivative of the region's part in them.
-
-        ``ends`` are its queries, keys and values.
-        """
+        """Attach a region's rows of the whole output to the graph of the region; ``ends`` are query, key and value."""
         problem = self._problem(region, ends)
         made = with_graph(problem, choose_engine(problem, self.engine), output, lse)
-        assert made is not None  # engine 'streaming' differentiates what merges
+        assert made is not None  # engine 'streaming' supports all mergeable normalizers
         return made
 
     def check_engine(self, region: Region, ends: Sequence[Tensor]) -> None:
-        """Raise if the named engine refuses a region; ``ends`` are tensors like its queries, keys and values."""
+        """Raise if the named engine refuses a region; ``ends`` are tensors like its query, key and value."""
         choose_engine(self._problem(region, ends), self.engine)
 
     def _problem(self, region: Region, ends: Sequence[Tensor]) -> Problem:
@@ -119,18 +116,18 @@ class Parts:
 
 
 class Merged:
-    """The rows of a rank, merged from the regions that were computed so far.
+    """The rows of a rank, merged from the regions computed so far.
 
     Parameters
     ----------
     query : Tensor (B, H, L, E)
-        Of the dtype to calculate in.
+        In the compute dtype.
     width : int
-        That of the values.
+        Width of the values.
     online : bool
-        Whether parts merge by their log-sum-exp, and not as a plain sum.
+        Whether to merge by log-sum-exp rather than as a plain sum.
     pieces : int
-        Pieces that the rows consist of; a region has some of them.
+        Number of pieces of the rows; a region covers some of them.
     """
 
     def __init__(self, query: Tensor, width: int, online: bool, pieces: int) -> None:
@@ -155,18 +152,18 @@ class Merged:
             self.states[row // self.step].merge(output[:, :, part], lse[:, :, part].unsqueeze(-1))
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """Return the output (B, H, L, V), 0 in rows that see nothing, and the log-sum-exp (B, H, L)."""
+        """Return the output (B, H, L, V), 0 in empty rows, and the log-sum-exp (B, H, L)."""
         found = [state.finish() for state in self.states]
         output, lse = (torch.cat(each, 2) for each in zip(*found))
         return output if self.online else self.sum, lse.squeeze(-1)
 
 
-# Ring attention as a differentiable function: keys and values travel, and their gradients travel with them ------------
+# The autograd function: keys and values go around the ring, and their gradients follow --------------------------------
 
 
 @dataclass(frozen=True)
 class RingCall:
-    """All of a call that is no tensor; ``wants_lse`` also where parts merge without it."""
+    """The non-tensor arguments of a call; ``wants_lse`` requests the log-sum-exp even if merging does not need it."""
 
     ring: Ring
     schedule: Schedule
@@ -175,13 +172,13 @@ class RingCall:
 
     @property
     def online(self) -> bool:
-        """Whether parts merge by their log-sum-exp."""
+        """Whether partial results are merged by log-sum-exp."""
         return self.parts.normalizer.online
 
     def check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise if a region would be refused once messages have been sent, in the forward or the backward pass.
+        """Raise before any message is sent if the engine would refuse a region, forward or backward.
 
-        Of queries, keys and values nothing is read but shapes, dtypes, devices, and whether gradients are wanted.
+        Values of the tensors are not read.
         """
         if not (self.parts.names_engine or self.parts.moves):
             return
@@ -205,7 +202,7 @@ class RingCall:
 
 
 class Block:
-    """The keys and values of one rank, or their gradients, in one piece of memory that travels as one message.
+    """The keys and values of one rank, or their gradients, in one buffer that is sent as one message.
 
     Parameters
     ----------
@@ -220,7 +217,7 @@ class Block:
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> Block:
-        """Copy keys and values into one piece of memory."""
+        """Copy keys and values into one buffer."""
         return cls(torch.cat((key.detach().flatten(), value.detach().flatten())), key.shape, value.shape)
 
     def zeros(self, dtype: torch.dtype) -> Block:
@@ -232,15 +229,15 @@ class Block:
         return self if self.flat.dtype == dtype else Block(self.flat.to(dtype), *self.shapes)
 
     def arrived(self, pending: Pending) -> Block:
-        """Return the block of the same shapes that another rank has sent."""
+        """Wait for a block of the same shapes from another rank."""
         return Block(pending.wait(), *self.shapes)
 
 
 class RingAttention(torch.autograd.Function):
     """Attention of this rank's queries to the keys of all ranks; returns output (B, H, L, V) and log-sum-exp (B, H, L).
 
-    The forward pass merges the results of the parts. The backward pass sends keys and values round once more, and finds
-    each part's gradient by the output and the log-sum-exp of whole rows; so no part's results are kept.
+    The forward pass merges partial results. The backward pass sends keys and values around again, and computes each
+    part's gradient from the output and log-sum-exp of whole rows, so partial results are not saved.
     """
 
     @staticmethod
@@ -268,7 +265,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("ring_attention: it has no second derivative (create_graph=True).")
+            raise RuntimeError("ring_attention: second derivatives (create_graph=True) are not supported.")
         query, key, value, output, lse, *tensors = ctx.saved_tensors
         with autocast_suspended(query.device.type):
             pulled = _Backward(ctx.call, query.to(ctx.wide), output, lse, grad.to(ctx.wide), tensors)
@@ -278,17 +275,17 @@ class RingAttention(torch.autograd.Function):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to calculate in."""
+    """Return the compute dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _constants(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return the parts' tensors for a backward pass, those of floats in its dtype."""
+    """Detach the parts' tensors, and cast floating-point ones to the compute dtype."""
     return [t.detach().to(dtype) if t.is_floating_point() else t for t in tensors]
 
 
 def _leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
-    """Return the tensors as leaves of a new graph, of which the wanted ones get gradients."""
+    """Return the tensors as leaves of a new graph; ``wanted`` says which require gradients."""
     return [t.detach().requires_grad_(wants) for t, wants in zip(tensors, wanted)]
 
 
@@ -298,7 +295,7 @@ def _cut(region: Region, query: Tensor, block: Block) -> tuple[Tensor, Tensor, T
 
 
 class _Backward:
-    """The gradients of one call, region by region; all in the dtype to calculate in."""
+    """The backward pass of one call, region by region, in the compute dtype."""
 
     def __init__(self, call: RingCall, query: Tensor, output: Tensor, lse: Tensor, grad: Tensor, tensors: list[Tensor]):
         self.call, self.query, self.output, self.lse, self.grad = call, query, output, lse, grad
@@ -307,7 +304,7 @@ class _Backward:
         self.sums = [torch.zeros_like(t) for t in self.tensors]
 
     def run(self, block: Block, wanted: list[bool]) -> list[Tensor | None]:
-        """Send the keys round once more; return the gradients to query, key, value and the parts' tensors."""
+        """Send the keys around again; return the gradients of query, key, value and the parts' tensors."""
         ring, hops, wide = self.call.ring, self.call.schedule.hops, self.query.dtype
         pulls = wanted[1] or wanted[2]
         returning: Pending | None = None
@@ -317,12 +314,12 @@ class _Backward:
             for region in self.call.schedule.regions(ring.behind(hop)):
                 self._add(region, block.to(wide), pulled, wanted)
             if pulls:
-                # Behind the keys by one computation: what others found of these came while this rank computed.
+                # Gradients follow one step behind the keys: those from other ranks arrived during the computation.
                 if returning is not None:
                     pulled.flat.add_(returning.wait())
                 returning = ring.shift(pulled.flat) if hop < hops else None
             block = block if pending is None else block.arrived(pending)
-        if pulls and hops:  # the last who needed these keys has all of their gradient
+        if pulls and hops:  # return the complete gradients to the owner of the keys
             pulled = pulled.arrived(ring.exchange(pulled.flat, ring.behind(hops), ring.behind(-hops)))
         sums = [total if wants else None for total, wants in zip(self.sums, wanted[3:])]
         return [self.d_query, pulled.key, pulled.value, *sums]

@@ -1,4 +1,4 @@
-"""Engines: how an attention is executed. The table of them, and nothing else."""
+"""Engines: implementations of attention, and the table of them."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ _watchers: list[Callable[[], None]] = []
 
 
 def register(engine: Engine) -> Engine:
-    """Put an engine into the table, so that ``engine="name"`` finds it and the conformance suite tests it."""
+    """Register an engine, so that ``engine="name"`` finds it and the conformance suite tests it."""
     TABLE[engine.name] = engine
     for watcher in _watchers:
         watcher()

@@ -1,4 +1,4 @@
-"""Request and return fields beside the output of a call."""
+"""Auxiliary outputs of a call: the request and the result."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from regard._utils.errors import described, rejected
 
 @dataclass(frozen=True)
 class AuxRequest:
-    """The fields that :func:`regard.attention` returns with the output. Asking never changes the output by one bit.
+    """The auxiliary outputs that :func:`regard.attention` returns. Requesting them leaves the output bit-identical.
 
     Attributes
     ----------
     lse : bool or "grad"
-        Natural log of the sum of the exponentials of each row's scores, (..., H, L). With "grad" it has a gradient, to
-        query, key and the tensors of score and mask: outputs over different keys then merge into one, differentiably.
+        Natural log-sum-exp of each row's scores, (..., H, L). With "grad" it is differentiable in query, key and the
+        tensors of score and mask, so that outputs over different keys can be merged differentiably.
     max : bool
         Largest score of each row, (..., H, L).
     entropy : bool
         Entropy of each row's weights in nats, (..., H, L).
     topk : int
-        The k largest weights of each row and the indices of their keys, (..., H, L, k) each; 0 for none. A row that
-        may attend to fewer keys than k ends in weights of 0 and indices of −1.
+        The k largest weights of each row and the indices of their keys, (..., H, L, k) each; 0 for none. Rows with
+        fewer than k visible keys are padded with weights of 0 and indices of −1.
     received : bool
-        How much each key is attended: the sum over queries of its weights, (..., H, S).
+        The attention received by each key: the sum of its weights over queries, (..., H, S).
     weights : bool
-        All weights, before dropout, (..., H, L, S). Materialized.
+        All weights, before dropout, (..., H, L, S). Takes O(L·S) memory.
     scores : bool
-        All scores, after scale, softcap, mask and bias, (..., H, L, S). Materialized.
+        All scores, after scale, softcap, mask and bias, (..., H, L, S). Takes O(L·S) memory.
     """
 
     lse: bool | Literal["grad"] = False
@@ -56,13 +56,13 @@ class AuxRequest:
             raise rejected("AuxRequest", "topk", "be an int of at least 0", self.topk)
 
 
-#: The names of the fields, which a compiler cannot ask a class for.
+#: Names of the fields, as a constant because compilers cannot trace ``dataclasses.fields``.
 FIELDS = tuple(field.name for field in fields(AuxRequest))
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest weights of each row: ``weights`` (..., H, L, k) and key ``indices`` (..., H, L, k), −1 where none."""
+    """The largest weights of each row: ``weights`` and key ``indices`` (..., H, L, k), padded with 0 and −1."""
 
     weights: Tensor
     indices: Tensor
@@ -70,9 +70,9 @@ class TopK:
 
 @dataclass(frozen=True)
 class Aux:
-    """The answer to an :class:`AuxRequest`: the fields asked for, None for the others.
+    """The auxiliary outputs requested by an :class:`AuxRequest`; all other fields are None.
 
-    ``weights``, ``scores`` and an ``lse`` that was asked for with "grad" have gradients; the other fields have none.
+    ``weights``, ``scores`` and, with ``lse="grad"``, ``lse`` are differentiable; the other fields are detached.
     """
 
     lse: Tensor | None = None
@@ -84,5 +84,5 @@ class Aux:
     scores: Tensor | None = None
 
     def __repr__(self) -> str:
-        asked = {name: getattr(self, name) for name in FIELDS}
-        return f"Aux({', '.join([f'{name}={value!r}' for name, value in asked.items() if value is not None])})"
+        values = {name: getattr(self, name) for name in FIELDS}
+        return f"Aux({', '.join([f'{name}={value!r}' for name, value in values.items() if value is not None])})"

@@ -1,4 +1,4 @@
-"""Compute aux fields in a second pass that never materializes L×S unless asked to."""
+"""Compute auxiliary outputs in a second pass that materializes L×S only if weights or scores are requested."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from regard.engines.problem import Problem
 from regard.engines.tiles import TILE_SIDE, Grid, Span, Tiles, tile_shape
 from regard.normalizers.base import Statistic
 
-#: Keys that share a group when the largest are searched.
+#: Number of keys per group in the top-k search.
 GROUP = 32
-#: Tiles that a row collects before it is searched.
+#: Number of tiles to collect before a top-k search.
 PANEL = 4
-#: A log-weight so small that its weight is 0 in every dtype.
+#: A log-weight whose weight is 0 in every dtype.
 FLOOR = -1e6
 
 
-def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, observer: Engine | None = None) -> Aux:
-    """Return the fields asked for, in the caller's leading dimensions.
+def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, aux_engine: Engine | None = None) -> Aux:
+    """Return the requested fields, in the caller's leading dimensions.
 
-    What the outcome does not tell is found in a second pass: by ``observer``, an engine that tells all of it without
-    reading values, or else in plain torch. ``weights`` and ``scores`` are part of the autograd graph, and ``lse`` is if
-    that was asked for; the other fields are observations, detached from it.
+    A second pass computes fields that the outcome lacks: on ``aux_engine``, which computes all of them without reading
+    values, or else in plain torch. ``weights``, ``scores`` and, with ``lse="grad"``, ``lse`` are part of the autograd
+    graph; the other fields are detached.
     """
-    if observer is not None and outcome.weights is None and not _is_complete(outcome, request):
+    if aux_engine is not None and outcome.weights is None and not _is_complete(outcome, request):
         with torch.no_grad():
             narrow = replace(problem, value=problem.value[..., :0])
-            outcome = observer.prepare(narrow, request)(narrow)
+            outcome = aux_engine.prepare(narrow, request)(narrow)
     if _is_complete(outcome, request):
         return _aux(problem, {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}, request)
     materialized = request.weights or request.scores
     whole = materialized or not problem.normalizer.streams or 0 in _sizes(problem) or is_traced(problem.query)
     if outcome.weights is None and not whole:
         return _completed(problem, outcome, request)
-    if outcome.weights is None or outcome.scores is None:  # buffers cannot be written where calls are traced
+    if outcome.weights is None or outcome.scores is None:  # traced calls cannot write to buffers
         outcome = dense.attend(problem)
     assert outcome.weights is not None and outcome.scores is not None
     with torch.no_grad():
@@ -57,22 +57,22 @@ def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, obs
 
 
 def _completed(problem: Problem, outcome: EngineOutput, request: AuxRequest) -> Aux:
-    """Return what the engine told, and find the rest in a second pass."""
-    asked = [name for name in FIELDS if getattr(request, name)]
-    told = {name: field for name in asked if (field := getattr(outcome, name)) is not None}
-    nothing: dict[str, Any] = {name: 0 if name == "topk" else False for name in told}
+    """Return the fields of the outcome, and compute the rest in a second pass."""
+    requested = [name for name in FIELDS if getattr(request, name)]
+    available = {name: field for name in requested if (field := getattr(outcome, name)) is not None}
+    nothing: dict[str, Any] = {name: 0 if name == "topk" else False for name in available}
     rest = replace(request, **nothing)
     with torch.no_grad():
-        return _aux(problem, {**_SecondPass(problem, outcome, rest).run(), **told}, request)
+        return _aux(problem, {**_SecondPass(problem, outcome, rest).run(), **available}, request)
 
 
 def _is_complete(outcome: EngineOutput, request: AuxRequest) -> bool:
-    """Whether the engine told all that is asked for."""
+    """Whether the outcome has all requested fields."""
     return all(getattr(outcome, name) is not None for name in FIELDS if getattr(request, name))
 
 
 def _aux(problem: Problem, found: dict[str, Any], request: AuxRequest) -> Aux:
-    """Return fields in the caller's leading dimensions; weights and scores are part of the graph, the rest is not."""
+    """Return fields in the caller's leading dimensions, detached unless they are differentiable."""
     topk = found.pop("topk", None)
     graph = {"weights", "scores", "lse"} if request.lse == "grad" else {"weights", "scores"}
     tensors = {name: problem.restore(t if name in graph else t.detach()) for name, t in found.items()}
@@ -80,7 +80,7 @@ def _aux(problem: Problem, found: dict[str, Any], request: AuxRequest) -> Aux:
 
 
 def _ranked(problem: Problem, topk: TopK, k: int) -> TopK:
-    """Return k best keys in the caller's leading dimensions; weight 0 and key −1 where there are fewer."""
+    """Return the k best keys in the caller's leading dimensions, padded with weight 0 and index −1."""
     missing = (0, k - topk.weights.shape[-1])
     weights, indices = (pad(t, missing, value=fill) for t, fill in ((topk.weights, 0.0), (topk.indices, -1)))
     return TopK(problem.restore(weights), problem.restore(indices))
@@ -96,7 +96,7 @@ def _entropy(weights: Tensor) -> Tensor:
 
 
 def _log_sum_exp(scores: Tensor) -> Tensor:
-    """Return the log-sum-exp of rows of scores; −inf, with a gradient of 0, where a row has nothing but −inf."""
+    """Return the log-sum-exp of rows of scores; −inf, with gradient 0, in fully masked rows."""
     if scores.shape[-1] == 0:
         return scores.sum(-1) - torch.inf
     empty = (scores == -torch.inf).all(-1, keepdim=True)
@@ -114,7 +114,7 @@ def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: boo
     if request.received:
         found["received"] = weights.sum(-2)
     if request.topk:
-        # Weights rise with scores, which also order those whose weight is 0; a draw has an order of its own.
+        # Rank by scores, which also order keys of weight 0; for random draws, rank by weights.
         indices = (weights if drawn else scores).topk(min(request.topk, scores.shape[-1]), -1).indices
         hidden = scores.gather(-1, indices) == -torch.inf
         found["topk"] = TopK(weights.gather(-1, indices), indices.masked_fill(hidden, -1))
@@ -124,8 +124,8 @@ def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: boo
 class _Best:
     """The k largest scores of each row of a row tile, and their keys.
 
-    Tiles collect in a panel. Its largest stand in the k groups with the largest maxima, and a group's maximum is
-    cheap while its tile is in the cache; so a panel is searched once, and only in a few places.
+    Tiles are collected in a panel. Its k largest scores lie in the k groups with the largest maxima, which are cheap to
+    compute while a tile is in the cache; so each panel is searched once, in a few groups.
     """
 
     def __init__(self, k: int, panel: Tensor, like: Tensor) -> None:
@@ -154,7 +154,7 @@ class _Best:
             self.search()
 
     def search(self) -> None:
-        """Find the largest of the panel and of what was found before, and empty the panel."""
+        """Merge the largest scores of the panel into the result, and empty the panel."""
         if not self.starts:
             return
         maxima, device = torch.cat(self.maxima, -1), self.top.device
@@ -172,9 +172,9 @@ class _Best:
 
 
 class _SecondPass:
-    """The second pass: row tile by row tile, the scores once more.
+    """The second pass: recompute the scores, one row of tiles at a time.
 
-    Buffers are made once: beside them, nothing that is large lives longer than a tile.
+    Buffers are allocated once; all other large tensors live for one tile.
     """
 
     def __init__(self, problem: Problem, outcome: EngineOutput, request: AuxRequest) -> None:
@@ -188,8 +188,8 @@ class _SecondPass:
         new = tiles.query.new_empty
         self.panel = new(min(PANEL, len(tiles.cols)) if self.k else 1, B, H, min(rows, L), cols)
         self.scratch = new(self.panel.shape[1:])
-        asked = {"lse": request.lse, "max": request.max, "entropy": request.entropy}
-        self.found: dict[str, Tensor] = {name: new(B, H, L) for name, wanted in asked.items() if wanted}
+        requested = {"lse": request.lse, "max": request.max, "entropy": request.entropy}
+        self.found: dict[str, Tensor] = {name: new(B, H, L) for name, wanted in requested.items() if wanted}
         if request.received:
             self.found["received"] = tiles.query.new_zeros(B, H, S)
         self.top, self.keys = new(B, H, L, self.k), new(B, H, L, self.k, dtype=torch.long)
@@ -201,7 +201,7 @@ class _SecondPass:
         return {**self.found, "topk": topk}
 
     def _shape(self) -> tuple[int, int]:
-        """Return rows and columns of a tile: few rows and many columns, as a search pays by the row."""
+        """Return rows and columns of a tile: few rows and many columns, as searches cost time per row."""
         rows, cols = tile_shape(self.problem, self.problem.score.pair_size(self.problem.query.shape[-1]))
         S = self.problem.extent.S
         while rows > 2 * TILE_SIDE and cols < min(S, 4096):
@@ -210,7 +210,7 @@ class _SecondPass:
         return rows, -(-cols // GROUP) * GROUP
 
     def _row(self, row: int) -> None:
-        """Fill in the fields of one row tile."""
+        """Compute the fields of one row of tiles."""
         tiles, span, found = self.tiles, self.tiles.rows[row], self.found
         like, count = tiles.like(span), span.stop - span.start
         statistic, peak, lse = self._statistic(row)
@@ -233,7 +233,7 @@ class _SecondPass:
             self.top[:, :, span.slice], self.keys[:, :, span.slice] = self._top(best, statistic, base)
 
     def _weigh(self, scores: Tensor, statistic: Statistic, col: int, cols: Span) -> Tensor:
-        """Add a tile's weights to what keys received, and return its share of the entropy (B, H, l)."""
+        """Add a tile's weights to ``received``, and return its contribution to the entropy (B, H, l)."""
         tiles, normalizer = self.tiles, self.tiles.normalizer
         weights = self.scratch[:, :, : scores.shape[2], : scores.shape[3]]
         if normalizer.online:
@@ -247,11 +247,11 @@ class _SecondPass:
         if not normalizer.online:
             return _entropy(weights)
         hides = tiles.states is not None or tiles.score.can_return_neg_inf
-        scores = scores.clamp(min=FLOOR) if hides else scores  # 0·−inf is not what is meant
+        scores = scores.clamp(min=FLOOR) if hides else scores  # avoid 0·−inf
         return -torch.mul(weights, scores, out=weights).sum(-1)
 
     def _top(self, best: _Best, statistic: Statistic, base: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of the best keys, and the keys; 0 and −1 where a row sees fewer."""
+        """Return the weights and indices of the best keys, padded with 0 and −1."""
         tiles = self.tiles
         if tiles.normalizer.smooth:
             weights = tiles.normalizer.tile_weights(best.top + base, statistic, best.keys)
@@ -261,7 +261,7 @@ class _SecondPass:
         return weights.masked_fill(hidden, 0.0), best.keys.masked_fill(hidden, -1)
 
     def _statistic(self, row: int) -> tuple[Statistic, Tensor, Tensor]:
-        """Return the row statistic, the maximum and the log-sum-exp, sweeping only for what is not known."""
+        """Return the row statistic, the maximum and the log-sum-exp, with sweeps only as needed."""
         tiles, request = self.tiles, self.request
         like = tiles.like(tiles.rows[row])
         known = (

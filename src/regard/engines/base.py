@@ -1,4 +1,4 @@
-"""The interface of an engine: how an attention is executed, never what is computed."""
+"""The engine interface. Engines decide how an attention is executed, never what is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.engines.problem import Problem
 
 @dataclass(slots=True, eq=False)
 class EngineOutput:
-    """The output (B, H, L, V) of a run, and what else it has at hand anyway.
+    """The output (B, H, L, V) of a run, and auxiliary outputs that the engine has computed anyway.
 
     Attributes
     ----------
@@ -23,11 +23,11 @@ class EngineOutput:
     lse : Tensor (B, H, L) or None
         Natural log-sum-exp of the scores; −inf in an empty row.
     weights, scores : Tensor (B, H, L, S) or None
-        From an engine that materializes them.
+        Only from engines that materialize them.
     max, entropy : Tensor (B, H, L) or None
     topk : TopK or None
     received : Tensor (B, H, S) or None
-        What an engine was asked for and tells from the same pass, as in :class:`regard.Aux`.
+        Requested fields that the engine computes in the same pass; see :class:`regard.Aux`.
     """
 
     output: Tensor
@@ -42,18 +42,18 @@ class EngineOutput:
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate of what a run costs.
+    """The estimated cost of a run.
 
     Attributes
     ----------
     flops : float
         Floating-point operations of the forward pass.
     bytes_read : float
-        Bytes of query, key, value and mask tensors that are read.
+        Bytes read from query, key, value and mask tensors.
     workspace : float
-        Bytes held beside inputs and output.
+        Bytes of memory in addition to inputs and output.
     grows : bool
-        Whether that workspace grows with L×S.
+        Whether the workspace grows with L×S.
     """
 
     flops: float
@@ -67,43 +67,43 @@ Runner = Callable[[Problem], EngineOutput]
 
 
 class Engine(ABC):
-    """A way to execute a problem. An engine knows the parts' interfaces and no other engine."""
+    """An implementation of attention. Engines depend on the interfaces of the parts, not on each other."""
 
     name: ClassVar[str]
-    #: Whether the backward pass knows a row through its log-sum-exp alone, whose rounding its gradients then carry.
+    #: Whether the backward pass recomputes weights from the log-sum-exp, whose rounding then affects gradients.
     keeps_lse: ClassVar[bool] = False
     #: Whether second derivatives and forward-mode work.
     twice_differentiable: ClassVar[bool] = False
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:
-        """Return why this engine cannot run the problem, or None when it can."""
+        """Return why this engine does not support the problem, or None if it does."""
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """Return an estimate of the run's cost; only asked where :meth:`refusal` is None."""
+        """Return the estimated cost; called only if :meth:`refusal` is None."""
 
     @abstractmethod
     def grows(self, problem: Problem) -> bool:
-        """Return whether the workspace grows with L×S."""
+        """Whether the workspace grows with L×S."""
 
     def run(self, problem: Problem) -> EngineOutput:
         """Execute the problem."""
         return self.prepare(problem, None)(problem)
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
-        """Return the function that executes this problem, and every other of its structure.
+        """Return a function that executes this problem and all others of the same structure.
 
-        An engine defines this where something depends on the structure alone and is worth computing once, else
-        :meth:`run`. What is returned keeps no tensor of the problem. With a request it tells what it has at hand, and
-        its output is the same to the bit.
+        Define this method if something depends only on the structure and is worth computing once; otherwise define
+        :meth:`run`. The function must not hold tensors of the problem. With a request, it also returns the
+        fields that it has available; the output must be bit-identical.
         """
         if type(self).run is Engine.run:
             raise NotImplementedError(f"{type(self).__name__} must define run or prepare")
         return self.run
 
     def fields(self, problem: Problem) -> frozenset[str]:  # noqa: ARG002
-        """Return the fields of :class:`regard.Aux` that can come from the pass that makes the output."""
+        """Return the fields of :class:`regard.Aux` that the engine can compute together with the output."""
         return frozenset()
 
     def partial_backward(
@@ -113,27 +113,27 @@ class Engine(ABC):
         lse: Tensor,  # noqa: ARG002
         runner: Runner | None = None,  # noqa: ARG002
     ) -> Tensor | None:
-        """Return the output of an attention of which the problem is a part, with the part's own derivative.
+        """Attach a precomputed output over all keys to the graph of a problem over some of the keys.
 
-        Where keys are divided, a part's weights are ``exp(score − lse)`` with the log-sum-exp of the whole row. Its
-        gradient then needs the whole row's output and log-sum-exp, and no forward pass of the part: the gradients of
-        all parts add up to those of the whole.
+        If keys are split into parts, a part's weights are ``exp(score − lse)`` with the log-sum-exp of the whole row.
+        Its gradient needs the output and log-sum-exp of the whole row, but no forward pass of the part. The
+        gradients of all parts add up to those of the whole.
 
         Parameters
         ----------
         problem : Problem
-            All queries, and some of the keys that they see; its tensors are in the compute dtype.
+            All queries and some of the keys; tensors are in the compute dtype.
         output : Tensor (B, H, L, V)
-            The whole output, a constant.
+            Output over all keys, a constant.
         lse : Tensor (B, H, L)
-            The whole log-sum-exp, a constant; −inf in a row that sees nothing.
+            Log-sum-exp over all keys, a constant; −inf in a row without visible keys.
         runner : callable, optional
-            What :meth:`prepare` returned for problems of this structure, of which an engine may use what it prepared.
+            The result of :meth:`prepare` for problems of this structure, which an engine may reuse.
 
         Returns
         -------
         Tensor (B, H, L, V) or None
-            ``output``, with a graph to the problem's tensors; None where this engine cannot.
+            ``output``, with a graph to the problem's tensors; None if the engine does not support this.
         """
         return None
 
@@ -141,8 +141,8 @@ class Engine(ABC):
         return f"{type(self).__name__}()"
 
 
-#: What ``engine=`` can name, for editors and type checkers.
+#: Names of engines, for editors and type checkers.
 EngineName = Literal["auto", "fused", "reference", "sdpa", "streaming"]
 
-#: What stands for an engine: a name (also one that was registered elsewhere) or an Engine.
+#: A name, including names registered elsewhere, or an Engine.
 EngineLike = EngineName | str | Engine

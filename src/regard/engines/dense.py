@@ -1,4 +1,4 @@
-"""The whole score matrix at once: the definition of attention, for engines and fields that materialize it."""
+"""Attention by definition, with the whole score matrix, for engines and fields that materialize it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from regard.engines.tiles import Grid, Tiles
 from regard.masks import Dense
 from regard.scores import Dot, ScaledDot
 
-#: Numbers that torch's dot product takes at one time.
+#: Maximum number of elements of torch's dot product.
 MOST = 1 << 30
 
 
 def needs_care(problem: Problem) -> bool:
-    """Whether something that is not finite, a product included, could leak through a masked pair; if not known, yes."""
+    """Whether non-finite values, including products, could leak through a masked pair; True if unknown."""
     if problem.mask is None:
         return False
     if is_traced(problem.query):
@@ -32,7 +32,7 @@ def needs_care(problem: Problem) -> bool:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds no NaN and no infinity; rarely, for huge values, False without need."""
+    """Whether a tensor has no NaN or infinity; may be False for huge finite values, whose sum overflows."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     total = tensor.sum(dtype=torch.float32) if tensor.itemsize < 4 else tensor.sum()
@@ -40,9 +40,9 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def square_sum(tensor: Tensor) -> float:
-    """Return the sum of the squares of all numbers in a tensor: NaN or infinite where one of them is, or it overflows.
+    """Return the sum of squares of a tensor: not finite if an element is not or if it overflows.
 
-    It takes one pass, whatever the strides, and bounds a product of two rows as Cauchy and Schwarz say.
+    It takes one pass for any strides, and bounds products of two rows by the Cauchy–Schwarz inequality.
     """
     tensor, copies = tensor.detach(), 1
     if not tensor.is_contiguous():
@@ -61,7 +61,7 @@ def square_sum(tensor: Tensor) -> float:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor stand side by side in memory, in whatever order."""
+    """Whether the elements of a tensor fill a block of memory, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size != 1 and stride != expected:
@@ -76,9 +76,9 @@ def whole(problem: Problem) -> Tiles:
 
 
 def _scores_of_dot_products(problem: Problem) -> Tensor | None:
-    """Return the scores (B, H, L, S) of softmax over dot products, whose mask is a matrix, causal or none; else None.
+    """Return the scores (B, H, L, S) of softmax dot-product attention with a dense, causal or no mask; else None.
 
-    They are calculated in a few operations, without tiles: small problems cost little else than calls.
+    A fast path in a few operations, without tiles, because call overhead dominates small problems.
     """
     mask, query, key = problem.mask, problem.query, problem.key
     if not problem.is_softmax or type(problem.score) not in (ScaledDot, Dot) or problem.softcap is not None:
@@ -99,7 +99,7 @@ def _scores_of_dot_products(problem: Problem) -> Tensor | None:
 def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
     """Run the definition: all scores, all weights, one product. Differentiable to any order by plain autograd.
 
-    ``tiles`` are the problem as a single tile, where that was made before.
+    ``tiles`` is the problem as a single tile, if already computed.
     """
     extent, dtype = problem.extent, problem.query.dtype
     B, H, L, S = extent.B, extent.H, extent.L, extent.S
@@ -120,22 +120,22 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
 
 
 def attend_nothing(problem: Problem) -> EngineOutput:
-    """Run where there are no pairs, or next to none, and tell nothing of them."""
+    """Run a problem with few or no pairs, without auxiliary outputs."""
     return replace(attend(problem), weights=None, scores=None)
 
 
 def attached(output: Tensor, problem: Problem) -> Tensor:
-    """Return an output that was made without reading any input as a part of their graph, so that gradients are 0."""
+    """Connect an output that does not depend on the inputs to their graph, so that gradients are 0 rather than None."""
     inputs = (problem.query, problem.key, problem.value, *problem.score.tensors())
     inputs += () if problem.mask is None else tuple(problem.mask.tensors())
     for tensor in inputs:
         if tensor.requires_grad:
-            output = output + tensor.flatten()[:0].sum().to(output.dtype)  # an empty sum: zero, but tied to its tensor
+            output = output + tensor.flatten()[:0].sum().to(output.dtype)  # an empty sum: 0 with a graph
     return output
 
 
 def attend_by_rows(problem: Problem) -> EngineOutput:
-    """Run the definition on a few rows at a time, with care for what is not finite; a backward pass does so, too."""
+    """Run the definition on a few rows at a time, forward and backward, without leaking non-finite values."""
     tiles = Tiles.of(problem, problem.mask is not None, Grid.of(problem, (64, max(problem.extent.S, 1))))
 
     p = problem.dropout_p
@@ -151,7 +151,7 @@ def attend_by_rows(problem: Problem) -> EngineOutput:
 
 
 def attend_few(problem: Problem) -> EngineOutput:
-    """Run the definition on few rows, without care for values that are not finite: they show as NaN in the output."""
+    """Run the definition on few rows; non-finite values may leak through masked pairs as NaN."""
     if (scores := _scores_of_dot_products(problem)) is not None:
         return EngineOutput(problem.normalizer.weights(scores) @ problem.value)
     tiles = Tiles.of(problem, False, Grid.whole(problem))

@@ -1,4 +1,4 @@
-"""torch's fused CPU kernel, with care for the three things that it loses."""
+"""torch's fused CPU kernel, with fixes for three kinds of wrong results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from regard._utils.torch_private import flash_attention as kernel
 from regard.engines.dense import is_finite, square_sum
 from regard.normalizers import Softmax
 
-#: Keys below which the kernel takes a row of NaN for a row that sees nothing: fewer than the widest vectors hold.
+#: With fewer keys (less than a SIMD vector), the kernel treats a row of NaN as a row without visible keys.
 FEW_KEYS = 16
-#: Keys that the kernel reads at one time. Where one masked score among them is NaN, a row may lose all of them.
+#: Block size of the kernel. If a masked score in a block is NaN, a row may lose the whole block.
 BLOCK_OF_KEYS = 512
-#: Log-sum-exps so large that their rounding shows in weights made from them, as the kernel's backward pass makes them.
+#: Above this log-sum-exp, its rounding affects the weights that the kernel's backward pass recomputes from it.
 LARGE_LSE = 1024.0
-#: Rows whose weights are held at one time where they are made by the definition.
+#: Number of rows to compute by definition at once.
 ROWS = 64
 
 
@@ -32,16 +32,16 @@ def flash_attention(
     *,
     fits: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return output (B, H, L, E) and log-sum-exp (B, H, L) of tensors of one width; 0 and 0 where a row sees nothing.
+    """Return output (B, H, L, E) and log-sum-exp (B, H, L), both 0 in rows without visible keys; all widths are equal.
 
-    The output is NaN where visible keys may have been lost to masked scores that are not finite.
+    The output is NaN if the kernel may have lost visible keys because masked scores are not finite.
 
     Parameters
     ----------
     query, key, value : Tensor (B, H, L, E), (B, H, S, E), (B, H, S, E)
     causal : bool
     added : Tensor (1 or B, 1 or H, 1 or L, S), optional
-        What is added to the scores; −inf masks. It may come with ``causal``.
+        Added to the scores; −inf masks. May be combined with ``causal``.
     scale : float
     fits : bool
         Whether all scores are known to be finite.
@@ -57,7 +57,7 @@ def flash_attention(
     if not output.requires_grad:
         return output, lse
     lost = lse.detach().abs() > LARGE_LSE
-    if bool(lost.any()):  # scores that are as large by themselves lose no more than that rounding
+    if bool(lost.any()):  # large scores, as opposed to large biases, lose no more than this rounding
         added_most = (added + _later(query, key, slice(0, query.shape[2])) if causal else added).amax(-1)
         lost = lost & (added_most.abs() > LARGE_LSE / 2)
     if not bool(lost.any()):
@@ -66,12 +66,12 @@ def flash_attention(
 
 
 def _lost_nothing(key: Tensor, lse: Tensor) -> bool:
-    """Whether the log-sum-exps show that no row lost keys: all keys are one block, and no row is without it."""
+    """Whether the log-sum-exps prove that no row lost keys: there is one block of keys, and no row lost it."""
     return key.itemsize >= 4 and key.shape[2] <= BLOCK_OF_KEYS and bool(lse.detach().all())
 
 
 def scores_fit(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Whether all scores are finite, by the lengths of queries and keys."""
+    """Whether all scores are finite, from the norms of queries and keys."""
     bound = square_sum(query) * square_sum(key) * max(scale * scale, 1.0)
     largest = float(torch.finfo(torch.promote_types(query.dtype, torch.float32)).max)
     return math.sqrt(bound) <= largest if bound < math.inf else False
@@ -86,11 +86,11 @@ def _later(query: Tensor, key: Tensor, rows: slice) -> Tensor:
 def _recovered(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, added: Tensor, scale: float, output: Tensor, lost: Tensor
 ) -> Tensor:
-    """Return the output with rows ``lost`` (B, H, L) by the definition, so that their gradients are right.
+    """Recompute rows ``lost`` (B, H, L) of the output by definition, so that their gradients are right.
 
-    A row to which a number like −1e9 is added has weights that the kernel's backward pass cannot make of the row's
-    log-sum-exp, in which no digit is left for the number of keys. Narrow numbers are calculated in float32, as in the
-    kernel: in float16, a product with what is hidden may be infinite, and a weight of 0 times that is NaN.
+    With a bias like −1e9, the log-sum-exp of a row has no precision left, so the kernel's backward pass cannot
+    recompute the weights from it. Narrow dtypes are computed in float32, as in the kernel: in float16, products with
+    hidden keys may be infinite, and 0 times infinity is NaN.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
 

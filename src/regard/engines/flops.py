@@ -1,4 +1,4 @@
-"""Register kernels that are one operator, ours and torch's own on the CPU, with torch's FLOP counter."""
+"""Register the fused operators, and torch's own on the CPU, with torch's FLOP counter."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _ATEN: Any = torch.ops.aten
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any, **named: Any) -> int:  # noqa: ARG001
-    """Return what two matrix products would take: all pairs, a multiplication and an addition for each feature."""
+    """Count two matrix products over all pairs, with a multiplication and an addition per feature."""
     return sdpa_flop_count(query, key, value)
 
 
 def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **named: Any) -> int:  # noqa: ARG001
-    """Return what five matrix products would take, as torch counts its own kernels."""
+    """Count five matrix products, as torch does for its own kernels."""
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
 def register() -> None:
-    """Let torch's FLOP counter know these operators, but for those that it knows already."""
+    """Register the operators with torch's FLOP counter, except those it knows already."""
     forward = (fused_forward, _ATEN._scaled_dot_product_flash_attention_for_cpu)
     backward = (fused_backward, _ATEN._scaled_dot_product_flash_attention_for_cpu_backward)
     for formula, operators in ((_forward, forward), (_backward, backward)):

@@ -1,4 +1,4 @@
-"""Care for what is not finite: where a mask hides it, nothing of it may show; what is finite may not overflow."""
+"""Non-finite values: masked ones must not leak, and sums of finite values must not overflow."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from regard.engines.flash import FEW_KEYS
 from regard.engines.problem import Problem
 from regard.engines.tiles import is_harmless
 
-#: What values are multiplied by where their sums overflow: a power of two, which rounds nothing.
+#: Factor of values whose sums overflow: a power of two, which causes no rounding.
 SHRUNK = 2.0**-32
 
-#: Runs a problem on a fast kernel; None where something that is masked might show without a trace.
+#: Runs a problem on a fast kernel; None if masked values might leak undetected.
 Attend = Callable[[Problem], EngineOutput | None]
 
 
 def is_settled(query: Tensor, key: Tensor, output: Tensor) -> bool:
-    """Whether what torch's kernel made without a mask is right: nothing overflowed, and no query of NaN was lost."""
+    """Whether the output of torch's kernel without a mask is right: no overflow, and no NaN query was lost."""
     return dense.is_finite(output) and (key.shape[2] >= FEW_KEYS or dense.is_finite(query))
 
 
 def recomputed(problem: Problem, attend: Attend) -> EngineOutput:
-    """Return the outcome of a fast kernel if its output is finite, else what is right.
+    """Return the outcome of a fast kernel if its output is finite; otherwise recompute it safely.
 
-    What leaks through a masked pair shows as NaN in the output (0·NaN, or inf − inf), and a sum of values that
-    overflows as infinity, so looking there is all that a clean call pays.
+    A leak through a masked pair shows as NaN in the output (0·NaN, or inf − inf), and an overflow as infinity, so
+    finite calls only pay for checking the output.
     """
     outcome = attend(problem)
     if outcome is not None and (dense.is_finite(outcome.output) or _is_finite(outcome.output)):
@@ -41,7 +41,7 @@ def recomputed(problem: Problem, attend: Attend) -> EngineOutput:
 
 
 def contained(problem: Problem, attend: Attend) -> EngineOutput:
-    """Run a masked problem some of whose inputs are not finite, or so large that products of them are not."""
+    """Run a masked problem with inputs that are not finite, or whose products overflow."""
     if not _is_finite(problem.query) or is_visible(problem):
         return dense.attend_by_rows(problem)
     problem = zeroed(problem)
@@ -50,7 +50,7 @@ def contained(problem: Problem, attend: Attend) -> EngineOutput:
 
 
 def fitted(problem: Problem, attend: Callable[[Problem], EngineOutput]) -> EngineOutput:
-    """Return an outcome on smaller values where sums of finite values overflow; for engines that contain NaN."""
+    """Run a problem, again on smaller values if sums of finite values overflow; for engines that contain NaN."""
     state = torch.get_rng_state() if problem.dropout_p else None
     outcome = attend(problem)
     if dense.is_finite(outcome.output) or _is_finite(outcome.output):
@@ -64,18 +64,18 @@ def fitted(problem: Problem, attend: Callable[[Problem], EngineOutput]) -> Engin
 
 
 def _fitted(problem: Problem, attend: Attend) -> EngineOutput:
-    """Run a problem of finite inputs on smaller values, or by its definition where that is no remedy."""
+    """Run a problem of finite inputs on smaller values, or by definition if that does not help."""
     return _on_smaller_values(problem, attend) or dense.attend_by_rows(problem)
 
 
 def _on_smaller_values(problem: Problem, attend: Attend) -> EngineOutput | None:
-    """Return a finite outcome on values that are made smaller and the output larger, or None."""
-    if problem.value.dtype == torch.float16:  # it is accumulated in float32
+    """Run with scaled-down values and rescale the output; None if it is still not finite."""
+    if problem.value.dtype == torch.float16:  # accumulated in float32
         return None
     outcome = attend(replace(problem, value=problem.value * SHRUNK))
     if outcome is None or not _is_finite(outcome.output):
         return None
-    largest = torch.finfo(problem.value.dtype).max  # the largest value, times weights whose sum is 1 but for rounding
+    largest = torch.finfo(problem.value.dtype).max  # bounds the output, up to rounding
     return replace(outcome, output=(outcome.output / SHRUNK).clamp(-largest, largest))
 
 
@@ -84,13 +84,13 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def zeroed(problem: Problem) -> Problem:
-    """Return the problem with zeros in place of everything in keys and values that is not finite, or too large."""
+    """Zero non-finite and overly large elements of keys and values."""
     key, value = (torch.where(is_harmless(t), t, 0.0) for t in (problem.key, problem.value))
     return replace(problem, key=key, value=value)
 
 
 def is_visible(problem: Problem) -> bool:
-    """Whether any query may attend to a key or value that holds something not finite, or too large."""
+    """Whether a query can see a key or value with a non-finite or overly large element."""
     extent, mask = problem.extent, problem.mask
     bad = ~(is_harmless(problem.key).all(-1) & is_harmless(problem.value).all(-1))  # (B, G, S)
     kv_idx = bad.any(0).any(0).nonzero().squeeze(-1)

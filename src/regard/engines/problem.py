@@ -1,4 +1,4 @@
-"""A call of attention: its arguments as they came, their checks, and the one form that every engine reads."""
+"""A call of attention: its arguments, their checks, and the canonical form that engines run."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check that the three are tensors that go together."""
+    """Check types, dtypes, devices and lengths."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise rejected("attention", name, "be a tensor", described(tensor), TypeError)
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_nested:
             layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            came = described(tensor) if tensor.dtype not in DTYPES else f"a {layout} one"
+            got = described(tensor) if tensor.dtype not in DTYPES else f"a {layout} one"
             expected = "be a dense float16, bfloat16, float32 or float64 tensor"
-            raise rejected("attention", name, expected, came, TypeError)
+            raise rejected("attention", name, expected, got, TypeError)
         if tensor.dim() < 2:
             raise rejected("attention", name, "have at least 2 dimensions, (..., heads, length, width)", shape(tensor))
         if tensor.device != query.device:
@@ -52,14 +52,14 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check that the three have one dtype, after autocast."""
+    """Check that all tensors have the same dtype, after autocast."""
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype:
             raise rejected("attention", name, f"have query's dtype {query.dtype}", tensor.dtype, TypeError)
 
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Check that the head counts of (..., heads, length, width) tensors go together."""
+    """Check that the numbers of heads of (..., heads, length, width) tensors are compatible."""
     H, G, G_v = query.shape[-3], key.shape[-3], value.shape[-3]
     if G_v != G and 1 not in (G, G_v):
         raise rejected("attention", "value", f"have key's {G} heads", f"{G_v} (key {shape(key)}, value {shape(value)})")
@@ -75,7 +75,7 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
 
 
 def check_widths(query: Tensor, key: Tensor) -> None:
-    """Check that queries and keys are equally wide."""
+    """Check that queries and keys have the same width."""
     E, wide = query.shape[-1], key.shape[-1]
     if wide != E:
         came = f"{wide} (query {shape(query)}, key {shape(key)})"
@@ -89,13 +89,13 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def number(name: str, value: Any, expected: str, low: float, high: float, closed: bool) -> float:
-    """Return a real number between two bounds, or raise; a tensor () is a number, as in torch."""
+    """Return a real number within bounds, or raise; as in torch, a 0-d tensor counts as a number."""
     if isinstance(value, Tensor) and value.dim() == 0:
         if value.requires_grad:
             came = f"{described(value)} that requires gradients (a learned factor multiplies the query)"
             raise rejected("attention", name, expected, came, TypeError)
         value = value.item()
-    if isinstance(value, torch.SymFloat):  # made of a dynamic size by torch.compile
+    if isinstance(value, torch.SymFloat):  # derived from a dynamic size under torch.compile
         return value  # type: ignore[return-value]
     if isinstance(value, bool) or not isinstance(value, Real):
         raise rejected("attention", name, expected, described(value), TypeError)
@@ -109,7 +109,7 @@ def number(name: str, value: Any, expected: str, low: float, high: float, closed
 
 
 def check_numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, float | None, float | None]:
-    """Return the three numbers as floats, or raise."""
+    """Check the three numbers and return them as floats."""
     return (
         number("dropout_p", dropout_p, "be a probability in [0, 1]", 0.0, 1.0, closed=True),
         None if scale is None else number("scale", scale, "be a finite number or None", -math.inf, math.inf, False),
@@ -117,17 +117,17 @@ def check_numbers(dropout_p: Any, scale: Any, softcap: Any) -> tuple[float, floa
     )
 
 
-#: Functions that were found to be a ``mask_mod``, and a ``score_mod``.
-_known: tuple[WeakSet[Any], WeakSet[Any]] = WeakSet(), WeakSet()
+#: Functions that passed :func:`check_elementwise` as a ``mask_mod``, and as a ``score_mod``.
+_checked: tuple[WeakSet[Any], WeakSet[Any]] = WeakSet(), WeakSet()
 
 
 def check_elementwise(name: str, expected: str, function: Any, query: Tensor, key: Tensor, scored: bool) -> None:
-    """Check on a few pairs that a ``score_mod`` (``scored``) or ``mask_mod`` can be called, and what it answers."""
+    """Check on a few pairs that a ``score_mod`` (``scored``) or ``mask_mod`` can be called, and its result type."""
     rows, cols = min(query.shape[2], 2), min(key.shape[2], 3)
     if torch.compiler.is_compiling() or 0 in (*query.shape[:2], rows, cols):
         return
-    remembered = type(function) is FunctionType
-    if remembered and function in _known[scored]:
+    cacheable = type(function) is FunctionType
+    if cacheable and function in _checked[scored]:
         return
     ranges = (1, (1, 1, 1, 1)), (1, (1, 1, 1)), (rows, (rows, 1)), (cols, (cols,))
     given = [torch.arange(size, device=query.device).view(shape) for size, shape in ranges]
@@ -140,37 +140,36 @@ def check_elementwise(name: str, expected: str, function: Any, query: Tensor, ke
         if rejection(error) is not None:
             raise
         raise rejected("attention", name, expected, f"{described(function)}: {error}", TypeError) from error
-    if remembered:
-        _known[scored].add(function)
+    if cacheable:
+        _checked[scored].add(function)
 
 
 def check_device(what: str, held: list[Tensor], query: Tensor) -> None:
-    """Check that the tensors inside a part are where the query is."""
+    """Check that the tensors of a part are on the query's device."""
     for tensor in held:
         if tensor.device != query.device and tensor.dim():
             raise rejected("attention", what, f"hold tensors on query's device {query.device}", tensor.device)
 
 
 def check_request(value: Any) -> None:
-    """Check what is asked beside the output."""
+    """Check the request for auxiliary outputs."""
     if value is not None and not isinstance(value, AuxRequest):
         raise rejected("attention", "return_aux", "be an AuxRequest or None", described(value), TypeError)
 
 
-# A call, as it came ---------------------------------------------------------------------------------------------------
+# The arguments of a call ----------------------------------------------------------------------------------------------
 
 
-#: The types of which an argument that is a number, or nothing, may be for its value to be part of a structure.
+#: Types of numeric arguments whose value can be part of a structure.
 _NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
 _NO_NAMES: dict[Any, Any] = {}
 
 
 class Call(NamedTuple):
-    """The arguments of one call of :func:`regard.attention`, as they were given.
+    """The arguments of one call of :func:`regard.attention`, unchecked.
 
-    It carries them from the public functions to the engines. A named tuple, as it is made in each call: a frozen
-    dataclass of so many fields takes three times as long.
+    A named tuple, because every call creates one: a frozen dataclass with as many fields takes three times as long.
     """
 
     query: Tensor
@@ -188,7 +187,7 @@ class Call(NamedTuple):
     return_aux: AuxRequest | None = None
 
     def structure(self) -> Hashable | None:
-        """Return all that a plan depends on, as a key; None if the call needs a plan of its own or is wrong."""
+        """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached."""
         ends = []
         for tensor in (self.query, self.key, self.value):
             if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
@@ -201,7 +200,7 @@ class Call(NamedTuple):
             return None
         parts: list[Any] = []
         for part, table in ((self.attn_mask, _NO_NAMES), (self.score, SCORES), (self.normalizer, NORMALIZERS)):
-            if type(part) in PLAIN:  # a name stands for what is registered under it now
+            if type(part) in PLAIN:  # resolve names, whose registration may change
                 parts.append(table.get(part, part))
                 continue
             if type(part) in _TENSORS:
@@ -229,10 +228,10 @@ def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
 
 
-# A call of ``attention``, validated and brought into one form that every engine reads ---------------------------------
+# The canonical form of a call -----------------------------------------------------------------------------------------
 
 
-#: The side of the tiles by which the visible share of a mask that is no interval is measured.
+#: Side of the tiles that estimate the visible share of a mask without intervals.
 SHARE_TILE = 128
 
 
@@ -255,9 +254,9 @@ class Problem:
     extent : Extent
         B, H, L and S.
     lead : tuple of int
-        What B was before it was flattened.
+        The caller's leading dimensions, which are flattened to B.
     headless : bool
-        Whether query, key and value came as single matrices, without a head dimension.
+        Whether query, key and value had no head dimension.
     """
 
     query: Tensor
@@ -275,7 +274,7 @@ class Problem:
 
     @classmethod
     def of(cls, call: Call) -> Problem:
-        """Validate a call's arguments and return the problem they state."""
+        """Validate a call's arguments and build the problem."""
         check_tensors(call.query, call.key, call.value)
         check_flag("is_causal", call.is_causal)
         check_flag("enable_gqa", call.enable_gqa)
@@ -298,12 +297,12 @@ class Problem:
 
     @property
     def is_softmax(self) -> bool:
-        """Whether the normalizer is softmax itself, and not a class derived from it."""
+        """Whether the normalizer is exactly softmax, not a subclass."""
         return type(self.normalizer) is Softmax
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype to calculate in: float32 for narrower inputs."""
+        """The compute dtype: float32 for narrower inputs."""
         return self.query.dtype if self.query.dtype == torch.float64 else torch.float32
 
     @property
@@ -318,12 +317,12 @@ class Problem:
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor] | None:
-        """The interval of keys that each query sees, as :meth:`Mask.intervals` tells; None also without a mask."""
+        """The interval of visible keys per query, from :meth:`Mask.intervals`; None without a mask."""
         return None if self.mask is None else self.mask.intervals(self.extent)
 
     @cached_property
     def visible_share(self) -> float:
-        """About which share of the pairs may meet; 1 where values cannot be looked at."""
+        """The approximate share of visible pairs; 1 if values are unavailable."""
         extent = self.extent
         if (
             self.mask is None
@@ -339,7 +338,7 @@ class Problem:
         return float((kinds != EMPTY).double().mean())
 
     def snapshot(self) -> Problem:
-        """Return the problem with copies of its parts, which keep their settings; tensors are shared."""
+        """Return the problem with copies of its parts, unaffected by later changes of settings; tensors are shared."""
         mask = None if self.mask is None else self.mask.snapshot()
         return replace(self, score=self.score.snapshot(), mask=mask, normalizer=self.normalizer.snapshot())
 
@@ -350,7 +349,7 @@ class Problem:
 
 
 def as_score(score: object, query: Tensor, key: Tensor) -> Score:
-    """Return the score that a name, a Score, a ``score_mod`` function or None stands for."""
+    """Return the Score for a name, a Score, a ``score_mod`` function or None."""
     if score is None:
         return scores.ScaledDot()
     if isinstance(score, Score):
@@ -361,7 +360,7 @@ def as_score(score: object, query: Tensor, key: Tensor) -> Score:
         try:
             return SCORES[score]()
         except TypeError:
-            expected = f"be given with its parameters, as regard.scores.{SCORES[score].__name__}(...)"
+            expected = f"be an instance with parameters, regard.scores.{SCORES[score].__name__}(...)"
             raise rejected("attention", "score", expected, repr(score)) from None
     if isinstance(score, (type, Part)) or not callable(score):
         expected = "be a name, a Score or a score_mod(score, b, h, q_idx, kv_idx)"
@@ -372,7 +371,7 @@ def as_score(score: object, query: Tensor, key: Tensor) -> Score:
 
 
 def as_normalizer(normalizer: object) -> Normalizer:
-    """Return the normalizer that a name or a Normalizer stands for."""
+    """Return the Normalizer for a name or a Normalizer."""
     if isinstance(normalizer, Normalizer):
         return normalizer
     if not isinstance(normalizer, str):
@@ -385,7 +384,7 @@ def as_normalizer(normalizer: object) -> Normalizer:
 def canonical(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor, bool]:
-    """Return the leading dimensions, the three tensors as (B, heads, length, width), and whether heads were absent."""
+    """Return the leading dimensions, (B, heads, length, width) tensors, and whether there was no head dimension."""
     headless = max(query.dim(), key.dim(), value.dim()) == 2
     given = query, key, value
     query, key, value = (t.unsqueeze(0) if t.dim() == 2 else t for t in given)
@@ -395,7 +394,7 @@ def canonical(
     if len(query.shape) == len(key.shape) == len(value.shape) == 4:
         same = query.shape[0] == key.shape[0] == value.shape[0]
         if same and kv_heads == G == G_v and (kv_heads == H or enable_gqa):
-            return tuple(query.shape[:1]), query, key, value, False  # the usual case, as it is
+            return tuple(query.shape[:1]), query, key, value, False  # fast path: nothing to do
     try:
         lead = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     except RuntimeError:
@@ -414,7 +413,7 @@ def canonical(
 def bound_mask(
     mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, extent: Extent, lead: tuple[int, ...]
 ) -> Mask | None:
-    """Return the mask of a call, bound to its extent; None where its structure says that it hides nothing."""
+    """Return the mask of a call, bound to its extent; None if it certainly hides and adds nothing."""
     found = unbound_mask(mask, is_causal, query, key, lead)
     if found is None:
         return None
@@ -425,7 +424,7 @@ def bound_mask(
 def unbound_mask(
     mask: MaskLike | None, is_causal: bool, query: Tensor, key: Tensor, lead: tuple[int, ...]
 ) -> Mask | None:
-    """Return the mask of a call, for any lengths."""
+    """Return the mask of a call before binding it to its lengths."""
     found = _as_mask(mask, query, key, lead)
     if not is_causal:
         return found
@@ -434,7 +433,7 @@ def unbound_mask(
 
 
 def _as_mask(mask: MaskLike | None, query: Tensor, key: Tensor, lead: tuple[int, ...]) -> Mask | None:
-    """Return the mask that an ``attn_mask`` stands for, a tensor's leading dimensions flattened as the inputs' were."""
+    """Convert ``attn_mask`` to a mask; leading dimensions of a tensor are flattened like those of the inputs."""
     if mask is None:
         return None
     if isinstance(mask, Tensor) and mask.dim() > 3 and (len(lead) > 1 or mask.dim() > 4):

@@ -1,4 +1,4 @@
-"""Engine ``reference``: materializes every score and weight. The definition, and the oracle of the others."""
+"""Engine ``reference``: materializes all scores and weights. The definition, and the oracle of the other engines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.engines.problem import Problem
 
 
 class Reference(Engine):
-    """The formula as it is written, in memory that grows with L×S; any derivative, any part.
+    """The formula, in O(L·S) memory; supports every derivative and every part.
 
     Parameters
     ----------
     dtype : torch.dtype, optional
-        What to calculate in, ``torch.float64`` for an oracle; the output keeps the inputs' dtype only when None.
+        Compute and output dtype, ``torch.float64`` for an oracle; None keeps the inputs' dtype.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Engine ``sdpa``: torch's fused kernel, structured masks in blocks of queries included.
+"""Engine ``sdpa``: torch's fused kernel, with structured masks in blocks of queries.
 
-Ranges of one block are merged by their log-sum-exp. The backward pass hands the merged output and log-sum-exp to
-the kernel's own backward for each range, which is exact: every range's weights are relative to the whole row.
+The key ranges of a block are merged by their log-sum-exp. The backward pass runs the kernel's own backward on each
+range with the merged output and log-sum-exp. This is exact, because weights are relative to the whole row.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from regard.normalizers import Softmax
 from regard.scores import DotForm, Score
 from regard.scores.dot_products import DotLike
 
-# Structured masks through torch's fused kernel: blocks of queries, each over the ranges of keys that it sees ----------
+# Structured masks: blocks of queries, each over the ranges of keys that it sees ---------------------------------------
 
 
-#: Rows of a block, and the keys by which its ranges are measured.
+#: Number of queries of a block, and granularity of its key ranges.
 ROWS, BLOCK = 128, 128
-#: A run of full blocks at least this long is worth a call of its own, free of a mask.
+#: Number of full blocks in a row that are worth a separate call without a mask.
 FULL_RUN = 4
-#: Keys of one masked call at most, which bounds the mask that is made for it.
+#: Maximum number of key blocks in a masked call, which bounds the size of its mask.
 MASKED_RUN = 16
 
 
 def largest_mask() -> int:
-    """Return how many numbers the mask of one call holds at most, for each head."""
+    """Return the maximum number of elements per head in the mask of one call."""
     return ROWS * BLOCK * MASKED_RUN
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys that a block sees in one call; ``masked`` when some pairs among them may not meet."""
+    """Keys that a block reads in one call; ``masked`` if some of the pairs are hidden."""
 
     cols: Span
     masked: bool
@@ -56,7 +56,7 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries ``rows`` of batches and heads ``where``, and the ranges of keys they see."""
+    """Queries ``rows`` of sequences and heads ``where``, and the ranges of keys that they see."""
 
     where: tuple[slice, slice]
     rows: Span
@@ -64,7 +64,7 @@ class QueryBlock:
 
 
 def cut_queries(mask: Mask, extent: Extent) -> list[QueryBlock]:
-    """Cut a bound mask into blocks, for each batch and head in which it differs."""
+    """Split a bound mask into blocks, separately for sequences and heads in which it differs."""
     blocks = BlockMask.of(mask, extent, ROWS, BLOCK)
     by_batch, by_head = blocks.differs
     found = []
@@ -76,12 +76,12 @@ def cut_queries(mask: Mask, extent: Extent) -> list[QueryBlock]:
 
 
 def _is_long(run: Run) -> bool:
-    """Whether a run is worth a call of its own, free of a mask."""
+    """Whether a run is worth a separate call without a mask."""
     return run.state == FULL and run.stop - run.start > (FULL_RUN - 1) * BLOCK
 
 
 def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
-    """Join runs of blocks into ranges: long full ones by themselves, the rest masked, in parts of bounded size."""
+    """Merge runs of blocks into ranges: long full runs stay separate, the rest is masked, in ranges of bounded size."""
     joined: list[Run] = []
     for run in runs:
         alone = run.state == EMPTY or _is_long(run)
@@ -101,20 +101,20 @@ def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
 
 @dataclass(frozen=True)
 class BlockedRun:
-    """Everything about a block run that is not differentiated."""
+    """The non-differentiable arguments of a blocked run."""
 
     mask: Mask
     extent: Extent
     blocks: list[QueryBlock]
     scale: float
     wants_grad: bool
-    #: The output and log-sum-exp of rows that see more keys than these, where they were found elsewhere.
-    known: tuple[Tensor, Tensor] | None = None
+    #: Precomputed output and log-sum-exp over more keys than these, if any.
+    precomputed: tuple[Tensor, Tensor] | None = None
 
     def shift(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Return the largest bias of each row (b, h, l, 1), 0 where it sees nothing; None where nothing is merged.
+        """Return the largest bias of each row (b, h, l, 1), 0 in rows without visible keys; None if nothing is merged.
 
-        Ranges merge by their log-sum-exp, in which a bias of −1e9 would leave no digit for the scores.
+        Ranges are merged by their log-sum-exp, in which a bias of −1e9 would leave no precision for the scores.
         """
         if not self.mask.has_bias or len(block.ranges) < 2:
             return None
@@ -130,9 +130,9 @@ class BlockedRun:
     def tile_mask(
         self, block: QueryBlock, part: KeyRange, dtype: torch.dtype, device: torch.device, shift: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return what is added to the scores (b, h, l, s), and which rows see anything (b, h, l, 1); None for all.
+        """Return the bias (b, h, l, s), −inf for hidden pairs, and the non-empty rows (b, h, l, 1); None for all rows.
 
-        It is added in float32 where features of ``dtype`` are narrower, and less the ``shift`` of each row.
+        The bias has at least float32, and the ``shift`` of each row is subtracted.
         """
         if not part.masked and not self.mask.has_bias:
             return None, None
@@ -163,7 +163,7 @@ class BlockedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if run.known is not None:
+        if run.precomputed is not None:
             return _attached(ctx, run, query, key, value, tensors)
         output = torch.zeros_like(query)
         relative = query.new_full(query.shape[:3], -torch.inf, dtype=torch.promote_types(query.dtype, torch.float32))
@@ -175,7 +175,7 @@ class BlockedAttention(torch.autograd.Function):
             output[rows], relative[rows] = found
             lse[rows] = found[1] if shift is None else found[1] + shift.squeeze(-1)
         ctx.run = run
-        # The mask's tensors are saved too, so that autograd notices when one was changed in place.
+        # Save the mask's tensors too, so that autograd detects in-place changes.
         ctx.save_for_backward(query, key, value, output, relative, *tensors)
         ctx.mark_non_differentiable(lse)
         return output, lse
@@ -187,7 +187,7 @@ class BlockedAttention(torch.autograd.Function):
         grad = grad.contiguous()
         wide = lse.dtype  # sums over blocks keep their precision for narrow inputs
         d_query, d_key, d_value = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
-        lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
+        lse = torch.where(lse == -torch.inf, 0.0, lse)  # the kernel's value for empty rows
         for block in run.blocks:
             rows = (*block.where, block.rows.slice)
             shift = run.shift(block, query.dtype, query.device)
@@ -207,15 +207,15 @@ class BlockedAttention(torch.autograd.Function):
 def _attached(
     ctx: Any, run: BlockedRun, query: Tensor, key: Tensor, value: Tensor, tensors: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return a known output and log-sum-exp, with what :meth:`BlockedAttention.backward` needs of them."""
-    assert run.known is not None
-    output, lse = (t.detach() for t in run.known)
+    """Return the precomputed output and log-sum-exp, and save them for :meth:`BlockedAttention.backward`."""
+    assert run.precomputed is not None
+    output, lse = (t.detach() for t in run.precomputed)
     relative = lse.clone()
     for block in run.blocks:
         shift = run.shift(block, query.dtype, query.device)
         if shift is not None:
             relative[(*block.where, block.rows.slice)] -= shift.squeeze(-1)
-    ctx.run = replace(run, known=None)
+    ctx.run = replace(run, precomputed=None)
     ctx.save_for_backward(query, key, value, output, relative, *tensors)
     ctx.mark_non_differentiable(lse)
     return output, lse
@@ -242,16 +242,16 @@ def _block(
     return out.to(query.dtype), lse.squeeze(-1)
 
 
-# A mask as torch's fused CPU kernel takes it: nothing, its own causal mask, a matrix, or blocks of queries ------------
+# Masks in the forms that torch's fused CPU kernel takes: none, causal, a matrix, or blocks of queries -----------------
 
 
-#: Queries so few that their scores are made at once: keys are read once, and what is masked is cut out of them.
+#: Maximum number of queries for which all scores are computed at once, reading keys once.
 FEW = 4
-#: Pairs of a mask that is a matrix for the kernel, where blocks of it would not save what more calls cost.
+#: Maximum number of pairs for which a mask is materialized, as blocks would cost more in calls than they save.
 MATRIX = 256 * 256
-#: Numbers of such a mask over all sequences and heads.
+#: Maximum number of elements of a materialized mask over all sequences and heads.
 MATRICES = 64 * MATRIX
-#: Numbers of one that is kept for later calls.
+#: Maximum number of elements of a materialized mask that is kept for later calls.
 KEPT = 8 * MATRIX
 
 
@@ -262,15 +262,15 @@ class KernelMask:
     Attributes
     ----------
     hides : bool
-        Whether a mask is still to be taken into account.
+        Whether the mask hides pairs among the keys that are read.
     causal : bool
         Whether the kernel's own causal mask is part of it.
     keys : slice, or None
         The keys that are read; None is all.
     added : Tensor (1 or B, 1 or H, 1 or L, S), or None
-        What is added to the scores.
+        Added to the scores.
     empty : Tensor (1 or B, 1 or H, 1 or L), or None
-        Where a row sees nothing; None where none does, or the log-sum-exp is not requested.
+        Rows without visible keys; None if there are none, or the log-sum-exp is not requested.
     blocks : list of QueryBlock, or None
     """
 
@@ -282,16 +282,16 @@ class KernelMask:
     blocks: list[QueryBlock] | None = None
 
     @classmethod
-    def of(cls, problem: Problem, told: bool = True, fixed: Tensor | None = None) -> KernelMask:
-        """Return what a problem's mask means.
+    def of(cls, problem: Problem, needs_lse: bool = True, fixed: Tensor | None = None) -> KernelMask:
+        """Convert a problem's mask.
 
         Parameters
         ----------
         problem : Problem
-        told : bool
-            Whether the log-sum-exp is asked for.
+        needs_lse : bool
+            Whether the log-sum-exp is requested.
         fixed : Tensor (1, 1 or H, 1 or L, S), optional
-            What the fixed parts of the mask add, as :func:`fixed_part` says.
+            The bias of the fixed parts of the mask; see :func:`fixed_part`.
         """
         mask, extent = problem.mask, problem.extent
         if mask is None:
@@ -299,7 +299,7 @@ class KernelMask:
         if isinstance(mask, masks.Dense):
             return GIVEN
         if is_causal(problem):
-            # Later keys are seen by no query; a seed drops the same weights only where as many numbers are drawn.
+            # Skip keys that no query sees, except with dropout, whose random numbers depend on the number of keys.
             keys = slice(extent.L) if extent.L < extent.S and not problem.dropout_p else None
             return cls(hides=True, causal=True, keys=keys)
         kept = mask.is_fixed
@@ -311,20 +311,19 @@ class KernelMask:
             added = _matrix_of(problem, rest if fixed is None else _among(rest, fixed=False))
             added = added if fixed is None else fixed + added
             if added.numel() <= (KEPT if kept else MATRICES):
-                return cls(
-                    hides=True, causal=causal, added=added, empty=_empty(mask, causal, added, extent) if told else None
-                )
+                empty = _empty(mask, causal, added, extent) if needs_lse else None
+                return cls(hides=True, causal=causal, added=added, empty=empty)
         return cls(hides=True, blocks=cut_queries(mask, extent))
 
 
-#: A matrix that the caller wrote out.
+#: A dense mask from the caller.
 GIVEN = KernelMask(hides=True)
-#: One that is cut out of scores made at once, where nothing of a masked key is left.
+#: A mask applied to scores that are computed at once.
 AT_ONCE = KernelMask(hides=True)
 
 
 def _shared_keys(problem: Problem) -> slice | None:
-    """Return the keys that every query sees, where these are all that any query sees, and more than one."""
+    """Return the visible keys if they are the same for all queries, and more than one."""
     if problem.intervals is None:
         return None
     (first, last), (least, most) = ((int(edge.min()), int(edge.max())) for edge in problem.intervals)
@@ -332,9 +331,9 @@ def _shared_keys(problem: Problem) -> slice | None:
 
 
 def fixed_part(problem: Problem) -> Tensor | None:
-    """Return what the fixed parts of a short mask add, which is the same in every call of a structure.
+    """Return the bias of the fixed parts of a short mask, which is the same in all calls of a structure.
 
-    None where the mask does not consist of such parts and others, or is no matrix for the kernel.
+    None if the mask is not composed of fixed and other parts, or is not materialized.
     """
     mask, extent = problem.mask, problem.extent
     if not isinstance(mask, masks.AndMask) or not FEW < extent.L <= MATRIX // extent.S or is_causal(problem):
@@ -347,7 +346,7 @@ def fixed_part(problem: Problem) -> Tensor | None:
 
 
 def _split(mask: Mask, extent: Extent) -> tuple[bool, Mask]:
-    """Return whether the kernel's own causal mask is part of a mask, and the rest of it."""
+    """Return whether a mask contains the kernel's own causal mask, and the rest of it."""
     if not isinstance(mask, masks.AndMask):
         return False, mask
     rest = tuple([part for part in mask.masks if not part.is_plain_causal(extent)])
@@ -363,7 +362,7 @@ def _among(mask: Mask, fixed: bool) -> Mask:
 
 
 def _empty(mask: Mask, causal: bool, added: Tensor, extent: Extent) -> Tensor | None:
-    """Return which rows (1 or B, 1 or H, 1 or L) see nothing; None where all see something."""
+    """Return which rows (1 or B, 1 or H, 1 or L) are empty; None if the mask hides nothing."""
     if not mask.hides:
         return None
     hidden = added == -torch.inf
@@ -373,7 +372,7 @@ def _empty(mask: Mask, causal: bool, added: Tensor, extent: Extent) -> Tensor | 
 
 
 def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
-    """Return what a mask adds to the scores, −inf where it hides: (1 or B, 1 or H, 1 or L, S)."""
+    """Materialize a mask as a bias with −inf for hidden pairs: (1 or B, 1 or H, 1 or L, S)."""
     extent, dtype = problem.extent, wide_dtype(problem.query.dtype)
     index = indices(problem, Span(0, extent.L), Span(0, extent.S))
     visible, bias = mask.visible(*index), mask.cast(dtype).bias(*index) if mask.has_bias else None
@@ -385,12 +384,12 @@ def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
 
 
 def is_causal(problem: Problem) -> bool:
-    """Whether a mask is the kernel's own causal one."""
+    """Whether the mask is the kernel's own causal mask."""
     return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
 
 
 def matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
-    """Return what a dense mask adds to the scores, with four dimensions."""
+    """Return a dense mask as a four-dimensional bias."""
     values = mask.values
     values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
     if values.dtype != torch.bool:
@@ -404,12 +403,12 @@ def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which torch's kernels add to scores of these features: float32 for narrower ones."""
+    """Return the dtype of biases in torch's kernels: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def indices(problem: Problem, rows: Span, cols: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,), as masks take them."""
+    """Return the arguments b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1) and kv_idx (s,) of masks."""
     device, extent = problem.query.device, problem.extent
     b = torch.arange(extent.B, device=device).view(-1, 1, 1, 1)
     h = torch.arange(extent.H, device=device).view(-1, 1, 1)
@@ -417,26 +416,26 @@ def indices(problem: Problem, rows: Span, cols: Span) -> tuple[Tensor, Tensor, T
     return b, h, q_idx, torch.arange(cols.start, cols.stop, device=device)
 
 
-# Engine ``sdpa``: everything that reduces to a scaled dot product, through torch's fused kernels ----------------------
+# The engine -----------------------------------------------------------------------------------------------------------
 
 
-#: Queries whose mask is a matrix at one time where calls are traced.
+#: Number of queries per materialized mask in traced calls.
 TRACED_STRIP = 512
-#: Squares of distances from an origin so large that scores made of them have too few digits left for float32.
+#: Squared distance from the origin above which lifted Gaussian scores have too few digits in float32.
 FAR = 2.0**28
-#: Pairs of one head that a single streaming tile would hold.
+#: Number of pairs per head that fit into one streaming tile.
 SMALL = 256 * 256
 
 
 class Sdpa(Engine):
     """torch's ``scaled_dot_product_attention`` for every score that is a dot product of features.
 
-    The Gaussian lifts its keys by one feature. A structured mask never becomes a matrix: each strip of queries
-    meets the ranges of keys that it sees. Grouped queries become rows of their key head where no mask stands between.
+    The Gaussian lifts its keys by one feature. Structured masks are not materialized, except for short sequences: each
+    block of queries runs over the ranges of keys that it sees. Without a mask, grouped queries become rows of their key
+    head.
 
-    Where a mask that is a matrix adds so large a number to a whole row that nothing is left of the scores (−1e9 in
-    float32), torch's own function gives gradients that are several times too large; here, such rows are computed by the
-    definition.
+    If a dense mask adds a bias to a whole row that leaves no precision for the scores (−1e9 in float32), torch's own
+    function returns gradients that are several times too large. This engine computes such rows by definition.
     """
 
     name = "sdpa"
@@ -464,11 +463,11 @@ class Sdpa(Engine):
         narrow = problem.query.dtype != problem.compute_dtype
         wider = (t.is_floating_point() and t.dtype != problem.query.dtype for t in mask.tensors())
         if device != "cpu" and narrow and mask.has_bias and any(wider):
-            return f"no float32 bias beside scores of {problem.query.dtype} on {device}"
+            return f"no float32 bias for {problem.query.dtype} scores on {device}"
         return None
 
     def grows(self, problem: Problem) -> bool:
-        # A matrix that fits into one streaming tile is no growth: the tile would hold it, too.
+        # A matrix that fits into one streaming tile does not count.
         return bool(problem.dropout_p) and problem.extent.L * problem.extent.S > SMALL
 
     def cost(self, problem: Problem) -> Cost:
@@ -489,15 +488,15 @@ class Sdpa(Engine):
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
-        # torch's kernel takes an only key for hidden where its score is NaN.
+        # torch's kernel treats a single key as hidden if its score is NaN.
         if 0 in problem.query.shape[:3] or problem.extent.S < 2:
             return dense.attend_nothing
         if is_traced(problem.query):
             return _traced
         mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
         fixed = mask is None or isinstance(mask, masks.Dense) or mask.is_fixed
-        told = request is not None
-        kernel_mask = KernelMask.of(problem, told) if fixed else None
+        needs_lse = request is not None
+        kernel_mask = KernelMask.of(problem, needs_lse) if fixed else None
         part = None if fixed else fixed_part(problem)
         attend = _run_as_given if _is_as_given(problem, kernel_mask) else _run
         few = problem.extent.L <= FEW and not wants_grad and not problem.dropout_p
@@ -505,13 +504,13 @@ class Sdpa(Engine):
             kernel_mask, attend = AT_ONCE, _run_at_once
 
         def run(problem: Problem) -> EngineOutput:
-            own = KernelMask.of(problem, told, part) if kernel_mask is None else kernel_mask
+            own = KernelMask.of(problem, needs_lse, part) if kernel_mask is None else kernel_mask
 
             def once(problem: Problem) -> EngineOutput | None:
                 outcome = attend(problem, own)
-                return outcome if told or outcome is None else EngineOutput(outcome.output)
+                return outcome if needs_lse or outcome is None else EngineOutput(outcome.output)
 
-            # A backward pass reads what is hidden, too, and multiplies it by 0.
+            # A backward pass multiplies hidden values by 0, which leaks NaN.
             if wants_grad and own.hides and dense.needs_care(problem):
                 return nonfinite.contained(problem, once)
             if own.hides or on_cpu:
@@ -534,10 +533,10 @@ class Sdpa(Engine):
             return None
         form, V = _form(problem), problem.value.shape[-1]
         if form.offset is not None:
-            return None  # softmax over a part does not cancel its derivative
+            return None  # over a part of the keys, the derivative of the offset does not cancel
         dtype, width = form.query.dtype, max(form.query.shape[-1], V)
         rows = form.query, form.key, problem.value.to(dtype), output.detach().to(dtype)
-        # torch's kernel gives a wrong gradient where a row's numbers do not stand side by side.
+        # torch's kernel returns wrong gradients for rows that are not contiguous.
         query, key, value, output = (
             t.contiguous() if t.shape[-1] == width else pad(t, (0, width - t.shape[-1])) for t in rows
         )
@@ -546,7 +545,7 @@ class Sdpa(Engine):
 
 
 def _is_as_given(problem: Problem, kernel_mask: KernelMask | None) -> bool:
-    """Whether torch's kernel takes query, key and value as they are, and answers as is wanted."""
+    """Whether torch's kernel can run on query, key and value unchanged."""
     query, key, value = problem.query, problem.key, problem.value
     foldable = kernel_mask is not None and not kernel_mask.hides
     return (
@@ -567,7 +566,7 @@ def _run_at_once(problem: Problem, kernel_mask: KernelMask) -> EngineOutput:  # 
 
 
 def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
-    """Run with nothing to do before the kernel or after it, where a mask needs nothing either."""
+    """Run the kernel without pre- and postprocessing, unless the mask needs blocks."""
     if kernel_mask.blocks is not None:
         return _run(problem, kernel_mask)
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
@@ -583,12 +582,12 @@ def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | N
 
 
 def _run(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
-    """Run with what is to be done before the kernel and after it; None where a masked score might not be finite."""
+    """Run the kernel with pre- and postprocessing; None if a masked score might not be finite."""
     dtype = problem.query.dtype
     form = _form(problem)
     query, key = form.query, form.key
     if problem.mask is not None and form.offset is not None and float(form.offset.detach().abs().amax()) > FAR:
-        return None  # keys that are hidden may have moved the origin
+        return None  # hidden keys may have moved the origin
     if kernel_mask.blocks is not None and not scores_fit(query, key, problem.scale):
         return None
     value = problem.value.to(query.dtype)
@@ -600,12 +599,12 @@ def _run(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
     if lse is not None and form.offset is not None:
         lse = lse + problem.scale * form.offset
     if dtype not in (torch.float32, torch.float64) or form.query.dtype != dtype:
-        lse = None  # of features in another precision: not the scores' own
+        lse = None  # computed from features in another precision
     return EngineOutput((output if width == V else output[..., :V].contiguous()).to(dtype), lse)
 
 
 def _form(problem: Problem) -> DotForm:
-    """Return the problem's dot product; features of narrow inputs are made in float32 and rounded once."""
+    """Return the problem as a dot product; features of narrow inputs are computed in float32 and rounded once."""
     score, dtype, wide = problem.score, problem.query.dtype, problem.compute_dtype
     if type(score).project is Score.project and type(score).as_dot is DotLike.as_dot:
         return DotForm(problem.query, problem.key)
@@ -647,7 +646,7 @@ def _dispatch(
 
 
 def _scaled(query: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Return queries and a positive scale: the kernel masks first, and −inf times 0 or −1 is not what is meant."""
+    """Return queries and a positive scale: the kernel masks before scaling, and −inf times 0 or −1 would be wrong."""
     return (query, scale) if scale > 0 else (query * scale, 1.0)
 
 
@@ -658,7 +657,7 @@ def _expanded(H: int, *tensors: Tensor) -> tuple[Tensor, ...]:
 def _folded(
     query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None, dropout_p: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Run with the query heads of each group as rows of its key head: no key is copied."""
+    """Run with the query heads of each group as rows of its key head, without copying keys."""
     B, H, L, E = query.shape
     G = key.shape[1]
     output, lse = _kernel(query.reshape(B, G, H // G * L, E), key, value, scale, added, False, dropout_p)
@@ -669,7 +668,7 @@ def _kernel(
     query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None, causal: bool, dropout_p: float
 ) -> tuple[Tensor, Tensor | None]:
     if query.device.type != "cpu" or dropout_p or query.shape[-1] == 0:
-        causal = causal and added is None  # torch's function takes one of them, and a width of 0 has no numbers
+        causal = causal and added is None  # torch's function takes only one; scores of width 0 are all 0
         output = torch_attention(query, key, value, added, dropout_p, causal, scale=scale)
         return output, None
     return flash_attention(query, key, value, causal, added, scale)
@@ -678,7 +677,7 @@ def _kernel(
 def _part(
     problem: Problem, own: KernelMask, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor
 ) -> Any:
-    """Return :meth:`Sdpa.partial_backward` of features of one width."""
+    """Implement :meth:`Sdpa.partial_backward` for features of equal width."""
     mask, (query, scale) = problem.mask, _scaled(query, problem.scale)
     (B, H, L, E), G = query.shape, key.shape[1]
     if own.keys is not None:
@@ -696,19 +695,19 @@ def _part(
 
 
 class _KernelPart(torch.autograd.Function):
-    """A known output whose derivative is that of torch's kernel over some of the keys."""
+    """A precomputed output with the derivative of torch's kernel over some of the keys."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        known: tuple[Tensor, Tensor, Tensor | None, bool, float],
+        precomputed: tuple[Tensor, Tensor, Tensor | None, bool, float],
         query: Tensor,
         key: Tensor,
         value: Tensor,
     ) -> Tensor:
-        output, lse, added, ctx.causal, ctx.scale = known
+        output, lse, added, ctx.causal, ctx.scale = precomputed
         ctx.added = None if added is None else added.to(query.dtype)
-        lse = torch.where(lse == -torch.inf, 0.0, lse)  # what the kernel writes for a row that sees nothing
+        lse = torch.where(lse == -torch.inf, 0.0, lse)  # the kernel's value for empty rows
         ctx.save_for_backward(query, key, value, output.detach(), lse)
         return output.detach()
 
@@ -721,7 +720,7 @@ class _KernelPart(torch.autograd.Function):
 
 
 def _traced(problem: Problem) -> EngineOutput:
-    """Run where values cannot be looked at: torch's function, the mask as a matrix for a strip of queries at a time."""
+    """Run a traced call by torch's function, materializing the mask for a strip of queries at a time."""
     mask, extent = problem.mask, problem.extent
     if mask is None or is_causal(problem):
         if mask is not None:
@@ -730,9 +729,9 @@ def _traced(problem: Problem) -> EngineOutput:
     rows = spans(extent.L, TRACED_STRIP)
     band = mask.as_band(extent)
     if band is None:
-        # A key that no query sees is cleared, so that nothing in it can leak. In a strip's band every key is seen.
-        seen = _any_row(problem, mask, rows)
-        key, value = torch.where(seen, problem.key, 0.0), torch.where(seen, problem.value, 0.0)
+        # Zero keys that no query sees, so that nothing leaks. In a strip of a band, every key is visible.
+        visible = _any_row(problem, mask, rows)
+        key, value = torch.where(visible, problem.key, 0.0), torch.where(visible, problem.value, 0.0)
         problem = replace(problem, key=key, value=value)
     outputs = []
     for span in rows:
@@ -747,15 +746,15 @@ def _traced(problem: Problem) -> EngineOutput:
         )
         added = _added(problem, mask, span, Span(first, last))
         output = _plain(part, added, False)
-        if added is not None and is_exported_to_onnx():  # where torch's function has zeros, ONNX has no rule
-            seen = added if added.dtype == torch.bool else added > -torch.inf
-            output = torch.where(seen.any(-1, keepdim=True), output, 0.0)
+        if added is not None and is_exported_to_onnx():  # torch's function returns zeros for empty rows, ONNX does not
+            visible = added if added.dtype == torch.bool else added > -torch.inf
+            output = torch.where(visible.any(-1, keepdim=True), output, 0.0)
         outputs.append(output)
     return EngineOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
 
 
 def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:
-    """Return which keys (B, G, S, 1) any query may attend to."""
+    """Return which keys (B, G, S, 1) are visible to at least one query."""
     extent, seen = problem.extent, None
     B, G, S = extent.B, problem.key.shape[1], extent.S
     for span in rows:
@@ -769,7 +768,7 @@ def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:
 
 
 def _added(problem: Problem, mask: Mask, rows: Span, cols: Span) -> Tensor | None:
-    """Return the mask, or what it adds, as a matrix of these rows and columns."""
+    """Materialize the mask, or its bias, for these rows and columns."""
     index = indices(problem, rows, cols)
     visible, bias = mask.visible(*index), mask.cast(problem.compute_dtype).bias(*index)
     added = None if bias is None else bias.to(problem.compute_dtype)

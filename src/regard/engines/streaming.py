@@ -1,4 +1,4 @@
-"""Engine ``streaming``: tiles in plain torch. Any score, any mask, any device, in memory O(L + S) both ways."""
+"""Engine ``streaming``: tiles in plain torch. Any score, mask and device, in O(L + S) memory, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from regard.normalizers.base import Statistic
 
 
 class Streaming(Engine):
-    """Online softmax over tiles; other normalizers find their row statistic in sweeps first.
+    """Online softmax over tiles; other normalizers first compute their row statistic in sweeps.
 
-    The backward pass computes each tile again instead of keeping it. Under ``torch.compile``, ``torch.func``
-    transforms and forward-mode, in second derivatives, and where a score holds tensors it does not declare,
-    autograd records the tiles themselves: right as ever, with memory that grows with L×S.
+    The backward pass recomputes each tile. Under ``torch.compile``, ``torch.func`` transforms and forward mode, in
+    second derivatives, and if a score uses tensors that are not attributes, autograd records the tiles instead, in
+    memory that grows with L×S.
     """
 
     name = "streaming"
@@ -60,7 +60,7 @@ class Streaming(Engine):
             return dense.attend_nothing
         fixed, grid = problem.mask is None or problem.mask.is_fixed, None
         traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()
-        known = traced or _lists_its_tensors(problem)
+        listed = traced or _lists_its_tensors(problem)
 
         def run(problem: Problem) -> EngineOutput:
             nonlocal grid
@@ -68,7 +68,7 @@ class Streaming(Engine):
             grid = tiles.grid if fixed else None
             if len(tiles.rows) == len(tiles.cols) == 1 and not traced:
                 return dense.attend(problem, tiles)
-            if traced or (not known and _captures(tiles)):
+            if traced or (not listed and _captures(tiles)):
                 output, row = _forward(tiles, _plain_dropout(problem.dropout_p))
                 output = output if output.requires_grad else dense.attached(output, problem)
             else:
@@ -95,16 +95,16 @@ class Streaming(Engine):
             return None
         tiles = Tiles.of(problem, dense.needs_care(problem))
         lse = lse.unsqueeze(-1)
-        known = output, _statistic(torch.where(lse == -torch.inf, 0.0, lse), lse == -torch.inf)
-        if not normalizer.online:  # each weight depends on its own score alone
-            known = output, Statistic(torch.zeros_like(lse), torch.zeros_like(lse))
+        precomputed = output, _statistic(torch.where(lse == -torch.inf, 0.0, lse), lse == -torch.inf)
+        if not normalizer.online:  # each weight depends only on its own score
+            precomputed = output, Statistic(torch.zeros_like(lse), torch.zeros_like(lse))
         given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())
-        attached: Tensor = _Streamed.apply(_Spec(tiles, 0.0, 0, known), *given)[0]
+        attached: Tensor = _Streamed.apply(_Spec(tiles, 0.0, 0, precomputed), *given)[0]
         return attached
 
 
 def _statistic(lse: Tensor, empty: Tensor) -> Statistic:
-    """Return the statistic of rows of this log-sum-exp; every recomputed weight of an empty row is exactly 0."""
+    """Return the statistic for a log-sum-exp; recomputed weights of empty rows are exactly 0."""
     return Statistic(lse, torch.where(empty, torch.inf, 0.0).to(lse.dtype))
 
 
@@ -123,7 +123,7 @@ def _plain_dropout(p: float) -> Dropout:
 
 
 def _seeded_dropout(p: float, seed: int) -> Dropout:
-    """Dropout that draws the same for a tile whenever it is computed."""
+    """Return dropout with a reproducible mask per tile."""
 
     def drop(weights: Tensor, row: int, col: int) -> Tensor:
         if not p:
@@ -140,23 +140,23 @@ def _draw_seed() -> int:
 
 
 def _lists_its_tensors(problem: Problem) -> bool:
-    """Whether the parts compute with no tensors but those that they list: they are ours, and hold no function."""
+    """Whether the parts use only tensors that are attributes: they are regard's own and hold no functions."""
     parts = [part for part in (problem.score, problem.mask) if part is not None]
     return all(type(part).__module__.startswith("regard.") and not part.calls_a_function() for part in parts)
 
 
 def _captures(tiles: Tiles) -> bool:
-    """Whether the score or mask computes with tensors that want gradients and that it does not list."""
+    """Whether the score or mask uses tensors that require gradients and are not attributes."""
     if not torch.is_grad_enabled():
         return False
-    known = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
-    first = replace(known.rows[0], stop=known.rows[0].start + 1), replace(known.cols[0], stop=1)
+    detached = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
+    first = replace(detached.rows[0], stop=detached.rows[0].start + 1), replace(detached.cols[0], stop=1)
     corner = Grid([first[0]], [first[1]], None if tiles.states is None else [[MIXED]])
-    return replace(known, grid=corner).scores(0, 0).requires_grad
+    return replace(detached, grid=corner).scores(0, 0).requires_grad
 
 
 def _forward(tiles: Tiles, dropout: Dropout) -> tuple[Tensor, Statistic]:
-    """Return the output and the row statistic, row tile by row tile."""
+    """Return the output and the row statistic, one row of tiles at a time."""
     outputs, shifts, offsets = [], [], []
     for row in range(len(tiles.rows)):
         output, statistic = (_online if tiles.normalizer.online else _swept)(tiles, row, dropout)
@@ -178,7 +178,7 @@ def _online(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic
         state.update(scores, read)
     output, _ = state.finish()
     empty = state.peak == -torch.inf
-    # An offset of inf makes every recomputed weight of an empty row exactly 0.
+    # An offset of inf makes recomputed weights of empty rows exactly 0.
     offset = torch.where(empty, torch.inf, torch.where(empty, 1.0, state.total).log())
     return output, Statistic(torch.where(empty, 0.0, state.peak), offset)
 
@@ -208,30 +208,31 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
 
 @dataclass(frozen=True)
 class _Spec:
-    """The arguments of the custom function that are no tensors; ``tiles`` is rebuilt around the saved ones.
+    """The non-tensor arguments of the custom function; ``tiles`` is rebuilt around the saved tensors.
 
-    ``known`` are an output and the statistic of its rows that were found elsewhere.
+    ``precomputed`` holds an output and its row statistic that were computed elsewhere.
     """
 
     tiles: Tiles
     dropout_p: float
     seed: int
-    known: tuple[Tensor, Statistic] | None = None
+    precomputed: tuple[Tensor, Statistic] | None = None
 
 
 class _Streamed(torch.autograd.Function):
-    """The streamed read with a backward pass that recomputes its tiles. Its backward is differentiable itself."""
+    """Streamed attention with a backward pass that recomputes tiles and is itself differentiable."""
 
     @staticmethod
     def forward(
         ctx: Any, spec: _Spec, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         tiles = spec.tiles.around(query, key, value, *tensors)
-        if spec.known is None:
+        if spec.precomputed is None:
             output, row = _forward(tiles, _seeded_dropout(spec.dropout_p, spec.seed))
         else:
-            output, row = spec.known[0].detach(), spec.known[1]
-        ctx.spec = replace(spec, known=None, tiles=tiles.around(*(t.detach() for t in (query, key, value, *tensors))))
+            output, row = spec.precomputed[0].detach(), spec.precomputed[1]
+        detached = tiles.around(*(t.detach() for t in (query, key, value, *tensors)))
+        ctx.spec = replace(spec, precomputed=None, tiles=detached)
         ctx.save_for_backward(query, key, value, output, row.shift, row.offset, *tensors)
         ctx.mark_non_differentiable(row.shift)
         ctx.set_materialize_grads(False)
@@ -241,9 +242,9 @@ class _Streamed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _: None, grad_offset: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, output, shift, offset, *tensors = ctx.saved_tensors
         spec: _Spec = ctx.spec
-        twice = torch.is_grad_enabled()  # a second derivative is wanted: everything stays in the graph
+        twice = torch.is_grad_enabled()  # second derivatives need everything in the graph
         if twice:
-            # Aliases: a gradient to a part's tensor must not also flow through the rows that it projected.
+            # Aliases: gradients of a part's tensor must not also flow through the projected rows.
             query, key, value, *tensors = (t.view_as(t) for t in (query, key, value, *tensors))
         else:
             given = [t.detach() for t in (query, key, value, *tensors)]
@@ -259,22 +260,22 @@ class _Streamed(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Compared:
-    """A tile of the forward pass, computed again, and the gradient to its weights.
+    """A recomputed tile of the forward pass, and the gradient of its weights.
 
-    ``scores`` have a graph to the tile's rows; ``seen`` are constants, unless a second derivative is wanted.
+    ``scores`` have a graph to the tile's rows; ``constant_scores`` are detached, except for second derivatives.
     """
 
     query: Tensor
     key: Tensor
     scores: Tensor
-    seen: Tensor
+    constant_scores: Tensor
     weights: Tensor
     d_weights: Tensor
 
 
 @dataclass
 class _Backward:
-    """The gradient of a streamed read, tile by tile."""
+    """The backward pass of streamed attention, tile by tile."""
 
     tiles: Tiles
     rows: Statistic
@@ -293,7 +294,7 @@ class _Backward:
             statistic = Statistic(self.rows.shift[:, :, rows.slice], self.rows.offset[:, :, rows.slice])
             cols = [col for col, _ in tiles.visible_cols(row)]
             compared: Callable[[int], _Compared] = partial(self._compared, row, statistic)
-            if tiles.normalizer.needs_whole_row:  # all tiles of a row are held at once
+            if tiles.normalizer.needs_whole_row:  # hold all tiles of a row at once
                 compared = {col: compared(col) for col in cols}.__getitem__
             delta = self._delta(row, cols, compared)
             for col in cols:
@@ -301,18 +302,18 @@ class _Backward:
         return sums
 
     def _compared(self, row: int, statistic: Statistic, col: int) -> _Compared:
-        """Compute a tile of the forward pass again, and the gradient to its weights."""
+        """Recompute a tile of the forward pass, and the gradient of its weights."""
         tiles, rows, cols = self.tiles, self.tiles.rows[row].slice, self.tiles.cols[col].slice
         with torch.enable_grad():
             query, key = tiles.query[:, :, rows], tiles.key[:, :, cols]
             scores = tiles.scores(row, col, query, key)
-        seen = scores if self.twice else scores.detach()
-        weights = tiles.normalizer.tile_weights(seen, statistic, tiles.kv_idx(col))
+        constant = scores if self.twice else scores.detach()
+        weights = tiles.normalizer.tile_weights(constant, statistic, tiles.kv_idx(col))
         d_weights = tiles.unfold(tiles.fold(self.grad[:, :, rows]) @ tiles.value[:, :, cols].mT)
-        return _Compared(query, key, scores, seen, weights, self.dropout(d_weights, row, col))
+        return _Compared(query, key, scores, constant, weights, self.dropout(d_weights, row, col))
 
     def _delta(self, row: int, cols: list[int], compared: Callable[[int], _Compared]) -> tuple[Tensor, Tensor | None]:
-        """Return what each row subtracts from d weight, and what it adds for the statistic's own gradient."""
+        """Return the term δ that each row subtracts from d weight, and the term from the statistic's own gradient."""
         tiles, part = self.tiles, self.tiles.rows[row].slice
         grad, like = self.grad[:, :, part], tiles.like(tiles.rows[row])
         own = None if self.grad_offset is None else self.grad_offset[:, :, part]
@@ -333,7 +334,7 @@ class _Backward:
     def _tile(
         self, row: int, col: int, tile: _Compared, delta: tuple[Tensor, Tensor | None], sums: list[Tensor | None]
     ) -> None:
-        """Add one tile's share to the gradients."""
+        """Accumulate the gradients of one tile."""
         tiles, rows, cols = self.tiles, self.tiles.rows[row].slice, self.tiles.cols[col].slice
         if sums[2] is not None:
             d_value = tiles.fold(self.dropout(tile.weights, row, col)).mT @ tiles.fold(self.grad[:, :, rows])
@@ -345,7 +346,7 @@ class _Backward:
         change = tile.d_weights - delta[0]
         if delta[1] is not None:
             change = change + delta[1]
-        hidden = tile.seen == -torch.inf  # a NaN is not: it shows in gradients, too
+        hidden = tile.constant_scores == -torch.inf  # NaN is not hidden: it propagates to gradients
         d_scores = torch.where(hidden, 0.0, tiles.normalizer.tile_slope(tile.weights) * change)
         found = torch.autograd.grad(
             tile.scores, [t for _, t in wanted], d_scores, create_graph=self.twice, allow_unused=True

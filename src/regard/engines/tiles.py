@@ -1,4 +1,4 @@
-"""The scores of a problem tile by tile: which tiles a mask shows, their scores, and the online softmax over them."""
+"""Scores tile by tile: the tile states of a mask, the scores of tiles, and the online softmax over them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from regard.normalizers.base import Normalizer
 from regard.scores.base import Score
 from regard.scores.dot_products import DotLike
 
-# Which blocks of the score matrix a mask shows, in the one form that engines read -------------------------------------
+# Block states of a mask -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring blocks of keys in one state, EMPTY, MIXED or FULL: keys ``start ≤ k < stop``."""
+    """Consecutive blocks of keys with the same state, EMPTY, MIXED or FULL: keys ``start ≤ k < stop``."""
 
     start: int
     stop: int
@@ -36,9 +36,9 @@ class BlockMask:
     Attributes
     ----------
     states : Tensor (B or 1, H or 1, nq, nk), int8
-        EMPTY, MIXED or FULL, with 1 where it is the same in all.
+        EMPTY, MIXED or FULL; sizes of 1 broadcast.
     q_block, kv_block : int
-        The size of a block; the last ones may be smaller.
+        Block size; the last blocks may be smaller.
     extent : Extent
     """
 
@@ -49,23 +49,23 @@ class BlockMask:
 
     @classmethod
     def of(cls, mask: Mask, extent: Extent, q_block: int, kv_block: int) -> BlockMask:
-        """Ask a bound mask for its blocks."""
+        """Compute the block states of a bound mask."""
         return cls(mask.tiles(extent, q_block, kv_block, device="cpu"), q_block, kv_block, extent)
 
     @property
     def differs(self) -> tuple[bool, bool]:
-        """Whether blocks differ between batches, and between heads."""
+        """Whether block states differ between sequences, and between heads."""
         return self.states.shape[0] > 1, self.states.shape[1] > 1
 
     def over_heads(self) -> list[list[int]]:
-        """Return the states over all batches and heads: EMPTY or FULL only where it is so in every one."""
+        """Return the states over all sequences and heads: EMPTY or FULL only if all of them agree."""
         if 0 in self.states.shape[:2]:
             return []
         low, high = self.states.amin((0, 1)), self.states.amax((0, 1))
         return torch.where(low == high, low, MIXED).tolist()
 
     def rows(self, by_head: bool = False) -> Iterator[tuple[int, int, int, list[Run]]]:
-        """Yield batch, head, row of blocks, and its runs; ``by_head`` also where heads do not differ."""
+        """Yield sequence, head, row of blocks and its runs; ``by_head`` yields every head even if all are equal."""
         states = self.states
         if by_head:
             states = states.expand(self.extent.B, self.extent.H, -1, -1)
@@ -83,14 +83,14 @@ class BlockMask:
         return runs
 
 
-# The running state of a softmax read: (maximum, denominator, output), in a form that merges ---------------------------
+# Online softmax -------------------------------------------------------------------------------------------------------
 
 
 class OnlineSoftmax:
-    """``Σ exp(s − max)`` and ``Σ exp(s − max) v`` over the keys seen so far, one row for each query.
+    """Running maximum, denominator ``Σ exp(s − max)`` and output ``Σ exp(s − max) v`` over the keys so far.
 
-    The neutral element is (−inf, 0, 0). Factors that change the reference point are constants to autograd: the
-    finished output does not depend on it.
+    The initial state is (−inf, 0, 0). Rescaling factors are constants to autograd, because the finished output does not
+    depend on the maximum.
 
     Attributes
     ----------
@@ -105,25 +105,25 @@ class OnlineSoftmax:
         self.out = like.new_zeros(*like.shape[:-1], width)
 
     def update(self, scores: Tensor, read: Callable[[Tensor], Tensor]) -> None:
-        """Add a tile of scores (B, H, l, s); ``read`` multiplies its unnormalized weights into the values."""
+        """Add a tile of scores (B, H, l, s); ``read`` multiplies unnormalized weights by the values."""
         shift = self._move(scores.detach().amax(-1, keepdim=True))
         weights = torch.exp(scores - shift)
         self.total = self.total + weights.sum(-1, keepdim=True)
         self.out = self.out + read(weights)
 
     def merge(self, out: Tensor, lse: Tensor) -> None:
-        """Add a finished read over other keys: its output (B, H, l, V) and log-sum-exp (B, H, l, 1)."""
+        """Merge a finished output (B, H, l, V) and log-sum-exp (B, H, l, 1) over other keys."""
         weight = torch.exp(lse - self._move(lse))
         self.total = self.total + weight
         self.out = self.out + weight * out
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """Return the output, 0 in empty rows, and the log-sum-exp (B, H, l, 1), −inf there."""
+        """Return the output, 0 in empty rows, and the log-sum-exp (B, H, l, 1), −inf in empty rows."""
         total = torch.where(self.total == 0, 1, self.total)
         return self.out / total, self.peak + total.log()
 
     def _move(self, peak: Tensor) -> Tensor:
-        """Take a new maximum into account and return the reference point, finite also where nothing was seen."""
+        """Update the maximum and rescale; return the shift of scores, which is finite even in empty rows."""
         peak = torch.maximum(self.peak, peak)
         shift = torch.where(peak == -torch.inf, 0.0, peak)
         factor = torch.exp(self.peak - shift)
@@ -131,12 +131,12 @@ class OnlineSoftmax:
         return shift
 
 
-# The scores of a problem tile by tile: what every engine that does not materialize them starts from -------------------
+# Tiles of scores ------------------------------------------------------------------------------------------------------
 
 
-#: Numbers that one tile may hold at once: small enough for a cache, large enough that calls do not matter.
+#: Maximum number of elements of a tile: small enough for the cache, large enough to hide call overhead.
 TILE_SIZE = 1 << 20
-#: Rows and columns that a tile has at least.
+#: Minimum number of rows and columns of a tile.
 TILE_SIDE = 16
 
 
@@ -153,16 +153,16 @@ class Span:
 
 
 def spans(length: int, step: int) -> list[Span]:
-    """Cut ``range(length)`` into ranges of ``step``; a length that is not known yet is one range."""
+    """Split ``range(length)`` into ranges of ``step``; a symbolic length is one range."""
     if is_symbolic(length):
         return [Span(0, length)]
     return [Span(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
-    """Return how many rows and columns a tile has, powers of two.
+    """Return the number of rows and columns of a tile, powers of two.
 
-    A normalizer that gathers rows holds all tiles of a row at once, which are then no larger than one of the others.
+    For a normalizer that needs whole rows, all tiles of a row together have the size of one tile.
     """
     extent = problem.extent
     B, H, S = (1 if is_symbolic(n) else n for n in (extent.B, extent.H, extent.S))
@@ -177,7 +177,7 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Grid:
-    """How a problem is cut into tiles, and which of them a mask shows.
+    """The partition of a problem into tiles, and their states.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class Grid:
 
     @classmethod
     def of(cls, problem: Problem, shape: tuple[int, int]) -> Grid:
-        """Cut a problem into tiles of a shape."""
+        """Split a problem into tiles of this shape."""
         extent, mask = problem.extent, problem.mask
         rows, cols = spans(extent.L, shape[0]), spans(extent.S, shape[1])
         return cls(rows, cols, None if mask is None else states_of(mask, problem, shape, (len(rows), len(cols))))
@@ -205,12 +205,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A problem with projected rows, cut into tiles.
+    """A problem with projected rows, split into tiles.
 
-    ``query`` (B, H, L, C) and ``key`` (B, G, S, C') are what the score compares; ``value`` is (B, G, S, V). All are
-    in the compute dtype, as are the tensors of the parts. ``exact_key`` is None unless a key or value holds
-    something that is not finite: then ``key`` and ``value`` are cleaned, ``exact_key`` is not, ``bad`` (B, G, S)
-    marks those keys, and ``spill`` (3, B, G, S, V) tells which values were NaN, inf and −inf.
+    ``query`` (B, H, L, C) and ``key`` (B, G, S, C') are the inputs of ``score.compare``; ``value`` is (B, G, S, V). All
+    are in the compute dtype, as are the tensors of the parts. ``exact_key`` is set only if keys or values may not be
+    finite: then ``key`` and ``value`` have zeros in place of non-finite elements, ``exact_key`` does not, ``bad``
+    (B, G, S) marks the affected keys, and ``spill`` (3, B, G, S, V) marks the values that were NaN, inf and −inf.
     """
 
     query: Tensor
@@ -228,9 +228,9 @@ class Tiles:
 
     @classmethod
     def of(cls, problem: Problem, careful: bool, grid: Grid | None = None) -> Tiles:
-        """Project the rows; ``careful`` keeps what is not finite from leaking through zeros.
+        """Project the rows; ``careful`` prevents non-finite values from leaking through weights of 0.
 
-        Without a grid, tiles are as large as caches like.
+        Without a grid, tiles are sized for the cache.
         """
         dtype = problem.compute_dtype
         query, key, value = problem.query, problem.key, problem.value
@@ -244,7 +244,7 @@ class Tiles:
             spill = torch.stack([value.isnan(), value == torch.inf, value == -torch.inf])
             with torch.no_grad():
                 exact_key = score.project(query, key)[1]
-            key, value = (torch.where(t.isfinite(), t, 0.0) for t in _without_unseen(key, value, problem))
+            key, value = (torch.where(t.isfinite(), t, 0.0) for t in _zero_unused(key, value, problem))
             query = _cleared(query, problem)
         query, key = score.project(query, key)
         R = problem.query.shape[1] // max(problem.key.shape[1], 1)
@@ -284,7 +284,7 @@ class Tiles:
         return self.grid.states
 
     def visible_cols(self, row: int) -> Iterator[tuple[int, Span]]:
-        """Yield the column tiles that row tile ``row`` may see."""
+        """Yield the column tiles that are not empty for row tile ``row``."""
         for col, span in enumerate(self.cols):
             if self.states is None or self.states[row][col] != EMPTY:
                 yield col, span
@@ -297,7 +297,7 @@ class Tiles:
     def scores(self, row: int, col: int, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Return the scores (B, H, l, s) of a tile after scale, softcap, mask and bias; −inf where masked.
 
-        ``query`` and ``key`` stand in for the tile's own rows, so that a gradient can be taken to them alone.
+        ``query`` and ``key`` replace the tile's own rows, to compute gradients of these only.
         """
         rows, cols = self.rows[row], self.cols[col]
         query = self.query[:, :, rows.slice] if query is None else query
@@ -310,7 +310,7 @@ class Tiles:
         excluded = None
         if self.score.can_return_neg_inf:
             excluded = scores == -torch.inf
-            scores = torch.where(excluded, 0.0, scores)  # −inf times a scale of 0, or of −1, is not what is meant
+            scores = torch.where(excluded, 0.0, scores)  # −inf times a scale of 0 or −1 would be wrong
         if self.scale != 1.0:
             scores = scores * self.scale
         plain = type(self.score).modify is Score.modify
@@ -325,11 +325,11 @@ class Tiles:
         scores = self._masked(scores, row, col, index)
         if self.exact_key is None:
             return scores
-        # What is not hidden and NaN has the graph of the cleaned rows: it shows in gradients, too.
+        # Visible NaN scores use the graph of the zeroed rows, so that NaN propagates to gradients.
         return torch.where(scores.isnan(), scores.detach() + (clean - clean.detach()), scores)
 
     def lifted_key(self) -> Tensor | None:
-        """Return keys (B, G, S, C + 1) with a feature of ones, where scores are a dot product and nothing else."""
+        """Return keys (B, G, S, C + 1) with an extra feature of ones if scores are plain dot products, else None."""
         kind = type(self.score)
         is_product = isinstance(self.score, DotLike) and kind.compare is DotLike.compare
         if not is_product or kind.modify is not Score.modify or self.softcap is not None or self.exact_key is not None:
@@ -337,9 +337,9 @@ class Tiles:
         return torch.cat((self.key, torch.ones_like(self.key[..., :1])), -1)
 
     def scores_minus(self, row: int, col: int, base: Tensor, out: Tensor, lifted: Tensor | None) -> None:
-        """Write the scores of a tile less ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), for reading only.
+        """Write the scores of a tile minus ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), without a graph.
 
-        With :meth:`lifted_key` that is one matrix product, where the tile is full.
+        With :meth:`lifted_key`, this is one matrix product for a full tile.
         """
         biased = self.mask is not None and self.mask.has_bias
         free = self.states is None or (self.states[row][col] == FULL and not biased)
@@ -366,17 +366,17 @@ class Tiles:
     def read(self, weights: Tensor, col: int, visible: Tensor | None = None) -> Tensor:
         """Return weights (B, H, l, s) times the tile's values: (B, H, l, V).
 
-        ``visible`` (B, H, l, s) is needed only in careful mode: what is not finite reaches those rows alone.
+        ``visible`` (B, H, l, s) is needed only in careful mode: non-finite values affect only the rows that see them.
         """
         cols = self.cols[col].slice
         if self.spill is not None and visible is not None:
-            weights = torch.where(visible, weights, 0.0)  # they are 0, and so is then the gradient to hidden weights
+            weights = torch.where(visible, weights, 0.0)  # already 0; this also zeroes the gradient of hidden weights
         out = self.fold(weights) @ self.value[:, :, cols]
         out = self.unfold(out)
         if self.spill is None or visible is None:
             return out
-        seen = self.fold(visible.to(weights.dtype))
-        counts = seen @ self.spill[:, :, :, cols].to(weights.dtype)  # (3, B, G, R·l, V)
+        folded = self.fold(visible.to(weights.dtype))
+        counts = folded @ self.spill[:, :, :, cols].to(weights.dtype)  # (3, B, G, R·l, V)
         nan, plus, minus = (self.unfold(count) > 0 for count in counts)
         return (
             out
@@ -434,33 +434,33 @@ class Tiles:
 
 
 def is_harmless(tensor: Tensor) -> Tensor:
-    """Return where a number is finite, and not so large that its product with another is not."""
+    """Return which elements are finite and too small for products to overflow."""
     limit = torch.finfo(tensor.dtype).max
     return tensor.abs() <= (limit if tensor.dtype == torch.float16 else limit**0.5)
 
 
-def _without_unseen(key: Tensor, value: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return keys and values with zeros for those that no query sees, if some are so large that products overflow."""
+def _zero_unused(key: Tensor, value: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Zero keys and values that no query sees, if some are so large that products overflow."""
     mask, large = problem.mask, [bool((t.isfinite() & ~is_harmless(t)).any()) for t in (key, value) if not is_traced(t)]
     if mask is None or not any(large):
         return key, value
     B, G, S = key.shape[:3]
-    seen = mask.seen(problem.extent).expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
-    return torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
+    used = mask.visible_keys(problem.extent).expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
+    return torch.where(used, key, 0.0), torch.where(used, value, 0.0)
 
 
 def _cleared(query: Tensor, problem: Problem) -> Tensor:
-    """Return queries with zeros in place of what is not finite where a query sees nothing."""
+    """Zero non-finite elements of queries without visible keys."""
     if problem.mask is None or is_traced(query) or bool(query.isfinite().all()):
         return query
-    return torch.where(query.isfinite() | problem.mask.sees(problem.extent).unsqueeze(-1), query, 0.0)
+    return torch.where(query.isfinite() | problem.mask.nonempty_rows(problem.extent).unsqueeze(-1), query, 0.0)
 
 
 def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:
-    """Return what each tile is, over all batches and heads: EMPTY or FULL only where it is so in every one."""
+    """Return the state of each tile over all sequences and heads: EMPTY or FULL only if all of them agree."""
     extent = problem.extent
     query = problem.query
-    blind = torch.compiler.is_compiling() or is_fake(query) or (is_traced(query) and not mask.is_structural)
-    if blind:  # a branch on values is not possible
+    unknown = torch.compiler.is_compiling() or is_fake(query) or (is_traced(query) and not mask.is_structural)
+    if unknown:  # control flow cannot depend on values
         return [[MIXED] * counts[1]] * counts[0]
     return BlockMask.of(mask, extent, *shape).over_heads()

@@ -1,6 +1,6 @@
-"""Masks: which (query, key) pairs may meet, and what is added to their score.
+"""Masks: the (query, key) pairs that are visible, and biases added to their scores.
 
-Masks are predicates with FlexAttention's signature, composed with ``&``, ``|`` and ``~``:
+Masks are predicates with FlexAttention's signature. Compose them with ``&``, ``|`` and ``~``:
 
 >>> from regard import masks
 >>> print((masks.causal() & masks.window(1, 0)).draw(3))

@@ -1,4 +1,4 @@
-"""Masks by the distance of query and key: causal, windows, and dilated windows."""
+"""Masks that depend on the distance of query and key: causal, sliding window and dilated."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from regard.masks.base import (
     Sizes,
     Span,
     Tiling,
-    convertible,
     is_instance,
     lookup,
+    register_conversion,
 )
 
-# Where the queries lie among the keys: what masks share that compare positions ----------------------------------------
+# Alignment of queries and keys ----------------------------------------------------------------------------------------
 
 
-#: What ``offset`` may be: query i is at key position i + offset.
+#: Type of ``offset``: query i is at key position i + offset.
 Offset = int | Tensor | None
 
-_UNSTATED = (
-    "be stated where there are not as many queries as keys: 'upper_left' (query 0 is at key 0) "
+_ALIGNMENT_NEEDED = (
+    "be given if the numbers of queries and keys differ: 'upper_left' (query 0 is at key 0) "
     "or 'lower_right' (the last query is at the last key)"
 )
 
@@ -41,9 +41,9 @@ class Aligned(Mask):
     Parameters
     ----------
     align : {"upper_left", "lower_right"}, optional
-        Offset 0, or S − L. Where L ≠ S one of them, or an offset, must be given.
+        Offset 0, or S − L. If L ≠ S, an alignment or an offset is required.
     offset : int or Tensor () or (B,), optional
-        How many keys come before query 0: the length of the cache, when decoding.
+        Number of keys before query 0: when decoding, the length of the cache.
     """
 
     #: The function that made the mask, for error messages and the repr.
@@ -52,12 +52,12 @@ class Aligned(Mask):
     def __init__(self, align: str | None, offset: Offset) -> None:
         self.align = align
         self.offset = offset
-        #: The offset as an int where it is one; None where it is a tensor or not yet known.
+        #: The offset if it is an int; None if it is a tensor or not resolved yet.
         self._shift: int | None = offset if isinstance(offset, int) else None
 
     @abstractmethod
     def _twin(self) -> Aligned:
-        """Return a new mask of the same arguments."""
+        """Return a new mask with the same arguments."""
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
         """Resolve the alignment."""
@@ -70,13 +70,13 @@ class Aligned(Mask):
             return self
         L, S = extent.L, extent.S
         if self.align is None and L != S and L != 0 and S != 0:
-            raise rejected(function, "align", _UNSTATED, f"None ({L} queries, {S} keys)")
+            raise rejected(function, "align", _ALIGNMENT_NEEDED, f"None ({L} queries, {S} keys)")
         twin = self._twin()
         twin._shift = S - L if self.align == "lower_right" else 0
         return twin
 
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
-        """Return the mask with an offset for each sequence, where its alignment speaks of the numbers of both."""
+        """Return the mask with one offset per sequence, if its alignment depends on the lengths."""
         if self.offset is not None or self.align == "upper_left":
             return self
         twin = self._twin()
@@ -87,18 +87,18 @@ class Aligned(Mask):
         if bool(unclear.any()):
             i = int(unclear.int().argmax())
             got = f"None ({int(queries[i])} queries, {int(keys[i])} keys in sequence {i})"
-            raise rejected(f"masks.{self.name}", "align", _UNSTATED, got)
+            raise rejected(f"masks.{self.name}", "align", _ALIGNMENT_NEEDED, got)
         twin.align = "upper_left"
         return twin
 
     def positions(self, b: Tensor, q_idx: Tensor) -> Tensor:
-        """Return the key positions of queries; with an offset per sequence they depend on b."""
+        """Return the key positions of queries, which depend on b if there is an offset per sequence."""
         if isinstance(self.offset, Tensor):
             return q_idx + (lookup(self.offset, b) if self.offset.dim() else self.offset)
         if self._shift is None and self.align == "lower_right":
             raise ValueError(
                 f"masks.{self.name}: align='lower_right' needs the numbers of queries and keys; "
-                f"call .bind(Extent(B, H, L, S), device) first, or give an offset."
+                f"call .bind(Extent(B, H, L, S), device) first, or pass an offset."
             )
         return q_idx + self._shift if self._shift else q_idx
 
@@ -109,7 +109,7 @@ class Aligned(Mask):
         return q_idx + self._shift if self._shift else q_idx
 
     def sizes(self) -> Sizes:
-        """Return B of an offset per sequence."""
+        """Return the size B of an offset per sequence."""
         B = self.offset.shape[0] if isinstance(self.offset, Tensor) and self.offset.dim() else None
         return B, None, None, None
 
@@ -131,17 +131,17 @@ def checked(name: str, align: Any, offset: Any) -> tuple[str | None, Offset]:
     if offset is None:
         return align, None
     if align is not None:
-        raise rejected(function, "offset", "be left out where align is given", f"align={align!r} and an offset")
+        raise rejected(function, "offset", "be None if align is given", f"align={align!r} and an offset")
     if isinstance(offset, Tensor):
         return None, offsets(function, "offset", offset)
     return None, integer(function, "offset", offset)
 
 
-# A band around the diagonal: causal masks and sliding windows ---------------------------------------------------------
+# Causal masks and sliding windows -------------------------------------------------------------------------------------
 
 
 def causal(align: str | None = None, offset: Offset = None) -> Mask:
-    """Return the mask that shows a query the keys up to its own position.
+    """Return the causal mask: each query sees the keys up to its own position.
 
     Visible iff ``k ≤ q + offset``.
 
@@ -149,16 +149,15 @@ def causal(align: str | None = None, offset: Offset = None) -> Mask:
     ----------
     align : {"upper_left", "lower_right"}, optional
         "upper_left" is offset 0, torch's ``is_causal=True``. "lower_right" is offset S − L: the last query sees
-        every key, as in FlashAttention. The two agree where L = S; elsewhere one must be stated, or an offset.
-        Called by itself, without lengths, a mask with neither takes offset 0.
+        every key, as in FlashAttention. The two agree if L = S; otherwise ``align`` or ``offset`` is required.
+        A mask called directly, without lengths, uses offset 0 by default.
     offset : int or Tensor () or (B,), optional
-        How many keys come before query 0. When decoding with a cache: the number of keys in it, which may
-        differ from sequence to sequence.
+        Number of keys before query 0. When decoding, the number of cached keys, which may differ per sequence.
 
     Raises
     ------
     ValueError
-        If ``align`` is none of these, or given together with ``offset``.
+        If ``align`` is unknown, or given together with ``offset``.
     TypeError
         If ``offset`` is neither an int nor an integer tensor.
 
@@ -177,7 +176,7 @@ def causal(align: str | None = None, offset: Offset = None) -> Mask:
 
 
 def window(left: int, right: int, align: str | None = None, offset: Offset = None) -> Mask:
-    """Return the mask that shows a query the keys near its own position.
+    """Return the sliding-window mask: each query sees the keys near its own position.
 
     Visible iff ``q + offset − left ≤ k ≤ q + offset + right``; −1 is no bound. Neither count includes the
     query's own position, which is always visible.
@@ -185,16 +184,16 @@ def window(left: int, right: int, align: str | None = None, offset: Offset = Non
     Parameters
     ----------
     left, right : int
-        How many keys before and after, or −1 for all.
+        Number of keys before and after the query, or −1 for all.
     align, offset
-        As in :func:`causal`.
+        See :func:`causal`.
 
     Notes
     -----
-    The same window elsewhere:
+    The same window in other libraries:
 
     ===============================================  =======================================
-    there                                            here
+    library                                          regard
     ===============================================  =======================================
     FlashAttention ``window_size=(l, r)``            ``window(l, r, align="lower_right")``
     JAX ``local_window_size=(l, r)``                 ``window(l, r)``
@@ -209,7 +208,7 @@ def window(left: int, right: int, align: str | None = None, offset: Offset = Non
     Raises
     ------
     ValueError
-        If a count is less than −1, or ``align`` is not known or given together with ``offset``.
+        If a count is less than −1, or ``align`` is unknown or given together with ``offset``.
     TypeError
         If a count is not an int.
 
@@ -230,13 +229,13 @@ def window(left: int, right: int, align: str | None = None, offset: Offset = Non
     return Band("window", min(left, _FAR), min(right, _FAR), *checked("window", align, offset))
 
 
-#: Farther than any position; positions and this add up without an overflow.
+#: Beyond any position, and small enough that adding it to a position does not overflow.
 _FAR = 1 << 61
 
 
 @final
 class Band(Aligned):
-    """Keys from ``left`` before to ``right`` after the query's position; −1 is no bound."""
+    """Keys from ``left`` positions before to ``right`` positions after the query; −1 is no bound."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class Band(Aligned):
         self.name = name
         self.left = left
         self.right = right
-        #: The only L and S it is for; None for any.
+        #: The only L and S that the mask supports; None for any.
         self.lengths = lengths
 
     def _twin(self) -> Band:
@@ -265,7 +264,7 @@ class Band(Aligned):
         return super().fit(extent, device)
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where left ≤ k − position ≤ right."""
+        """Return which keys satisfy −left ≤ k − position ≤ right."""
         if not self.hides:
             return None
         position = self.positions(b, q_idx)
@@ -276,16 +275,16 @@ class Band(Aligned):
 
     @property
     def hides(self) -> bool:
-        """Whether there is a bound."""
+        """Whether there is a bound on either side."""
         return self.left >= 0 or self.right >= 0
 
     @property
     def bounds_are_exact(self) -> bool:
-        """Always: k − q takes every value between its least and greatest in a tile."""
+        """Always: k − q takes every value between its minimum and maximum in a tile."""
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles meet the band, and which lie in it."""
+        """Return which tiles overlap the band, and which lie within it."""
         first, last = self.tile_positions(tiling.q_lo), self.tile_positions(tiling.q_hi)
         some = every = None
         if self.right >= 0:
@@ -315,7 +314,7 @@ class Band(Aligned):
             return None, None
         b = torch.arange(extent.B, device=device)[:, None, None]
         position = self.positions(b, torch.arange(extent.L, device=device)[None, None])
-        # Clamped before 1 is added, which could overflow.
+        # Clamp before adding 1, which could overflow.
         stop = None if self.right < 0 else (position + self.right).clamp(max=extent.S - 1) + 1
         return None if self.left < 0 else position - self.left, stop
 
@@ -323,25 +322,25 @@ class Band(Aligned):
         return self._call() if self.name == "causal" else self._call(self.left, self.right)
 
 
-# Every so-many-th key -------------------------------------------------------------------------------------------------
+# Dilated masks --------------------------------------------------------------------------------------------------------
 
 
 def dilated(step: int, align: str | None = None, offset: Offset = None) -> Mask:
-    """Return the mask that shows a query every ``step``-th key, counted from its own position both ways.
+    """Return the dilated mask: each query sees every ``step``-th key, counted from its own position in both directions.
 
     Visible iff ``(q + offset − k) mod step = 0``. A dilated window is ``dilated(2) & window(8, 8)``.
 
     Parameters
     ----------
     step : int
-        At least 1, which shows all.
+        At least 1, which shows all keys.
     align, offset
-        As in :func:`~regard.masks.causal`.
+        See :func:`~regard.masks.causal`.
 
     Raises
     ------
     ValueError
-        If ``step`` is less than 1, or ``align`` is not known or given together with ``offset``.
+        If ``step`` is less than 1, or ``align`` is unknown or given together with ``offset``.
     TypeError
         If ``step`` is not an int.
 
@@ -362,7 +361,7 @@ def dilated(step: int, align: str | None = None, offset: Offset = None) -> Mask:
 
 @final
 class Dilated(Aligned):
-    """Keys at a multiple of ``step`` from the query's position."""
+    """Keys whose distance from the query is a multiple of ``step``."""
 
     name = "dilated"
 
@@ -374,16 +373,16 @@ class Dilated(Aligned):
         return Dilated(self.step, self.align, self.offset)
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where the step divides position − k."""
+        """Return the keys for which ``step`` divides position − k."""
         return (self.positions(b, q_idx) - kv_idx) % self.step == 0
 
     @property
     def bounds_are_exact(self) -> bool:
-        """Always: position − k takes every value between its least and greatest in a tile."""
+        """Always: position − k takes every value between its minimum and maximum in a tile."""
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return whether a multiple of the step is among the distances, and whether there is no other."""
+        """Return which tiles contain a multiple of the step among their distances, and which contain nothing else."""
         least = self.tile_positions(tiling.q_lo) - tiling.k_hi
         greatest = self.tile_positions(tiling.q_hi) - tiling.k_lo
         some = greatest - greatest % self.step >= least
@@ -408,4 +407,4 @@ def _of_causal_bias(bias: Any, function: str, argument: str) -> Band:  # noqa: A
     return Band("causal", -1, 0, None, lengths[1] - lengths[0], lengths)
 
 
-convertible(_is_causal_bias, _of_causal_bias)
+register_conversion(_is_causal_bias, _of_causal_bias)

@@ -1,4 +1,4 @@
-"""The base class of masks, its algebra, and what engines ask of a mask: its tiles and its runs of keys."""
+"""The base class of masks, their algebra, and the tile states and key intervals that engines use."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 def lookup(table: Tensor, *index: Tensor) -> Tensor:
-    """Return ``table[index]``, one index per dimension; a dimension of size 1 is shared and needs none.
+    """Return ``table[index]`` with one index per dimension; dimensions of size 1 broadcast.
 
-    Unlike ``table[index]`` it reads no index's value in Python, so that 0-d indices work under vmap.
+    Unlike ``table[index]``, this never reads an index in Python, so that 0-d indices work under vmap.
     """
     shared = [dim for dim, size in enumerate(table.shape) if size == 1]
-    kept = [i for dim, i in enumerate(index) if dim not in shared]
-    if shared:  # by number: a size that is known only when an exported program runs may be 1 then
+    used = [i for dim, i in enumerate(index) if dim not in shared]
+    if shared:  # name the dimensions: a dynamic size of an exported program may become 1
         table = table.squeeze(shared)
-    return torch.ops.aten.index.Tensor(table, kept) if kept else table
+    return torch.ops.aten.index.Tensor(table, used) if used else table
 
 
-# Masks whose every row shows one run of keys: intersections, unions and complements of such runs ----------------------
+# Intervals of visible keys: intersection, union and complement --------------------------------------------------------
 
 
-#: Each query sees exactly the keys start ≤ k < stop: two int64 tensors (B or 1, H or 1, L or 1), None where there is
-#: no bound on that side. They may lie outside [0, S], and start past stop where nothing is seen.
+#: Query q sees exactly the keys start ≤ k < stop: two int64 tensors (B or 1, H or 1, L or 1), or None for no bound on
+#: that side. They may lie outside [0, S], and start may exceed stop in a row without visible keys.
 Span = tuple[Tensor | None, Tensor | None]
 
 
@@ -68,22 +68,22 @@ def clamped(span: Span, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def constant(value: int, device: torch.device) -> Tensor:
-    """Return an edge that is the same in every row: (1, 1, 1), int64."""
+    """Return the same edge for every row: (1, 1, 1), int64."""
     return torch.full((1, 1, 1), value, dtype=torch.int64, device=device)
 
 
 def intersection(spans: list[Span]) -> Span:
-    """Return the keys that lie in all spans."""
+    """Return the intersection of spans."""
     starts = [start for start, _ in spans if start is not None]
     stops = [stop for _, stop in spans if stop is not None]
     return reduce(torch.maximum, starts) if starts else None, reduce(torch.minimum, stops) if stops else None
 
 
 def union(spans: list[Span], S: int, device: torch.device) -> Span | None:
-    """Return the keys that lie in one of the spans; None if in some row there is a gap, or it cannot be seen."""
+    """Return the union of spans; None if some row has a gap or values are unavailable."""
     starts = [start for start, _ in spans if start is not None]
     stops = [stop for _, stop in spans if stop is not None]
-    if not starts or not stops:  # all begin with the first key, or all end with the last
+    if not starts or not stops:  # all spans begin with the first key, or all end with the last
         from_first = reduce(torch.maximum, stops) if len(stops) == len(spans) else None
         to_last = reduce(torch.minimum, starts) if len(starts) == len(spans) else None
         return to_last, from_first
@@ -92,7 +92,7 @@ def union(spans: list[Span], S: int, device: torch.device) -> Span | None:
         return None
     stacked = torch.stack(torch.broadcast_tensors(*edges))
     first, end = stacked[::2], stacked[1::2]
-    empty = first == end  # sorted behind all others, where they fill no gap
+    empty = first == end  # sort empty spans last, where they cannot fill a gap
     first, order = first.masked_fill(empty, S).sort(0)
     reached = end.masked_fill(empty, 0).gather(0, order).cummax(0).values
     if bool(((first[1:] > reached[:-1]) & (first[1:] < S)).any()):
@@ -101,7 +101,7 @@ def union(spans: list[Span], S: int, device: torch.device) -> Span | None:
 
 
 def outside(span: Span, S: int, device: torch.device) -> Span | None:
-    """Return the keys that do not lie in the span; None if in some row they are on both sides, or it cannot be seen."""
+    """Return the complement of a span; None if some row has keys on both sides or values are unavailable."""
     start, stop = span
     if start is None:
         return (constant(S, device) if stop is None else stop), None
@@ -111,14 +111,14 @@ def outside(span: Span, S: int, device: torch.device) -> Span | None:
     if values_unavailable(start) or values_unavailable(stop):
         return None
     empty = start == stop
-    before = start.masked_fill(empty, 0)  # how many keys lie before the span
+    before = start.masked_fill(empty, 0)  # number of keys before the span
     if bool(((before > 0) & (stop < S)).any()):
         return None
     return torch.where(before == 0, stop.masked_fill(empty, 0), 0), torch.where(before == 0, S, before)
 
 
 def run(marks: Tensor) -> Span | None:
-    """Return where the marked keys are; None if in some row they are not neighbours, or it cannot be seen.
+    """Return the span of the marked keys; None if some row's are not contiguous or values are unavailable.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def run(marks: Tensor) -> Span | None:
     if values_unavailable(marks):
         return None
     k = torch.arange(marks.shape[-1] + 1, device=marks.device)
-    marks = torch.nn.functional.pad(marks, (0, 1))  # so that there is a key to take the least of
+    marks = torch.nn.functional.pad(marks, (0, 1))  # amin needs at least one key
     start = torch.where(marks, k, marks.shape[-1]).amin(-1)
     stop = torch.where(marks, k + 1, 0).amax(-1)
     counts = marks.sum(-1)
@@ -145,35 +145,35 @@ def run(marks: Tensor) -> Span | None:
 
 
 def reached(start: Tensor, stop: Tensor, keys: int) -> Tensor:
-    """Return which keys (b, h, S) lie in the interval of any row, for intervals (b, h, L)."""
+    """Return which keys (b, h, S) lie in the interval of at least one row, for intervals (b, h, L)."""
     start, stop = torch.broadcast_tensors(start, stop)
     one = (start < stop).to(torch.int64)
     counts = one.new_zeros(*start.shape[:2], keys + 1)
     return counts.scatter_add(-1, start, one).scatter_add(-1, stop, -one).cumsum(-1)[..., :keys] > 0
 
 
-# The interface of a mask: which pairs may meet, and what is added to their score --------------------------------------
+# The mask interface ---------------------------------------------------------------------------------------------------
 
 
-#: What a tile can be. EMPTY tiles are skipped; FULL ones need no predicate.
+#: States of a tile. Engines skip EMPTY tiles and do not evaluate the mask in FULL ones.
 EMPTY, MIXED, FULL = 0, 1, 2
 
-#: Queries for which a mask is evaluated at one time.
+#: Number of queries for which a mask is evaluated at once.
 ROWS = 512
 
 #: A FlexAttention ``mask_mod``: (b, h, q_idx, kv_idx) -> bool tensor.
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-#: The smallest and the largest k − q that is visible; None is unbounded.
+#: The smallest and the largest visible k − q; None is unbounded.
 Diagonals = tuple[int | None, int | None]
 
-#: The sizes (B, H, L, S) that the tensors inside a mask suggest; None where nothing is suggested.
+#: The sizes (B, H, L, S) implied by the tensors of a mask; None if unknown.
 Sizes = tuple[int | None, int | None, int | None, int | None]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of the score matrices a mask is applied to: B batches, H query heads, L queries, S keys."""
+    """The size of the score matrices: B sequences, H query heads, L queries, S keys."""
 
     B: int
     H: int
@@ -182,15 +182,15 @@ class Extent:
 
 
 class Mask(Part, ABC):
-    """Which (query, key) pairs may meet, and what is added to their score.
+    """The visible (query, key) pairs, and a bias added to their scores.
 
-    A mask is called like FlexAttention's ``mask_mod``: ``mask(b, h, q_idx, kv_idx)``, with integers or with
-    integer tensors that broadcast against each other, and answers True where the pair may meet.
-    Masks compose with ``&``, ``|`` and ``~``; biases add up under ``&``.
+    Call a mask like FlexAttention's ``mask_mod``: ``mask(b, h, q_idx, kv_idx)``, with integers or with integer tensors
+    that broadcast against each other, returns True where the query may attend to the key. Compose masks with ``&``,
+    ``|`` and ``~``; biases add up under ``&``.
 
-    A subclass defines :meth:`visible`, or :meth:`bias` with ``has_bias`` (and ``hides = False`` if it hides
-    nothing); everything else has a default. Tensors stored as attributes are found by engines and get
-    gradients. To let engines skip tiles, define :meth:`bounds`; if a query sees one run of keys, define :meth:`span`.
+    A subclass defines :meth:`visible`, or :meth:`bias` and ``has_bias`` (with ``hides = False`` if it hides nothing).
+    Everything else has a default. Tensors stored as attributes get gradients. Define :meth:`bounds` to let engines
+    skip tiles, and :meth:`span` if each query sees one contiguous range of keys.
 
     Examples
     --------
@@ -209,26 +209,26 @@ class Mask(Part, ABC):
         "span": frozenset({"visible", "hides"}),
         "as_band": frozenset({"visible", "hides", "bias", "has_bias"}),
     }
-    # Numpy arrays must not take ``array & mask`` apart element by element.
+    # NumPy must not apply ``array & mask`` element by element.
     __array_ufunc__ = None
 
     @abstractmethod
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return where a pair may meet: a bool tensor that broadcasts with the indices; None is everywhere.
+        """Return which pairs are visible: a bool tensor that broadcasts with the indices, or None for all.
 
         The index tensors broadcast against each other; engines pass b (B, 1, 1, 1), h (H, 1, 1), q_idx (l, 1)
-        and kv_idx (s,). The answer may depend on their values by tensor operations alone.
+        and kv_idx (s,). Use tensor operations only, no Python branches on index values.
         """
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return what is added to the scaled score: a float tensor that broadcasts with the indices; None is nothing.
+        """Return the bias of the scaled scores: a float tensor that broadcasts with the indices, or None.
 
-        It is finite wherever the tensors inside are; its dtype is that of the tensors inside.
+        It has the dtype of the mask's tensors, and is finite wherever these are.
         """
         return None
 
     def matrix(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores of these pairs, −inf where they may not meet.
+        """Return the bias of these pairs, with −inf for hidden ones.
 
         Parameters
         ----------
@@ -238,7 +238,7 @@ class Mask(Part, ABC):
         Returns
         -------
         Tensor (B or 1, H or 1, l, s)
-            Of stride 0 where it does not vary with a query or key.
+            With stride 0 in dimensions along which it is constant.
         """
         bias = self.cast(dtype).bias(b, h, q_idx, kv_idx) if self.has_bias else None
         added = torch.zeros((), dtype=dtype, device=kv_idx.device) if bias is None else bias.to(dtype)
@@ -250,46 +250,45 @@ class Mask(Part, ABC):
 
     @property
     def has_bias(self) -> bool:
-        """Whether :meth:`bias` has an answer."""
+        """Whether the mask adds a bias."""
         return False
 
     @property
     def hides(self) -> bool:
-        """Whether a pair may be invisible; if not, :meth:`visible` is always None."""
+        """Whether the mask may hide pairs; if not, :meth:`visible` always returns None."""
         return True
 
     @property
     def is_structural(self) -> bool:
-        """Whether :meth:`tiles` reads no tensor's data, so that it works on meta tensors and under torch.compile."""
+        """Whether :meth:`tiles` reads no tensor values, so that it works on meta tensors and under torch.compile."""
         return not self.hides or not self.tensors()
 
     @property
     def bounds_are_exact(self) -> bool:
-        """Whether :meth:`bounds` knows each tile's true state."""
+        """Whether :meth:`bounds` gives the exact state of every tile."""
         return False
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return for each tile whether some pair may be visible, and whether all are known to be.
+        """Return for each tile whether any pair may be visible, and whether all pairs are certainly visible.
 
-        Two bool tensors that broadcast to (B or 1, H or 1, nq, nk). The first may be True and the second False
-        where the mask does not know, never the other way round.
+        Two bool tensors that broadcast to (B or 1, H or 1, nq, nk). For a tile of unknown state, return True and False.
         """
         unknown = torch.ones((), dtype=torch.bool, device=tiling.device)
         return unknown, ~unknown
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
-        """Return the mask for this extent, alignment resolved; raise ValueError if a tensor inside does not fit."""
+        """Resolve the alignment for this extent; raise ValueError if a tensor of the mask has the wrong size."""
         return self
 
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:  # noqa: ARG002
-        """Return the mask for padded sequences whose own numbers of queries and keys (B,) these are.
+        """Return the mask for padded sequences with these numbers of queries and keys (B,).
 
-        Where queries are aligned with keys by both numbers, they then are in each sequence by its own.
+        Alignments that depend on both numbers are then resolved for each sequence.
         """
         return self
 
     def sizes(self) -> Sizes:
-        """Return the sizes (B, H, L, S) that the tensors inside suggest, for drawing."""
+        """Return the sizes (B, H, L, S) implied by the mask's tensors, for drawing."""
         return None, None, None, None
 
     def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
@@ -299,27 +298,27 @@ class Mask(Part, ABC):
     def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
         """Return (start, stop) if each query of the bound mask sees exactly the keys start ≤ k < stop, else None.
 
-        Two int64 tensors (B or 1, H or 1, L or 1) on the device, not clamped to [0, S]; None in place of one is no
-        bound on that side. By default unknown where anything is hidden.
+        Two int64 tensors (B or 1, H or 1, L or 1) on the device, not clamped to [0, S], or None for no bound on that
+        side. By default, the span of a mask that hides pairs is unknown.
         """
         return None if self.hides else (None, None)
 
     def intervals(self, extent: Extent) -> tuple[Tensor, Tensor] | None:
         """Return (start, stop) if each query sees exactly the keys start ≤ k < stop, else None.
 
-        It speaks of visibility alone: a bias hides nothing. What is known without looking at a tensor's values stays
-        known under torch.compile and vmap; what needs a look is None there. No L×S matrix is built.
+        Biases do not count: they hide nothing. Under torch.compile and vmap, intervals that depend on tensor values
+        are None. No L×S matrix is built.
 
         Parameters
         ----------
         extent : Extent
-            The size the mask was bound to by :meth:`bind`.
+            The extent passed to :meth:`bind`.
 
         Returns
         -------
         (Tensor, Tensor) or None
-            int64 with 0 ≤ start ≤ stop ≤ S, each (B or 1, H or 1, L or 1), on the device of the tensors inside, or the
-            CPU. A row that sees nothing has start = stop.
+            int64 with 0 ≤ start ≤ stop ≤ S, each (B or 1, H or 1, L or 1), on the device of the mask's tensors, or the
+            CPU. A row without visible keys has start = stop.
 
         Examples
         --------
@@ -335,25 +334,25 @@ class Mask(Part, ABC):
         span = self.span(extent, device)
         return None if span is None else clamped(span, extent.S, device)
 
-    def sees(self, extent: Extent) -> Tensor:
-        """Return which queries of the bound mask see any key: bool (B or 1, H or 1, L or 1)."""
+    def nonempty_rows(self, extent: Extent) -> Tensor:
+        """Return which queries of the bound mask have at least one visible key: bool (B or 1, H or 1, L or 1)."""
         spans = self.intervals(extent)
         if spans is not None:
             return spans[1] > spans[0]
-        return torch.cat([rows.any(-1) for rows in self._shown(extent)], -1)
+        return torch.cat([rows.any(-1) for rows in self._visible_rows(extent)], -1)
 
-    def seen(self, extent: Extent) -> Tensor:
-        """Return which keys any query of the bound mask sees: bool (B or 1, H or 1, S)."""
+    def visible_keys(self, extent: Extent) -> Tensor:
+        """Return which keys of the bound mask are visible to at least one query: bool (B or 1, H or 1, S)."""
         spans = self.intervals(extent)
         if spans is not None:
             return reached(*spans, extent.S)
         found = torch.zeros(1, 1, extent.S, dtype=torch.bool, device=self._device())
-        for rows in self._shown(extent):
+        for rows in self._visible_rows(extent):
             found = found | rows.any(-2)
         return found
 
-    def _shown(self, extent: Extent) -> Iterator[Tensor]:
-        """Yield which pairs the bound mask shows, (B or 1, H or 1, l, S), for some rows after the other."""
+    def _visible_rows(self, extent: Extent) -> Iterator[Tensor]:
+        """Yield the visible pairs of the bound mask, (B or 1, H or 1, l, S), in chunks of rows."""
         device = self._device()
         b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
         for rows in q_idx.split(ROWS):
@@ -365,7 +364,7 @@ class Mask(Part, ABC):
         return self.as_band(extent) == (None, 0)
 
     def shows_everything(self, extent: Extent) -> bool:
-        """Whether the bound mask is known, without a look at tensors, to hide nothing and to add nothing."""
+        """Whether the bound mask hides and adds nothing, as far as known without reading tensor values."""
         if is_symbolic(extent.L) or is_symbolic(extent.S):
             return False
         band = self.as_band(extent)
@@ -375,19 +374,19 @@ class Mask(Part, ABC):
         return (low is None or low <= 1 - extent.L) and (high is None or high >= extent.S - 1)
 
     def bind(self, extent: Extent, device: torch.device | str) -> Mask:
-        """Return the mask for one call: alignment resolved, sizes and devices checked.
+        """Bind the mask to a call: resolve the alignment, and check sizes and devices.
 
         Parameters
         ----------
         extent : Extent
             The size of the score matrices.
         device : torch.device or str
-            Where the queries are. Tensors inside must be there too; only 0-d tensors on the CPU are moved, as in torch.
+            Device of the queries. The mask's tensors must be on it; only 0-d CPU tensors are moved, as in torch.
 
         Raises
         ------
         ValueError
-            If a tensor inside does not fit, is on another device, or the alignment is not stated and matters.
+            If a tensor of the mask has the wrong size or device, or an alignment is required but not given.
 
         Examples
         --------
@@ -416,14 +415,14 @@ class Mask(Part, ABC):
         Parameters
         ----------
         extent : Extent
-            The size of the score matrices. Zeros are legal; the last tiles may be partial.
+            The size of the score matrices. Zero sizes are allowed; the last tiles may be partial.
         q_block, kv_block : int
             The size of a tile.
         exact : bool
-            Without it, a tile may be called MIXED because the mask does not know better. With it, such tiles
-            are evaluated, a bounded number of pairs at a time.
+            Whether to evaluate tiles whose state is unknown, a bounded number of pairs at a time. Otherwise they are
+            MIXED.
         device : torch.device or str, optional
-            Where the answer is wanted: by default on the CPU for a structural mask, else where the tensors inside are.
+            Device of the result: by default the CPU for a structural mask, else the device of the mask's tensors.
 
         Returns
         -------
@@ -442,12 +441,12 @@ class Mask(Part, ABC):
         return states if device is None else states.to(device)
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Tensor:
-        """Return where a pair may meet, as a bool tensor: FlexAttention's ``mask_mod``. Biases are not in it."""
+        """Return which pairs are visible, as a bool tensor: FlexAttention's ``mask_mod``. Biases are not included."""
         device = next((i.device for i in (b, h, q_idx, kv_idx) if isinstance(i, Tensor)), None) or self._device()
         b, h, q_idx, kv_idx = (torch.as_tensor(i, device=device) for i in (b, h, q_idx, kv_idx))
         shape = torch.broadcast_shapes(b.shape, h.shape, q_idx.shape, kv_idx.shape)
-        seen = self.visible(b, h, q_idx, kv_idx)
-        return torch.ones(shape, dtype=torch.bool, device=device) if seen is None else seen.expand(shape)
+        visible = self.visible(b, h, q_idx, kv_idx)
+        return torch.ones(shape, dtype=torch.bool, device=device) if visible is None else visible.expand(shape)
 
     def _device(self) -> torch.device:
         inside = self.tensors()
@@ -475,7 +474,7 @@ class Mask(Part, ABC):
 
     def __bool__(self) -> bool:
         # ``a and b`` would silently drop a.
-        raise TypeError("a mask has no truth value; combine masks with &, | and ~, not with and, or and not.")
+        raise TypeError("a mask has no truth value; combine masks with &, | and ~ instead of and, or and not.")
 
     def draw(self, L: int | None = None, S: int | None = None, *, b: int = 0, h: int = 0) -> str:
         """Return the mask as text: queries down, keys across; █ visible, · not.
@@ -483,10 +482,10 @@ class Mask(Part, ABC):
         Parameters
         ----------
         L, S : int, optional
-            How many queries and keys; by default as many as the tensors inside suggest, else 16. What is too
-            large to draw pair by pair is drawn by tiles: █ full, ▒ mixed, · empty.
+            Number of queries and keys; by default the sizes of the mask's tensors, else 16. Large masks are drawn as
+            tiles: █ full, ▒ mixed, · empty.
         b, h : int
-            Which sequence and head.
+            Index of the sequence and of the head.
 
         Examples
         --------
@@ -514,7 +513,7 @@ class Mask(Part, ABC):
     def __str__(self) -> str:
         try:
             return self.draw()
-        except ValueError as error:  # printing must not fail where the parts do not fit each other
+        except ValueError as error:  # printing must not fail, even for parts of inconsistent sizes
             return f"{self!r}\n(cannot be drawn: {error})"
 
     def _repr_html_(self) -> str:
@@ -525,7 +524,7 @@ class Mask(Part, ABC):
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor if it is on the device, moved there if it is one number on the CPU."""
+    """Return the tensor on the device, moving 0-d CPU tensors; raise for others."""
     here = tensor.device
     if here.type == device.type and (here.index == device.index or None in (here.index, device.index)):
         return tensor
@@ -534,14 +533,14 @@ def _on(tensor: Tensor, device: torch.device) -> Tensor:
     raise rejected("attention", "attn_mask", f"hold tensors on the query's device {device}", f"one on {here}")
 
 
-#: What stands for a mask: a bool or float tensor, a Mask, or FlexAttention's ``mask_mod`` or BlockMask.
+#: A bool or float tensor, a Mask, or FlexAttention's ``mask_mod`` or BlockMask.
 MaskLike = Union[Tensor, Mask, MaskMod, "BlockMask"]
 
 
-# Which tiles of the score matrix are empty, full or mixed, without building the matrix --------------------------------
+# States of the tiles of the score matrix ------------------------------------------------------------------------------
 
 
-#: How many pairs are evaluated at once when mixed tiles are looked into.
+#: Number of pairs evaluated at once in mixed tiles.
 PAIRS_AT_ONCE = 1 << 21
 
 
@@ -554,15 +553,15 @@ class Tiling:
     q_block, kv_block : int
         The size of a tile; the last row and column of tiles may be smaller.
     exact : bool
-        Whether mixed tiles will be evaluated, pair by pair.
+        Whether mixed tiles are evaluated pair by pair.
     q_lo, q_hi : Tensor (nq, 1)
         The first and last query of each row of tiles.
     k_lo, k_hi : Tensor (nk,)
         The first and last key of each column of tiles.
     first_query, first_key : int
-        Where the grid begins, if it is laid over a part of the matrices: tiles are then those of the part.
+        Start of the grid, if it covers a part of the matrices.
     lengths : (int, int)
-        How many queries and keys the grid is laid over.
+        Number of queries and keys that the grid covers.
     """
 
     def __init__(self, extent: Extent, q_block: int, kv_block: int, exact: bool, device: torch.device) -> None:
@@ -577,7 +576,7 @@ class Tiling:
         self.lengths = extent.L, extent.S
 
     def inside(self, whole: Extent, first_query: int, first_key: int) -> Tiling:
-        """Return the same tiles as those of a part of larger matrices, which begins at this query and key."""
+        """Return the same tiles, shifted into larger matrices, where they start at this query and key."""
         tiling = copy.copy(self)
         tiling.extent = whole
         tiling.q_lo, tiling.q_hi = (edge + first_query for edge in (self.q_lo, self.q_hi))
@@ -587,7 +586,7 @@ class Tiling:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many rows and columns of tiles there are."""
+        """Number of rows and columns of tiles."""
         return self.q_lo.shape[0], self.k_lo.shape[0]
 
     def full(self) -> tuple[Tensor, Tensor]:
@@ -616,7 +615,7 @@ def tile_states(mask: Mask, tiling: Tiling) -> Tensor:
     states = some.to(torch.int8) + every.to(torch.int8)
     states = states.expand(torch.broadcast_shapes(states.shape, (1, 1, nq, nk)))
     if tiling.exact and not mask.bounds_are_exact:
-        states = _looked_into(mask, tiling, states)
+        states = _evaluate_mixed(mask, tiling, states)
     return states
 
 
@@ -631,9 +630,9 @@ def _narrowed(x: Tensor, dim: int, first: int, count: int) -> Tensor:
 
 def _reduce(x: Tensor, dim: int, block: int, how: Reduction) -> Tensor:
     size = x.shape[dim]
-    if size == 1:  # either one element, or one that is shared along the dimension
+    if size == 1:  # one element, or broadcast along the dimension
         return x
-    # The partial block at the end is reduced by itself: padding would copy the whole tensor.
+    # Reduce the partial block at the end separately: padding would copy the whole tensor.
     whole = size // block * block
     parts = [x.narrow(dim, 0, whole).unflatten(dim, (whole // block, block)), x.narrow(dim, whole, size - whole)]
     done = [getattr(parts[0], how)(dim)] if whole else [x.narrow(dim, 0, 0)]
@@ -642,7 +641,8 @@ def _reduce(x: Tensor, dim: int, block: int, how: Reduction) -> Tensor:
     return torch.cat(done, dim) if len(done) > 1 else done[0]
 
 
-def _looked_into(mask: Mask, tiling: Tiling, states: Tensor) -> Tensor:
+def _evaluate_mixed(mask: Mask, tiling: Tiling, states: Tensor) -> Tensor:
+    """Replace the state of mixed tiles by the exact one."""
     mixed = (states == MIXED).nonzero()
     if len(mixed) == 0:
         return states
@@ -651,16 +651,16 @@ def _looked_into(mask: Mask, tiling: Tiling, states: Tensor) -> Tensor:
     for tile in mixed.split(max(1, PAIRS_AT_ONCE // per_tile)):
         some = torch.zeros(len(tile), dtype=torch.bool, device=states.device)
         every = torch.ones_like(some)
-        for seen in _evaluated(mask, tiling, tile):
-            some |= seen.any(2).any(1)
-            every &= seen.all(2).all(1)
+        for visible in _evaluated(mask, tiling, tile):
+            some |= visible.any(2).any(1)
+            every &= visible.all(2).all(1)
         found = torch.where(every, FULL, torch.where(some, MIXED, EMPTY)).to(torch.int8)
         states[tuple(tile.T)] = found
     return states
 
 
 def _evaluated(mask: Mask, tiling: Tiling, tile: Tensor) -> Iterator[Tensor]:
-    """Yield where pairs are visible, (tiles, rows, kv_block), some rows of each tile (b, h, i, j) at a time.
+    """Yield which pairs are visible, (tiles, rows, kv_block), in chunks of rows of each tile (b, h, i, j).
 
     Rows and keys past the end repeat the last one, which changes neither "any" nor "all".
     """
@@ -674,26 +674,26 @@ def _evaluated(mask: Mask, tiling: Tiling, tile: Tensor) -> Iterator[Tensor]:
         yield mask(b, h, q_idx, kv_idx)
 
 
-# The algebra of masks: and, or, not, and the mask that hides nothing --------------------------------------------------
+# Mask algebra: and, or, not, and the mask that hides nothing ----------------------------------------------------------
 
 
 def both(a: Any, b: Any) -> Mask:
-    """Return ``a & b``: pairs visible in both; biases add up."""
+    """Return ``a & b``: pairs visible in both masks; biases add up."""
     return AndMask((*_parts(as_mask(a), AndMask), *_parts(as_mask(b), AndMask)))
 
 
 def either(a: Any, b: Any) -> Mask:
-    """Return ``a | b``: pairs visible in one of them.
+    """Return ``a | b``: pairs visible in at least one mask.
 
     Raises
     ------
     TypeError
-        If one of them adds a bias, which has no meaning where only the other shows a pair.
+        If one of them adds a bias, which is undefined for pairs visible only in the other.
     """
     sides = as_mask(a), as_mask(b)
     for side in sides:
         if side.has_bias:
-            raise TypeError(f"|: {side!r} adds a bias, and only masks without one can be joined; use & for the bias.")
+            raise TypeError(f"|: {side!r} adds a bias, and | takes masks without one; add the bias with &.")
     return OrMask((*_parts(sides[0], OrMask), *_parts(sides[1], OrMask)))
 
 
@@ -706,7 +706,7 @@ def complement(mask: Mask) -> Mask:
         If the mask adds a bias, which has no complement.
     """
     if mask.has_bias:
-        raise TypeError(f"~: {mask!r} adds a bias, and only a mask without one has a complement.")
+        raise TypeError(f"~: {mask!r} adds a bias, which has no complement.")
     return mask.mask if isinstance(mask, NotMask) else NotMask(mask)
 
 
@@ -723,7 +723,7 @@ def everything() -> Mask:
 
 
 class _Node(Mask):
-    """Several masks in one."""
+    """Base of masks composed of several masks."""
 
     def __init__(self, masks: tuple[Mask, ...]) -> None:
         self.masks = masks
@@ -744,19 +744,19 @@ class _Node(Mask):
 
 @final
 class AndMask(_Node):
-    """Pairs that every one of several masks shows; biases add up."""
+    """The intersection of several masks; biases add up."""
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:
-        """Fit the masks inside, without those that then hide nothing."""
+        """Fit the masks, and drop those that hide and add nothing at this extent."""
         fitted = [mask.fit(extent, device) for mask in self.masks]
-        kept = [mask for mask in fitted if not mask.shows_everything(extent)]
-        return AndMask(tuple(kept)) if len(kept) > 1 else (kept or fitted)[0]
+        needed = [mask for mask in fitted if not mask.shows_everything(extent)]
+        return AndMask(tuple(needed)) if len(needed) > 1 else (needed or fitted)[0]
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return where all masks show a pair."""
+        """Return the pairs that are visible in all masks."""
         found = [mask.visible(b, h, q_idx, kv_idx) for mask in self.masks if mask.hides]
-        seen = [x for x in found if x is not None]
-        return reduce(and_, seen) if seen else None
+        visible = [x for x in found if x is not None]
+        return reduce(and_, visible) if visible else None
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return the sum of the biases."""
@@ -766,12 +766,12 @@ class AndMask(_Node):
 
     @property
     def has_bias(self) -> bool:
-        """Whether one of them has."""
+        """Whether one of the masks has a bias."""
         return any(mask.has_bias for mask in self.masks)
 
     @property
     def hides(self) -> bool:
-        """Whether one of them does."""
+        """Whether one of the masks hides pairs."""
         return any(mask.hides for mask in self.masks)
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
@@ -783,12 +783,12 @@ class AndMask(_Node):
 
     @property
     def bounds_are_exact(self) -> bool:
-        """Whether only one of them hides anything, and is exact."""
+        """Whether only one of the masks hides pairs, and its bounds are exact."""
         hiding = [mask for mask in self.masks if mask.hides]
         return len(hiding) == 1 and hiding[0].bounds_are_exact
 
     def as_band(self, extent: Extent) -> Diagonals | None:
-        """Return the intersection of the bands, if all are."""
+        """Return the intersection of the bands, if all masks are bands."""
         lo: int | None = None
         hi: int | None = None
         for mask in self.masks:
@@ -804,8 +804,8 @@ class AndMask(_Node):
     def span(self, extent: Extent, device: torch.device) -> Span | None:
         """Return the intersection of the spans, if all are known."""
         found = [mask.span(extent, device) for mask in self.masks if mask.hides]
-        known = [span for span in found if span is not None]
-        return intersection(known) if len(known) == len(found) else None
+        spans = [span for span in found if span is not None]
+        return intersection(spans) if len(spans) == len(found) else None
 
     def __repr__(self) -> str:
         return " & ".join([_wrapped(mask) for mask in self.masks])
@@ -813,17 +813,17 @@ class AndMask(_Node):
 
 @final
 class OrMask(_Node):
-    """Pairs that one of several masks shows."""
+    """The union of several masks."""
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return where a mask shows a pair."""
+        """Return the pairs that are visible in at least one mask."""
         found = [mask.visible(b, h, q_idx, kv_idx) for mask in self.masks]
-        seen = [x for x in found if x is not None]
-        return reduce(or_, seen) if len(seen) == len(found) else None
+        visible = [x for x in found if x is not None]
+        return reduce(or_, visible) if len(visible) == len(found) else None
 
     @property
     def hides(self) -> bool:
-        """Whether all of them do."""
+        """Whether all of the masks hide pairs."""
         return all(mask.hides for mask in self.masks)
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
@@ -836,8 +836,8 @@ class OrMask(_Node):
         if not self.hides:
             return None, None
         found = [mask.span(extent, device) for mask in self.masks]
-        known = [span for span in found if span is not None]
-        return union(known, extent.S, device) if len(known) == len(found) else None
+        spans = [span for span in found if span is not None]
+        return union(spans, extent.S, device) if len(spans) == len(found) else None
 
     def __repr__(self) -> str:
         return " | ".join([_wrapped(mask) for mask in self.masks])
@@ -845,28 +845,28 @@ class OrMask(_Node):
 
 @final
 class NotMask(Mask):
-    """The pairs that a mask hides."""
+    """The complement of a mask."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return where the mask hides a pair."""
-        seen = self.mask.visible(b, h, q_idx, kv_idx)
-        return torch.zeros((), dtype=torch.bool, device=kv_idx.device) if seen is None else ~seen
+        """Return the pairs that the mask hides."""
+        visible = self.mask.visible(b, h, q_idx, kv_idx)
+        return torch.zeros((), dtype=torch.bool, device=kv_idx.device) if visible is None else ~visible
 
     @property
     def bounds_are_exact(self) -> bool:
-        """Whether the mask's are."""
+        """Whether the bounds of the mask are exact."""
         return self.mask.bounds_are_exact
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return the bounds, exchanged."""
+        """Return the negated bounds, in reverse order."""
         some, every = self.mask.bounds(tiling)
         return ~every, ~some
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:
-        """Return what the mask's span leaves, if that is on one side of it."""
+        """Return the complement of the mask's span, if it is a span."""
         span = self.mask.span(extent, device)
         return None if span is None else outside(span, extent.S, device)
 
@@ -888,7 +888,7 @@ class NotMask(Mask):
 
 @final
 class Everything(Mask):
-    """No pair is hidden."""
+    """The mask that hides nothing."""
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return None."""
@@ -905,7 +905,7 @@ class Everything(Mask):
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return that all is visible."""
+        """Return True and True: all pairs are visible."""
         return tiling.full()
 
     def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
@@ -936,29 +936,29 @@ def _largest(found: list[Sizes]) -> Sizes:
 class Predicate(Mask):
     """Pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True; made by :func:`~regard.masks.as_mask`.
 
-    As in FlexAttention the function is called for one pair, with 0-d tensors, and must work under ``torch.vmap``.
-    Tensors it closes over are not seen by engines: they must be on the query's device.
+    As in FlexAttention, the function takes one pair, as 0-d tensors, and must work under ``torch.vmap``. Engines cannot
+    find tensors in its closure: these must be on the query's device.
     """
 
     def __init__(self, mask_mod: Callable[..., Any]) -> None:
         self.mask_mod = mask_mod
 
     def structure(self) -> tuple[Any, ...]:
-        """Return what is known of the function; the plan for an unknown one does not depend on its answers."""
+        """Return a key for the function; None in it for a function whose results are not known to be constant."""
         return Predicate, meaning(self.mask_mod)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the function answers the same as long as its meaning is the same."""
+        """Whether the function always returns the same result for the same arguments."""
         return meaning(self.mask_mod) is not None
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return what the function says."""
+        """Return the result of the function."""
         return called(self.mask_mod, b, h, q_idx, kv_idx)
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return that nothing is known."""
-        # What will be looked into pair by pair may differ per sequence and head.
+        """Return True and False: nothing is known."""
+        # With exact states, tiles may differ per sequence and head.
         shape = (tiling.extent.B, tiling.extent.H, 1, 1) if tiling.exact else ()
         unknown = torch.ones(shape, dtype=torch.bool, device=tiling.device)
         return unknown, ~unknown
@@ -968,40 +968,40 @@ class Predicate(Mask):
 
 
 def called(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """Return what a mask_mod says of each pair; a dimension on which a function does not depend has size 1."""
+    """Evaluate a mask_mod on every pair; dimensions on which it does not depend have size 1."""
     if isinstance(mask_mod, Mask):
-        shown = mask_mod.visible(b, h, q_idx, kv_idx)
-        return torch.ones((), dtype=torch.bool, device=kv_idx.device) if shown is None else shown
-    seen = per_element(mask_mod, b, h, q_idx, kv_idx, kind="bool", blame=("masks.as_mask", "mask_mod"))
-    for dim, stride in enumerate(seen.stride()):
+        visible = mask_mod.visible(b, h, q_idx, kv_idx)
+        return torch.ones((), dtype=torch.bool, device=kv_idx.device) if visible is None else visible
+    visible = per_element(mask_mod, b, h, q_idx, kv_idx, kind="bool", blame=("masks.as_mask", "mask_mod"))
+    for dim, stride in enumerate(visible.stride()):
         if not is_symbolic(stride) and stride == 0:
-            seen = seen.narrow(dim, 0, 1)
-    return seen
+            visible = visible.narrow(dim, 0, 1)
+    return visible
 
 
-# What may stand for a mask --------------------------------------------------------------------------------------------
+# Conversion to masks --------------------------------------------------------------------------------------------------
 
 
-#: What else than a Mask and a function may stand for a mask, and how it becomes one; modules of masks add theirs.
+#: Conversions of types other than Mask and functions, registered by the modules of masks.
 _CONVERSIONS: list[tuple[Callable[[Any], bool], Callable[[Any, str, str], Mask]]] = []
 
 
 def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "mask") -> Mask:
-    """Return as a Mask what may stand for one.
+    """Convert to a Mask.
 
     Parameters
     ----------
     mask : Mask, callable, BlockMask, CausalBias or Tensor
-        A callable is a FlexAttention ``mask_mod``: it is called for one pair, with 0-d tensors, and must work
-        under ``torch.vmap``. A BlockMask is torch's; both its block lists and its ``mask_mod`` are honoured. A
-        tensor becomes :func:`~regard.masks.dense`.
+        A callable is a FlexAttention ``mask_mod``: it takes one pair, as 0-d tensors, and must work under
+        ``torch.vmap``. A BlockMask is torch's; its block lists and its ``mask_mod`` both apply. A tensor becomes
+        :func:`~regard.masks.dense`.
     function, argument : str
-        What error messages name.
+        Names for error messages.
 
     Raises
     ------
     TypeError
-        If it is none of these, or an integer tensor.
+        If ``mask`` has another type, or is an integer tensor.
 
     Examples
     --------
@@ -1020,11 +1020,11 @@ def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "ma
     raise rejected(function, argument, expected, described(mask), TypeError)
 
 
-def convertible(applies: Callable[[Any], bool], convert: Callable[[Any, str, str], Mask]) -> None:
-    """Let :func:`as_mask` convert values to which ``applies`` says yes, by ``convert(value, function, argument)``."""
+def register_conversion(applies: Callable[[Any], bool], convert: Callable[[Any, str, str], Mask]) -> None:
+    """Let :func:`as_mask` convert values for which ``applies`` is True by ``convert(value, function, argument)``."""
     _CONVERSIONS.append((applies, convert))
 
 
 def is_instance(value: Any, name: str) -> bool:
-    """Whether a value is of a class of torch's, which is not imported for it (flex_attention takes seconds)."""
+    """Whether a value is an instance of the class with this full name, without importing it, which may be slow."""
     return any(f"{kind.__module__}.{kind.__qualname__}" == name for kind in type(value).__mro__)

@@ -1,4 +1,4 @@
-"""Biases by distance: they hide nothing, and add to the score."""
+"""Position biases that hide nothing: ALiBi and learned relative biases."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from regard.masks.base import Extent, Mask, Sizes, Tiling, lookup
 
 
 def alibi(slopes: int | Tensor, align: str | None = None, offset: Offset = None) -> Mask:
-    """Return attention with linear biases: a head's scores fall with distance, each head at its own rate.
+    """Return attention with linear biases (ALiBi): scores decrease linearly with distance, at a rate per head.
 
-    Added: ``−slopes[h] · |q + offset − k|``. Nothing is hidden: use ``causal() & alibi(8)``.
+    Adds ``−slopes[h] · |q + offset − k|`` and hides nothing. For a language model, use ``causal() & alibi(8)``.
 
     Parameters
     ----------
     slopes : int or Tensor (H,), float
-        A number of heads gives the paper's slopes: ``2^(−8 i / H)`` for i = 1…H where H is a power of two; else those
-        of the next lower power of two P, then every other one of 2P's. A tensor gets gradients.
+        A number of heads gives the paper's slopes: ``2^(−8 i / H)`` for i = 1…H if H is a power of two; else those
+        of the next lower power of two P, then every other slope of 2P heads. A tensor gets gradients.
     align, offset
-        As in :func:`~regard.masks.causal`.
+        See :func:`~regard.masks.causal`.
 
     Raises
     ------
     TypeError
         If ``slopes`` is neither an int nor a float tensor.
     ValueError
-        If it is less than 1, or not one-dimensional; when used, if it has not one entry per query head.
+        If the int is less than 1, or the tensor is not one-dimensional or, when used, lacks one entry per query head.
 
     References
     ----------
@@ -75,24 +75,23 @@ def geometric(heads: int) -> tuple[float, ...]:
 
 
 def relative(table: Tensor, align: str | None = None, offset: Offset = None) -> Mask:
-    """Return a learned bias for each distance, clipped at R.
+    """Return a learned bias per distance, clipped at R.
 
-    Added: ``table[h, clamp(k − q − offset, −R, R) + R]``. Nothing is hidden.
+    Adds ``table[h, clamp(k − q − offset, −R, R) + R]`` and hides nothing.
 
     Parameters
     ----------
     table : Tensor (2 R + 1,) or (H, 2 R + 1), float
-        From the farthest key before the query, over the query's own position in the middle, to the farthest after.
-        Gets gradients.
+        Biases for distances −R (key before the query) to R (key after it). Gets gradients.
     align, offset
-        As in :func:`~regard.masks.causal`.
+        See :func:`~regard.masks.causal`.
 
     Raises
     ------
     TypeError
         If ``table`` is not a float tensor.
     ValueError
-        If its last size is even, or it has another number of dimensions; when used, if it has not one row per head.
+        If its last size is even, it has another number of dimensions or, when used, it lacks one row per head.
 
     Examples
     --------
@@ -114,7 +113,7 @@ def relative(table: Tensor, align: str | None = None, offset: Offset = None) -> 
 
 
 class _Bias(Aligned):
-    """A bias by distance, which hides nothing."""
+    """A bias that depends on the distance and hides nothing."""
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
         return None
@@ -137,14 +136,14 @@ class _Bias(Aligned):
 
 @final
 class Alibi(_Bias):
-    """Minus the distance, times the head's slope."""
+    """The negative distance times the head's slope."""
 
     name = "alibi"
 
     def __init__(self, slopes: Tensor | tuple[float, ...], align: str | None, offset: Offset) -> None:
         super().__init__(align, offset)
         self.slopes = slopes
-        #: What the paper's slopes are multiplied in: engines say.
+        #: Dtype of the paper's slopes, set by :meth:`cast`.
         self._dtype = torch.float32
 
     def _twin(self) -> Alibi:
@@ -160,7 +159,7 @@ class Alibi(_Bias):
         return twin
 
     def differs(self, dtype: torch.dtype) -> bool:
-        """Whether the slopes are of another dtype."""
+        """Whether the slopes have another dtype."""
         return self._dtype != dtype if isinstance(self.slopes, tuple) else super().differs(dtype)
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
@@ -173,12 +172,12 @@ class Alibi(_Bias):
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         """Resolve the alignment; check the number of heads."""
         if len(self.slopes) != extent.H:
-            came = f"{len(self.slopes)}"
-            raise rejected("masks.alibi", "slopes", f"have one entry per query head ({extent.H})", came)
+            expected = f"have one entry per query head ({extent.H})"
+            raise rejected("masks.alibi", "slopes", expected, len(self.slopes))
         return super().fit(extent, device)
 
     def sizes(self) -> Sizes:
-        """Return H."""
+        """Return the number of heads H."""
         return super().sizes()[0], len(self.slopes), None, None
 
     def __repr__(self) -> str:
@@ -188,7 +187,7 @@ class Alibi(_Bias):
 
 @final
 class Relative(_Bias):
-    """A learned number for each distance up to R."""
+    """A learned bias per distance, clipped at R."""
 
     name = "relative"
 
@@ -200,7 +199,7 @@ class Relative(_Bias):
         return Relative(self.table, self.align, self.offset)
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return the table's number for the distance."""
+        """Return the table's entry for the distance."""
         radius = self.table.shape[-1] // 2
         entry = (kv_idx - self.positions(b, q_idx)).clamp(-radius, radius) + radius
         return lookup(self.table, *(h, entry)[-self.table.dim() :])
@@ -213,7 +212,7 @@ class Relative(_Bias):
         return super().fit(extent, device)
 
     def sizes(self) -> Sizes:
-        """Return H, if the table has rows."""
+        """Return the number of heads H, if the table has rows."""
         return super().sizes()[0], self.table.shape[0] if self.table.dim() == 2 else None, None, None
 
     def __repr__(self) -> str:

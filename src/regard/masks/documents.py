@@ -1,4 +1,4 @@
-"""Several documents in one sequence: a query sees its own document alone."""
+"""Packed sequences: a query sees only the keys of its own document."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _IDS, _LIMITS = TensorOf(("L",), ("B", "L"), integer=True), TensorOf(("N + 1",),
 
 
 def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
-    """Return the mask that shows a query the keys of its own document.
+    """Return the mask in which each query sees only the keys of its own document.
 
     Visible iff ``ids[b, q] = kv_ids[b, k]``.
 
     Parameters
     ----------
     ids : Tensor (L,) or (B, L), integer
-        The document of each query. Equal ids need not be neighbours; the numbers mean nothing.
+        The document id of each query. Any integers; documents need not be contiguous.
     kv_ids : Tensor (S,) or (B, S), integer, optional
-        The document of each key; by default as for the queries.
+        The document id of each key; defaults to ``ids``.
 
     Raises
     ------
     TypeError
         If a tensor does not hold integers.
     ValueError
-        If it has another number of dimensions; when used, if its sizes are not those of the call.
+        If a tensor has another number of dimensions or, when used, sizes that do not match the call.
 
     Examples
     --------
@@ -63,41 +63,41 @@ def from_cu_seqlens(
     window: tuple[int, int] | None = None,
     align: str | None = None,
 ) -> Mask:
-    """Return the mask of sequences packed one behind the other, from their cumulative lengths.
+    """Return the mask of packed sequences, from their cumulative lengths.
 
-    Query q is of sequence i iff ``cu_q[i] ≤ q < cu_q[i + 1]``, and sees the keys of that sequence:
-    ``cu_kv[i] ≤ k < cu_kv[i + 1]``. With a window (left, right) it sees those of them for which
-    ``p − left ≤ k ≤ p + right``, where p is the key at which the query lies: ``p = q + cu_kv[i + 1] − cu_q[i + 1]``
-    (lower right) or ``p = q + cu_kv[i] − cu_q[i]`` (upper left). What lies past the last end is padding: it sees
-    nothing, and nothing sees it.
+    Query q belongs to sequence i iff ``cu_q[i] ≤ q < cu_q[i + 1]``, and sees the keys of that sequence:
+    ``cu_kv[i] ≤ k < cu_kv[i + 1]``. With a window (left, right) it sees those with ``p − left ≤ k ≤ p + right``, where
+    p is the key position of the query: ``p = q + cu_kv[i + 1] − cu_q[i + 1]`` (lower right) or
+    ``p = q + cu_kv[i] − cu_q[i]`` (upper left). Positions past the last sequence are padding: they see nothing and are
+    hidden.
 
     Parameters
     ----------
     cu_q : Tensor (N + 1,), integer
-        Where each of N sequences of queries begins, and where the last one ends: ``[0, 3, 7]`` for lengths 3 and 4.
+        Start of each of N sequences of queries, and the end of the last: ``[0, 3, 7]`` for lengths 3 and 4.
     cu_kv : Tensor (N + 1,), integer, optional
-        The same for keys; by default as for queries.
+        The same for keys; defaults to ``cu_q``.
     window : (int, int), optional
-        How many keys before and after its own position a query sees, or −1 for all: ``(-1, 0)`` is causal.
+        Number of keys visible before and after the query's own position, or −1 for all: ``(-1, 0)`` is causal.
     align : {"lower_right", "upper_left"}, optional
-        Where the queries of a sequence lie among its keys: the last query at the last key (the default), or query 0
-        at key 0. The two agree where a sequence has as many queries as keys. Only with a window.
+        Positions of the queries among the keys of a sequence: the last query at the last key (the default), or query 0
+        at key 0. The two agree for sequences with as many queries as keys. Requires ``window``.
 
     Raises
     ------
     TypeError
         If a tensor does not hold integers, or ``window`` is not a pair of ints.
     ValueError
-        If a tensor is not one-dimensional, the two differ in length, a count is less than −1, or ``align`` is not
-        known or given without ``window``. On the CPU, where looking costs nothing, also if a tensor does not begin
-        with 0 or descends; when used, if its last end is past the last query or key.
+        If a tensor is not one-dimensional, the two differ in length, a window count is less than −1, or ``align`` is
+        unknown or given without ``window``. On the CPU also if a tensor does not start with 0 or decreases and, when
+        used, if it ends past the last query or key. Values on other devices are not checked.
 
     Notes
     -----
     FlashAttention's ``flash_attn_varlen_func`` takes the same tensors:
 
     ===============================================  =======================================
-    there                                            here
+    FlashAttention                                   regard
     ===============================================  =======================================
     ``cu_seqlens_q, cu_seqlens_k``                   ``from_cu_seqlens(cu_q, cu_kv)``
     ``causal=True``                                  ``window=(-1, 0)``
@@ -105,8 +105,8 @@ def from_cu_seqlens(
     ``causal=True, window_size=(l, r)``              ``window=(l, 0)``
     ===============================================  =======================================
 
-    ``from_cu_seqlens(cu) & causal()`` is the same as ``window=(-1, 0)`` where ``cu_kv`` is ``cu_q``. Where the
-    lengths differ, no single offset aligns all sequences.
+    If ``cu_kv`` equals ``cu_q``, ``from_cu_seqlens(cu) & causal()`` is the same as ``window=(-1, 0)``. If the lengths
+    differ, no single offset aligns all sequences.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def from_cu_seqlens(
     3 ··██·
     4 ·····
 
-    Two sequences: 2 new queries behind a cache of 3 keys, and 3 queries without one.
+    Two sequences: 2 new queries with a cache of 3 keys, and 3 queries without a cache.
 
     >>> cu_q, cu_kv = torch.tensor([0, 2, 5]), torch.tensor([0, 5, 8])
     >>> print(masks.from_cu_seqlens(cu_q, cu_kv, window=(-1, 0)))
@@ -148,18 +148,18 @@ def _cumulative(argument: str, cu: Tensor) -> Tensor:
     cu = _LIMITS(function, argument, cu)
     if cu.shape[0] == 0:
         raise rejected(function, argument, "begin with 0", "an empty tensor")
-    if _can_look(cu):
+    if _is_readable(cu):
         if int(cu[0]) != 0:
             raise rejected(
                 function, argument, "begin with 0 (it holds cumulative lengths, not lengths)", cu.tolist()[:8]
             )
         if bool((cu[1:] < cu[:-1]).any()):
-            raise rejected(function, argument, "never descend", cu.tolist()[:8])
+            raise rejected(function, argument, "be non-decreasing", cu.tolist()[:8])
     return cu
 
 
-def _can_look(tensor: Tensor) -> bool:
-    """Whether a tensor's values can be read for nothing."""
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether reading the tensor's values is possible and cheap."""
     return tensor.is_cpu and not values_unavailable(tensor)
 
 
@@ -169,7 +169,7 @@ def _window(window: Any, align: Any) -> tuple[int, int] | None:
         raise rejected(function, "align", "be 'lower_right', 'upper_left' or None", repr(align))
     if window is None:
         if align is not None:
-            raise rejected(function, "align", "be left out where no window is given", repr(align))
+            raise rejected(function, "align", "be None without a window", repr(align))
         return None
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise rejected(function, "window", "be a pair (left, right) or None", described(window), TypeError)
@@ -177,13 +177,13 @@ def _window(window: Any, align: Any) -> tuple[int, int] | None:
     return min(left, _FAR), min(right, _FAR)
 
 
-#: Farther than any position; positions and this add up without an overflow.
+#: Beyond any position, and small enough that adding it to a position does not overflow.
 _FAR = 1 << 61
 
 
 @final
 class Documents(Mask):
-    """Pairs of equal ids."""
+    """Pairs with equal document ids."""
 
     def __init__(self, ids: Tensor, kv_ids: Tensor | None) -> None:
         self.ids = ids
@@ -194,14 +194,14 @@ class Documents(Mask):
         return self.ids if self.kv_ids is None else self.kv_ids
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where the ids are equal."""
+        """Return which pairs have equal ids."""
         own = lookup(self.ids, *(b, q_idx)[-self.ids.dim() :])
         return own == lookup(self._keys, *(b, kv_idx)[-self._keys.dim() :])
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
         """Check the tensors' sizes."""
         if self.kv_ids is None and extent.L != extent.S:
-            expected = "be given where there are not as many queries as keys"
+            expected = "be given if the numbers of queries and keys differ"
             raise rejected("masks.document", "kv_ids", expected, f"None ({extent.L} queries, {extent.S} keys)")
         for argument, ids, size in (("ids", self.ids, extent.L), ("kv_ids", self._keys, extent.S)):
             if tuple(ids.shape) != (extent.B, size)[-ids.dim() :]:
@@ -213,7 +213,7 @@ class Documents(Mask):
         return self
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles' ranges of ids overlap, and which hold one id only."""
+        """Return which tiles have overlapping ranges of ids, and which contain a single id."""
         q_ids = (self.ids if self.ids.dim() == 1 else self.ids[:, None])[..., None]
         k_ids = self._keys if self._keys.dim() == 1 else self._keys[:, None, None]
         q_min, q_max = tiling.over_queries(q_ids, "amin"), tiling.over_queries(q_ids, "amax")
@@ -221,13 +221,13 @@ class Documents(Mask):
         return _overlap(q_min, q_max, k_min, k_max)
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:
-        """Return where each query's document is, if the keys of every document that is asked for are neighbours."""
+        """Return the keys of each query's document, if they are contiguous."""
         if extent.S == 0:
             return None, constant(0, device)
         q_ids, k_ids = (torch.atleast_2d(ids.to(torch.int64)) for ids in (self.ids, self._keys))
         if values_unavailable(q_ids) or values_unavailable(k_ids):
             return None
-        # In a stable order, the keys of a document follow each other, first to last.
+        # A stable sort groups the keys of each document, in order.
         k_ids, order = k_ids.sort(stable=True)
         B = max(q_ids.shape[0], k_ids.shape[0]) if extent.B else 0
         q_ids, k_ids, order = (x.expand(B, -1).contiguous() for x in (q_ids, k_ids, order))
@@ -240,7 +240,7 @@ class Documents(Mask):
         return start[:, None], stop[:, None]
 
     def sizes(self) -> Sizes:
-        """Return B, L and S of the tensors."""
+        """Return the sizes B, L and S of the tensors."""
         B = next((ids.shape[0] for ids in (self.ids, self._keys) if ids.dim() == 2), None)
         return B, None, self.ids.shape[-1], self._keys.shape[-1]
 
@@ -251,9 +251,9 @@ class Documents(Mask):
 
 @final
 class Packed(Mask):
-    """Pairs of the same packed sequence; with a window, those of them that are near each other.
+    """Pairs of the same packed sequence, optionally within a window.
 
-    Each query sees one run of keys. Its start and its stop never descend from query to query.
+    Each query sees one contiguous range of keys, whose start and stop are non-decreasing in q.
     """
 
     def __init__(
@@ -269,34 +269,34 @@ class Packed(Mask):
         return self.cu_q if self.cu_kv is None else self.cu_kv
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where a key lies in the query's run."""
+        """Return which keys lie in the query's range."""
         start, stop = self._run(q_idx)
         return (start <= kv_idx) & (kv_idx < stop)
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
-        """Check the last ends."""
+        """Check that the last sequence ends within the sizes."""
         for cu, size, what in ((self.cu_q, extent.L, "queries"), (self._cu_keys, extent.S, "keys")):
-            if _can_look(cu) and (end := int(cu[-1])) > size:
+            if _is_readable(cu) and (end := int(cu[-1])) > size:
                 argument = "cu_q" if cu is self.cu_q else "cu_kv"
-                expected = f"end at {size}, the number of {what}, or before"
+                expected = f"end at or before {size}, the number of {what}"
                 raise rejected("masks.from_cu_seqlens", argument, expected, end)
         return self
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles the runs of the first and last query leave open, and which lie in both."""
+        """Return which tiles touch the ranges of their first and last query, and which lie in both."""
         (first_start, first_stop), (last_start, last_stop) = self._run(tiling.q_lo), self._run(tiling.q_hi)
         some = (first_start <= tiling.k_hi) & (tiling.k_lo < last_stop) & (tiling.q_lo < self.cu_q[-1])
         return some, (last_start <= tiling.k_lo) & (tiling.k_hi < first_stop)
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:
-        """Return each query's run."""
+        """Return each query's range of keys."""
         q_idx = torch.arange(extent.L, device=device)[None, None]
         start, stop, _ = torch.broadcast_tensors(*self._run(q_idx), q_idx)
         return start, stop
 
     def _run(self, q_idx: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys start ≤ k < stop that queries see; of padding, both are the end of the last sequence."""
-        own = torch.bucketize(q_idx, self.cu_q[1:].to(q_idx.dtype), right=True)  # how many ends lie at or before it
+        """Return the visible keys start ≤ k < stop; for padding, both are the end of the last sequence."""
+        own = torch.bucketize(q_idx, self.cu_q[1:].to(q_idx.dtype), right=True)  # index of the query's sequence
         following = (own + 1).clamp(max=self.cu_q.shape[0] - 1)
         start, stop = _at(self._cu_keys, own), _at(self._cu_keys, following)
         if self.window is None:
@@ -309,7 +309,7 @@ class Packed(Mask):
         return low, high
 
     def sizes(self) -> Sizes:
-        """Return the ends of the last sequences."""
+        """Return the total lengths L and S."""
         return None, None, max(int(self.cu_q[-1]), 1), max(int(self._cu_keys[-1]), 1)
 
     def __repr__(self) -> str:
@@ -320,7 +320,7 @@ class Packed(Mask):
 
 
 def _at(cu: Tensor, index: Tensor) -> Tensor:
-    """Return cumulative lengths, in integers that can be subtracted."""
+    """Return cumulative lengths as int64."""
     return lookup(cu, index).to(torch.int64)
 
 

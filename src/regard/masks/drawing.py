@@ -1,4 +1,4 @@
-"""Masks as pictures: text for terminals, SVG for notebooks."""
+"""Drawings of masks: text for terminals, SVG for notebooks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from regard.masks.base import Extent, Mask
 
-#: What is drawn pair by pair has at most so many queries and keys.
+#: Maximum number of queries and keys that are drawn pair by pair; larger masks are drawn as tiles.
 ROWS, COLUMNS = 48, 96
-#: Tiles are looked into where there are at most so many pairs.
+#: Maximum number of pairs for which mixed tiles are evaluated.
 PAIRS = 1 << 22
 
 _HIDDEN, _TILES, _SHADES = "·", "·▒█", "·░▒▓█"
@@ -29,13 +29,13 @@ class Picture:
     title : str
         The mask as code.
     note : str
-        What is drawn, and what the signs mean.
+        The sizes and the legend.
     signs : str
-        A sign for each level, from hidden to fully visible.
+        One sign per level, from hidden to fully visible.
     levels : list of list of int
         For each row (queries) and column (keys), an index into ``signs``.
     block : int
-        How many queries and keys a cell stands for.
+        Number of queries and keys per cell.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Picture:
 
 
 def picture(mask: Mask, bound: Mask, extent: Extent, b: int, h: int) -> Picture:
-    """Return the picture of a mask that is bound to an extent; see :meth:`Mask.draw`."""
+    """Return the picture of a mask bound to an extent; see :meth:`Mask.draw`."""
     L, S = extent.L, extent.S
     block = 1 if L <= ROWS and S <= COLUMNS else max(-(-L // ROWS), -(-S // COLUMNS))
     draw = _pairs if block == 1 else _tiles
@@ -79,19 +79,19 @@ def _tiles(mask: Mask, extent: Extent, block: int, b: int, h: int) -> tuple[str,
     exact = extent.L * extent.S * extent.B * extent.H <= PAIRS
     states = mask.tiles(extent, block, block, exact=exact)
     states = states[b % states.shape[0], h % states.shape[1]].long()
-    mixed = "mixed" if exact or mask.bounds_are_exact else "mixed, or not known"
+    mixed = "mixed" if exact or mask.bounds_are_exact else "mixed or unknown"
     return _TILES, states, f"a cell is {block}×{block} pairs: █ full, ▒ {mixed}, · empty"
 
 
 def _ticks(columns: int, block: int) -> list[tuple[int, str]]:
-    """Return the numbered columns, spaced so that the numbers do not touch."""
+    """Return the labels of columns, spaced so that they do not touch."""
     widest = len(str(max(columns - 1, 0) * block))
     step = next(step for step in (5, 10, 20, 40) if step > widest)
     return [(column, str(column * block)) for column in range(0, columns, step)]
 
 
 def as_text(picture: Picture) -> str:
-    """Return the picture in characters: a title, a note, a row of key numbers, then a row per query."""
+    """Return the picture as text: a title, a note, a row of key numbers, then a row per query."""
     labels = [str(row * picture.block) for row in range(len(picture.levels))]
     margin = max([len(label) for label in labels], default=1) + 1
     header = " " * margin
@@ -104,14 +104,14 @@ def as_text(picture: Picture) -> str:
 
 
 def as_html(picture: Picture) -> str:
-    """Return the picture as a figure with an SVG; its ink is the page's text colour, so that it suits any theme."""
+    """Return the picture as an HTML figure with an SVG, in the page's text colour so that it fits any theme."""
     rows, columns = len(picture.levels), len(picture.levels[0]) if picture.levels else 0
     cell = max(4, min(14, 640 // max(rows, columns, 1)))
     left, top = 10 + 7 * len(str(max(rows - 1, 0) * picture.block)), 16
     number = 'font-size="10" fill-opacity="0.65"'
     drawn = []
     for level in range(len(picture.signs)):
-        # Hidden cells keep a trace of ink, so that the grid is seen.
+        # Hidden cells are faint rather than blank, so that the grid shows.
         ink = 0.08 + 0.82 * level / (len(picture.signs) - 1)
         path = "".join(
             [

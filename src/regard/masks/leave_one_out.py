@@ -1,4 +1,4 @@
-"""Every key but the query's own: leave-one-out."""
+"""Leave-one-out: each query sees every key except its own."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from regard.masks.base import Extent, Mask, Sizes, Tiling, lookup
 
 
 def leave_one_out(own: Tensor | None = None) -> Mask:
-    """Return the mask that shows a query every key but its own.
+    """Return the leave-one-out mask: each query sees every key except its own.
 
-    Visible iff ``k ≠ q``, or ``k ≠ own[q]``. Where queries and keys are the same points, each is predicted from all
-    the others: leave-one-out.
+    Visible iff ``k ≠ q``, or ``k ≠ own[q]``. If queries and keys are the same points, each point is predicted from all
+    the others.
 
     Parameters
     ----------
     own : Tensor (L,), integer, optional
-        The key that each query does not see; −1, or any other number that is no key's, hides none. By default query
-        q's own key is key q. With it, some of the queries can be taken, or queries in another order than the keys.
+        The key hidden from each query, by default key q for query q. −1 or any other index that is not a key hides
+        nothing. Use it for a subset of the queries, or for queries in another order than the keys.
 
     Raises
     ------
     TypeError
         If ``own`` is not an integer tensor.
     ValueError
-        If it has another number of dimensions; when used, if its size is not L.
+        If ``own`` is not one-dimensional or, when used, does not have size L.
 
     Notes
     -----
-    A query that has no key but its own sees nothing, and gets what rows without keys get.
+    A query whose own key is the only one has no visible keys, so its output is 0.
 
     Examples
     --------
@@ -60,13 +60,13 @@ def leave_one_out(own: Tensor | None = None) -> Mask:
 
 @final
 class LeaveOneOut(Mask):
-    """Keys other than the query's own: the key of the same number, or the one that a (L,) tensor names."""
+    """All keys except the query's own: key q, or ``own[q]``."""
 
     def __init__(self, own: Tensor | None) -> None:
         self.own = own
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where k is not the query's own."""
+        """Return which keys are not the query's own."""
         return kv_idx != (q_idx if self.own is None else lookup(self.own, q_idx))
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
@@ -81,7 +81,7 @@ class LeaveOneOut(Mask):
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles hold more than own keys, and which hold no query's own."""
+        """Return which tiles have visible pairs, and which contain no query's own key."""
         if self.own is None:
             least, greatest = tiling.q_lo, tiling.q_hi
             every = (greatest < tiling.k_lo) | (least > tiling.k_hi)
@@ -89,12 +89,12 @@ class LeaveOneOut(Mask):
             own = self.own.to(torch.int64)
             least, greatest = (tiling.over_queries(own[:, None], how) for how in ("amin", "amax"))
             every = self._free_tiles(own, tiling)
-        # A tile hides all its pairs only where it has one key, and that is the own one of all its queries.
+        # A tile hides all of its pairs only if its single key is the own key of all its queries.
         return (tiling.k_lo != tiling.k_hi) | (least != tiling.k_lo) | (greatest != tiling.k_hi), every
 
     @staticmethod
     def _free_tiles(own: Tensor, tiling: Tiling) -> Tensor:
-        """Return which tiles no query's own key lies in, (nq, nk), in memory of that size."""
+        """Return which tiles contain no query's own key, (nq, nk), in memory of that size."""
         (nq, nk), (L, S) = tiling.counts, tiling.lengths
         own = own[tiling.first_query : tiling.first_query + L] - tiling.first_key
         column = torch.where((own >= 0) & (own < S), own // tiling.kv_block, nk)
@@ -103,7 +103,7 @@ class LeaveOneOut(Mask):
         return free.scatter(0, row * (nk + 1) + column, value=False).unflatten(0, (nq, nk + 1))[:, :nk]
 
     def sizes(self) -> Sizes:
-        """Return L of the tensor."""
+        """Return the size L of the tensor."""
         return None, None, None if self.own is None else self.own.shape[0], None
 
     def __repr__(self) -> str:

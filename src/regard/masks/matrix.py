@@ -1,4 +1,4 @@
-"""Masks and biases written out as a matrix, as torch's BlockMask, or cut from another mask."""
+"""Dense masks and biases, torch's BlockMask, and slices of other masks."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from regard.masks.base import (
     Span,
     Tiling,
     called,
-    convertible,
     is_instance,
     lookup,
+    register_conversion,
     run,
 )
 
-# A mask or bias written out as a matrix -------------------------------------------------------------------------------
+# Dense masks and biases -----------------------------------------------------------------------------------------------
 
 
 _KIND = "be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides)"
 
 
 def dense(tensor: Tensor) -> Mask:
-    """Return the mask, or bias, that is written out in a tensor: torch's ``attn_mask``.
+    """Return the mask or bias given by a tensor, like torch's ``attn_mask``.
 
-    Visible iff ``tensor[b, h, q, k]`` is True, or is not −inf and is added to the score.
+    A bool tensor shows a pair iff ``tensor[b, h, q, k]`` is True. A float tensor is added to the score; −inf hides.
 
     Parameters
     ----------
     tensor : Tensor (L, S), (H, L, S) or (B, H, L, S), bool or float
-        A size of 1 is shared along that dimension. Three dimensions are heads first, as torch broadcasts them;
-        one matrix per sequence is (B, 1, L, S). A float tensor gets gradients.
+        Sizes of 1 broadcast. As in torch, three dimensions are (H, L, S); one matrix per sequence is (B, 1, L, S).
+        A float tensor gets gradients.
 
     Raises
     ------
     TypeError
-        If the tensor is neither bool nor float, or not a tensor.
+        If ``tensor`` is not a bool or float tensor.
     ValueError
-        If it has another number of dimensions; when used, if its sizes are not those of the call, or if it is
-        (H, L, S) with as many heads as sequences, where it may have been meant as one matrix per sequence.
+        If it has another number of dimensions or, when used, sizes that do not match the call. Also if it has three
+        dimensions and there are as many heads as sequences, because (B, L, S) may have been meant.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def dense(tensor: Tensor) -> Mask:
 
 @final
 class Dense(Mask):
-    """Pairs marked True, or not −inf, in a tensor (L, S), (H, L, S) or (B, H, L, S) with 1 where it is shared."""
+    """A mask or bias given by a tensor (L, S), (H, L, S) or (B, H, L, S), in which sizes of 1 broadcast."""
 
     def __init__(self, values: Tensor, origin: tuple[str, str]) -> None:
         self.values = values
@@ -73,7 +73,7 @@ class Dense(Mask):
 
     @classmethod
     def of(cls, tensor: Any, function: str, argument: str) -> Self:
-        """Return the mask of a checked tensor; errors name this argument of this function."""
+        """Check the tensor and return its mask; errors name this argument of this function."""
         if not isinstance(tensor, Tensor) or not (tensor.dtype == torch.bool or tensor.is_floating_point()):
             raise rejected(function, argument, _KIND, described(tensor), TypeError)
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -84,12 +84,12 @@ class Dense(Mask):
         return cls(tensor, (function, argument))
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return the marks, or where the number is not −inf."""
+        """Return the bool tensor, or where the float tensor is not −inf."""
         found = lookup(self.values, *(b, h, q_idx, kv_idx)[-self.values.dim() :])
         return ~found.isneginf() if self.has_bias else found
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return the numbers, 0 in place of −inf."""
+        """Return the float tensor, with 0 in place of −inf."""
         if not self.has_bias:
             return None
         found = lookup(self.values, *(b, h, q_idx, kv_idx)[-self.values.dim() :])
@@ -103,19 +103,19 @@ class Dense(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
         """Check the tensor's sizes."""
         B, H, L, S = whole = (extent.B, extent.H, extent.L, extent.S)
-        came = tuple(self.values.shape)
-        fits = all(size in (1, full) for size, full in zip(came, whole[-len(came) :]))
-        if fits and not (len(came) == 3 and came[0] == B == H != 1):
+        got = tuple(self.values.shape)
+        fits = all(size in (1, full) for size, full in zip(got, whole[-len(got) :]))
+        if fits and not (len(got) == 3 and got[0] == B == H != 1):
             return self
-        expected = f"have shape (L, S) = {(L, S)}, (H, L, S) = {(H, L, S)} or (B, H, L, S) = {whole}, or 1 where shared"
+        expected = f"have shape (L, S) = {(L, S)}, (H, L, S) = {(H, L, S)} or (B, H, L, S) = {whole}; 1 broadcasts"
         hint = ""
         if fits:
-            expected = f"say whether it is (1, H, L, S) or (B, 1, L, S), as there are {B} of both: unsqueeze(0) or (1)"
-        elif len(came) == 3 and came[0] == B and all(x in (1, y) for x, y in zip(came[1:], (L, S))):
+            expected = f"be (1, H, L, S) or (B, 1, L, S), as there are {B} heads and sequences: unsqueeze(0) or (1)"
+        elif len(got) == 3 and got[0] == B and all(x in (1, y) for x, y in zip(got[1:], (L, S))):
             hint = "; for one matrix per sequence, unsqueeze(1)"
-        elif len(came) == 2 and came == (B, S):
-            hint = "; for the padding of each sequence, use masks.key_padding"
-        raise rejected(*self._origin, expected, f"{came}{hint}")
+        elif len(got) == 2 and got == (B, S):
+            hint = "; for key padding, use masks.key_padding"
+        raise rejected(*self._origin, expected, f"{got}{hint}")
 
     @property
     def bounds_are_exact(self) -> bool:
@@ -123,24 +123,24 @@ class Dense(Mask):
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles have a visible pair, and which only such; keys are reduced first, then queries."""
-        seen = self._seen()
-        some = tiling.over_queries(tiling.over_keys(seen, "any"), "any")
-        return some, tiling.over_queries(tiling.over_keys(seen, "all"), "all")
+        """Return which tiles have a visible pair, and which have no hidden pair."""
+        visible = self._visible()
+        some = tiling.over_queries(tiling.over_keys(visible, "any"), "any")
+        return some, tiling.over_queries(tiling.over_keys(visible, "all"), "all")
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
-        """Return the keys that all queries see, or all keys for some queries; unknown for a matrix of both."""
+        """Return the span of a mask that is constant along queries or keys; None for a full matrix."""
         if self.values.shape[-1] == 1:
-            return None, self._seen()[..., 0] * extent.S
-        return run(self._seen()) if self.values.shape[-2] == 1 else None
+            return None, self._visible()[..., 0] * extent.S
+        return run(self._visible()) if self.values.shape[-2] == 1 else None
 
-    def _seen(self) -> Tensor:
-        """Return where a pair is visible: (B or 1, H or 1, L or 1, S or 1)."""
-        seen = ~self.values.detach().isneginf() if self.has_bias else self.values
-        return seen[(None,) * (4 - seen.dim())]
+    def _visible(self) -> Tensor:
+        """Return the visible pairs: (B or 1, H or 1, L or 1, S or 1)."""
+        visible = ~self.values.detach().isneginf() if self.has_bias else self.values
+        return visible[(None,) * (4 - visible.dim())]
 
     def sizes(self) -> Sizes:
-        """Return the tensor's sizes, where not shared."""
+        """Return the tensor's sizes; None for those of 1."""
         padded: list[Any] = [None] * (4 - self.values.dim()) + [
             size if size != 1 else None for size in self.values.shape
         ]
@@ -150,7 +150,7 @@ class Dense(Mask):
         return f"dense({brief(self.values)})"
 
 
-# A mask given as lists of blocks: FlexAttention's BlockMask -----------------------------------------------------------
+# FlexAttention's BlockMask --------------------------------------------------------------------------------------------
 
 
 @final
@@ -162,11 +162,11 @@ class BlockSparse(Mask):
     states : Tensor (B or 1, H or 1, rows, columns), int8
         EMPTY, MIXED or FULL for each block.
     block : (int, int)
-        How many queries and keys a block has.
+        Number of queries and keys per block.
     lengths : (int, int)
         L and S.
     mask_mod : callable
-        FlexAttention's predicate; asked for MIXED blocks only.
+        FlexAttention's predicate, evaluated in MIXED blocks only.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class BlockSparse(Mask):
         return cls(states[(None,) * (4 - states.dim())], (q_block, kv_block), (L, S), block_mask.mask_mod)
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return where the block is full, or partial and the predicate True."""
+        """Return the pairs in full blocks, and those in partial blocks for which the predicate is True."""
         state = lookup(self.states, b, h, q_idx // self.block[0], kv_idx // self.block[1])
         return (state == FULL) | ((state == MIXED) & called(self.mask_mod, b, h, q_idx, kv_idx))
 
@@ -198,15 +198,15 @@ class BlockSparse(Mask):
         """Raise unless the BlockMask was made for these sizes."""
         B, H = self.states.shape[:2]
         if B not in (1, extent.B) or H not in (1, extent.H) or self.lengths != (extent.L, extent.S):
-            wanted, came = (extent.B, extent.H, extent.L, extent.S), (B, H, *self.lengths)
+            wanted, got = (extent.B, extent.H, extent.L, extent.S), (B, H, *self.lengths)
             expected = f"be made for (B or 1, H or 1, L, S) = {wanted}"
-            raise rejected("masks.as_mask", "BlockMask", expected, f"one made for {came}")
+            raise rejected("masks.as_mask", "BlockMask", expected, f"one made for {got}")
         if not isinstance(self.mask_mod, Mask):
             return self
         return BlockSparse(self.states, self.block, self.lengths, self.mask_mod.fit(extent, device))
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return the bounds of the blocks that each tile touches, from two-dimensional prefix sums."""
+        """Return the bounds of each tile, from two-dimensional prefix sums over the blocks."""
         top, bottom = tiling.q_lo // self.block[0], tiling.q_hi // self.block[0] + 1
         left, right = tiling.k_lo // self.block[1], tiling.k_hi // self.block[1] + 1
         blocks = (bottom - top) * (right - left)
@@ -217,12 +217,12 @@ class BlockSparse(Mask):
                 sums[..., bottom, right] - sums[..., top, right] - sums[..., bottom, left] + sums[..., top, left]
             )
         some, every = counts[0] > 0, counts[1] == blocks
-        if tiling.exact:  # the predicate may differ per sequence and head where the lists do not
+        if tiling.exact:  # the predicate may differ per sequence and head even if the blocks do not
             some = some.expand(tiling.extent.B, tiling.extent.H, *some.shape[2:])
         return some, every
 
     def sizes(self) -> Sizes:
-        """Return the sizes the BlockMask was made for."""
+        """Return the sizes of the BlockMask."""
         B, H = self.states.shape[:2]
         return B, H, *self.lengths
 
@@ -231,30 +231,30 @@ class BlockSparse(Mask):
 
 
 def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """Return 1 for the columns that each row (..., rows) lists first in (..., rows, n): (..., rows, columns)."""
+    """Return 1 for the listed columns: the first ``counts`` (..., rows) of ``indices`` (..., rows, n)."""
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
-    # What is listed past the count is undefined, and is written to a column that is dropped.
+    # Entries past the count are undefined; write them to an extra column that is dropped.
     table = indices.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.int64)
     return table.scatter_(-1, torch.where(listed, indices, columns).long(), 1)[..., :columns]
 
 
-# A part of a larger mask: some neighbouring queries against some neighbouring keys ------------------------------------
+# Slices of larger masks -----------------------------------------------------------------------------------------------
 
 
 @final
 class Submatrix(Mask):
-    """The queries from ``first_query`` on against the keys from ``first_key`` on, of a mask for more of both.
+    """A slice of a larger mask: queries from ``first_query`` and keys from ``first_key``.
 
-    Where a sequence is divided, among processes or into chunks, a mask goes on speaking of positions in the whole.
+    It applies a mask on whole sequences to a part of them, held by a process or computed as a chunk.
 
     Parameters
     ----------
     mask : Mask
-        Bound to the whole, by :meth:`Mask.bind`.
+        The whole mask, bound by :meth:`Mask.bind`.
     whole : Extent
         The size it is bound to.
     first_query, first_key : int
-        Where the part begins. Its own size is that of the call.
+        Start of the slice. The call determines its size.
 
     Examples
     --------
@@ -279,61 +279,61 @@ class Submatrix(Mask):
 
     @property
     def whole(self) -> Extent:
-        """The size of the mask inside."""
+        """The size of the whole mask."""
         return Extent(*self._sizes)
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return what the mask shows at the positions in the whole."""
+        """Return the visible pairs, at shifted positions."""
         return self.mask.visible(b, h, q_idx + self.first_query, kv_idx + self.first_key)
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return what the mask adds at the positions in the whole."""
+        """Return the bias, at shifted positions."""
         return self.mask.bias(b, h, q_idx + self.first_query, kv_idx + self.first_key)
 
     @property
     def has_bias(self) -> bool:
-        """Whether the mask has."""
+        """Whether the whole mask has a bias."""
         return self.mask.has_bias
 
     @property
     def hides(self) -> bool:
-        """Whether the mask does."""
+        """Whether the whole mask hides pairs."""
         return self.mask.hides
 
     @property
     def is_structural(self) -> bool:
-        """Whether the mask is."""
+        """Whether the whole mask is structural."""
         return self.mask.is_structural
 
     @property
     def bounds_are_exact(self) -> bool:
-        """Whether the mask's are."""
+        """Whether the bounds of the whole mask are exact."""
         return self.mask.bounds_are_exact
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return the mask's bounds of tiles that lie in the part."""
+        """Return the bounds of the shifted tiles."""
         return self.mask.bounds(tiling.inside(self.whole, self.first_query, self.first_key))
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
-        """Check that the part lies in the whole."""
+        """Check that the slice lies within the whole mask."""
         B, H, L, S = self._sizes
         fits = self.first_query + extent.L <= L and self.first_key + extent.S <= S
         if (extent.B, extent.H) == (B, H) and fits:
             return self
-        expected = f"be a part of (B, H, L, S) = {self._sizes} from ({self.first_query}, {self.first_key}) on"
+        expected = f"be a slice of (B, H, L, S) = {self._sizes} from ({self.first_query}, {self.first_key})"
         raise rejected("masks.Submatrix", "mask", expected, f"one of {(extent.B, extent.H, extent.L, extent.S)}")
 
     def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
-        """Return the mask's band, moved."""
+        """Return the shifted band."""
         band = self.mask.as_band(self.whole)
         if band is None:
             return None
-        moved = self.first_query - self.first_key
-        low, high = (None if edge is None else edge + moved for edge in band)
+        shift = self.first_query - self.first_key
+        low, high = (None if edge is None else edge + shift for edge in band)
         return low, high
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:
-        """Return the mask's span, moved."""
+        """Return the shifted span."""
         band = self.as_band(extent)
         if band is not None:
             q_idx = torch.arange(extent.L, device=device)[None, None]
@@ -342,11 +342,11 @@ class Submatrix(Mask):
         span = self.mask.span(self.whole, device)
         if span is None:
             return None
-        start, stop = (None if edge is None else self._moved(edge, extent.L) for edge in span)
+        start, stop = (None if edge is None else self._shifted(edge, extent.L) for edge in span)
         return start, stop
 
-    def _moved(self, edge: Tensor, count: int) -> Tensor:
-        """Return an edge (B or 1, H or 1, L or 1) of the rows in the part, counted from its first key."""
+    def _shifted(self, edge: Tensor, count: int) -> Tensor:
+        """Return the edges of the rows in the slice, relative to its first key."""
         shared = edge.shape[-1] == 1
         return (edge if shared else edge.narrow(-1, self.first_query, count)) - self.first_key
 
@@ -355,7 +355,7 @@ class Submatrix(Mask):
 
 
 def submatrix(mask: Mask, whole: Extent, rows: tuple[int, int], keys: tuple[int, int]) -> Mask:
-    """Return the part of a bound mask for some queries and keys, (first, count) each; a matrix is cut.
+    """Return a slice of a bound mask, as (first, count) of queries and of keys; a dense mask is sliced directly.
 
     Examples
     --------
@@ -373,7 +373,7 @@ def submatrix(mask: Mask, whole: Extent, rows: tuple[int, int], keys: tuple[int,
 
 
 def is_matrix(mask: Any) -> TypeGuard[Tensor]:
-    """Whether a mask is written out in a tensor; torch's CausalBias is a tensor by its class alone."""
+    """Whether a mask is a tensor; torch's CausalBias, a Tensor subclass without values, does not count."""
     return isinstance(mask, Tensor) and not is_instance(mask, "torch.nn.attention.bias.CausalBias")
 
 
@@ -381,5 +381,5 @@ def _is_block_mask(value: Any) -> bool:
     return is_instance(value, "torch.nn.attention.flex_attention.BlockMask")
 
 
-convertible(_is_block_mask, lambda mask, function, argument: BlockSparse.of(mask))  # noqa: ARG005
-convertible(is_matrix, Dense.of)
+register_conversion(_is_block_mask, lambda mask, function, argument: BlockSparse.of(mask))  # noqa: ARG005
+register_conversion(is_matrix, Dense.of)

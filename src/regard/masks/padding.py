@@ -1,4 +1,4 @@
-"""Padding: the first keys of each sequence, prefixes, sinks, and any keys marked one by one."""
+"""Padding, prefix, sink and key padding masks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, constant, lookup, run
 
-# The first n keys: padding, prefixes and sinks ------------------------------------------------------------------------
+# Masks that show the first n keys: padding, prefix and sinks ----------------------------------------------------------
 
 
 _LENGTHS = TensorOf(("B",), ("B", "L"), integer=True)
@@ -21,24 +21,23 @@ _PREFIXES = TensorOf(("B",), integer=True, other="an int or ")
 
 
 def padding(lengths: Tensor) -> Mask:
-    """Return the mask that hides the padding behind each sequence of keys.
+    """Return the mask that hides padding after the end of each sequence of keys.
 
     Visible iff ``k < lengths[b]``, or ``k < lengths[b, q]``.
 
     Parameters
     ----------
     lengths : Tensor (B,) or (B, L), integer
-        How many keys are real, for each sequence or for each of its queries.
+        Number of valid keys per sequence, or per query.
 
     Raises
     ------
     TypeError
-        If ``lengths`` is not an integer tensor. A bool (B, S) tensor that marks the real keys goes to
+        If ``lengths`` is not an integer tensor. For a bool tensor (B, S) of valid keys, use
         :func:`~regard.masks.key_padding`.
     ValueError
-        If it has another number of dimensions; when used, if its sizes are not B and L. On the CPU, where looking
-        costs nothing, also if one of B lengths is negative or, when used, more than S. Lengths per query are not
-        looked at.
+        If ``lengths`` has another number of dimensions or, when used, sizes other than B and L. On the CPU also if a
+        length (B,) is negative or, when used, exceeds S. Lengths per query and on other devices are not checked.
 
     Examples
     --------
@@ -53,14 +52,14 @@ def padding(lengths: Tensor) -> Mask:
     1 ███·
     """
     if isinstance(lengths, Tensor) and lengths.dtype == torch.bool:
-        expected = "be an integer tensor (a bool (B, S) tensor that marks the real keys goes to masks.key_padding)"
+        expected = "be an integer tensor (for a bool tensor (B, S) of valid keys, use masks.key_padding)"
         raise rejected("masks.padding", "lengths", expected, described(lengths), TypeError)
     lengths = _LENGTHS("masks.padding", "lengths", lengths)
     return FirstKeys("padding", _counts("masks.padding", "lengths", lengths))
 
 
 def prefix(n: int | Tensor) -> Mask:
-    """Return the mask that shows the first n keys: ``causal() | prefix(n)`` is a prefix language model's.
+    """Return the prefix mask, which shows the first n keys. A prefix language model uses ``causal() | prefix(n)``.
 
     Visible iff ``k < n``, or ``k < n[b]``.
 
@@ -73,7 +72,7 @@ def prefix(n: int | Tensor) -> Mask:
     TypeError
         If ``n`` is neither an int nor an integer tensor.
     ValueError
-        If ``n`` is negative (of a tensor, only the CPU's is looked at), or a tensor that is not (B,).
+        If ``n`` is negative (checked for tensors on the CPU only), or a tensor that is not (B,).
 
     Examples
     --------
@@ -94,7 +93,7 @@ def prefix(n: int | Tensor) -> Mask:
 
 
 def sinks(n: int) -> Mask:
-    """Return the mask that shows the first n keys to all: ``causal() & (window(256, 0) | sinks(4))``.
+    """Return the attention sink mask, which shows the first n keys: ``causal() & (window(256, 0) | sinks(4))``.
 
     Visible iff ``k < n``.
 
@@ -107,12 +106,12 @@ def sinks(n: int) -> Mask:
     TypeError
         If ``n`` is not an int.
     ValueError
-        If it is negative.
+        If ``n`` is negative.
 
     Notes
     -----
     These are the attention sinks of Xiao et al., "Efficient streaming language models with attention sinks" (2023):
-    keys that every query may attend to. A learned term in the softmax denominator is something else.
+    keys that every query may attend to. They are not a learned term in the softmax denominator.
 
     Examples
     --------
@@ -131,33 +130,33 @@ def sinks(n: int) -> Mask:
 
 
 def _counts(function: str, argument: str, counts: Tensor) -> Tensor:
-    """Return the tensor, or raise if one of its counts is negative."""
-    if _can_look(counts) and (least := int(counts.min())) < 0:
+    """Return the tensor, or raise if a count is negative."""
+    if _is_readable(counts) and (least := int(counts.min())) < 0:
         raise rejected(function, argument, "be at least 0", least)
     return counts
 
 
-def _can_look(counts: Tensor) -> bool:
-    """Whether counts, one for each sequence, can be read for nothing."""
+def _is_readable(counts: Tensor) -> bool:
+    """Whether reading counts (B,) is possible and cheap."""
     return counts.is_cpu and counts.dim() == 1 and counts.shape[0] > 0 and not values_unavailable(counts)
 
 
 @final
 class FirstKeys(Mask):
-    """Keys before the n-th, where n may depend on the sequence (B,), or on the query too (B, L)."""
+    """The first n keys, where n may differ per sequence (B,) or per query (B, L)."""
 
     def __init__(self, name: str, n: int | Tensor) -> None:
         self.name = name
         self.n = n
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return where k < n."""
+        """Return which keys satisfy k < n."""
         if isinstance(self.n, Tensor):
             return kv_idx < lookup(self.n, *(b, q_idx)[: self.n.dim()])
         return kv_idx < self.n
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
-        """Check the tensor's sizes, and that no sequence is longer than there are keys."""
+        """Check the tensor's sizes, and that no length exceeds the number of keys."""
         if not isinstance(self.n, Tensor):
             return self
         if tuple(self.n.shape) != (extent.B, extent.L)[: self.n.dim()]:
@@ -165,7 +164,7 @@ class FirstKeys(Mask):
             argument = "lengths" if self.name == "padding" else "n"
             expected = f"have one entry per sequence ({extent.B}){per_query}"
             raise rejected(f"masks.{self.name}", argument, expected, shape(self.n))
-        if self.name == "padding" and _can_look(self.n) and (longest := int(self.n.max())) > extent.S:
+        if self.name == "padding" and _is_readable(self.n) and (longest := int(self.n.max())) > extent.S:
             raise rejected("masks.padding", "lengths", f"be at most {extent.S}, the number of keys", longest)
         return self
 
@@ -175,7 +174,7 @@ class FirstKeys(Mask):
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles begin, and which end, before the n-th key."""
+        """Return which tiles begin before the n-th key, and which end before it."""
         if not isinstance(self.n, Tensor):
             return tiling.k_lo < self.n, tiling.k_hi < self.n
         if self.n.dim() == 1:
@@ -185,14 +184,14 @@ class FirstKeys(Mask):
         return tiling.k_lo < tiling.over_queries(n, "amax"), tiling.k_hi < tiling.over_queries(n, "amin")
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:
-        """Return n as the end."""
+        """Return the span that stops at n."""
         if not isinstance(self.n, Tensor):
             return None, constant(min(self.n, extent.S), device)
         n = self.n.to(torch.int64)
         return None, n[:, None, None] if n.dim() == 1 else n[:, None]
 
     def sizes(self) -> Sizes:
-        """Return B and L of the tensor, and the greatest n for S."""
+        """Return the sizes B and L of the tensor, and the largest n for S."""
         if not isinstance(self.n, Tensor):
             return None, None, None, None
         longest = int(self.n.max()) if self.n.numel() else 0
@@ -203,26 +202,26 @@ class FirstKeys(Mask):
         return f"{self.name}({shown})"
 
 
-# Real keys marked one by one ------------------------------------------------------------------------------------------
+# Key padding ----------------------------------------------------------------------------------------------------------
 
 
 def key_padding(keep: Tensor) -> Mask:
-    """Return the mask that shows the keys marked True, to every query and head.
+    """Return the key padding mask, which shows the keys marked True to all queries and heads.
 
-    Visible iff ``keep[b, k]``. (torch's MultiheadAttention has the opposite ``key_padding_mask``, True = padding:
-    pass ``~key_padding_mask``. A tokenizer's ``attention_mask`` of ones and zeros: pass ``attention_mask.bool()``.)
+    Visible iff ``keep[b, k]``. For the ``key_padding_mask`` of torch's MultiheadAttention, in which True is padding,
+    pass ``~key_padding_mask``; for a tokenizer's ``attention_mask``, pass ``attention_mask.bool()``.
 
     Parameters
     ----------
     keep : Tensor (B, S) or (S,), bool
-        True marks a real key.
+        True for valid keys.
 
     Raises
     ------
     TypeError
         If ``keep`` is not a bool tensor.
     ValueError
-        If it has another number of dimensions; when used, if its sizes are not B and S.
+        If ``keep`` has another number of dimensions or, when used, sizes other than B and S.
 
     Examples
     --------
@@ -235,7 +234,7 @@ def key_padding(keep: Tensor) -> Mask:
     0 ·██·
     1 ·██·
     """
-    expected = "be a bool tensor (B, S) or (S,), True for a real key"
+    expected = "be a bool tensor (B, S) or (S,), True for valid keys"
     if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
         raise rejected("masks.key_padding", "keep", expected, described(keep), TypeError)
     if keep.dim() not in (1, 2):
@@ -251,7 +250,7 @@ class KeyPadding(Mask):
         self.keep = keep
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return the marks."""
+        """Return the marked keys."""
         index: Any = (b, kv_idx)[-self.keep.dim() :]
         return lookup(self.keep, *index)
 
@@ -268,16 +267,16 @@ class KeyPadding(Mask):
         return True
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
-        """Return which tiles have a marked key, and which only such."""
+        """Return which tiles contain a marked key, and which contain no other."""
         keep = self.keep if self.keep.dim() == 1 else self.keep[:, None, None]
         return tiling.over_keys(keep, "any"), tiling.over_keys(keep, "all")
 
     def span(self, extent: Extent, device: torch.device) -> Span | None:  # noqa: ARG002
-        """Return where the marked keys are, if they are neighbours."""
+        """Return the span of the marked keys, if they are contiguous."""
         return run(torch.atleast_2d(self.keep)[:, None, None])
 
     def sizes(self) -> Sizes:
-        """Return B and S of the tensor."""
+        """Return the sizes B and S of the tensor."""
         return self.keep.shape[0] if self.keep.dim() == 2 else None, None, None, self.keep.shape[-1]
 
     def __repr__(self) -> str:

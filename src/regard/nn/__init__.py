@@ -1,6 +1,6 @@
-"""Layers: every mechanism of the catalogue as a ``torch.nn.Module``, made of the parts of :func:`regard.attention`.
+"""Layers: every mechanism of the catalogue as a ``torch.nn.Module``, built from the parts of :func:`regard.attention`.
 
-Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) says how many keys are real.
+Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) is the number of valid keys.
 """
 
 from inspect import ismodule as _ismodule

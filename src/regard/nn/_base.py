@@ -1,4 +1,4 @@
-"""What all layers share: the base class, checks of inputs, lengths and masks, and parts that hold parameters."""
+"""Shared code of all layers: the base class, input checks, masks from lengths, and parts that hold parameters."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from regard._utils.part import Part
 from regard.masks import Mask, MaskLike
 from regard.masks.matrix import is_matrix
 
-# The base class of all layers. To ``torch.fx`` they are leaf modules --------------------------------------------------
+# The base class of layers, which are leaf modules to ``torch.fx`` -----------------------------------------------------
 
 
-#: What layers report as their ``__module__``: ``torch.fx`` treats a module as a leaf if this begins with ``torch.nn``.
+#: ``__module__`` of layer instances: ``torch.fx`` treats a module as a leaf if this begins with ``torch.nn``.
 _LEAF = "torch.nn (a leaf to torch.fx)"
 
 
 class Layer(nn.Module):
     """A module that ``torch.fx.symbolic_trace`` records as one ``call_module`` node, like the layers of ``torch.nn``.
 
-    Tracing into a layer would fail: a ``Proxy`` has no shape to check, nor to choose an engine by. fx looks at
-    ``module.__module__``, which instances override here. The class keeps its own, which pickle and documentation use.
-    A call costs nothing extra.
+    Tracing into a layer would fail: a ``Proxy`` has no shape to check or to choose an engine by. fx reads
+    ``module.__module__``, which instances override here. The class keeps its own, for pickle and documentation.
     """
 
     def __init__(self) -> None:
@@ -35,25 +34,25 @@ class Layer(nn.Module):
         self.__module__ = _LEAF
 
 
-# Shared code of layers: the sequences of a call, and one mask from lengths and masks ----------------------------------
+# Inputs and masks of a call -------------------------------------------------------------------------------------------
 
 
 def sequences(layer: object, argument: str, value: Any, width: int | None = None) -> Tensor:
-    """Return a tensor (B, N, E) of floats, of this width where one is given, or raise for the layer's call."""
+    """Check that ``value`` is a float tensor (B, N, E), of this width if given, and return it."""
     return floats(layer, argument, value, "B", "N", "E" if width is None else width)
 
 
 def combined_mask(layer: object, valid_lens: Any, attn_mask: MaskLike | None) -> Mask | None:
-    """Return the mask of a call: lengths (B,) or (B, L), and a mask or tensor (L, S), (B, L, S) or (B, H, L, S).
+    """Combine lengths (B,) or (B, L) with a mask or tensor (L, S), (B, L, S) or (B, H, L, S).
 
     Parameters
     ----------
     layer : Module
-        Whose call it is, for errors.
+        For error messages.
     valid_lens : Tensor of int, or None
-        How many keys each sequence, or each query, may see.
+        Number of valid keys per sequence, or per query.
     attn_mask : Tensor, Mask, callable or None
-        As :func:`regard.attention` takes it; three dimensions are (B, L, S).
+        See :func:`regard.attention`; three dimensions are (B, L, S).
     """
     mask: Mask | None = None
     if valid_lens is not None:
@@ -67,10 +66,10 @@ def combined_mask(layer: object, valid_lens: Any, attn_mask: MaskLike | None) ->
 
 
 def attention_inputs(layer: object, query: Any, key: Any, value: Any, valid_lens: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values (B, 1, N, E) of a call of one head; keys are queries, values keys by default.
+    """Return queries, keys and values (B, 1, N, E) of one head; keys default to the queries, values to the keys.
 
-    Widths are those of the layer's ``query_size`` and ``key_size``, where it has them. In self-attention the padding of
-    the keys is that of the queries, and is cleared in both: nothing may come of what it holds, nor gradients.
+    Widths must match the layer's ``query_size`` and ``key_size``, if it has them. In self-attention, queries and keys
+    share their padding; it is zeroed so that its contents cannot affect outputs or gradients.
     """
     query = sequences(layer, "query", query, getattr(layer, "query_size", None))
     keys = sequences(layer, "key", query if key is None else key, getattr(layer, "key_size", None))
@@ -86,7 +85,7 @@ def attention_inputs(layer: object, query: Any, key: Any, value: Any, valid_lens
 
 
 def zero_padding(sequences: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return sequences (B, N, E) with zeros behind each one's length (B,), whatever stood there."""
+    """Zero sequences (B, N, E) beyond their lengths (B,), even if they hold NaN there."""
     if lengths is None:
         return sequences
     real = torch.arange(sequences.shape[1], device=sequences.device) < lengths.to(sequences.device).unsqueeze(1)
@@ -94,57 +93,57 @@ def zero_padding(sequences: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def parameter(*sizes: int, device: Any = None, dtype: Any = None) -> nn.Parameter:
-    """Return a parameter of this shape that ``reset_parameters`` is to fill."""
+    """Return an uninitialized parameter of this shape, to be filled by ``reset_parameters``."""
     return nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
 
 
-# Scores and normalizers that a layer is given: their tensors become its parameters and buffers ------------------------
+# Scores and normalizers with tensors, which become parameters and buffers of their layer ------------------------------
 
 
 class PartModule(nn.Module):
-    """A score or normalizer with tensors, as a module: trained, saved, moved and copied with the layer that has it.
+    """A module that wraps a score or normalizer with tensors, so that these train, save, move and copy with its layer.
 
-    Parameters of the part are parameters here, under the names of its attributes; other tensors are buffers; modules
-    that it holds are modules here. What the part itself holds is not kept, so that nothing can be out of date.
+    Parameters of the part are registered under the names of its attributes, other tensors as buffers, and its modules
+    as submodules. The wrapper does not keep the original part, whose tensors could become stale.
 
     Parameters
     ----------
     layer : Module
-        Whose part it is, for errors.
+        For error messages.
     argument : str
-        What the layer calls it.
+        The layer's name for the part.
     part : Part
 
     Raises
     ------
     ValueError
-        If a tensor of the part could not be registered.
+        If a tensor of the part cannot be registered.
     """
 
     def __init__(self, layer: nn.Module, argument: str, part: Part) -> None:
         super().__init__()
         who = type(layer).__name__
         for path in _unlisted(part):
-            expected = "hold tensors and modules as attributes, or in tuples"
-            raise rejected(who, argument, expected, f"{type(part).__name__}.{path}, which holds some")
+            expected = "hold tensors and modules as attributes or in tuples"
+            raise rejected(who, argument, expected, f"the container {type(part).__name__}.{path}")
         self._paths = []
         for path, tensor in part.named_tensors():
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
-                expected = "be made of nn.Parameter and of tensors that require no gradient"
+                expected = "hold nn.Parameters and tensors that require no gradient"
                 raise rejected(who, argument, expected, f"{type(part).__name__}.{path} {shape(tensor)}")
-            module, name = self._place(path)
+            module, name = self._owner(path)
             if isinstance(tensor, nn.Parameter):
                 module.register_parameter(name, tensor)
             else:
                 module.register_buffer(name, tensor)
             self._paths.append(path)
         for path, inner in _modules_of(part):
-            module, name = self._place(path)
+            module, name = self._owner(path)
             module.add_module(name, inner)
-        self._form = part.map_tensors(lambda tensor: torch.empty_like(tensor, device="meta", requires_grad=False))
+        self._template = part.map_tensors(lambda tensor: torch.empty_like(tensor, device="meta", requires_grad=False))
 
-    def _place(self, path: str) -> tuple[nn.Module, str]:
-        """Return the module for a dotted path, made where there is none, and the name in it."""
+    def _owner(self, path: str) -> tuple[nn.Module, str]:
+        """Return the module that owns a dotted path, creating it if needed, and the name in it."""
         module: nn.Module = self
         *outer, name = path.split(".")
         for each in outer:
@@ -154,8 +153,8 @@ class PartModule(nn.Module):
         return module, name
 
     def part(self) -> Any:
-        """Return the part around the parameters and buffers as they are now."""
-        return self._form.with_tensors([self._tensor(path) for path in self._paths])
+        """Return the part with the current parameters and buffers."""
+        return self._template.with_tensors([self._tensor(path) for path in self._paths])
 
     def _tensor(self, path: str) -> Tensor:
         found: Any = self
@@ -164,27 +163,27 @@ class PartModule(nn.Module):
         return found
 
     def __repr__(self) -> str:
-        return repr(self._form)
+        return repr(self._template)
 
 
 class PartLayer(Layer):
-    """A layer that may be given scores and normalizers with tensors: as attributes, these become modules."""
+    """A layer whose attributes may be scores and normalizers with tensors; these are wrapped in modules."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(self.__dict__.get("_modules", {}).get(name), PartModule):
-            delattr(self, name)  # torch replaces a module by nothing but a module
+            delattr(self, name)  # torch only lets a module replace a module
         if isinstance(value, Part) and (value.tensors() or any(_modules_of(value)) or any(_unlisted(value))):
             value = PartModule(self, name, value)
         super().__setattr__(name, value)
 
 
 def resolve_part(part: Any) -> Any:
-    """Return what :func:`regard.attention` takes for an attribute of a :class:`PartLayer`."""
+    """Return an attribute of a :class:`PartLayer` in the form that :func:`regard.attention` takes."""
     return part.part() if isinstance(part, PartModule) else part
 
 
 def non_default(layer: nn.Module, name: str, usual: object) -> list[str]:
-    """Return what a layer prints of an attribute: nothing of the usual value, nor of a module, which torch prints."""
+    """Format an attribute for ``extra_repr``; empty for the default, and for a module, which torch prints itself."""
     value = getattr(layer, name)
     return [] if value == usual or isinstance(value, nn.Module) else [f"{name}={value!r}"]
 
@@ -199,7 +198,7 @@ def _modules_of(value: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _unlisted(value: Any) -> Iterator[str]:
-    """Yield the paths of containers in a part that hold what :meth:`Part.tensors` does not find."""
+    """Yield the paths of containers in a part whose tensors :meth:`Part.tensors` does not find."""
     for path, item in _items(value):
         if isinstance(item, (Part, tuple)):
             yield from (f"{path}.{inner}" for inner in _unlisted(item))

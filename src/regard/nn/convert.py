@@ -1,4 +1,4 @@
-"""``convert``: a model of torch's multi-head attention becomes one of ours, weights and all."""
+"""``convert``: replace torch's multi-head attention in a model, keeping its weights."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from regard.nn.heads.multihead import MultiheadAttention, disable_fast_path
 def convert(model: nn.Module, *, dropped_weights: bool = False) -> Any:
     """Replace every ``torch.nn.MultiheadAttention`` in a model by :class:`~regard.nn.MultiheadAttention`, in place.
 
-    The parameters are the same objects, so optimizers, tied weights and checkpoints stay valid; training mode, device,
-    hooks and attributes set from outside stay, too. A module that stands in several places stays one module.
-    Subclasses of torch's module are left alone, as they may compute something else. Layers of torch that contain
-    it, ``nn.TransformerEncoderLayer`` for one, then compute their attention by it in evaluation too, where they
-    would otherwise take a fused path of their own.
+    The parameters are the same objects, so optimizers, tied weights and checkpoints stay valid. Training mode, device,
+    hooks and user-set attributes are kept. A module that is used in several places stays one module. Subclasses of
+    torch's module are not replaced, because they may compute something else. In evaluation, layers of torch that
+    contain a replaced module, such as ``nn.TransformerEncoderLayer``, call it instead of their own fused path.
 
     Parameters
     ----------
     model : Module
-        It is changed; of a bare ``torch.nn.MultiheadAttention`` the replacement is returned instead.
+        Changed in place, unless it is itself a ``torch.nn.MultiheadAttention``.
     dropped_weights : bool, default False
         Return attention weights after dropout, as torch does.
 
     Returns
     -------
     Module
-        The model.
+        The model, or the replacement of a bare ``torch.nn.MultiheadAttention``.
 
     Raises
     ------
@@ -50,19 +49,19 @@ def convert(model: nn.Module, *, dropped_weights: bool = False) -> Any:
     """
     if not isinstance(model, nn.Module):
         raise rejected("convert", "model", "be a torch.nn.Module", described(model), TypeError)
-    made: dict[nn.Module, MultiheadAttention] = {}
+    replacements: dict[nn.Module, MultiheadAttention] = {}
     for module in list(model.modules()):
         if type(module) is nn.MultiheadAttention:
-            made[module] = _converted(module, dropped_weights)
+            replacements[module] = _converted(module, dropped_weights)
     for module in list(model.modules()):
         for name, child in module._modules.items():
-            if child is not None and child in made:
-                module._modules[name] = made[child]
-    return made.get(model, model)
+            if child is not None and child in replacements:
+                module._modules[name] = replacements[child]
+    return replacements.get(model, model)
 
 
 def _converted(old: nn.MultiheadAttention, dropped_weights: bool) -> MultiheadAttention:
-    """Return our module with everything that torch's holds."""
+    """Return a regard module with the parameters, buffers and state of torch's."""
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,
@@ -73,9 +72,9 @@ def _converted(old: nn.MultiheadAttention, dropped_weights: bool) -> MultiheadAt
         device="meta",
         dropped_weights=dropped_weights,
     )
-    # Containers are copied, so that what is done to one module later is not done to the other.
-    held = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(old).items()}
-    vars(new).update(held)
+    # Copy containers, so that later changes of one module do not affect the other.
+    state = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(old).items()}
+    vars(new).update(state)
     new._extends = old.bias_k is not None or old.add_zero_attn
     disable_fast_path(new)
     return new

@@ -1,4 +1,4 @@
-"""A key–value cache: with the keys and values of the steps so far kept, decoding a step costs one row."""
+"""A key–value cache for step-by-step decoding."""
 
 from __future__ import annotations
 
@@ -12,66 +12,67 @@ from regard._utils.errors import rejected, shape
 
 
 class StepCache(Protocol):
-    """What a layer needs of a cache of keys and values; :class:`KVCache` is one.
+    """The interface of a cache of keys and values; :class:`KVCache` implements it.
 
     Attributes
     ----------
     prefix : (Tensor, Tensor) or None
-        Keys and values (1, G, P, D) of steps that come before those of every sequence.
+        Keys and values (1, G, P, D) of a prefix shared by all sequences.
     """
 
     prefix: tuple[Tensor, Tensor] | None
 
     def __len__(self) -> int:
-        """Return how many steps there are, the prefix included."""
+        """Return the number of steps, including the prefix."""
         ...
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps (B, G, N, D) and return all keys and values that queries may see, without the prefix."""
+        """Append steps (B, G, N, D) and return all keys and values that queries may see, without the prefix."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Forget all steps but the first ``length``."""
+        """Keep only the first ``length`` steps."""
         ...
 
 
 class AttendingCache(Protocol):
-    """A cache that computes a step of attention itself, from rows that it lays out in its own way."""
+    """A cache with its own memory layout that computes attention for a step itself."""
 
     def __len__(self) -> int:
-        """Return how many steps there are."""
+        """Return the number of steps."""
         ...
 
     def attend(self, layer: Any, x: Tensor) -> Tensor:
-        """Add the keys and values of a step of rows (R, E), and return what the layer reads of all steps, (R, E)."""
+        """Append the keys and values of one step of rows (R, E), and return the attention output (R, E)."""
         ...
 
 
 class KVCache:
-    """The projected keys and values of the steps so far, (B, G, N, D), to which each step appends its own.
+    """Cached keys and values (B, G, N, D) of the steps so far.
 
-    Pass one to every call of a :class:`~regard.nn.MultiheadAttention` that decodes step by step; each layer needs
-    its own. Without gradients, steps are written into a buffer: one of ``capacity`` steps, or one that doubles when
-    it is full. With gradients enabled, each step makes a new tensor, so that all of them can be differentiated.
+    Pass a cache to every call of a :class:`~regard.nn.MultiheadAttention` or :class:`~regard.nn.SelfAttention` when
+    decoding step by step; each layer needs its own. Without gradients, steps are written into a buffer of ``capacity``
+    steps, or into one that doubles when full. With gradients enabled, each step allocates new tensors, so that all
+    steps can be differentiated.
 
-    With a ``window``, the cache slides: it keeps the last ``window`` steps and the first ``sinks`` ones, in a ring, and
-    its memory does not grow. One new step gets the keys that it may see, in the ring's order, and needs no mask;
-    several at once get those before them and their own in order of time, for a mask aligned at the lower right.
+    With a ``window`` the cache is a ring buffer of constant size: it keeps the last ``window`` steps and the first
+    ``sinks`` steps. A single new step gets the keys it may see, in the order of the ring, and needs no mask. Several
+    new steps get the cached keys and their own in chronological order, for a mask with lower-right alignment.
 
     Parameters
     ----------
     capacity : int, optional
-        How many steps to make room for at once; more are an error. None grows as needed.
+        Number of steps to allocate; exceeding it is an error. None grows as needed.
     window : int, optional
-        How many steps each one sees, itself included; all by default.
+        Number of steps that each step sees, including itself; all by default.
     sinks : int, default 0
-        First steps that are kept beside the window.
+        Number of first steps to keep in addition to the window.
 
     Raises
     ------
     ValueError, TypeError
-        If a count is no int or too small; when used, if a step does not fit to those before it, or gradients are
-        enabled where the window is full.
+        If a count is not an int or too small. When used, if a step does not match earlier steps in shape, dtype or
+        device, or if gradients are enabled and the window is full.
 
     Examples
     --------
@@ -84,7 +85,7 @@ class KVCache:
     (True, 5)
     """
 
-    #: No steps come before those of every sequence.
+    #: There is no shared prefix.
     prefix = None
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
@@ -94,12 +95,12 @@ class KVCache:
         self.capacity, self.window, self.sinks = capacity, window, count(self, "sinks", sinks)
         if sinks and window is None:
             raise rejected("KVCache", "sinks", "be 0 without a window", sinks)
-        #: The most steps that are kept; None for all.
+        #: Maximum number of steps kept; None for all.
         self.most = None if window is None else window + sinks
         self.reset()
 
     def reset(self) -> None:
-        """Forget all steps; the next may have another batch size."""
+        """Clear the cache; the next step may have another batch size."""
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self._length = 0
@@ -110,30 +111,32 @@ class KVCache:
         Parameters
         ----------
         key, value : Tensor (B, G, N, D)
-            Of the new steps; D may differ between the two.
+            The new steps; D may differ between keys and values.
 
         Returns
         -------
         key, value : Tensor (B, G, S, D)
-            S is ``len(self)`` unless a window is full.
+            S is ``len(self)`` unless the window is full.
         """
         length = self._length + key.shape[2]
         if self.capacity is not None and length > self.capacity:
             raise rejected("KVCache", "key", f"fit into its capacity of {self.capacity} steps", f"step {length}")
         if self.most is not None and length > self.most:
-            return self._slid(key, value, length)
+            return self._append_to_ring(key, value, length)
         keys = self._key = self._written("key", self._key, key, length)
         values = self._value = self._written("value", self._value, value, length)
         self._length = length
         return keys.narrow(2, 0, length), values.narrow(2, 0, length)
 
-    def _slid(self, key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Append steps where the window is full, or they fill it."""
+    def _append_to_ring(self, key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Append steps to a window that is full, or that they fill."""
         if torch.is_grad_enabled():
-            raise rejected("KVCache", "a window that is full", "be used under torch.no_grad()", "gradients enabled")
+            raise ValueError(
+                "KVCache: a full window overwrites old steps, which gradients may need; decode under torch.no_grad()."
+            )
         assert self.most is not None and self.window is not None
         kept, new = self.kept, key.shape[2]
-        if kept < self.most or self._key is None or self._key.shape[2] < self.most:  # room for the whole ring
+        if kept < self.most or self._key is None or self._key.shape[2] < self.most:  # allocate the whole ring
             for name, each in (("_key", key), ("_value", value)):
                 old = getattr(self, name)
                 ring = each.new_zeros(*each.shape[:2], self.most, each.shape[3])
@@ -158,42 +161,42 @@ class KVCache:
 
     @property
     def kept(self) -> int:
-        """How many steps are kept: all of them, unless a window is full."""
+        """Number of steps kept: all, unless the window is full."""
         return self._length if self.most is None else min(self._length, self.most)
 
     def place(self, step: int) -> int:
-        """Return where in the buffer a step stands, or stood."""
+        """Return the buffer index of a step."""
         return step if self.window is None or step < self.sinks else self.sinks + (step - self.sinks) % self.window
 
     def places(self, steps: Tensor) -> Tensor:
-        """Return where in the buffer steps stand."""
+        """Return the buffer indices of steps."""
         if self.window is None:
             return steps
         return torch.where(steps < self.sinks, steps, self.sinks + (steps - self.sinks) % self.window)
 
     def order(self, device: torch.device | None = None) -> Tensor:
-        """Return where in the buffer the steps that are kept stand, in order of time."""
+        """Return the buffer indices of the kept steps, in chronological order."""
         kept = self.kept
         steps = torch.arange(kept, device=device)
         return self.places(torch.where(steps < self.sinks, steps, steps + (self._length - kept)))
 
     @property
     def key(self) -> Tensor:
-        """All keys that are kept, (B, G, S, D)."""
+        """The kept keys, (B, G, S, D)."""
         return self._filled(self._key)
 
     @property
     def value(self) -> Tensor:
-        """All values that are kept, (B, G, S, D)."""
+        """The kept values, (B, G, S, D)."""
         return self._filled(self._value)
 
     def sequence(self, row: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return keys and values (1, G, N, D) of one sequence, from step ``first`` to before ``last`` of the buffer."""
+        """Return keys and values (1, G, N, D) of one sequence, for buffer indices ``first`` to ``last - 1``."""
         rows = slice(row, row + 1)
         return self.key[rows, :, first:last], self.value[rows, :, first:last]
 
     def reorder(self, index: Tensor) -> None:
-        """Make sequence b continue what was sequence ``index[b]``: for beam search.
+        """Replace sequence b by sequence ``index[b]``, for beam search.
 
         Parameters
         ----------
@@ -203,17 +206,17 @@ class KVCache:
             self._key, self._value = self._selected(self._key, index), self._selected(self._value, index)
 
     def truncate(self, length: int) -> None:
-        """Forget all steps but the first ``length``."""
+        """Keep only the first ``length`` steps."""
         if not 0 <= length <= self._length:
             raise rejected("KVCache", "length", f"be in [0, {self._length}]", length)
         if 0 < length < self._length and self.most is not None and self._length > self.most:
-            raise rejected("KVCache", "length", "be 0 or all where a window is full", length)
+            raise rejected("KVCache", "length", f"be 0 or {self._length} if the window is full", length)
         self._length = length
         if length == 0:
             self.reset()
 
     def __len__(self) -> int:
-        """Return how many steps there are."""
+        """Return the number of steps."""
         return self._length
 
     def __repr__(self) -> str:
@@ -221,11 +224,11 @@ class KVCache:
 
     def _filled(self, buffer: Tensor | None) -> Tensor:
         if buffer is None:
-            raise rejected("KVCache", "key and value", "have been appended before they are read", "an empty cache")
+            raise ValueError("KVCache: the cache is empty; append keys and values before reading them.")
         return buffer.narrow(2, 0, self.kept)
 
     def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
-        """Return these sequences of a buffer, with its room for more steps: without, the next append would copy all."""
+        """Return these sequences of a buffer, keeping its spare capacity so that the next append does not copy."""
         filled = self._filled(buffer)
         if torch.is_grad_enabled():
             return filled.index_select(0, index)
@@ -234,10 +237,10 @@ class KVCache:
         return made
 
     def _written(self, name: str, buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
-        """Return a buffer with the new steps after the others."""
+        """Return a buffer with the new steps appended."""
         if buffer is not None:
             _check_fit(name, buffer, new)
-        if torch.is_grad_enabled():  # what was returned before may be saved for a backward pass
+        if torch.is_grad_enabled():  # tensors returned earlier may be saved for a backward pass
             return new if buffer is None else torch.cat([buffer[:, :, : self._length], new], 2)
         if buffer is None or buffer.shape[2] < length:
             room = max(length, 2 * self._length) if self.capacity is None else self.capacity
@@ -251,10 +254,10 @@ class KVCache:
 
 
 def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
-    """Raise where new steps are of another shape, dtype or device than those before."""
+    """Raise if new steps differ from earlier ones in shape, dtype or device."""
     B, G, _, D = buffer.shape
     if new.shape[0] != B or new.shape[1] != G or new.shape[3] != D:
-        raise rejected("KVCache", name, f"have the shape ({B}, {G}, N, {D}) of the steps before", shape(new))
+        raise rejected("KVCache", name, f"have the shape ({B}, {G}, N, {D}) of earlier steps", shape(new))
     if new.dtype != buffer.dtype or new.device != buffer.device:
-        expected = f"have the dtype and device of the steps before, {buffer.dtype} on {buffer.device}"
+        expected = f"have the dtype and device of earlier steps, {buffer.dtype} on {buffer.device}"
         raise rejected("KVCache", name, expected, f"{new.dtype} on {new.device}")

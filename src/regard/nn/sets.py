@@ -19,7 +19,7 @@ from regard.normalizers import NormalizerLike
 
 
 class BlockParts(TypedDict, total=False):
-    """Keyword arguments that every block takes, as :class:`MAB` has them."""
+    """Keyword arguments of every block; see :class:`MAB`."""
 
     layer_norm: bool
     normalizer: NormalizerLike
@@ -28,7 +28,7 @@ class BlockParts(TypedDict, total=False):
 
 
 def split(layer: object, hidden_size: Any, num_heads: Any) -> tuple[int, int]:
-    """Return the width and the number of heads, which divides it, or raise for the layer's constructor."""
+    """Check the width and the number of heads, which must divide it, and return both."""
     width, heads = size(layer, "hidden_size", hidden_size), size(layer, "num_heads", num_heads)
     if width % heads:
         raise rejected(type(layer).__name__, "num_heads", f"divide hidden_size {width}", heads)
@@ -36,7 +36,7 @@ def split(layer: object, hidden_size: Any, num_heads: Any) -> tuple[int, int]:
 
 
 def counts(layer: object, argument: str, value: Any, sets: int) -> Tensor | None:
-    """Return how many elements of each set are real, (B,), None where all are, or raise for the layer's call."""
+    """Check the numbers of valid elements (B,), or None for all, and return them."""
     return None if value is None else lengths(layer, argument, value, sets)
 
 
@@ -52,31 +52,31 @@ class MAB(PartLayer):
     ``H = LN(Q + heads(softmax(Q Kᵀ / √d) V))`` and ``MAB(X, Y) = LN(H + ReLU(H W_o + b_o))``, with the projections
     ``Q = X W_q + b_q``, ``K = Y W_k + b_k`` and ``V = Y W_v + b_v``, and d = C / num_heads the width of a head.
 
-    As in the authors' code, the residual carries the projected query, so that X may have another width, and heads are
-    joined without one more projection. That code divides scores by √C, the width of all heads together (the same is
-    ``scale=hidden_size ** -0.5``), and has no layer norms unless told. Names of parameters are as there.
+    As in the authors' code, the residual connection carries the projected query, so X may have another width, and heads
+    are concatenated without a further projection. Their code divides scores by √C, the width of all heads
+    (``scale=hidden_size ** -0.5``), and uses layer norms only on request. Parameter names match theirs.
 
     Parameters
     ----------
     query_size, key_size : int
         Widths E of X and Ek of Y.
     hidden_size : int
-        Width C of the output, all heads together.
+        Width C of the output, over all heads.
     num_heads : int
-        How many heads; divides ``hidden_size``.
+        Number of heads, which divides ``hidden_size``.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     layer_norm : bool, default True
-        Whether there is LN; else it is the identity.
+        Whether to apply layer norms LN.
     normalizer, scale, engine : optional
-        As :func:`regard.attention` takes them; a scale of None is 1/√d.
+        See :func:`regard.attention`; a scale of None is 1/√d.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong; so for all blocks.
+        If an argument is invalid; the same holds for all blocks.
 
     Examples
     --------
@@ -114,7 +114,7 @@ class MAB(PartLayer):
         self.ln1 = nn.LayerNorm(self.hidden_size, device=device, dtype=dtype) if layer_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
-        """Draw the projections as ``nn.Linear`` does; layer norms begin as the identity."""
+        """Re-initialize the projections as ``nn.Linear`` does, and layer norms to the identity."""
         for part in (self.fc_q, self.fc_k, self.fc_v, self.fc_o, self.ln0, self.ln1):
             if not isinstance(part, nn.Identity):
                 part.reset_parameters()
@@ -128,7 +128,7 @@ class MAB(PartLayer):
         query_lens: Tensor | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return what each element of the first set has read from the second.
+        """Return the first set updated by attention to the second.
 
         Parameters
         ----------
@@ -137,17 +137,17 @@ class MAB(PartLayer):
         key : Tensor (B, S, Ek)
             The set Y.
         valid_lens : Tensor (B,) of int, optional
-            How many elements of Y are real; what is beyond has no influence. A query of an empty Y reads 0.
+            Number of valid elements of Y; later ones are ignored. Attention to an empty Y reads 0.
         query_lens : Tensor (B,) of int, optional
-            How many elements of X are real; what is beyond has no influence, and the output there is 0.
+            Number of valid elements of X; later ones are ignored and their output is 0.
         return_aux : AuxRequest, optional
-            Fields to return besides the output.
+            Auxiliary outputs to return.
 
         Returns
         -------
         output : Tensor (B, L, C)
         aux : Aux
-            Only where asked for; its fields are per head: weights (B, H, L, S) and so on.
+            Only if requested, per head: weights (B, H, L, S) and so on.
         """
         query, key = sequences(self, "query", query, self.query_size), sequences(self, "key", key, self.key_size)
         if query.shape[0] != key.shape[0]:
@@ -168,7 +168,7 @@ class MAB(PartLayer):
         return output if isinstance(answer, Tensor) else (output, answer[1])
 
     def extra_repr(self) -> str:
-        """Return what the projections do not tell."""
+        """Return the settings that the projections do not show."""
         settings = [f"num_heads={self.num_heads}"]
         settings += [f"dropout={self.dropout}"] if self.dropout else []
         settings += non_default(self, "normalizer", "softmax")
@@ -177,7 +177,7 @@ class MAB(PartLayer):
 
 @mechanism(formula="MAB(X, X)", sources=("lee2019",), learned="those of MAB", cost="O(N²·C + N·C²)")
 class SAB(Layer):
-    """Set attention block: every element reads all of its set, ``SAB(X) = MAB(X, X)`` (Lee 2019, arXiv 1810.00825).
+    """Set attention block: self-attention within a set, ``SAB(X) = MAB(X, X)`` (Lee 2019, arXiv 1810.00825).
 
     Permuting the elements permutes the outputs.
 
@@ -186,7 +186,7 @@ class SAB(Layer):
     input_size : int
         Width E of the elements.
     hidden_size, num_heads, dropout, layer_norm, normalizer, scale, engine, device, dtype
-        As :class:`MAB` has them; scores are divided by √(C / num_heads).
+        See :class:`MAB`; scores are divided by √(C / num_heads).
 
     Examples
     --------
@@ -214,26 +214,26 @@ class SAB(Layer):
         self.mab = MAB(E, E, C, heads, dropout, device=device, dtype=dtype, **parts)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
         self.mab.reset_parameters()
 
     def forward(
         self, x: Tensor, valid_lens: Tensor | None = None, *, return_aux: AuxRequest | None = None
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return what each element has read.
+        """Return the updated set.
 
         Parameters
         ----------
         x : Tensor (B, N, E)
         valid_lens : Tensor (B,) of int, optional
-            How many elements are real; what is beyond has no influence, and the output there is 0.
+            Number of valid elements per set; later ones are ignored and their output is 0.
         return_aux : AuxRequest, optional
 
         Returns
         -------
         output : Tensor (B, N, C)
         aux : Aux
-            Only where asked for, per head.
+            Only if requested, per head.
         """
         x = sequences(self, "x", x, self.input_size)
         valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
@@ -247,9 +247,9 @@ class SAB(Layer):
     cost="O(N·M·C + N·C²)",
 )
 class ISAB(Layer):
-    """Induced set attention block: a set reads itself through M points (Lee 2019, arXiv 1810.00825).
+    """Induced set attention block: self-attention through M inducing points (Lee 2019, arXiv 1810.00825).
 
-    ``ISAB(X) = MAB(X, MAB(I, X))`` with M learned inducing points I: its cost is linear in N. Permuting the elements
+    ``ISAB(X) = MAB(X, MAB(I, X))`` with M learned inducing points I, at a cost linear in N. Permuting the elements
     permutes the outputs.
 
     Parameters
@@ -257,9 +257,9 @@ class ISAB(Layer):
     input_size : int
         Width E of the elements.
     num_inducing : int
-        How many inducing points M, each of width C.
+        Number of inducing points M, each of width C.
     hidden_size, num_heads, dropout, layer_norm, normalizer, scale, engine, device, dtype
-        As :class:`MAB` has them; scores are divided by √(C / num_heads).
+        See :class:`MAB`; scores are divided by √(C / num_heads).
 
     Examples
     --------
@@ -292,7 +292,7 @@ class ISAB(Layer):
         nn.init.normal_(self.I, std=self.hidden_size**-0.5)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, inducing points of about unit length."""
+        """Re-initialize the parameters; inducing points have about unit length."""
         nn.init.normal_(self.I, std=self.hidden_size**-0.5)
         self.mab0.reset_parameters()
         self.mab1.reset_parameters()
@@ -300,9 +300,10 @@ class ISAB(Layer):
     def forward(
         self, x: Tensor, valid_lens: Tensor | None = None, *, return_aux: AuxRequest | None = None
     ) -> Tensor | tuple[Tensor, tuple[Aux, Aux]]:
-        """Return what each element has read, (B, N, C); arguments are those of :meth:`SAB.forward`.
+        """Return the updated set, (B, N, C); see :meth:`SAB.forward` for the arguments.
 
-        Where asked for, aux is of the points that read the set (L = M, S = N), and of the elements that read those.
+        If requested, aux is a pair: for the inducing points attending to the set (L = M, S = N), and for the set
+        attending to them.
         """
         x = sequences(self, "x", x, self.input_size)
         valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
@@ -324,7 +325,7 @@ class ISAB(Layer):
     cost="O(N·K·C + N·C²)",
 )
 class PMA(Layer):
-    """Pooling by multihead attention: K learned seeds read a set (Lee 2019, arXiv 1810.00825).
+    """Pooling by multihead attention: K learned seeds attend to a set (Lee 2019, arXiv 1810.00825).
 
     ``PMA(Z) = MAB(S, rFF(Z))`` with ``rFF(Z) = ReLU(Z W + b)``. Permuting the elements changes nothing. The authors'
     code leaves rFF out: ``feedforward=False``.
@@ -334,11 +335,11 @@ class PMA(Layer):
     hidden_size : int
         Width C of elements, seeds and output.
     num_seeds : int, default 1
-        How many seeds K, which is how many rows a set becomes.
+        Number of seeds K, and of output rows.
     feedforward : bool, default True
-        Whether elements pass through rFF.
+        Whether to apply rFF to the elements.
     num_heads, dropout, layer_norm, normalizer, scale, engine, device, dtype
-        As :class:`MAB` has them; scores are divided by √(C / num_heads).
+        See :class:`MAB`; scores are divided by √(C / num_heads).
 
     Examples
     --------
@@ -370,7 +371,7 @@ class PMA(Layer):
         nn.init.normal_(self.S, std=C**-0.5)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, seeds of about unit length."""
+        """Re-initialize the parameters; seeds have about unit length."""
         nn.init.normal_(self.S, std=self.hidden_size**-0.5)
         if self.fc is not None:
             self.fc.reset_parameters()
@@ -379,9 +380,9 @@ class PMA(Layer):
     def forward(
         self, x: Tensor, valid_lens: Tensor | None = None, *, return_aux: AuxRequest | None = None
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return what each seed has read, (B, K, C); arguments are those of :meth:`SAB.forward`, x is (B, N, C).
+        """Return the pooled rows, (B, K, C); see :meth:`SAB.forward` for the arguments, with x (B, N, C).
 
-        A seed of an empty set reads 0.
+        Attention to an empty set reads 0.
         """
         x = sequences(self, "x", x, self.hidden_size)
         x = zero_padding(x, counts(self, "valid_lens", valid_lens, x.shape[0]))

@@ -1,4 +1,4 @@
-"""Transformer layers that stand in for torch's: feed-forward network, encoder, decoder, and both."""
+"""Drop-in replacements of torch's Transformer layers, and the feed-forward network."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from regard.nn.kv_cache import KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
-# The feed-forward network of Transformers: two matrices with a nonlinearity between them, or three with a gate --------
+# The feed-forward network ---------------------------------------------------------------------------------------------
 
 
-#: What stands between the matrices, by name; "gelu_tanh" is the approximation that GPT-2 was trained with.
+#: Activations by name; "gelu_tanh" is the approximation that GPT-2 was trained with.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -42,9 +42,9 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     cost="O(L·E·F)",
 )
 class FeedForward(Layer):
-    """A hidden layer for each row by itself: ``W₂ φ(W₁ x + b₁) + b₂`` (Vaswani 2017, arXiv 1706.03762).
+    """The feed-forward network of a Transformer: ``W₂ φ(W₁ x + b₁) + b₂`` (Vaswani 2017, arXiv 1706.03762).
 
-    With a gate it is ``W₂ (φ(W_g x) ∘ W₁ x)``: with ``"silu"`` SwiGLU, with ``"gelu"`` GEGLU (Shazeer 2020, arXiv
+    With a gate it is ``W₂ (φ(W_g x) ∘ W₁ x)``: SwiGLU with ``"silu"``, GEGLU with ``"gelu"`` (Shazeer 2020, arXiv
     2002.05202).
 
     Parameters
@@ -60,12 +60,12 @@ class FeedForward(Layer):
     dropout : float, default 0.0
         Probability of dropping a hidden feature, in training.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -100,32 +100,32 @@ class FeedForward(Layer):
         self.down = nn.Linear(hidden, E, **where)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return rows (..., E) of rows (..., E)."""
+        """Return rows (..., E) for rows (..., E)."""
         rise = ACTIVATIONS[self.activation]
         hidden = rise(self.up(x)) if self.gate is None else rise(self.gate(x)) * self.up(x)
         return self.down(F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as torch's linear layers do."""
+        """Re-initialize the parameters as torch's linear layers do."""
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
 
     def extra_repr(self) -> str:
-        """Return the nonlinearity, and the dropout if there is one."""
+        """Return the activation, and the dropout if there is any."""
         return ", ".join([repr(self.activation), *([f"dropout={self.dropout}"] if self.dropout else [])])
 
 
-# Transformers: torch's encoder and decoder layers, stacks and model, with our multi-head attention inside -------------
+# Encoder and decoder layers and stacks --------------------------------------------------------------------------------
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
 class _TransformerLayer(Layer, ABC):
-    """Base of the encoder and decoder layers: attentions, a feed-forward network, norms, residual sums."""
+    """Base of the encoder and decoder layers: attentions, feed-forward network, norms, residual connections."""
 
-    #: The attentions by torch's names; the first is that of the sequence to itself.
+    #: torch's names of the attentions; the first is the self-attention.
     attentions: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -154,7 +154,7 @@ class _TransformerLayer(Layer, ABC):
         width, hidden = size(self, "d_model", d_model), size(self, "dim_feedforward", dim_feedforward)
         dropout = probability(self, "dropout", dropout)
         self.batch_first, self.norm_first = batch_first, norm_first
-        # In torch's order, in which optimizers count parameters and generators draw them.
+        # torch's order, which optimizers and random initialization depend on.
         for i, name in enumerate(self.attentions):
             parts |= {"rotary": None if i else rotary, "score": copy.deepcopy(score) if i else score}
             parts |= {"normalizer": copy.deepcopy(normalizer) if i else normalizer}
@@ -173,15 +173,15 @@ class _TransformerLayer(Layer, ABC):
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
         _reset(self.children())
 
     def extra_repr(self) -> str:
-        """Return where the norms are."""
+        """Return the position of the norms, unless it is the default."""
         return "norm_first=True" if self.norm_first else ""
 
     def _step(self, x: Tensor, number: int, block: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the sum of x and what a block makes of it, normalized before or after."""
+        """Apply a block with residual connection and norm."""
         norm = self._modules[f"norm{number}"]
         assert norm is not None
         made = block(norm(x)) if self.norm_first else block(x)
@@ -194,15 +194,15 @@ class _TransformerLayer(Layer, ABC):
         return made
 
     def _clean(self, argument: str, x: Tensor, padding: Any) -> Tensor:
-        """Return sequences that residual sums can take: nested without holes, and finite in padding."""
+        """Make nested inputs contiguous, and zero non-finite values in padding."""
         if x.is_nested:
             return without_holes(self, argument, x)
-        turned = x.dim() == 3 and not self.batch_first
-        rows = x.transpose(0, 1) if turned else x
+        transposed = x.dim() == 3 and not self.batch_first
+        rows = x.transpose(0, 1) if transposed else x
         cached = padding.shape[-1] - rows.shape[-2] if isinstance(padding, Tensor) and padding.dim() else -1
-        if cached >= 0 and padding.shape[:-1] == rows.shape[:-2]:  # attention raises where it does not fit
+        if cached >= 0 and padding.shape[:-1] == rows.shape[:-2]:  # otherwise attention raises
             rows = without_garbage(rows, padding[..., cached:])
-        return rows.transpose(0, 1) if turned else rows
+        return rows.transpose(0, 1) if transposed else rows
 
 
 @mechanism(
@@ -212,11 +212,11 @@ class _TransformerLayer(Layer, ABC):
     cost="O(L·E² + L²·E + L·E·F)",
 )
 class TransformerEncoderLayer(_TransformerLayer):
-    """Self-attention and a feed-forward network, each added to its input; ``torch.nn.TransformerEncoderLayer``.
+    """Self-attention and a feed-forward network; replaces ``torch.nn.TransformerEncoderLayer``.
 
     ``x ← N(x + MHA(x, x, x))``, then ``x ← N(x + W₂ φ(W₁ x))`` with layer norms N (Vaswani 2017, arXiv 1706.03762);
     with ``norm_first``, ``x ← x + MHA(N(x))`` and ``x ← x + W₂ φ(W₁ N(x))``. Loads torch's ``state_dict`` and agrees
-    with torch to rounding. What is not finite in padding counts as 0, so that it reaches neither sums nor gradients.
+    with torch up to rounding. Non-finite values in padding count as 0 and do not affect outputs or gradients.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     dim_feedforward : int, default 2048
         Width F of the hidden layer.
     dropout : float, default 0.1
-        Of weights, of hidden features, and of what is added, in training.
+        Dropout probability of weights, hidden features and block outputs, in training.
     activation : "relu", "gelu" or callable, default relu
         φ.
     layer_norm_eps : float, default 1e-5
@@ -233,16 +233,16 @@ class TransformerEncoderLayer(_TransformerLayer):
         Sequences are (B, N, E) rather than (N, B, E).
     norm_first : bool, default False
     bias : bool, default True
-        Of projections and norms.
+        Whether projections and norms have a bias.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
     num_kv_heads, score, normalizer, rotary, engine
-        As :class:`~regard.nn.MultiheadAttention` has them.
+        See :class:`~regard.nn.MultiheadAttention`.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -283,25 +283,25 @@ class TransformerEncoderLayer(_TransformerLayer):
     cost="O((L + S)·E² + (L² + L·S)·E + L·E·F)",
 )
 class TransformerDecoderLayer(_TransformerLayer):
-    """Self-attention, attention to a memory M, and a feed-forward network; ``torch.nn.TransformerDecoderLayer``.
+    """Self-attention, cross-attention and a feed-forward network; replaces ``torch.nn.TransformerDecoderLayer``.
 
-    ``x ← N(x + MHA(x, x, x))``, ``x ← N(x + MHA(x, M, M))``, ``x ← N(x + W₂ φ(W₁ x))`` with layer norms N (Vaswani
-    2017, arXiv 1706.03762), or norms within the sums with ``norm_first``. Loads torch's ``state_dict`` and agrees
-    with torch to rounding.
+    ``x ← N(x + MHA(x, x, x))``, ``x ← N(x + MHA(x, M, M))``, ``x ← N(x + W₂ φ(W₁ x))`` for a memory M and layer norms N
+    (Vaswani 2017, arXiv 1706.03762); with ``norm_first``, norms apply to block inputs. Loads torch's ``state_dict`` and
+    agrees with torch up to rounding.
 
     Parameters
     ----------
     d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype
-        As :class:`TransformerEncoderLayer` has them.
+        See :class:`TransformerEncoderLayer`.
     num_kv_heads, score, normalizer, engine
-        As :class:`~regard.nn.MultiheadAttention` has them, for both attentions, which share no parameter.
+        See :class:`~regard.nn.MultiheadAttention`. They apply to both attentions, which share no parameters.
     rotary : Module, optional
         For the self-attention.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -331,8 +331,8 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> Tensor:
         """Return sequences of the shape of ``tgt``, (N, B, E), (B, N, E) if ``batch_first``, or (N, E).
 
-        Masks, ``is_causal`` and ``cache``, which is for the self-attention, are those of
-        :class:`~regard.nn.MultiheadAttention`: True hides.
+        Masks, ``is_causal`` and ``cache`` (of the self-attention) are those of :class:`~regard.nn.MultiheadAttention`:
+        True hides.
         """
         own: dict[str, Any] = {"key_padding_mask": tgt_key_padding_mask, "attn_mask": tgt_mask}
         own |= {"is_causal": tgt_is_causal, "cache": cache}
@@ -345,7 +345,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
 
 class _Stack(Layer, ABC):
-    """Copies of a layer, one after the other, and a norm after the last."""
+    """A stack of copies of a layer, followed by an optional norm."""
 
     def __init__(self, layer: nn.Module, num_layers: int, norm: nn.Module | None) -> None:
         super().__init__()
@@ -354,16 +354,16 @@ class _Stack(Layer, ABC):
         self.norm = norm
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, those of each layer by themselves."""
+        """Re-initialize the parameters, independently for each layer."""
         _reset(module for module in (*self.layers, self.norm) if module is not None)
 
     def _through(self, x: Tensor, *rest: Tensor, cache: Sequence[KVCache] | None, **masks: Any) -> Tensor:
-        """Return what the layers and the norm make of sequences."""
+        """Apply the layers and the norm."""
         if cache is not None and len(cache) != self.num_layers:
             expected = f"hold one KVCache for each of {self.num_layers} layers"
             raise rejected(type(self).__name__, "cache", expected, len(cache))
         if cache is not None and len({id(each) for each in cache}) != len(cache):
-            raise rejected(type(self).__name__, "cache", "be another one for each layer", "one for several")
+            raise rejected(type(self).__name__, "cache", "hold a different KVCache for each layer", "one used twice")
         for i, layer in enumerate(self.layers):
             x = layer(x, *rest, **masks, **({} if cache is None else {"cache": cache[i]}))
         return x if self.norm is None else self.norm(x)
@@ -376,22 +376,22 @@ class _Stack(Layer, ABC):
     cost="O(N·(L·E² + L²·E + L·E·F))",
 )
 class TransformerEncoder(_Stack):
-    """A stack of encoder layers; ``torch.nn.TransformerEncoder`` (Vaswani 2017, arXiv 1706.03762).
+    """A stack of encoder layers; replaces ``torch.nn.TransformerEncoder`` (Vaswani 2017, arXiv 1706.03762).
 
-    With ``is_causal=True`` it is a decoder-only language model, and ``cache`` lets it go on step by step. Rows of the
-    output that padding hides are whatever the layers make of them; torch's stack sets them to 0 where it is in
-    evaluation, without gradients and given ``src_key_padding_mask``, and only there.
+    With ``is_causal=True`` it is a decoder-only language model, which decodes step by step with ``cache``. Padded rows
+    of the output are not zeroed; torch's stack zeroes them only in evaluation, without gradients and given
+    ``src_key_padding_mask``.
 
     Parameters
     ----------
     encoder_layer : Module
-        A :class:`TransformerEncoderLayer`, or torch's; it is copied, so that all layers begin with equal parameters.
-        ``reset_parameters()`` draws them apart.
+        A :class:`TransformerEncoderLayer`, or torch's. It is copied, so all layers start with equal parameters;
+        ``reset_parameters()`` re-initializes them independently.
     num_layers : int
     norm : Module, optional
         Applied after the last layer.
     enable_nested_tensor, mask_check : bool
-        Without effect: padding is skipped by masks.
+        No effect: masks skip padding.
 
     Examples
     --------
@@ -424,9 +424,9 @@ class TransformerEncoder(_Stack):
         *,
         cache: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """Return sequences of the shape of ``src``; arguments are those of the layers, a cache for each of them.
+        """Return sequences of the shape of ``src``; arguments are those of the layers, with one cache per layer.
 
-        ``is_causal=None`` lets it find out whether ``mask`` is the causal one.
+        ``is_causal=None`` detects whether ``mask`` is the causal mask.
         """
         masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": _causal(mask, is_causal)}
         return self._through(src, cache=cache, **masks)
@@ -439,7 +439,7 @@ class TransformerEncoder(_Stack):
     cost="O(N·((L + S)·E² + (L² + L·S)·E + L·E·F))",
 )
 class TransformerDecoder(_Stack):
-    """A stack of decoder layers; ``torch.nn.TransformerDecoder`` (Vaswani 2017, arXiv 1706.03762).
+    """A stack of decoder layers; replaces ``torch.nn.TransformerDecoder`` (Vaswani 2017, arXiv 1706.03762).
 
     Parameters
     ----------
@@ -474,9 +474,9 @@ class TransformerDecoder(_Stack):
         *,
         cache: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """Return sequences of the shape of ``tgt``; arguments are those of the layers, a cache for each of them.
+        """Return sequences of the shape of ``tgt``; arguments are those of the layers, with one cache per layer.
 
-        ``tgt_is_causal=None`` lets it find out whether ``tgt_mask`` is the causal one.
+        ``tgt_is_causal=None`` detects whether ``tgt_mask`` is the causal mask.
         """
         masks: dict[str, Any] = {"tgt_mask": tgt_mask, "tgt_key_padding_mask": tgt_key_padding_mask}
         masks |= {"memory_mask": memory_mask, "memory_key_padding_mask": memory_key_padding_mask}
@@ -485,7 +485,7 @@ class TransformerDecoder(_Stack):
 
 
 def _causal(mask: Any, is_causal: bool | None) -> bool:
-    """Return whether a stack is causal: by its argument, or else by its mask."""
+    """Whether a stack is causal, from its argument or else its mask."""
     return is_causal_matrix(mask) if is_causal is None else is_causal
 
 
@@ -495,11 +495,11 @@ def _reset(modules: Any) -> None:
             module.reset_parameters()
 
 
-# The whole Transformer: an encoder, and a decoder that attends to its output ------------------------------------------
+# The encoder–decoder Transformer --------------------------------------------------------------------------------------
 
 
 class TransformerParts(TypedDict, total=False):
-    """Keyword arguments that all layers of a Transformer take, as :class:`~regard.nn.MultiheadAttention` has them."""
+    """Keyword arguments of all layers of a Transformer; see :class:`~regard.nn.MultiheadAttention`."""
 
     num_kv_heads: int | None
     score: ScoreLike | ScoredAttention | None
@@ -515,10 +515,10 @@ class TransformerParts(TypedDict, total=False):
     cost="O(N·((L + S)·(E² + E·F) + (L + S)²·E))",
 )
 class Transformer(Layer):
-    """An encoder and a decoder; ``torch.nn.Transformer`` (Vaswani 2017, arXiv 1706.03762).
+    """An encoder–decoder Transformer; replaces ``torch.nn.Transformer`` (Vaswani 2017, arXiv 1706.03762).
 
-    ``M = encoder(x)``, ``decoder(y, M)``, each a stack with a layer norm after it. Loads torch's ``state_dict`` and
-    agrees with torch to rounding; initial weights are torch's, too.
+    ``M = encoder(x)``, ``decoder(y, M)``; each is a stack followed by a layer norm. Loads torch's ``state_dict`` and
+    agrees with torch up to rounding, including initial weights.
 
     Parameters
     ----------
@@ -526,18 +526,18 @@ class Transformer(Layer):
         Width E, and number of heads H.
     num_encoder_layers, num_decoder_layers : int, default 6
     dim_feedforward, dropout, activation
-        As :class:`~regard.nn.TransformerEncoderLayer` has them.
+        See :class:`~regard.nn.TransformerEncoderLayer`.
     custom_encoder, custom_decoder : Module, optional
-        In place of the stacks.
+        Replacements of the stacks.
     layer_norm_eps, batch_first, norm_first, bias, device, dtype
-        As :class:`~regard.nn.TransformerEncoderLayer` has them.
+        See :class:`~regard.nn.TransformerEncoderLayer`.
     **parts
         ``num_kv_heads``, ``score``, ``normalizer``, ``rotary`` and ``engine``, for all layers.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -586,7 +586,7 @@ class Transformer(Layer):
         self._reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew: all matrices by Glorot's rule, as torch does."""
+        """Re-initialize all matrices by Glorot's rule, as torch does."""
         for stack in (self.encoder, self.decoder):
             if isinstance(stack, (TransformerEncoder, TransformerDecoder)):
                 stack.reset_parameters()
@@ -615,11 +615,11 @@ class Transformer(Layer):
     ) -> Tensor:
         """Return sequences of the shape of ``tgt``; arguments are those of the two stacks.
 
-        Padding of ``src`` is that of the memory, too, only where ``memory_key_padding_mask`` says so, as in torch.
-        ``cache`` is the decoder's. To decode step by step, call ``encoder`` once and ``decoder`` with the cache.
+        As in torch, padding of ``src`` is hidden in the memory only if ``memory_key_padding_mask`` says so. ``cache``
+        is the decoder's. To decode step by step, call ``encoder`` once, and ``decoder`` with the cache.
         """
         for name, x in (("src", src), ("tgt", tgt)):
-            if x.size(-1) != self.d_model:  # nested tensors have a size, and not all a shape
+            if x.size(-1) != self.d_model:  # nested tensors support size, but not all have a shape
                 raise rejected(type(self).__name__, name, f"have width d_model {self.d_model}", shape(x))
         masks = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": src_is_causal}
         memory = self.encoder(src, **masks)

@@ -1,4 +1,4 @@
-"""Normalizers: how scores become weights. Each says whether it can stream; each is registered by name."""
+"""Normalizers: maps from scores to weights. Each is registered by name."""
 
 from inspect import ismodule as _ismodule
 

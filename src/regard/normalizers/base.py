@@ -1,4 +1,4 @@
-"""The interface of a normalizer: how the scores of a row become weights."""
+"""The normalizer interface: maps a row of scores to weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Sweep = Callable[[Callable[[Tensor, Tensor], None]], None]
 
 @dataclass(frozen=True)
 class Statistic:
-    """The statistic of a row on which its weights depend, besides their own score.
+    """The row statistic that, together with its own score, determines each weight.
 
     Attributes
     ----------
     shift : Tensor (B, H, l, 1)
-        A reference point that is subtracted first, so that large scores lose nothing (or, for argmax, an index).
-        Never differentiated.
+        A reference that is subtracted first, so that large scores keep their precision. For argmax, the index of the
+        maximum. Not differentiated.
     offset : Tensor (B, H, l, 1)
-        The statistic relative to the shift: the log of the denominator, or what the threshold lost by rounding.
+        The statistic relative to the shift: the log of the denominator, or the rounding error of the threshold.
     """
 
     shift: Tensor
@@ -34,7 +34,7 @@ class Statistic:
 
 
 class Normalizer(Part, ABC):
-    """A map from the scores of one query to weights. A masked score is −inf; a row of nothing else gets weights 0.
+    """A map from the scores of one query to weights. Masked scores are −inf; a fully masked row gets weights 0.
 
     Engine ``streaming`` computes a normalizer tile by tile if it sets ``streams`` and defines :meth:`statistic`,
     :meth:`tile_weights` and :meth:`tile_slope`. It may set ``streams`` if all of this holds:
@@ -64,13 +64,13 @@ class Normalizer(Part, ABC):
     streams: ClassVar[bool] = False
     #: Whether it is softmax: the statistic is the log-sum-exp, which one pass accumulates along with the output.
     online: ClassVar[bool] = False
-    #: Whether the statistic needs all scores of a row at once. Engines then cut tiles of fewer rows.
+    #: Whether the statistic needs all scores of a row at once. Engines then use tiles with fewer rows.
     needs_whole_row: ClassVar[bool] = False
-    #: Whether a weight depends on the other scores of its row in a differentiable way.
+    #: Whether a weight is a differentiable function of the other scores of its row.
     row_normalized: ClassVar[bool] = True
     #: Whether the weights of every non-empty row are ≥ 0 and sum to 1.
     convex: ClassVar[bool] = True
-    #: Whether the gradient to the scores is that of the weights (a hard choice has none, or a surrogate).
+    #: Whether gradients are those of the weights; a hard choice has zero or surrogate gradients.
     smooth: ClassVar[bool] = True
     #: Whether the result depends on random numbers.
     random: ClassVar[bool] = False
@@ -79,11 +79,11 @@ class Normalizer(Part, ABC):
     def weights(self, scores: Tensor) -> Tensor:
         """Return the weights (..., L, S) of whole rows of scores; masked scores are −inf and get exactly 0.
 
-        This is the definition: differentiable to any order, over rows that exist as a whole.
+        This defines the normalizer. It is differentiable to any order.
         """
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
-        """Return the row statistic from as many sweeps as it takes; ``like`` (B, H, l, 1) has its shape and dtype."""
+        """Compute the row statistic in one or more sweeps; ``like`` (B, H, l, 1) has its shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} cannot stream")
 
     def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Normalizer(Part, ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot stream")
 
     def tile_slope(self, weights: Tensor) -> Tensor:
-        """Return d weight / d score at a fixed statistic, as a function of the weight."""
+        """Return d weight / d score for a fixed statistic, as a function of the weight."""
         raise NotImplementedError(f"{type(self).__name__} cannot stream")
 
     def slope_total(self, total: Tensor) -> Tensor:
@@ -107,20 +107,20 @@ class Normalizer(Part, ABC):
         return cls()
 
 
-#: The names of :data:`TABLE`, for editors and type checkers.
+#: The names in :data:`TABLE`, for editors and type checkers.
 NormalizerName = Literal["argmax", "entmax", "entmax15", "gumbel", "sampled", "sigmoid", "softmax", "sparsemax"]
 
-#: What stands for a normalizer: a name (also one that was registered elsewhere) or a Normalizer.
+#: A name, including names registered elsewhere, or a Normalizer.
 NormalizerLike = NormalizerName | str | Normalizer
 
 _N = TypeVar("_N", bound=type[Normalizer])
 
-#: Every registered normalizer by name. The conformance suite runs the laws on each of them.
+#: Every registered normalizer by name. The conformance suite tests each of them.
 TABLE: dict[str, type[Normalizer]] = {}
 
 
 def register(name: str) -> Callable[[_N], _N]:
-    """Class decorator: put a normalizer into the table, where ``normalizer="name"`` and the laws' tests find it."""
+    """Class decorator: register a normalizer, for ``normalizer="name"`` and the conformance suite."""
 
     def add(cls: _N) -> _N:
         TABLE[name] = cls

@@ -1,4 +1,4 @@
-"""α-entmax, entmax-1.5 and sparsemax: weights above a threshold, which is found for each row."""
+"""α-entmax, entmax-1.5 and sparsemax: weights that are zero below a threshold of each row."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 # The threshold of α-entmax: where the weights of a row, ``[(α−1)(s − t)]₊^{1/(α−1)}``, sum to 1 -----------------------
 
 
-#: Keys up to which a row is sorted as it is; of longer rows, those that cannot have weight are left out first.
+#: Rows up to this length are sorted whole; longer rows first drop keys that cannot have weight.
 FEW = 64
-#: Keys of which one stands for all when a long row's threshold is bounded from below.
+#: Size of the groups whose maxima give a lower bound for the threshold of a long row.
 GROUP = 8
-#: How much lower, relatively, that bound is taken, for rounding.
+#: Relative margin of that bound, for rounding.
 MARGIN = 2.0**-7
-#: Steps at most: bisection alone would leave nothing of the interval.
+#: Maximum number of steps; bisection alone would converge in as many.
 STEPS = 128
-#: Steps where that cannot be seen: as many as float32 has digits, and Newton's last ones.
-BLIND_STEPS = 32
-#: Steps by which a threshold in float64 is brought to its last digits.
+#: Number of steps under tracing, where convergence cannot be checked: the bits of float32, plus final Newton steps.
+TRACED_STEPS = 32
+#: Number of Newton steps that refine a float64 threshold.
 POLISH = 2
 
 
 def threshold(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return the threshold of rows (..., S) as the sum of two numbers (..., 1): a shift, and an offset from it.
+    """Return the threshold of rows (..., S) as a sum of two numbers (..., 1), a shift and an offset.
 
-    The shift is the threshold rounded, the offset what the rounding took: ``(score − shift) − offset`` then has a small
-    *relative* error also where it is next to nothing, and so has a weight. The offset alone carries the derivative,
-    ``∂t/∂s_i = slope_i / Σ slope`` with slope_i that of a weight to its own score, of any order, backward and forward.
+    The shift is the rounded threshold, the offset its rounding error: ``(score − shift) − offset`` then has a small
+    *relative* error even near 0, and so do small weights. Only the offset carries the derivative,
+    ``∂t/∂s_i = slope_i / Σ slope``, where slope_i is the derivative of a weight with respect to its own score. Any
+    order and both forward and backward mode work.
     """
     if not (in_transform() or (torch.is_grad_enabled() and scores.requires_grad)):
         return solve(scores, alpha)
-    # Dynamo follows no function with a forward-mode rule, and never needs one.
+    # Dynamo cannot trace a function with a forward-mode rule, and never needs one.
     function = Threshold if torch.compiler.is_compiling() else ThresholdBothWays
     found: tuple[Tensor, Tensor] = function.apply(scores, alpha)
     return found
 
 
 def powers(scores: Tensor, shift: Tensor, offset: Tensor, alpha: float) -> Tensor:
-    """Return the weights at a threshold; NaN stays NaN, and derivatives at weight 0 are 0 in every order."""
+    """Return the weights for a threshold; NaN stays NaN, and derivatives at weight 0 are 0 to every order."""
     base = scores - shift - offset
     base = torch.relu(base if alpha == 2 else base * (alpha - 1))
     if alpha == 2:
@@ -57,7 +58,7 @@ def powers(scores: Tensor, shift: Tensor, offset: Tensor, alpha: float) -> Tenso
 
 
 def slopes(weights: Tensor, alpha: float) -> Tensor:
-    """Return the derivative of each weight to its own score: ``weight^{2−α}``, 0 where there is no weight."""
+    """Return the derivative of each weight with respect to its own score: ``weight^{2−α}``, 0 at weight 0."""
     if alpha == 2:
         return torch.where(weights > 0, 1.0, weights.detach())
     none = weights <= 0
@@ -65,7 +66,7 @@ def slopes(weights: Tensor, alpha: float) -> Tensor:
 
 
 class Threshold(torch.autograd.Function):
-    """:func:`solve` with the derivative of the implicit function."""
+    """:func:`solve` with an implicit derivative."""
 
     generate_vmap_rule = True
 
@@ -86,7 +87,7 @@ class Threshold(torch.autograd.Function):
 
 
 class ThresholdBothWays(Threshold):
-    """The same, for forward mode, too."""
+    """:class:`Threshold` with a forward-mode derivative."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[None, Tensor]:
@@ -95,13 +96,13 @@ class ThresholdBothWays(Threshold):
 
 
 def _derivative(saved: tuple[Tensor, Tensor, Tensor], alpha: float) -> Tensor:
-    """Return the derivative of the threshold to each score, from scores, shift and offset."""
+    """Return the derivative of the threshold with respect to each score."""
     slope = slopes(powers(*saved, alpha), alpha)
     total = slope.sum(-1, keepdim=True)
     return slope / torch.where(total == 0, 1, total)
 
 
-# The number itself ----------------------------------------------------------------------------------------------------
+# The solver -----------------------------------------------------------------------------------------------------------
 
 
 def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -110,38 +111,38 @@ def solve(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     if scores.is_meta or scores.numel() == 0:
         like = scores.new_zeros(*scores.shape[:-1], 1)
         return like, like - 1 / (alpha - 1)
-    blind = values_unavailable(scores)
-    if blind and alpha not in _BY_SORTING and not is_exported_to_onnx():
+    traced = values_unavailable(scores)
+    if traced and alpha not in _BY_SORTING and not is_exported_to_onnx():
         shift, offset = torch.ops.regard.entmax_threshold(scores, alpha)
         return shift, offset
-    least = torch.finfo(scores.dtype).min  # stands for the largest of a row that has none
-    if alpha in _BY_SORTING and (blind or scores.shape[-1] <= FEW):
+    least = torch.finfo(scores.dtype).min  # the peak of a fully masked row
+    if alpha in _BY_SORTING and (traced or scores.shape[-1] <= FEW):
         ordered = _wide(scores.sort(-1, descending=True).values)
         peak = ordered[..., :1].clamp(min=least)
         t = _BY_SORTING[alpha](ordered - peak)
-    elif blind:
+    elif traced:
         peak = _wide(scores.amax(-1, keepdim=True).clamp(min=least))
-        t = _by_newton(_wide(scores) - peak, alpha, blind)
+        t = _by_newton(_wide(scores) - peak, alpha, traced)
     else:
         peak = scores.amax(-1, keepdim=True).clamp(min=least)
         t = _root(scores.flatten(0, -2), peak.flatten(0, -2), alpha).view(peak.shape)
         peak = _wide(peak)
     shift = (peak + t).to(scores.dtype)
     offset = (peak - shift + t).to(scores.dtype)
-    if alpha > 2 and scores.dtype == torch.float64 and not blind:
+    if alpha > 2 and scores.dtype == torch.float64 and not traced:
         offset = _polished(scores - shift, offset, alpha)
     return shift, offset
 
 
 def _polished(rows: Tensor, offset: Tensor, alpha: float) -> Tensor:
-    """Return the offset after Newton steps near it, where scores close to the threshold have all their digits.
+    """Refine the offset by Newton steps on scores relative to the shift, which have full precision near the threshold.
 
-    For α > 2 a weight is infinitely steep in what little its score exceeds the threshold by.
+    For α > 2 weights are infinitely steep at the threshold.
     """
     for _ in range(POLISH):
         total, slope = _sums(rows, offset, alpha)
         step = _step(total, slope, alpha)
-        # No further than rounding may have moved it: where a weight begins, Newton's method can be far off.
+        # Ignore steps larger than rounding errors: Newton's method can be far off where a weight reaches 0.
         offset = offset + torch.where(step.abs() <= 4 * torch.finfo(rows.dtype).eps, step, 0.0)
     return offset
 
@@ -151,21 +152,21 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _root(rows: Tensor, peak: Tensor, alpha: float) -> Tensor:
-    """Return the thresholds (N, 1) of rows (N, S) relative to ``peak``, where values may decide what is done."""
+    """Return the thresholds (N, 1) of rows (N, S) relative to ``peak``; control flow depends on values."""
     if rows.shape[-1] > FEW:
-        # The threshold of some of a row's entries is never above that of all: nothing below it can have weight.
+        # The threshold of a subset of a row is a lower bound for that of the row: keys below it have no weight.
         part = rows.shape[-1] // GROUP
         some = rows[:, : part * GROUP].unflatten(-1, (GROUP, part)).amax(1)
         bound = _root(some, peak, alpha) * (1 + MARGIN)
-        rows = _kept(rows, ~(rows - peak <= bound.to(rows.dtype)))
+        rows = _compacted(rows, ~(rows - peak <= bound.to(rows.dtype)))
     rows = _wide(rows) - _wide(peak)
     if alpha in _BY_SORTING and rows.shape[-1] <= FEW:
         return _BY_SORTING[alpha](rows.sort(-1, descending=True).values)
     return _by_newton(rows, alpha)
 
 
-def _kept(rows: Tensor, keep: Tensor) -> Tensor:
-    """Return the entries of each row (N, S) that are kept, moved together: (N, K), −inf behind them."""
+def _compacted(rows: Tensor, keep: Tensor) -> Tensor:
+    """Move the entries to keep of each row (N, S) to its start: (N, K), padded with −inf."""
     row, col = keep.nonzero(as_tuple=True)
     counts = torch.bincount(row, minlength=len(rows))
     widest = max(int(counts.max()), 1)
@@ -178,7 +179,7 @@ def _kept(rows: Tensor, keep: Tensor) -> Tensor:
 
 
 def _sorted_2(ordered: Tensor) -> Tensor:
-    """Return the threshold of sparsemax: the largest that the first k entries alone would have, over all k."""
+    """Return the threshold of sparsemax: the largest threshold of the first k entries, over all k."""
     each = (ordered.cumsum(-1) - 1) / _counts(ordered)
     return each.amax(-1, keepdim=True).clamp(min=-1.0)
 
@@ -186,7 +187,7 @@ def _sorted_2(ordered: Tensor) -> Tensor:
 def _sorted_15(ordered: Tensor) -> Tensor:
     """Return the threshold of entmax-1.5: Σ (x − τ)² = 1 over the first k of x = s/2 is a quadratic equation in τ.
 
-    Where its solution does not exceed the k-th entry, it is the threshold of the first k, and thus a lower bound.
+    A solution that does not exceed the k-th entry is the threshold of the first k, and thus a lower bound.
     """
     half, count = ordered / 2, _counts(ordered)
     total = half.cumsum(-1)
@@ -204,18 +205,18 @@ def _counts(ordered: Tensor) -> Tensor:
 _BY_SORTING = {2.0: _sorted_2, 1.5: _sorted_15}
 
 
-def _by_newton(rows: Tensor, alpha: float, blind: bool = False) -> Tensor:
-    """Return the threshold by Newton's method on the norm ``(Σ weights)^{α−1}``, within a bracket.
+def _by_newton(rows: Tensor, alpha: float, traced: bool = False) -> Tensor:
+    """Find the threshold by Newton's method on the norm ``(Σ weights)^{α−1}``, within a bracket.
 
-    For α ≤ 2 the norm is convex in t and falls, so the steps rise to the root and never pass it. For α > 2 it is
-    neither: where a step leaves the bracket, or has not halved it, bisection takes its place. Who is ``blind`` cannot
-    see when to stop.
+    For α ≤ 2 the norm is convex and decreasing in t, so the steps rise to the root without overshooting. For α > 2
+    a step that leaves the bracket or does not halve it is replaced by bisection. When ``traced``, the number of steps
+    is fixed.
     """
     peak = rows.amax(-1, keepdim=True)
     high = torch.where(peak == -torch.inf, 0.0, peak)
     t = low = high - 1 / (alpha - 1)
     fine = 4 * torch.finfo(rows.dtype).eps
-    for _ in range(BLIND_STEPS if blind else STEPS):
+    for _ in range(TRACED_STEPS if traced else STEPS):
         total, slope = _sums(rows, t, alpha)
         gap = high - low
         low, high = torch.where(total >= 1, t, low), torch.where(total < 1, t, high)
@@ -225,7 +226,7 @@ def _by_newton(rows: Tensor, alpha: float, blind: bool = False) -> Tensor:
             trusted &= 2 * (high - low) <= gap
         new = torch.where(trusted, new, (low + high) / 2)
         moved, t = (new - t).abs(), new
-        if not blind and not (moved > fine * t.abs()).any():
+        if not traced and not (moved > fine * t.abs()).any():
             break
     return t
 
@@ -242,11 +243,11 @@ def _sums(rows: Tensor, t: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
 
 
 def _step(total: Tensor, slope: Tensor, alpha: float) -> Tensor:
-    """Return Newton's step for ``total^{α−1} = 1``."""
+    """Return the Newton step for ``total^{α−1} = 1``."""
     return (total - total ** (2 - alpha)) / ((alpha - 1) * slope)
 
 
-# The same as one operator, for those who cannot look at values --------------------------------------------------------
+# The solver as one operator, for tracing ------------------------------------------------------------------------------
 
 
 def _shapes(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
@@ -267,11 +268,11 @@ torch.library.register_fake("regard::entmax_threshold", _shapes)
 torch.library.register_vmap("regard::entmax_threshold", _batch)
 
 
-# α-entmax: weights that can be exactly zero; sparsemax and entmax-1.5 are its best-known members ----------------------
+# The normalizers ------------------------------------------------------------------------------------------------------
 
 
 class _Threshold(Normalizer):
-    """``weight = [(α−1)(s − t)]₊^{1/(α−1)}``, with the threshold t of each row chosen so that the weights sum to 1."""
+    """``weight = [(α−1)(s − t)]₊^{1/(α−1)}``, with a threshold t for each row that makes the weights sum to 1."""
 
     streams = True
     needs_whole_row = True
@@ -281,7 +282,7 @@ class _Threshold(Normalizer):
         return powers(scores, *threshold(scores, self.alpha), self.alpha)
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
-        """Return the threshold, as two numbers that sum to it, in one sweep."""
+        """Compute the threshold, as a shift and an offset, in one sweep."""
         tiles: list[Tensor] = []
         sweep(lambda scores, kv_idx: tiles.append(scores))  # noqa: ARG005
         scores = tiles[0] if len(tiles) == 1 else torch.cat(tiles, -1) if tiles else like[..., :0]
@@ -344,7 +345,7 @@ class Entmax(_Threshold):
     Parameters
     ----------
     alpha : float, default 1.5
-        How sparse; greater than 1.
+        Sparsity; greater than 1.
 
     Examples
     --------

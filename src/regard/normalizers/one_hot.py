@@ -1,4 +1,4 @@
-"""Hard attention: one key for each query; the best, or one drawn at random."""
+"""Hard attention: one key per query, the best one or a random draw."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from regard.normalizers.softmax import Softmax
 
 
 def one_hot_of_max(scores: Tensor) -> Tensor:
-    """Return 1 at the largest score of each row (the first of equals), 0 elsewhere and in rows of −inf alone.
+    """Return 1 at the largest score of each row (the first, on ties) and 0 elsewhere; 0 in fully masked rows.
 
-    A row with a NaN, of which nobody knows whether it is the largest, is all NaN.
+    A row that contains NaN becomes NaN.
     """
     if scores.shape[-1] == 0:
         return torch.zeros_like(scores)
@@ -24,12 +24,12 @@ def one_hot_of_max(scores: Tensor) -> Tensor:
 
 
 def _tied(hot: Tensor, scores: Tensor) -> Tensor:
-    """Tie weights to the scores' graph, so that asking for a gradient answers zero."""
+    """Connect weights to the autograd graph of the scores, with zero gradient."""
     return hot + 0 * torch.where(hot > 0, scores, 0).clamp(-1, 1)
 
 
 def gumbel_like(scores: Tensor) -> Tensor:
-    """Return independent draws from the standard Gumbel distribution: −log of an exponential."""
+    """Return independent draws from the standard Gumbel distribution: −log of an exponential variate."""
     uniform = torch.rand_like(scores)
     tiny = torch.finfo(scores.dtype).tiny
     return -(-uniform.clamp(min=tiny).log()).clamp(min=tiny).log()
@@ -42,7 +42,7 @@ def gumbel_like(scores: Tensor) -> Tensor:
     cost="O(L·S)",
 )
 class Argmax(Normalizer):
-    """Hard argmax: weight 1 on the key with the largest score, the first of equals. Values get gradients, scores none.
+    """Hard argmax: weight 1 on the key with the largest score (the first, on ties). Scores get zero gradients.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Argmax(Normalizer):
         return _tied(one_hot_of_max(scores.detach()), scores)
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
-        """Return the index of the first maximum, −1 in an empty row, in one sweep; its offset is NaN after a NaN."""
+        """Find the index of the first maximum in one sweep, −1 in an empty row; the offset is NaN if a score is NaN."""
         peak, where = torch.full_like(like, -torch.inf), torch.full_like(like, -1, dtype=torch.long)
 
         def visit(scores: Tensor, kv_idx: Tensor) -> None:
@@ -87,13 +87,13 @@ class Argmax(Normalizer):
 class Gumbel(Normalizer):
     """Straight-through Gumbel-softmax: one key drawn from softmax, with a soft gradient (Jang et al. 2016, 1611.01144).
 
-    Forward, weight 1 on ``argmax(s + g)`` with g Gumbel noise: an exact draw from ``softmax(s)``. Backward, the
-    gradient of ``softmax((s + g) / temperature)``.
+    The forward pass puts weight 1 on ``argmax(s + g)`` with Gumbel noise g, an exact draw from ``softmax(s)``. The
+    backward pass uses the gradient of ``softmax((s + g) / temperature)``.
 
     Parameters
     ----------
     temperature : float, default 1.0
-        Of the softmax in the backward pass; smaller is closer to the draw, with noisier gradients.
+        Temperature of the backward pass. Smaller values are closer to the draw, with noisier gradients.
 
     Examples
     --------
@@ -128,8 +128,8 @@ class Gumbel(Normalizer):
 class Sampled(Normalizer):
     """One key drawn from ``softmax(s)``: stochastic hard attention (Xu et al. 2015, arXiv 1502.03044).
 
-    The draw has no gradient; train its scores through :meth:`log_probability` of the draw, weighted by the reward
-    it brought (REINFORCE).
+    The draw has no gradient. Train the scores with the :meth:`log_probability` of the draw, weighted by its reward
+    (REINFORCE).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sigmoid: every key is weighed by itself."""
+"""Sigmoid: weights that do not depend on other keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 class Sigmoid(Normalizer):
     """Sigmoid, ``1 / (1 + exp(−s))``: the weights of a row are independent and need not sum to 1.
 
-    Add a bias of ``−log S`` for outputs of softmax's size (Ramapuram et al. 2024, arXiv 2409.04431).
+    Add a bias of ``−log S`` to get outputs of the same magnitude as softmax (Ramapuram et al. 2024, arXiv 2409.04431).
 
     Examples
     --------

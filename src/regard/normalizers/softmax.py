@@ -1,4 +1,4 @@
-"""Softmax: weights in proportion to the exponentials of the scores."""
+"""Softmax: weights proportional to the exponentials of the scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
 
 def row_max(scores: Tensor) -> Tensor:
-    """Return the largest score of each row (..., L, 1), detached; 0 where a row has nothing but −inf."""
+    """Return the largest score of each row (..., L, 1), detached; 0 in fully masked rows."""
     if scores.shape[-1] == 0:
         return scores.new_zeros(*scores.shape[:-1], 1)
     peak = scores.detach().amax(-1, keepdim=True)
@@ -23,7 +23,7 @@ def row_max(scores: Tensor) -> Tensor:
     cost="O(L·S)",
 )
 class Softmax(Normalizer):
-    """Softmax, ``exp(s_i) / Σ_j exp(s_j)``; a row with nothing visible gets zeros.
+    """Softmax, ``exp(s_i) / Σ_j exp(s_j)``; fully masked rows get zeros.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Softmax(Normalizer):
         return powers / torch.where(total == 0, 1, total)
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
-        """Return the maximum and the log of the sum of exponentials relative to it, in one sweep."""
+        """Compute the maximum, and the log of the sum of exponentials relative to it, in one sweep."""
         peak, total = torch.full_like(like, -torch.inf), torch.zeros_like(like)
 
         def visit(scores: Tensor, kv_idx: Tensor) -> None:  # noqa: ARG001

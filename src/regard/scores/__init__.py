@@ -1,4 +1,4 @@
-"""Scores: how a query and a key compare, as a log-weight. One class per file; each is registered by name."""
+"""Scores: functions of a query and a key that give a log-weight. Each is registered by name."""
 
 from inspect import ismodule as _ismodule
 

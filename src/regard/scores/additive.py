@@ -1,4 +1,4 @@
-"""Scores of a one-layer network on query and key: additive, and concatenation."""
+"""Scores computed by a one-layer network from query and key: additive and concat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tanh_scores(query: Tensor, key: Tensor, w_v: Tensor) -> Tensor:
 
 
 def check_heads(name: str, tensors: dict[str, Tensor | None], heads: int) -> None:
-    """Raise ValueError when a tensor with a head dimension does not have ``heads`` of them."""
+    """Raise ValueError if a tensor has a head dimension of a size other than ``heads``."""
     for argument, (tensor, plain) in ((a, (t, 1 if a == "w_v" else 2)) for a, t in tensors.items() if t is not None):
         if tensor.dim() == plain + 1 and tensor.shape[0] != heads:
             raise rejected(
@@ -47,9 +47,9 @@ class Additive(Score):
     w_v : Tensor (C,) or (H, C)
         Weight of each hidden feature.
     w_q : Tensor (C, Eq) or (H, C, Eq), optional
-        Projection of the query, laid out as ``nn.Linear.weight``. None when queries come projected (Eq = C).
+        Projection of the query, laid out as ``nn.Linear.weight``. None if queries are already projected (Eq = C).
     w_k : Tensor (C, Ek) or (H, C, Ek), optional
-        Projection of the key; per-head only where keys have as many heads as queries. None when keys come projected.
+        Projection of the key. Per head only if keys have as many heads as queries. None if keys are already projected.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Additive(Score):
 
     @property
     def per_head(self) -> bool:
-        """True where w_v differs per head."""
+        """Whether w_v differs per head."""
         return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -141,13 +141,13 @@ class Concat(Score):
 
     @property
     def per_head(self) -> bool:
-        """True where w_v differs per head."""
+        """Whether w_v differs per head."""
         return self.w_v.dim() == 2
 
     def check(self, query: Tensor, key: Tensor) -> None:
         width = query.shape[-1] + key.shape[-1]
         if self.weight.shape[1] != width:
-            expected = f"have query's and key's widths together, {query.shape[-1]} + {key.shape[-1]}, as columns"
+            expected = f"have {query.shape[-1]} + {key.shape[-1]} columns, the widths of query and key"
             raise rejected("attention", "score Concat's weight", expected, shape(self.weight))
         check_heads("Concat", {"w_v": self.w_v}, query.shape[1])
 

@@ -13,11 +13,11 @@ from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.scores.base import DotForm, Score, register
 
-# Base of the scores that are a dot product of features of the query and of the key ------------------------------------
+# Base class -----------------------------------------------------------------------------------------------------------
 
 
 class DotLike(Score):
-    """A score that is the dot product of its projected rows; ``project`` is the identity by default."""
+    """A dot product of projected rows; ``project`` is the identity by default."""
 
     # as_dot calls project, which may be overridden.
     shortcuts: ClassVar[Mapping[str, frozenset[str]]] = dict.fromkeys(
@@ -34,7 +34,7 @@ class DotLike(Score):
         return DotForm(*self.project(query, key))
 
 
-# Dot product: how far query and key point the same way, times their lengths -------------------------------------------
+# Dot product ----------------------------------------------------------------------------------------------------------
 
 
 @register("dot")
@@ -68,7 +68,7 @@ class Dot(DotLike):
 class ScaledDot(DotLike):
     """Scaled dot product, ``q·k / √E`` (Vaswani et al. 2017, arXiv 1706.03762). The default.
 
-    The factor 1/√E is the score's own ``scale``: passing ``scale=`` to :func:`regard.attention` replaces it.
+    The factor 1/√E is the default ``scale``; ``scale=`` of :func:`regard.attention` replaces it.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class ScaledDot(DotLike):
     """
 
     def default_scale(self, width: int) -> float:
-        return 1.0 if width == 0 else 1.0 / width**0.5  # width**-0.5 is not, to the last bit, what torch takes
+        return 1.0 if width == 0 else 1.0 / width**0.5  # torch's factor to the bit, unlike width**-0.5
 
 
 # General: a dot product through a learned matrix ----------------------------------------------------------------------
@@ -96,7 +96,7 @@ class General(DotLike):
     Parameters
     ----------
     weight : Tensor (Eq, Ek) or (H, Eq, Ek)
-        The matrix W, shared by the heads or one for each query head.
+        The matrix W, shared by all heads or one per query head.
 
     Examples
     --------
@@ -126,12 +126,12 @@ class General(DotLike):
         return cls(torch.randn(query_width, key_width, generator=generator) / max(query_width, 1) ** 0.5)
 
 
-# Cosine: the angle between query and key, whatever their lengths ------------------------------------------------------
+# Cosine: the angle between query and key ------------------------------------------------------------------------------
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Return rows (..., E) at length 1; a zero row stays zero, with zero gradient."""
-    # The largest entry goes first, so that squares neither overflow nor vanish; a constant factor has no gradient here.
+    """Normalize rows (..., E) to length 1; a zero row stays zero, with zero gradient."""
+    # Divide by the largest entry first: squares then neither overflow nor underflow. The factor needs no gradient.
     peak = rows.detach().abs().amax(-1, keepdim=True) if rows.shape[-1] else rows.new_ones(*rows.shape[:-1], 1)
     rows = rows / torch.where(peak == 0, 1, peak)
     square = (rows * rows).sum(-1, keepdim=True)
@@ -148,17 +148,16 @@ def unit(rows: Tensor) -> Tensor:
 class Cosine(DotLike):
     """Cosine similarity, ``cos(q, k) / temperature`` (Graves et al. 2014, arXiv 1410.5401: β = 1/temperature).
 
-    A zero vector has cosine 0 with everything, and no gradient.
+    A zero vector has cosine 0 with every vector, and gradient 0.
 
-    No constant is added to a length: the cosine of a vector does not depend on its length however short it is, and its
-    gradient is in proportion to 1/length, which for short vectors may exceed the largest number of float16 and is
-    then infinite. With one feature the cosine is ±1, so its derivative is 0. (A function that bounds lengths from
-    below, such as ``torch.nn.functional.cosine_similarity`` by ``eps``, has another derivative within that bound.)
+    Lengths have no ``eps``: the cosine is exact for arbitrarily short vectors, and its gradient is proportional to
+    1/length, which may overflow in float16. With one feature the cosine is ±1 and its derivative 0.
+    (``torch.nn.functional.cosine_similarity`` bounds lengths by ``eps`` and so has another derivative below it.)
 
     Parameters
     ----------
     temperature : float or Tensor of one element, default 1.0
-        Divides the cosine; smaller is sharper. A tensor gets gradients.
+        Divides the cosine; smaller values give sharper weights. A tensor gets gradients.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Kernels of a distance as scores: Gaussian, Laplacian, boxcar, triangular and Epanechnikov."""
+"""Distance kernels as scores: Gaussian, Laplacian, boxcar, triangular and Epanechnikov."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_exported_to_onnx
 from regard.scores.base import TABLE, DotForm, Score, register
 
-# Kernels of a distance: what they share, and what each states of itself, which everybody else reads here --------------
+# Base classes ---------------------------------------------------------------------------------------------------------
 
 
 #: Shells by which a kernel's variance is integrated; the log of the largest radius, if the kernel does not end; and how
@@ -28,22 +28,22 @@ _WIDTH = Number(gt=0, note=" or a tensor")
 class Distance(Score):
     """A kernel K of the distance u = ‖(q − k) / width‖: the score is log K(u).
 
-    A kernel is stated by its class alone: the layer, the estimators, the command line, the tests and the documentation
-    find it in :func:`kernels` as soon as it is registered.
+    Once a kernel is registered, the layer, the estimators, the command line, the tests and the documentation find it
+    through :func:`kernels`.
 
     Parameters
     ----------
     width : float or Tensor of shape () or (E,), default 1.0
-        The unit of distance, one for all features or one for each.
+        The unit of distance, shared by all features or one per feature.
     """
 
-    #: What the constructor calls the width.
+    #: The constructor's name for the width.
     unit: ClassVar[str] = "width"
-    #: Whether the distance is the sum of absolute differences, instead of the Euclidean.
+    #: Whether the distance is the Manhattan distance rather than the Euclidean.
     manhattan: ClassVar[bool] = False
     #: Whether K(u) is 0 for u > 1.
     compact: ClassVar[bool] = False
-    #: Whether the weights have a gradient to the width.
+    #: Whether the weights are differentiable in the width.
     smooth: ClassVar[bool] = True
 
     def __init__(self, width: float | Tensor = 1.0) -> None:
@@ -55,9 +55,9 @@ class Distance(Score):
 
     @staticmethod
     def log_profile(u: Any) -> Any:
-        """Return log K(u) of distances u ≥ 0 in NumPy; where the kernel is compact, of u ≤ 1 alone.
+        """Return log K(u) for NumPy distances u ≥ 0, or 0 ≤ u ≤ 1 for a compact kernel.
 
-        It is what :meth:`compare` is judged by: the plain formula, analytic in u, without care for rounding.
+        This is the reference for tests of :meth:`compare`: the plain formula, analytic in u, without care for rounding.
         """
         raise NotImplementedError
 
@@ -97,7 +97,7 @@ class Distance(Score):
 
     def difference(self, query: Tensor, key: Tensor) -> Tensor:
         """Return ``(q − k) / width`` of every pair, (..., l, s, E)."""
-        # The difference comes first: it is exact for near neighbours, which q/width − k/width is not.
+        # Subtract before dividing: unlike q/width − k/width, this is exact for near neighbours.
         return (query.unsqueeze(-2) - key.unsqueeze(-3)) / self.width
 
     def pair_size(self, width: int) -> int:
@@ -108,7 +108,7 @@ class Distance(Score):
 
 
 class Radial(Distance):
-    """A score that depends on ``‖(q − k) / width‖`` alone; a subclass defines :meth:`log_weight`."""
+    """A score that depends only on ``‖(q − k) / width‖``; a subclass defines :meth:`log_weight`."""
 
     @abstractmethod
     def log_weight(self, square: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Compact(Radial):
         """Return 1 − K at squared distances below 1."""
 
     def log_weight(self, square: Tensor) -> Tensor:
-        inside = square < 1  # both guards keep the logarithm's infinite slope at the rim out of the gradient
+        inside = square < 1  # both guards keep the infinite slope of the logarithm at 1 out of the gradient
         return torch.where(inside, torch.log1p(-self.one_minus_kernel(torch.where(inside, square, 0.0))), -torch.inf)
 
     @classmethod
@@ -141,11 +141,11 @@ class Compact(Radial):
 
 
 def kernels() -> dict[str, type[Distance]]:
-    """Return every registered kernel by its name."""
+    """Return every registered kernel by name."""
     return {name: cls for name, cls in TABLE.items() if issubclass(cls, Distance)}
 
 
-# Gaussian: nearness, as in Nadaraya–Watson regression -----------------------------------------------------------------
+# Gaussian -------------------------------------------------------------------------------------------------------------
 
 
 @register("gaussian")
@@ -161,13 +161,13 @@ def kernels() -> dict[str, type[Distance]]:
 class Gaussian(Radial):
     """Gaussian kernel as a log-weight, ``−½ ‖(q − k) / σ‖²`` (Nadaraya 1964; Watson 1964).
 
-    With it, attention is Nadaraya–Watson regression: queries are points to predict at, keys the inputs seen,
+    With it, attention is Nadaraya–Watson regression: queries are the points to predict at, keys the training inputs,
     values their targets.
 
     Parameters
     ----------
     bandwidth : float or Tensor of shape () or (E,), default 1.0
-        The width σ, one for all features or one for each; a tensor gets gradients.
+        The width σ, shared by all features or one per feature; a tensor gets gradients.
 
     Examples
     --------
@@ -195,16 +195,16 @@ class Gaussian(Radial):
 
     def dot_refusal(self, dtype: torch.dtype) -> str | None:
         if dtype == torch.float64:
-            return "Gaussian as a dot product cancels, and there is no dtype wider than float64 to absorb that"
+            return "as a dot product, the Gaussian loses digits to cancellation and needs a dtype wider than float64"
         if is_exported_to_onnx():
-            return "Gaussian as a dot product needs a median, which cannot be written to ONNX"
+            return "as a dot product, the Gaussian needs a median, which ONNX does not support"
         return None
 
     def as_dot(self, query: Tensor, key: Tensor) -> DotForm:
         """Lift the keys by one feature: ``−½‖q−k‖² = q·k − ½‖k‖² − ½‖q‖²``, in float64 because it cancels."""
         query, key = query.double(), key.double()
         width = self.width.double() if isinstance(self.width, Tensor) else self.width
-        # Where the origin lies is free, and near the keys least is cancelled; a median is not moved by padding.
+        # Any origin is valid; one near the keys minimizes cancellation. Padding does not move the median.
         origin = (
             key.detach().nanmedian(-2, keepdim=True).values if 0 not in key.shape else key.new_zeros(key.shape[1], 1, 1)
         )
@@ -215,7 +215,7 @@ class Gaussian(Radial):
         return DotForm(torch.cat((query, torch.ones_like(offset).unsqueeze(-1)), -1), key, offset)
 
 
-# Laplacian: nearness by the Manhattan distance ------------------------------------------------------------------------
+# Laplacian ------------------------------------------------------------------------------------------------------------
 
 
 @register("laplacian")
@@ -228,17 +228,17 @@ class Gaussian(Radial):
 class Laplacian(Distance):
     """Laplacian kernel as a log-weight, ``−‖(q − k) / σ‖₁ = −Σ_e |q_e − k_e| / σ_e`` (Rahimi & Recht 2007).
 
-    A product of one kernel ``exp(−|q_e − k_e| / σ_e)`` for each feature. Its peak is sharper than the Gaussian's, and
+    It is the product of a kernel ``exp(−|q_e − k_e| / σ_e)`` per feature. Its peak is sharper than the Gaussian's and
     its tails are heavier. scikit-learn's ``laplacian_kernel`` has gamma = 1 / σ.
 
     Parameters
     ----------
     width : float or Tensor of shape () or (E,), default 1.0
-        The width σ, one for all features or one for each; a tensor gets gradients.
+        The width σ, shared by all features or one per feature; a tensor gets gradients.
 
     Notes
     -----
-    Where a query's feature equals a key's, the score has a kink; its gradient to both is 0 there, as torch's is.
+    Where a feature of the query equals that of the key, the score has a kink; the gradient there is 0, as in torch.
 
     Examples
     --------
@@ -261,7 +261,7 @@ class Laplacian(Distance):
         return -self.difference(query, key).abs().sum(-1)
 
 
-# Boxcar: every key within reach counts the same -----------------------------------------------------------------------
+# Boxcar: equal weight for all keys within the width -------------------------------------------------------------------
 
 
 @register("boxcar")
@@ -275,8 +275,8 @@ class Boxcar(Compact):
     Parameters
     ----------
     width : float or Tensor of shape () or (E,), default 1.0
-        The radius σ, one for all features or one for each. Weights are piecewise constant in it, in queries and
-        in keys: the gradient to all three is zero.
+        The radius σ, shared by all features or one per feature. Weights are piecewise constant in σ, queries and keys,
+        so all three gradients are zero.
 
     Examples
     --------
@@ -300,11 +300,11 @@ class Boxcar(Compact):
         return 0.0 * square
 
     def log_weight(self, square: Tensor) -> Tensor:
-        # The rim counts, and 0·square keeps the graph, so that asking for a gradient answers zero.
+        # Distance 1 is inside. 0·square keeps the graph, so that gradients are zero rather than missing.
         return torch.where(square <= 1, self.one_minus_kernel(square), -torch.inf)
 
 
-# Triangular: weight falls linearly with distance, to nothing at the width ---------------------------------------------
+# Triangular: weights fall linearly with distance, to 0 at the width ---------------------------------------------------
 
 
 @register("triangular")
@@ -316,12 +316,12 @@ class Boxcar(Compact):
 class Triangular(Compact):
     """Triangular kernel as a log-weight, ``log max(0, 1 − ‖q − k‖ / σ)``.
 
-    Some texts print this kernel under the name of Epanechikov, whose own is quadratic: :class:`Epanechikov`.
+    Some texts call this kernel Epanechikov's, which is quadratic: :class:`Epanechikov`.
 
     Parameters
     ----------
     width : float or Tensor of shape () or (E,), default 1.0
-        The distance σ at which the weight reaches zero, one for all features or one for each; a tensor gets gradients.
+        The distance σ at which weights reach 0, shared by all features or one per feature; a tensor gets gradients.
 
     Examples
     --------
@@ -343,7 +343,7 @@ class Triangular(Compact):
         return torch.where(moved, torch.where(moved, square, 0.25).sqrt(), 0.0 * square)
 
 
-# Epanechikov: weight falls with the square of the distance, to nothing at the width -----------------------------------
+# Epanechikov: weights fall with the squared distance, to 0 at the width -----------------------------------------------
 
 
 @register("epanechikov")
@@ -356,12 +356,12 @@ class Triangular(Compact):
 class Epanechikov(Compact):
     """Epanechikov's kernel as a log-weight, ``log max(0, 1 − ‖q − k‖² / σ²)`` (Epanechikov 1969).
 
-    Some texts print the linear kernel under this name: that is :class:`Triangular`.
+    Some texts use this name for the linear kernel: :class:`Triangular`.
 
     Parameters
     ----------
     width : float or Tensor of shape () or (E,), default 1.0
-        The distance σ at which the weight reaches zero, one for all features or one for each; a tensor gets gradients.
+        The distance σ at which weights reach 0, shared by all features or one per feature; a tensor gets gradients.
 
     Examples
     --------

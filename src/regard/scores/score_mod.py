@@ -1,4 +1,4 @@
-"""A score changed by a function of it and of the positions, with FlexAttention's signature."""
+"""Scores modified by a FlexAttention ``score_mod``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from regard.scores.base import Score, ScoreModFunction
 from regard.scores.dot_products import ScaledDot
 
 
-class _Moved:
-    """A function of positions, called with those in a part of the sequences."""
+class _Shifted:
+    """A ``score_mod`` for a slice of the sequences: adds the start of the slice to the positions."""
 
     def __init__(self, score_mod: ScoreModFunction, first_query: int, first_key: int) -> None:
         self.score_mod, self.first_query, self.first_key = score_mod, first_query, first_key
@@ -28,17 +28,17 @@ class _Moved:
     cost="O(L·S·E)",
 )
 class ScoreMod(Score):
-    """A score changed elementwise: ``score_mod(scale · base(q, k), b, h, q_idx, kv_idx)``, as in FlexAttention.
+    """A score modified elementwise: ``score_mod(scale · base(q, k), b, h, q_idx, kv_idx)``, as in FlexAttention.
 
-    As in FlexAttention the function is called for one pair, with 0-d tensors, and must work under ``torch.vmap``.
-    Passing a plain function as ``score=`` does the same as ``ScoreMod(function)``.
+    As in FlexAttention, the function takes one pair, as 0-d tensors, and must work under ``torch.vmap``.
+    Passing a function as ``score=`` is the same as passing ``ScoreMod(function)``.
 
     Parameters
     ----------
     score_mod : callable
         ``score_mod(score, b, h, q_idx, kv_idx) -> score``. A result of −inf excludes the pair.
     base : Score, optional
-        What is changed; the scaled dot product when None.
+        The score to modify; defaults to the scaled dot product.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class ScoreMod(Score):
 
     @property
     def per_head(self) -> bool:
-        """True where the base's tensors differ per head."""
+        """Whether the tensors of the base differ per head."""
         return self.base.per_head
 
     @property
@@ -84,12 +84,12 @@ class ScoreMod(Score):
     def modify(self, scores: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         scores = self.base.modify(scores, b, h, q_idx, kv_idx)
         blame = "ScoreMod", "score_mod"
-        moved = per_element(self.score_mod, scores, b, h, q_idx, kv_idx, kind="float", blame=blame)
-        return moved.to(scores.dtype)
+        modified = per_element(self.score_mod, scores, b, h, q_idx, kv_idx, kind="float", blame=blame)
+        return modified.to(scores.dtype)
 
     def at(self, first_query: int, first_key: int) -> ScoreMod | None:
         base = self.base.at(first_query, first_key)
-        return None if base is None else ScoreMod(_Moved(self.score_mod, first_query, first_key), base)
+        return None if base is None else ScoreMod(_Shifted(self.score_mod, first_query, first_key), base)
 
     def dot_refusal(self, dtype: torch.dtype) -> str | None:  # noqa: ARG002
         return "a score_mod changes the dot product"

@@ -1,4 +1,4 @@
-"""Scores that do not depend on a key's content: constant, and by its position."""
+"""Scores that do not depend on the content of the key: constant and location."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard._utils.mechanism import mechanism
 from regard.scores.base import register
 from regard.scores.dot_products import DotLike
 
-# Constant: every key counts the same, so attention is average pooling -------------------------------------------------
+# Constant: average pooling --------------------------------------------------------------------------------------------
 
 
 @register("constant")
@@ -37,7 +37,7 @@ class Constant(DotLike):
         return query.new_zeros(*query.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)
 
 
-# Location: the query alone says which positions it wants --------------------------------------------------------------
+# Location: one score per key position, from the query alone -----------------------------------------------------------
 
 
 @register("location")
@@ -50,12 +50,12 @@ class Constant(DotLike):
 class Location(DotLike):
     """Luong's location score, ``(W q)_i`` for the key at position i (Luong et al. 2015, arXiv 1508.04025).
 
-    What the key holds does not matter, only where it stands.
+    Only the position of the key matters, not its content.
 
     Parameters
     ----------
     weight : Tensor (S_max, Eq)
-        One row for each position; calls may have fewer keys, not more.
+        One row per position; calls may have up to S_max keys.
 
     Examples
     --------

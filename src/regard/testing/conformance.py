@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from regard import engines
-from regard._call.plan import forget
+from regard._call.plan import clear_plans
 from regard.engines import Engine, aux_pass, sdpa, tiles
 from regard.normalizers import entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -45,11 +45,11 @@ def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
         patch.object(aux_pass, "GROUP", 2),
         patch.multiple(entmax, FEW=4, GROUP=2),
     ):
-        forget()
+        clear_plans()
         try:
             yield
         finally:
-            forget()
+            clear_plans()
 
 
 # The suite: every law on every score, normalizer, dtype and engine that is registered ---------------------------------

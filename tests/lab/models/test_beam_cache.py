@@ -131,7 +131,7 @@ def test_what_is_refused() -> None:
     attend, cache = layer(), BeamCache()
     x = torch.randn(4, 1, E, dtype=torch.float64)
     refused = (
-        r"cache must be a KVCache where there are masks, several steps, other keys, or weights to tell, got a Beam"
+        r"cache must be a KVCache for calls with masks, several steps, other keys, or returned weights, got a Beam"
     )
     two = torch.randn(4, 2, E, dtype=torch.float64)
     for given_, options in (

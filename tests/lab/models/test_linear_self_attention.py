@@ -46,7 +46,7 @@ def test_documents_and_steps_are_as_one_pass() -> None:
     parts = [layer(part, cache=cache) for part in x[1:].split([3, 1, 1, 2], 1)]
     torch.testing.assert_close(torch.cat(parts, 1)[0], whole[1])
     assert len(cache) == 7 and repr(cache) == "LinearCache(): 7 steps"
-    with pytest.raises(ValueError, match=r"LinearCache: length must be 0 or all 7 steps, got 3\."):
+    with pytest.raises(ValueError, match=r"LinearCache: length must be 0 or 7, the number of steps, got 3\."):
         cache.truncate(3)
     cache.truncate(0)
     torch.testing.assert_close(layer(x[1:], cache=cache)[0], whole[1])
@@ -86,7 +86,7 @@ def test_what_it_cannot_do_is_one_sentence() -> None:
         layer(x, masks.causal() & masks.document(torch.zeros(7, dtype=torch.long)))
     with pytest.raises(ValueError, match="LinearSelfAttention: return_aux must be None"):
         layer(x, return_aux=AuxRequest(weights=True))
-    with pytest.raises(ValueError, match="LinearCache: state must have been advanced before it is read"):
+    with pytest.raises(ValueError, match="LinearCache: the cache is empty"):
         LinearCache().sequence(0)
     with pytest.raises(ValueError, match="feature_map must be one of 'elu'"):
         LinearSelfAttention(16, 4, feature_map="exp")

@@ -129,7 +129,7 @@ def test_the_surrogate_moves_what_draws() -> None:
     model.surrogate(torch.randn(logits.shape[:2]).double()).backward()
     assert model.attending.layer.scorer.w_v.grad.any()
     assert model.combine.weight.grad is None
-    with pytest.raises(RuntimeError, match="forward must have drawn before"):
+    with pytest.raises(RuntimeError, match="there are no draws"):
         model.surrogate(torch.zeros(3))
     with pytest.raises(ValueError) as caught:
         made("rnn hard gumbel").surrogate(torch.zeros(3))

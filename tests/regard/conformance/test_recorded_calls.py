@@ -125,13 +125,13 @@ def test_a_trace_is_stored_and_loaded(tmp_path: Any) -> None:
     [
         ({"score": lambda s, b, h, q_idx, kv_idx: s}, "<lambda> is a function"),
         ({"attn_mask": lambda b, h, q_idx, kv_idx: q_idx >= kv_idx}, "<lambda> is a function"),
-        ({"dropout_p": 0.5}, "random numbers are drawn"),
-        ({"normalizer": "gumbel"}, "random numbers are drawn"),
-        ({"engine": regard.engines.Reference(torch.float64)}, "the engine is an object and not a name"),
+        ({"dropout_p": 0.5}, "it draws random numbers"),
+        ({"normalizer": "gumbel"}, "it draws random numbers"),
+        ({"engine": regard.engines.Reference(torch.float64)}, "the engine is an object, not a name"),
     ],
 )
 def test_what_cannot_be_traced_says_why(named: dict[str, Any], reason: str) -> None:
-    with pytest.raises(RuntimeError, match=f"torch.jit.trace cannot record this call, as {reason}; use torch.compile"):
+    with pytest.raises(RuntimeError, match=f"torch.jit.trace cannot record this call because {reason}; use"):
         torch.jit.trace(lambda q, k, v: regard.attention(q, k, v, **named), ends(), check_trace=False)
 
 

@@ -122,7 +122,7 @@ def layer(context: ContextParallel) -> float:
 def refusals(context: ContextParallel) -> None:
     made = SelfAttention(16, 4).double()
     made.context = context
-    with pytest.raises(ValueError, match="SelfAttention: cache must be None where several processes hold a sequence"):
+    with pytest.raises(ValueError, match="SelfAttention: cache must be None under context parallelism"):
         made(torch.ones(1, 2, 16, dtype=torch.float64), cache=KVCache())
     model, _ = decoder("rotary")
     model.set_context(context)

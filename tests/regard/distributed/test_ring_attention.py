@@ -239,16 +239,16 @@ def errors(group: dist.ProcessGroup) -> None:
     own = [shard_sequence(t, 2, group) for t in sample(L, H)]
     q, k, v, _ = own
     named = {"group": group}
-    rejected("dropout_p must be 0: no two ranks", ring_attention, q, k, v, None, 0.5, **named)
+    rejected("dropout_p must be 0: ranks would drop", ring_attention, q, k, v, None, 0.5, **named)
     for normalizer in ("sparsemax", "entmax15", "argmax", "gumbel"):
-        expected = "normalizer must be 'softmax' or 'sigmoid': partial results of others do not merge, got"
+        expected = "normalizer must be 'softmax' or 'sigmoid', whose partial results can be merged, got"
         rejected(expected, ring_attention, q, k, v, normalizer=normalizer, **named)
     rejected("layout must be one of 'contiguous', 'zigzag', got 'zig'", ring_attention, q, k, v, layout="zig", **named)
     rejected(r"query must have shape \(B, heads, length", ring_attention, q[0], k[0], v[0], **named)
     request = regard.AuxRequest(lse=True, entropy=True)
-    rejected("return_aux must ask for lse alone, got entropy", ring_attention, q, k, v, return_aux=request, **named)
+    rejected("return_aux must request only lse, got entropy", ring_attention, q, k, v, return_aux=request, **named)
     request = regard.AuxRequest(lse="grad")
-    rejected("return_aux must ask for lse=True: the log-sum-exp", ring_attention, q, k, v, return_aux=request, **named)
+    rejected("return_aux must request lse=True: the log-sum-exp", ring_attention, q, k, v, return_aux=request, **named)
     rejected("have an even number of positions", ring_attention, q[:, :, :3], k, v, layout="zigzag", **named)
     rejected(
         "masks.document: ids must have one id per query", ring_attention, q, k, v, masks.document(IDS[:, :9]), **named
@@ -265,8 +265,10 @@ def errors(group: dist.ProcessGroup) -> None:
     )
     slope = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     captured = {"score": lambda score, b, h, i, j: score * slope}
-    rejected("score and attn_mask must hold tensors that get gradients", ring_attention, q, k, v, **captured, **named)
-    rejected("score must know what it is in a part of the sequence", ring_attention, q, k, v, score=Late(), **named)
+    rejected(
+        "score and attn_mask must hold tensors that require gradients", ring_attention, q, k, v, **captured, **named
+    )
+    rejected("score must define Score.at", ring_attention, q, k, v, score=Late(), **named)
     rejected("x must have a multiple of .* positions", shard_sequence, torch.ones(3, 2 * size + 1), 1, group)
     rejected("x must be detached", gather_sequence, q.clone().requires_grad_(), 2, group)
     last = rank == size - 1
@@ -282,7 +284,7 @@ def errors(group: dist.ProcessGroup) -> None:
     q = q.clone().requires_grad_()
     output = ring_attention(q, k, v, is_causal=True, **named)
     assert isinstance(output, Tensor)
-    rejected("it has no second derivative", torch.autograd.grad, output.sum(), q, create_graph=True)
+    rejected("second derivatives", torch.autograd.grad, output.sum(), q, create_graph=True)
 
 
 class Late(scores.Score):

@@ -375,7 +375,7 @@ def test_a_compilation_that_cannot_be_kept_says_so(
     monkeypatch.setenv("REGARD_CACHE_DIR", str(tmp_path / "place" / "cache"))
     assert dot(kernels) == DOT
     (message,) = caplog.messages
-    assert "anew in each process, as no cache folder can be written" in message
+    assert "in every process, because the cache folder is not writable" in message
 
 
 def test_processes_that_compile_the_same_do_not_disturb_each_other(kernels: Kernels, cache: Path) -> None:

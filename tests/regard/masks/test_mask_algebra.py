@@ -67,11 +67,11 @@ def test_biases_add_up():
 
 @pytest.mark.parametrize("bias", BIASES, ids=repr)
 def test_a_bias_has_no_union_and_no_complement(bias):
-    with pytest.raises(TypeError, match=r"\|: .* adds a bias, and only masks without one can be joined; use & for"):
+    with pytest.raises(TypeError, match=r"\|: .* adds a bias, and \| takes masks without one; add the bias with &"):
         A | bias
     with pytest.raises(TypeError, match=r"\|: .* adds a bias"):
         (bias & A) | B
-    with pytest.raises(TypeError, match=r"~: .* adds a bias, and only a mask without one has a complement"):
+    with pytest.raises(TypeError, match=r"~: .* adds a bias, which has no complement"):
         ~(bias & A)
 
 

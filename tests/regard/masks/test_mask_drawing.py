@@ -63,7 +63,7 @@ def test_large_masks_are_drawn_by_tiles():
     assert "a cell is 42×42 pairs: █ full, ▒ mixed, · empty" in text
     lines = grid(text)
     assert len(lines) == 48 and all(lines[i][i] == "▒" and "█" not in lines[i][i + 1 :] for i in range(48))
-    assert "▒ mixed, or not known" in masks.document(torch.arange(9000) // 7).draw()
+    assert "▒ mixed or unknown" in masks.document(torch.arange(9000) // 7).draw()
     one_row = masks.sinks(4).draw(1, 1_000_000)
     assert len(grid(one_row)) == 1 and grid(one_row)[0].startswith("▒·")
 
@@ -75,7 +75,7 @@ def test_nothing_to_draw():
 
 def test_printing_never_fails():
     text = str(masks.causal() & masks.dense(torch.ones(3, 5)))
-    assert text.startswith("causal() & dense(tensor[3, 5])\n(cannot be drawn: masks.causal: align must be stated")
+    assert text.startswith("causal() & dense(tensor[3, 5])\n(cannot be drawn: masks.causal: align must be given")
     assert "cannot be drawn" in (masks.causal() & masks.dense(torch.ones(3, 5)))._repr_html_()
 
 

@@ -14,7 +14,7 @@ from regard.masks import Extent
 FLOATS, BOOLS, INTS = torch.zeros(2, 5), torch.zeros(2, 5, dtype=torch.bool), torch.zeros(2, 5, dtype=torch.int64)
 EXTENT = Extent(2, 4, 5, 7)
 UNSTATED = (
-    "align must be stated where there are not as many queries as keys: 'upper_left' (query 0 is at key 0) "
+    "align must be given if the numbers of queries and keys differ: 'upper_left' (query 0 is at key 0) "
     "or 'lower_right' (the last query is at the last key), got None (5 queries, 7 keys)."
 )
 
@@ -27,7 +27,7 @@ CONSTRUCTION = [
     (
         lambda: masks.causal("upper_left", 2),
         ValueError,
-        "masks.causal: offset must be left out where align is given, got align='upper_left' and an offset.",
+        "masks.causal: offset must be None if align is given, got align='upper_left' and an offset.",
     ),
     (lambda: masks.causal(offset=1.5), TypeError, "masks.causal: offset must be an int, got 1.5."),
     (
@@ -97,18 +97,18 @@ CONSTRUCTION = [
     (
         lambda: masks.padding(BOOLS),
         TypeError,
-        "masks.padding: lengths must be an integer tensor (a bool (B, S) tensor that marks the real keys goes to "
+        "masks.padding: lengths must be an integer tensor (for a bool tensor (B, S) of valid keys, use "
         "masks.key_padding), got a bool tensor of shape (2, 5).",
     ),
     (
         lambda: masks.key_padding(INTS),
         TypeError,
-        "masks.key_padding: keep must be a bool tensor (B, S) or (S,), True for a real key, got an int64 tensor of shape (2, 5).",
+        "masks.key_padding: keep must be a bool tensor (B, S) or (S,), True for valid keys, got an int64 tensor of shape (2, 5).",
     ),
     (
         lambda: masks.key_padding(BOOLS[None]),
         ValueError,
-        "masks.key_padding: keep must be a bool tensor (B, S) or (S,), True for a real key, got a bool tensor of shape (1, 2, 5).",
+        "masks.key_padding: keep must be a bool tensor (B, S) or (S,), True for valid keys, got a bool tensor of shape (1, 2, 5).",
     ),
     (
         lambda: masks.document(FLOATS),
@@ -123,7 +123,7 @@ CONSTRUCTION = [
     (
         lambda: masks.from_cu_seqlens(torch.tensor([0, 4, 2])),
         ValueError,
-        "masks.from_cu_seqlens: cu_q must never descend, got [0, 4, 2].",
+        "masks.from_cu_seqlens: cu_q must be non-decreasing, got [0, 4, 2].",
     ),
     (
         lambda: masks.from_cu_seqlens(INTS[0, :0]),
@@ -158,7 +158,7 @@ CONSTRUCTION = [
     (
         lambda: masks.from_cu_seqlens(torch.tensor([0, 4]), align="upper_left"),
         ValueError,
-        "masks.from_cu_seqlens: align must be left out where no window is given, got 'upper_left'.",
+        "masks.from_cu_seqlens: align must be None without a window, got 'upper_left'.",
     ),
     (
         lambda: masks.dense(INTS),
@@ -238,11 +238,11 @@ BINDING = [
     ),
     (
         lambda: masks.from_cu_seqlens(torch.tensor([0, 6]), torch.tensor([0, 7])),
-        "masks.from_cu_seqlens: cu_q must end at 5, the number of queries, or before, got 6.",
+        "masks.from_cu_seqlens: cu_q must end at or before 5, the number of queries, got 6.",
     ),
     (
         lambda: masks.from_cu_seqlens(torch.tensor([0, 5]), torch.tensor([0, 8])),
-        "masks.from_cu_seqlens: cu_kv must end at 7, the number of keys, or before, got 8.",
+        "masks.from_cu_seqlens: cu_kv must end at or before 7, the number of keys, got 8.",
     ),
     (
         lambda: masks.leave_one_out(INTS.flatten()),
@@ -255,7 +255,7 @@ BINDING = [
     ),
     (
         lambda: masks.document(INTS),
-        "masks.document: kv_ids must be given where there are not as many queries as keys, got None (5 queries, 7 keys).",
+        "masks.document: kv_ids must be given if the numbers of queries and keys differ, got None (5 queries, 7 keys).",
     ),
     (
         lambda: masks.document(INTS, INTS),
@@ -272,18 +272,18 @@ BINDING = [
     ),
     (
         lambda: masks.dense(torch.zeros(5, 6)),
-        "masks.dense: tensor must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7), "
-        "or 1 where shared, got (5, 6).",
+        "masks.dense: tensor must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7); "
+        "1 broadcasts, got (5, 6).",
     ),
     (
         lambda: masks.dense(torch.zeros(2, 7)),
-        "masks.dense: tensor must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7), "
-        "or 1 where shared, got (2, 7); for the padding of each sequence, use masks.key_padding.",
+        "masks.dense: tensor must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7); "
+        "1 broadcasts, got (2, 7); for key padding, use masks.key_padding.",
     ),
     (
         lambda: masks.as_mask(torch.zeros(2, 5, 7), "attention", "attn_mask"),
-        "attention: attn_mask must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7), "
-        "or 1 where shared, got (2, 5, 7); for one matrix per sequence, unsqueeze(1).",
+        "attention: attn_mask must have shape (L, S) = (5, 7), (H, L, S) = (4, 5, 7) or (B, H, L, S) = (2, 4, 5, 7); "
+        "1 broadcasts, got (2, 5, 7); for one matrix per sequence, unsqueeze(1).",
     ),
 ]
 
@@ -337,7 +337,7 @@ def test_dense_per_head_or_per_sequence_is_never_guessed():
     with pytest.raises(ValueError) as error:
         masks.dense(torch.zeros(3, 5, 7)).bind(Extent(3, 3, 5, 7), "cpu")
     assert str(error.value) == (
-        "masks.dense: tensor must say whether it is (1, H, L, S) or (B, 1, L, S), as there are 3 of both: "
+        "masks.dense: tensor must be (1, H, L, S) or (B, 1, L, S), as there are 3 heads and sequences: "
         "unsqueeze(0) or (1), got (3, 5, 7)."
     )
     for shape in ((1, 3, 5, 7), (3, 1, 5, 7), (1, 5, 7)):

@@ -97,5 +97,5 @@ def test_a_part_on_the_diagonal_is_plainly_causal() -> None:
 
 def test_a_part_must_lie_in_the_whole() -> None:
     cut = masks.submatrix(masks.causal().bind(WHOLE, "cpu"), WHOLE, (8, 8), (8, 8))
-    with pytest.raises(ValueError, match=r"masks.Submatrix: mask must be a part of .*, got one of \(2, 2, 17, 8\)"):
+    with pytest.raises(ValueError, match=r"masks.Submatrix: mask must be a slice of .*, got one of \(2, 2, 17, 8\)"):
         cut.bind(Extent(2, 2, 17, 8), "cpu")

@@ -182,14 +182,14 @@ def test_a_layer_of_ones_own_owns_its_score() -> None:
 
 def test_what_cannot_be_owned_is_refused() -> None:
     free = torch.ones(4, 4, requires_grad=True)
-    expected = "MultiheadAttention: score must be made of nn.Parameter and of tensors that require no gradient, got "
+    expected = "MultiheadAttention: score must hold nn.Parameters and tensors that require no gradient, got "
     for weight in (free, nn.Parameter(torch.ones(4, 4)) * 2):
         with pytest.raises(ValueError) as error:
             MultiheadAttention(8, 2, score=Bilinear(weight, torch.zeros(4)))
         assert str(error.value) == expected + "Bilinear.weight (4, 4)."
     listed = bilinear()
     listed.more = [nn.Parameter(torch.ones(1))]
-    with pytest.raises(ValueError, match=r"normalizer must hold tensors and modules as attributes, or in tuples, got "):
+    with pytest.raises(ValueError, match=r"must hold tensors and modules as attributes or in tuples, got the "):
         DotProductAttention(normalizer=listed)
     assert not isinstance(MultiheadAttention(8, 2), ScoredAttention) and issubclass(MultiheadAttention, PartLayer)
 

@@ -61,11 +61,11 @@ def test_wrong_use_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"KVCache: sinks must be 0 without a window, got 2\."):
         KVCache(sinks=2)
     cache, step = KVCache(window=2), torch.zeros(1, 1, 3, 4)
-    with pytest.raises(ValueError, match="a window that is full must be used under torch"):
+    with pytest.raises(ValueError, match="decode under torch"):
         cache.append(step, step)
     with torch.no_grad():
         cache.append(step, step)
-        with pytest.raises(ValueError, match=r"length must be 0 or all where a window is full, got 1\."):
+        with pytest.raises(ValueError, match=r"length must be 0 or \d+ if the window is full, got 1\."):
             cache.truncate(1)
         with pytest.raises(ValueError, match="have the shape"):
             cache.append(step[..., :2], step)

@@ -316,13 +316,13 @@ def test_a_cache_can_be_reordered_and_says_what_does_not_fit() -> None:
     assert cache.value[:, 0, :, 0].tolist() == [[-2, -3], [-2, -3], [0, -1]]
     for wrong, error in [
         (torch.zeros(3, 1, 2, 1), "KVCache: key must fit into its capacity of 3 steps, got step 4."),
-        (torch.zeros(2, 1, 1, 1), "KVCache: key must have the shape (3, 1, N, 1) of the steps before, got (2, 1, 1, 1)."),
-        (torch.zeros(3, 1, 1, 1, dtype=torch.float64), "KVCache: key must have the dtype and device of the steps before, torch.float32 on cpu, got torch.float64 on cpu."),
+        (torch.zeros(2, 1, 1, 1), "KVCache: key must have the shape (3, 1, N, 1) of earlier steps, got (2, 1, 1, 1)."),
+        (torch.zeros(3, 1, 1, 1, dtype=torch.float64), "KVCache: key must have the dtype and device of earlier steps, torch.float32 on cpu, got torch.float64 on cpu."),
     ]:  # fmt: skip
         with pytest.raises(ValueError) as caught:
             cache.append(wrong, wrong)
         assert str(caught.value) == error
-    with pytest.raises(ValueError, match="must have been appended"):
+    with pytest.raises(ValueError, match="the cache is empty"):
         _ = KVCache().key
     for capacity, kind in [(0, ValueError), (1.5, TypeError), (True, TypeError)]:
         with pytest.raises(kind, match="KVCache: capacity must be an int of at least 1, or None, got"):
@@ -438,14 +438,14 @@ def called(*args: Any, **named: Any) -> Any:
     (called(X[..., 1:], X, X, batch_first=False), ValueError, "query must have shape (N, B, 12), got (2, 5, 11)."),
     (called(X[0], X, X), ValueError, "key must have shape (N, 12), got (2, 5, 12) (query (5, 12))."),
     (called(X, X[:1], X[:1]), ValueError, "key must have shape (B, N, 12), got (1, 5, 12) (query (2, 5, 12))."),
-    (called(X, X, X[:, 1:]), ValueError, "value must be as long as key (2, 5, 12), got (2, 4, 12)."),
+    (called(X, X, X[:, 1:]), ValueError, "value must have the batch size and length of key (2, 5, 12), got (2, 4, 12)."),
     (called(X, X, None), TypeError, "value must be a float tensor (B, N, 12), got None."),
     (called(X, X, X, X[..., 0].bool().T), ValueError, "key_padding_mask must have shape (B, S) = (2, 5), got (5, 2)."),
     (called(X, X, X, X[..., 0].long()), TypeError, "key_padding_mask must be a bool tensor (True hides) or a float tensor (added to the score), got an int64 tensor of shape (2, 5)."),
     (called(X, X, X, attn_mask=X[..., 0]), ValueError, "attn_mask must have shape (L, S) = (5, 5) or (B·H, L, S) = (6, 5, 5), got (2, 5)."),
     (lambda: MultiheadAttention(E, H, batch_first=True)(*[torch.nested.nested_tensor([])] * 3), ValueError, "query must hold at least one sequence, got an empty nested tensor."),
     (called(X, X, X, attn_mask="causal"), TypeError, "attn_mask must be a bool tensor (True hides) or a float tensor (added to the score), or a Mask, got 'causal'."),
-    (lambda: MultiheadAttention(E, H, add_zero_attn=True)(X, X, X, attn_mask=masks.causal()), TypeError, "attn_mask must be a tensor where keys are appended, got an object of type Band."),
+    (lambda: MultiheadAttention(E, H, add_zero_attn=True)(X, X, X, attn_mask=masks.causal()), TypeError, "attn_mask must be a tensor with add_bias_kv or add_zero_attn, got an object of type Band."),
 ])  # fmt: skip
 def test_errors(call: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as caught:

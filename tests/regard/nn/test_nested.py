@@ -123,7 +123,7 @@ def test_masks_are_aligned_in_each_sequence(make: Maker, mask: masks.Mask) -> No
 def test_an_alignment_must_be_stated_where_one_sequence_needs_it() -> None:
     layer = MultiheadAttention(E, H, batch_first=True)
     ends = jag(2, 3), jag(3, 2)
-    with pytest.raises(ValueError, match=r"align must be stated .* \(2 queries, 3 keys in sequence 0\)"):
+    with pytest.raises(ValueError, match=r"align must be given .* \(2 queries, 3 keys in sequence 0\)"):
         layer(ends[0], ends[1], ends[1], attn_mask=masks.causal())
     same = [jag(0, 3), jag(4, 3)]  # a sequence without queries is aligned in any way
     assert layer(same[0], same[1], same[1], attn_mask=masks.causal(), need_weights=False)[0].is_nested
@@ -168,16 +168,16 @@ OVERLAPPING = nested_tensor_from_jagged(torch.zeros(9, E), torch.tensor([0, 3, 9
 TURNED = nested_tensor_from_jagged(torch.zeros(E, 2 * E), torch.tensor([0, E, 2 * E]), jagged_dim=2)
 #: query, key and value, and what is said of them.
 REFUSED = {
-    "value must hold sequences as long as key's, [3, 5], got [5, 3].": (jag(3, 5), jag(3, 5), jag(5, 3)),
+    "value must hold sequences of key's lengths [3, 5], got [5, 3].": (jag(3, 5), jag(3, 5), jag(5, 3)),
     "key must hold as many sequences as query, 2, got 1.": (jag(3, 5), jag(5), jag(5)),
     "query must hold sequences of shape (N, 8), got a float32 tensor of shape (3, 4).": [jag(3, 5, width=4)] * 3,
-    "query must hold sequences that do not overlap, got a jagged tensor in which they do.": [OVERLAPPING] * 3,
+    "query must hold sequences that do not overlap, got a jagged tensor with overlapping ones.": [OVERLAPPING] * 3,
     f"query must have shape (B, N, 8) with jagged N, got {tuple(TURNED.shape)}.": [TURNED] * 3,
     "query must hold sequences of shape (N, 8), got a float32 tensor of shape (8,).": [
         nested_tensor([torch.zeros(E), torch.zeros(2)])
     ]
     * 3,
-    "query, key and value must be nested all three, and without a key_padding_mask, or none, got a mixture.": (
+    "query, key and value must be either all nested, without a key_padding_mask, or all dense, got a mixture.": (
         jag(3, 5), torch.zeros(2, 5, E), torch.zeros(2, 5, E),
     ),
 }  # fmt: skip

@@ -112,7 +112,7 @@ def test_a_call_that_failed_left_nothing_in_the_cache() -> None:
 def test_nested_tensors_have_no_cache() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
     nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
-    with pytest.raises(ValueError, match="query must be dense where there is a cache or return_aux"):
+    with pytest.raises(ValueError, match="query must be dense with a cache or return_aux"):
         layer(nested, nested, nested, cache=nn.KVCache())
 
 
@@ -127,7 +127,7 @@ def test_the_sharpness_of_a_cosine_is_positive() -> None:
 def test_layers_do_not_share_a_cache() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     cache = nn.KVCache()
-    with pytest.raises(ValueError, match="cache must be another one for each layer"):
+    with pytest.raises(ValueError, match="cache must hold a different KVCache for each layer"):
         model(torch.randn(1, 3, 8), is_causal=True, cache=[cache, cache])
 
 

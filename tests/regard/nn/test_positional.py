@@ -105,7 +105,7 @@ def test_the_factorized_scores_are_never_held_all_at_once() -> None:
 @both
 def test_errors(make: Any) -> None:
     name, layer = make.__name__, make(5)
-    with pytest.raises(ValueError, match=rf"{name}: value must have at most max_length = 5 rows, got 6\."):
+    with pytest.raises(ValueError, match=rf"{name}: value must have at most 5 rows \(max_length\), got 6\."):
         layer(torch.randn(2, 6, 3))
     with pytest.raises(ValueError, match=rf"{name}: value must have shape \(B, N, E\), got \(6, 3\)\."):
         layer(torch.randn(6, 3))

@@ -259,7 +259,7 @@ PLACE = "must be an int, or an integer tensor () or (B,), got"
 WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: RelativeBias(0), ValueError, "RelativeBias: num_heads must be an int of at least 1, got 0."),
     (lambda: RelativeBias(1, 2), ValueError, "RelativeBias: num_buckets must be an int of at least 4, got 2."),
-    (lambda: RelativeBias(1, 7), ValueError, "RelativeBias: num_buckets must be even where bidirectional, got 7."),
+    (lambda: RelativeBias(1, 7), ValueError, "RelativeBias: num_buckets must be even if bidirectional, got 7."),
     (lambda: RelativeBias(1, 32, 8), ValueError, "RelativeBias: max_distance must be an int of at least 9, got 8."),
     (lambda: RelativeBias(1, bidirectional=None), TypeError, "RelativeBias: bidirectional must be a bool, got None."),
     (lambda: RelativeBias(1).bucket(0.5), TypeError, "RelativeBias.bucket: distance must be an int, got 0.5."),
@@ -271,7 +271,7 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: RelativePositions(8, 2)(Q.int()), TypeError, "RelativePositions: query must be a float tensor (B, H, L, 8), got an int32 tensor of shape (2, 3, 5, 8)."),
     (lambda: RelativePositions(8, 2).values(Q), ValueError, "RelativePositions: value_dim must be given for values, got None."),
     (lambda: RelativePositions(8, 2, value_dim=4).values(X), ValueError, "RelativePositions: weights must have shape (B, H, L, S), got (2, 3, 8)."),
-    (lambda: regard.attention(Q, Q, Q, RelativePositions(8, 2)(Q[:, :, 1:])), ValueError, "RelativePositions: query must be the attention's, with B, H, L = (2, 3, 5), got (2, 3, 4)."),
+    (lambda: regard.attention(Q, Q, Q, RelativePositions(8, 2)(Q[:, :, 1:])), ValueError, "RelativePositions: query must be the query of the attention call, with B, H, L = (2, 3, 5), got (2, 3, 4)."),
     (lambda: AlibiBias(2, learn=1), TypeError, "AlibiBias: learn must be a bool, got 1."),
     (lambda: regard.attention(Q, Q, Q, AlibiBias(2)()), ValueError, "masks.alibi: slopes must have one entry per query head (3), got 2."),
 ]
@@ -287,5 +287,5 @@ def test_wrong_arguments(wrong: Callable[[], object], kind: type[Exception], mes
 
 def test_an_unstated_alignment_is_an_error() -> None:
     for layer in biases():
-        with pytest.raises(ValueError, match="align must be stated"):
+        with pytest.raises(ValueError, match="align must be given"):
             regard.attention(Q.double(), *[Q[:, :, :4].double()] * 2, biased(layer, Q.double()))

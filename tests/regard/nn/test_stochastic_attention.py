@@ -266,7 +266,7 @@ def test_constructor_errors(options: dict[str, Any], kind: type[Exception], mess
 
 def test_surrogate_errors() -> None:
     layer, query, key, value = layer_and_ends()
-    with pytest.raises(RuntimeError, match=r"HardAttention.surrogate: forward must have drawn before"):
+    with pytest.raises(RuntimeError, match=r"HardAttention.surrogate: there are no draws"):
         layer.surrogate(torch.ones(2))
     layer(query, key, value)
     with pytest.raises(ValueError, match=r"reward must have shape \(2,\) or \(2, 3\), got \(3,\)"):

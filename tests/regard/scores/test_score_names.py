@@ -41,7 +41,7 @@ MISFITS = [
     (called(score=scores.Location(torch.ones(4, 4))), TOO_SHORT),
     (
         called(score=scores.Concat(torch.ones(3), torch.ones(3, 7))),
-        "score Concat's weight must have query's and key's widths together, 4 + 4, as columns, got (3, 7).",
+        "score Concat's weight must have 4 + 4 columns, the widths of query and key, got (3, 7).",
     ),
     (
         called(score=scores.Additive(torch.ones(3), None, torch.ones(3, 4))),

@@ -1,6 +1,6 @@
-"""Machine code of the kernels: compiled by Numba, kept in files, and loaded again.
+"""Machine code of the kernels: compiled by Numba, cached in files, and loaded from there.
 
-What is loaded runs with the user's rights, so a file that others could have written is as good as none.
+Loaded code runs with the user's permissions, so files that other users could have written are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from regard._utils.files import write_atomically
 from regard.engines.fused.kernels.arguments import TYPES
 
-# Where machine code is kept: a folder that only this user can write, one file per kernel and dtype --------------------
+# The cache: a folder that only this user can write, with one file per kernel and dtype --------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Code:
 
 class Entry:
     """
-    The file of one kernel: a line of JSON, then the object code. Every failure means that there is no file.
+    The cache file of one kernel: a line of JSON, then the object code. Any failure counts as a missing file.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Entry:
     dtype : str
         ``"float32"`` or ``"float64"``.
     key : str
-        What the code depends on, as a hash; a file with another key is not read, and replaced when one is written.
+        Hash of everything the code depends on. Files with another key are ignored, and replaced on the next write.
     """
 
     def __init__(self, name: str, dtype: str, key: str) -> None:
@@ -65,7 +65,7 @@ class Entry:
         return f"{self.family}{self.key[:32]}.kernel"
 
     def read(self) -> Code | None:
-        """Return what is kept, None where it is missing, damaged, of something else, or not to be trusted."""
+        """Return the cached code; None if it is missing, damaged, outdated or not trusted."""
         try:
             with (_directory() / self.file).open("rb") as file:
                 if not _is_private(os.fstat(file.fileno())):
@@ -81,7 +81,7 @@ class Entry:
             return None
 
     def write(self, code: Code) -> None:
-        """Keep the code under a name that appears when the file is complete, and drop what it replaces."""
+        """Write the code atomically, and remove the files it replaces."""
         head = {
             "kernel": self.family,
             "key": self.key,
@@ -99,7 +99,7 @@ class Entry:
 
 
 def folder() -> Path | None:
-    """Return the folder of machine code, made where it is missing; None where nothing can be kept."""
+    """Return the cache folder, created if missing; None if it cannot be written."""
     with suppress(OSError):
         directory = _directory(make=True)
         if os.access(directory, os.W_OK):
@@ -108,7 +108,7 @@ def folder() -> Path | None:
 
 
 def _directory(make: bool = False) -> Path:
-    """Return the folder of machine code; raise OSError where there is none or it must not be trusted."""
+    """Return the cache folder; raise OSError if it is missing or not trusted."""
     directory = root() / "kernels"
     if make:
         directory.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -120,14 +120,14 @@ def _directory(make: bool = False) -> Path:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Return whether only this user can have written what has this status."""
-    if sys.platform == "win32":  # the folders of a user's profile are private there, and modes say nothing
+    """Whether only this user can have written a file with this status."""
+    if sys.platform == "win32":  # user profile folders are private, and file modes are meaningless
         return True
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def root() -> Path:
-    """Return where regard caches: $REGARD_CACHE_DIR, $XDG_CACHE_HOME/regard, or the platform's usual place."""
+    """Return regard's cache folder: $REGARD_CACHE_DIR, $XDG_CACHE_HOME/regard, or the platform's default."""
     if chosen := os.environ.get("REGARD_CACHE_DIR"):
         return Path(chosen).absolute()
     if (shared := os.environ.get("XDG_CACHE_HOME")) and Path(shared).is_absolute():
@@ -141,15 +141,15 @@ def root() -> Path:
     return home / ("Library/Caches/regard" if sys.platform == "darwin" else ".cache/regard")
 
 
-# Kernels as machine code: compiled by Numba once, kept in a cache of our own, loaded again without Numba --------------
-# Numba has a cache too, but reading it takes Numba itself, which is 0.2 s of imports. Here a kernel that was compiled
-# before is an object file, and LLVM's linker (``llvmlite.binding``) puts it into the process in a few milliseconds.
+# Compiling and loading kernels ----------------------------------------------------------------------------------------
+# Reading Numba's own cache requires importing Numba, which takes 0.2 s. Here a compiled kernel is an object file, which
+# LLVM's linker (``llvmlite.binding``) loads in a few milliseconds without Numba.
 #
-# What a kernel must observe, since nothing of Python is left in its code; each is checked when a kernel is compiled:
+# Kernels run without Python, so they must follow these rules, which are checked at compile time:
 #
 # * It cannot raise. Helpers are compiled with ``error_model="numpy"``, steps of ranges and slices are constants.
 # * It cannot allocate: no new arrays and no array expressions such as ``a + b``; views of arguments are free.
-# * Outside itself it calls memcpy and its kin and the C library's mathematics, `SYMBOLS`, and nothing else.
+# * It may call only the functions in `SYMBOLS`: memcpy and similar, and the C library's math functions.
 
 
 _MATH: Final = (
@@ -165,11 +165,11 @@ SYMBOLS: Final = (
     *(f"{name}f" for name in _MATH),
 )
 
-#: What the wrapper calls should a kernel raise. It exists nowhere: LLVM removes the call where it can prove that the
-#: kernel never raises, and otherwise the link fails.
+#: Called by the wrapper if a kernel raises. It is undefined: LLVM removes the call if it can prove that the kernel
+#: never raises, and otherwise linking fails.
 RAISED: Final = "regard_kernel_raised"
 
-#: Per type of an argument: what LLVM calls it and how ctypes passes it, for float32 and for float64.
+#: LLVM and ctypes types of arguments, for float32 and float64.
 _LLVM_TYPES: Final = {
     "real*": ("ptr", "ptr"),
     "int*": ("ptr", "ptr"),
@@ -188,18 +188,18 @@ _DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 
 _FASTMATH: Final = {"contract", "nsz", "reassoc"}  # sums may be reordered; NaN and infinity stay what they are
 
-#: Modules whose kernels are compiled in a second or two, once: nobody who translates need be told.
+#: Modules whose kernels compile within two seconds, which are not worth a warning.
 _QUICK: Final = ("decoding",)
 
 Function = Callable[..., None]
 
-#: A warning, although nothing is wrong: logging shows these to whoever has set up no logging, and only these.
+#: Compilation is logged as a warning because Python shows only warnings if logging is not configured.
 #: ``logging.getLogger("regard").setLevel(logging.ERROR)`` silences it.
 _log = logging.getLogger("regard")
 
 
 class BuildError(RuntimeError):
-    """A kernel that cannot become machine code on its own; a mistake in the kernel, never in a user's call."""
+    """A kernel breaks the rules for standalone machine code; a bug in the kernel, not in the user's call."""
 
 
 def load(name: str, dtype: torch.dtype) -> Function:
@@ -211,18 +211,18 @@ def load(name: str, dtype: torch.dtype) -> Function:
     name : str
         ``"module.function"``, the function being marked with ``@kernel``.
     dtype : {torch.float32, torch.float64}
-        What "real" stands for in the kernel's signature.
+        The type "real" in the kernel's signature.
 
     Returns
     -------
     Callable
-        Takes ``tensor.data_ptr()`` for pointers, ints and floats for scalars. It runs without the GIL and checks
-        nothing. The same object for each call with the same arguments, in every thread.
+        Takes ``tensor.data_ptr()`` for pointers, ints and floats for scalars. It runs without the GIL and without
+        checks. Equal arguments return the same object, in every thread.
 
     Raises
     ------
     BuildError
-        Where the kernel can raise, allocates, or calls what `SYMBOLS` does not list.
+        If the kernel can raise, allocates, or calls a function that is not in `SYMBOLS`.
     """
     return KERNELS.load(name, dtype)
 
@@ -236,7 +236,7 @@ class Kernels:
     package : str
         The package's full name. It is imported only when a kernel must be compiled.
     folder : Path
-        Where its files are. A change in any of them invalidates all machine code, as kernels share helpers.
+        Folder of its files. A change in any of them invalidates all cached code, as kernels share helpers.
     """
 
     def __init__(self, package: str, folder: Path) -> None:
@@ -249,7 +249,7 @@ class Kernels:
         function = self._loaded.get((name, dtype))
         if function is not None:
             return function
-        assert dtype in _DTYPES, f"a kernel's dtype must be float32 or float64, got {dtype} instead"
+        assert dtype in _DTYPES, f"a kernel's dtype must be float32 or float64, got {dtype}"
         with _lock:
             if (name, dtype) not in self._loaded:
                 self._loaded[name, dtype] = self._make(name, dtype)
@@ -276,12 +276,12 @@ class Kernels:
         entry = self._entry(name, dtype)
         code = entry.read()
         if code is not None:
-            with suppress(RuntimeError):  # it does not link: compile again
+            with suppress(RuntimeError):  # if it does not link, compile again
                 return _linked(code, dtype)
-        kept = folder() is not None
-        often = "once on this machine" if kept else "anew in each process, as no cache folder can be written"
+        has_cache = folder() is not None
+        often = "once on this machine" if has_cache else "in every process, because the cache folder is not writable"
         _log.log(
-            logging.INFO if kept and name.partition(".")[0] in _QUICK else logging.WARNING,
+            logging.INFO if has_cache and name.partition(".")[0] in _QUICK else logging.WARNING,
             "regard is compiling its kernel %s for %s, %s; this may take a minute (regard warmup compiles them all).",
             *(name, _DTYPES[dtype], often),
         )
@@ -290,13 +290,13 @@ class Kernels:
             function = _linked(code, dtype)
         except RuntimeError as error:
             raise BuildError(f"{self.package}.{name}: {_why(code)} ({error})") from error
-        if self._digest() == self.key:  # else a file changed since, and the key may not tell what was compiled
+        if self._digest() == self.key:  # otherwise a source file changed during compilation
             entry.write(code)
         return function
 
     @cached_property
     def key(self) -> str:
-        """What the machine code depends on, as a hash: the sources, the compiler, the CPU."""
+        """Hash of everything the machine code depends on: sources, compiler, CPU."""
         return self._digest()
 
     def _digest(self) -> str:
@@ -307,7 +307,7 @@ class Kernels:
         return digest.hexdigest()
 
     def _compiled(self, name: str, dtype: torch.dtype) -> Code:
-        """Return the machine code of a kernel, made by Numba (which reads it) and LLVM (which writes it)."""
+        """Compile a kernel with Numba and LLVM."""
         module, _, function = name.rpartition(".")
         source = getattr(importlib.import_module(f"{self.package}.{module}"), function)
         signature: tuple[str, ...] = source.signature
@@ -316,8 +316,8 @@ class Kernels:
         return Code(signature, symbol, _target_machine().emit_object(_module(text, signature, dtype, symbol)))
 
 
-# Two threads that ask at once compile once; and a fork waits for a load that is under way, so that no child inherits
-# LLVM in the middle of something. Re-entrant, as compiling may itself fork.
+# Threads that load the same kernel compile it once. A fork waits for a running load, so that no child inherits LLVM in
+# an inconsistent state. Re-entrant, as compiling may itself fork.
 _lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -336,11 +336,11 @@ def _compiler() -> tuple[str, str]:
 
 @cache
 def _machine() -> tuple[str, str, str]:
-    """Return what code is compiled for, as Numba would choose it: triple, CPU, features."""
+    """Return the compilation target, as Numba would choose it: triple, CPU, features."""
     llvm = _llvm()
     try:
         features = llvm.get_host_cpu_features().flatten()
-    except RuntimeError:  # LLVM cannot tell on every system
+    except RuntimeError:  # not available on every system
         features = ""
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
 
@@ -406,8 +406,8 @@ def _module(text: str, signature: Sequence[str], dtype: torch.dtype, symbol: str
     module.verify()
     for definition in (*module.functions, *module.global_variables):
         if not definition.is_declaration and definition.name != symbol:
-            definition.linkage = "internal"  # so that what nobody needs goes away
-    # Numba has optimized already. These passes join kernel and wrapper, prove that nothing raises, and clear away.
+            definition.linkage = "internal"  # so that unused definitions are removed
+    # Numba has already optimized. These passes inline the kernel, prove that it never raises, and remove dead code.
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_ipsccp_pass()
@@ -421,7 +421,7 @@ def _module(text: str, signature: Sequence[str], dtype: torch.dtype, symbol: str
 
 
 def _without_counts(text: str) -> str:
-    """Return LLVM code whose reference counting does nothing, as nothing that a kernel can hold is counted."""
+    """Remove reference counting, which kernels do not need."""
     text = re.sub(r"^define [^\n]*@(NRT_(?:in|de)cref)\(.*?^}", r"declare void @\1(ptr)", text, flags=re.M | re.S)
     return re.sub(
         r"^declare [^\n]*@(NRT_(?:in|de)cref)\([^\n]*",
@@ -432,15 +432,15 @@ def _without_counts(text: str) -> str:
 
 
 def _with_wrapper(text: str, signature: Sequence[str], dtype: torch.dtype, symbol: str) -> str:
-    """Return LLVM code with a function `symbol` added that calls the kernel as C calls a function.
+    """Add a function `symbol` to LLVM code that calls the kernel with C conventions.
 
     Numba's functions take two pointers before the arguments, for the result and for an exception, and return a status.
     """
-    # Of a module's functions that are visible from outside, one is the kernel; helpers are "linkonce_odr".
+    # The kernel is the only function with external linkage; helpers are "linkonce_odr".
     kernels = re.findall(
         r"^define (?!linkonce_odr|internal|private|available)[^\n]*?@([\w.$]+|\"[^\"\n]+\")\(", text, re.M
     )
-    assert len(kernels) == 1, f"one function of Numba's must be the kernel, got {kernels} instead"
+    assert len(kernels) == 1, f"exactly one function must have external linkage, got {kernels}"
     types = [_LLVM_TYPES[type][dtype == torch.float64] for type in signature]
     parameters = ", ".join(f"{type} %a{i}" for i, type in enumerate(types))
     arguments = "".join(f", {type} %a{i}" for i, type in enumerate(types))
@@ -462,11 +462,11 @@ good:
 
 
 def _why(code: Code) -> str:
-    """Return why object code does not link; the names it needs are in it as text, whatever its format."""
+    """Return why object code does not link, from the symbol names in it, which are text in every object format."""
     names = sorted({name.decode() for name in re.findall(rb"NRT_\w+|numba_\w+|Py[A-Z_]\w+", code.object)})
     reasons = [f"not allocate nor call Python, got {', '.join(names)}"] if names else []
     if RAISED.encode() in code.object:
-        # Numba keeps exceptions as pickles; those that cannot occur are gone by now.
+        # Numba stores exceptions as pickles; those that cannot occur have been removed.
         found = re.findall(rb"builtins\x94\x8c.(\w+)\x94\x93\x94(?:\x8c.([ -~]*))?", code.object, re.DOTALL)
         raised = sorted({f"{kind.decode()}({message.decode()})" for kind, message in found})
         reasons.append(f"not raise {', '.join(raised)} (divide with error_model='numpy', keep steps constant)")
@@ -480,7 +480,7 @@ def _why(code: Code) -> str:
 def _linker() -> tuple[Any, dict[str, int]]:
     """Return LLVM's linker and the addresses it may use.
 
-    ORC rather than MCJIT: to MCJIT a missing symbol is a reason to abort the process, to ORC one to raise.
+    ORC rather than MCJIT: for a missing symbol, MCJIT aborts the process and ORC raises.
     """
     llvm = _llvm()
     linker = llvm.create_lljit_compiler(use_jit_link=sys.platform != "win32", suppress_errors=True)
@@ -492,13 +492,13 @@ _libraries = count()
 
 
 def _linked(code: Code, dtype: torch.dtype) -> Function:
-    """Return machine code as a function; raise RuntimeError where it is no object file or needs unknown symbols."""
+    """Link machine code into a function; raise RuntimeError if it is not an object file or needs unknown symbols."""
     linker, addresses = _linker()
     builder = _llvm().JITLibraryBuilder().add_object_img(code.object).export_symbol(code.symbol)
     for name, address in addresses.items():
         builder.import_symbol(name, address)
     library = builder.link(linker, f"{code.symbol}.{next(_libraries)}")
     address = library[code.symbol]
-    library.detach()  # else the code goes when `library` does
+    library.detach()  # otherwise the code is freed with `library`
     c_types = (_C_TYPES[type][dtype == torch.float64] for type in code.signature)
     return ctypes.CFUNCTYPE(None, *c_types)(address)  # ctypes releases the GIL

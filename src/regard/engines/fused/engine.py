@@ -1,4 +1,4 @@
-"""Engine ``fused``: compiled CPU kernels for scores that torch's do not know, and masks whose shape they do not."""
+"""Engine ``fused``: compiled CPU kernels for scores and masks that torch's kernels do not support."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from regard.normalizers import Softmax
 from regard.scores import Score
 from regard.scores.kernels import Distance
 
-#: Keys from which on points are brought into an order for compact kernels.
+#: Number of keys above which points are sorted along a curve for compact kernels.
 ORDERED = 512
-#: Queries whose mask is a matrix at one time where calls are traced.
+#: Number of queries per materialized mask in traced calls.
 TRACED_STRIP = 512
 
 
 class Fused(Engine):
-    """Kernels that go over tiles of scores once, forward and backward, in memory O(L + S), on all threads.
+    """Multithreaded kernels that process tiles of scores once, forward and backward, in O(L + S) memory.
 
-    For the additive and concat scores a pair costs a few operations for each feature and no transcendental; for the
-    Gaussian, the Laplacian and the compact kernels, distances in few dimensions, tiles out of reach skipped; for dot
-    products, the pairs that a mask leaves. Kernels are compiled by Numba at their first use and kept in a cache.
+    For the additive and concat scores, a pair costs a few operations per feature and no transcendental function. For
+    the Gaussian, Laplacian and compact kernels, the engine is meant for distances in few dimensions, and skips tiles
+    beyond the width. For dot products, it computes only visible pairs. Numba compiles kernels at their first use, into
+    a cache.
     """
 
     name = "fused"
@@ -75,8 +76,8 @@ class Fused(Engine):
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
-        told = frozenset(("lse", "entropy", "topk", "received"))
-        return told if _is_direct(problem) else told | {"max"}
+        fields = frozenset(("lse", "entropy", "topk", "received"))
+        return fields if _is_direct(problem) else fields | {"max"}
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
@@ -88,7 +89,7 @@ class Fused(Engine):
         differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> EngineOutput:
-            # A backward pass reads what is hidden, too, and multiplies it by 0.
+            # A backward pass multiplies hidden values by 0, which leaks NaN.
             if differentiated and dense.needs_care(problem):
                 return nonfinite.contained(problem, attend)
             return nonfinite.recomputed(problem, attend)
@@ -107,27 +108,27 @@ class Fused(Engine):
         peak, total = torch.where(empty, 0.0, lse), torch.where(empty, 0.0, 1.0).to(lse.dtype)
         if setting.is_direct:
             peak, total = torch.zeros_like(lse), lse.exp()
-        known = ForwardResult(output.detach().contiguous(), peak.contiguous(), total.contiguous())
-        setting = replace(setting, known=known)
+        precomputed = ForwardResult(output.detach().contiguous(), peak.contiguous(), total.contiguous())
+        setting = replace(setting, precomputed=precomputed)
         if _is_ordered(setting, rows):
             return _attend_in_order(setting, rows).output
         return attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight).output
 
 
 def _is_direct(problem: Problem) -> bool:
-    """Whether weights are found without their scores: 1 − r has too few digits for its logarithm where r is small."""
+    """Whether weights are computed without scores, as log(1 − r) loses precision for small r."""
     plain = problem.mask is None or not problem.mask.has_bias
     return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain)
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The part of a problem that later calls of its structure share; None where the score or the mask holds tensors.
+    """The data shared by calls of the same structure; None if it depends on tensors of the score or mask.
 
     Attributes
     ----------
     setting : StaticArguments
-        All that is not differentiated.
+        The non-differentiable arguments.
     weight : Tensor (H, C), or None
     """
 
@@ -154,7 +155,7 @@ class _Prepared:
 
 @dataclass(slots=True, eq=False)
 class _Projected:
-    """A problem's rows as its score compares them, in the compute dtype; weight (H, C)."""
+    """The projected rows of a problem in the compute dtype, and the weight (H, C) of its score."""
 
     query: Tensor
     key: Tensor
@@ -177,7 +178,7 @@ class _Projected:
 
 
 def _weight(score: Score, query: Tensor) -> Tensor:
-    """Return what the kernels read of a score's tensors, for each head."""
+    """Return the tensor of a score that the kernels read, per head."""
     H, C = query.shape[1], query.shape[-1]
     if isinstance(score, (scores.Additive, scores.Concat)):
         return score.w_v.expand(H, C)
@@ -187,14 +188,14 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(fixed: _Prepared, told: bool, problem: Problem) -> EngineOutput:
+def _attend(fixed: _Prepared, wants_aux: bool, problem: Problem) -> EngineOutput:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
         setting = _setting(problem, fixed.wants)
     if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
     found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight)
-    return _outcome(problem, found) if told else EngineOutput(found.output.to(problem.query.dtype))
+    return _outcome(problem, found) if wants_aux else EngineOutput(found.output.to(problem.query.dtype))
 
 
 def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
@@ -204,22 +205,22 @@ def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
-    """Whether points are worth being brought into an order."""
+    """Whether sorting points along a curve is worth its cost."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
     return setting.kind >= COMPACT and setting.visible.everything and many
 
 
 def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:
-    """Run on points whose neighbours stand together: of compact kernels, most tiles are then out of reach."""
+    """Run on points sorted along a Z-order curve, so that compact kernels can skip most tiles."""
     width = rows.weight[0].detach()
     q_order, k_order = morton.morton_order(rows.query / width, rows.key / width)
     query, key, value = (
         morton.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
     )
     by_row: dict[str, Any]
-    if setting.known is not None:
-        by_row = {name: morton.take(getattr(setting.known, name), q_order) for name in ("output", "peak", "total")}
-        setting = replace(setting, known=ForwardResult(**by_row))
+    if (known := setting.precomputed) is not None:
+        by_row = {name: morton.take(getattr(known, name), q_order) for name in ("output", "peak", "total")}
+        setting = replace(setting, precomputed=ForwardResult(**by_row))
     found = attend_differentiably(setting, query, key, value, rows.weight)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
@@ -236,7 +237,7 @@ def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResul
 
 
 def _traced(problem: Problem) -> EngineOutput:
-    """Run where values cannot be looked at: the mask as intervals, or as a matrix for a strip of queries at a time."""
+    """Run a traced call, with the mask as intervals, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
     constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale
@@ -264,7 +265,7 @@ def _traced(problem: Problem) -> EngineOutput:
 
 
 def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
-    """Return the rows with zeros in place of keys and values that no query sees."""
+    """Zero keys and values that no query sees."""
     B, G, S, _ = rows.key.shape
     seen = seen.expand(B, rows.query.shape[1], S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
     return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
@@ -276,7 +277,7 @@ def _lse(peak: Tensor, total: Tensor) -> Tensor:
 
 
 def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
-    """Return what was found in terms of log-weights."""
+    """Convert the results of a forward pass to auxiliary outputs."""
     empty = found.total == 0
     log_total = torch.where(empty, 1.0, found.total).log()
     entropy = None if found.entropy is None else torch.where(empty, 0.0, log_total - found.entropy / found.total)

@@ -1,4 +1,4 @@
-"""Prepare, for each family of scores, the arrays that the kernels compare."""
+"""Prepare the input arrays of the kernels for each family of scores."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from regard.scores import Score
 from regard.scores.dot_products import DotLike
 from regard.scores.kernels import kernels
 
-#: The additive score: beyond features of this size, four denominators overflow.
+#: Feature size of the additive score above which a product of four denominators overflows.
 LARGE = {torch.float32: 5.4, torch.float64: 44.0}
-#: Numbers that one task prepares at least.
+#: Minimum number of elements per preparation task.
 PREPARED = 1 << 17
-#: Numbers that NumPy brings into another order in less time than torch.
+#: Number of elements up to which NumPy transposes faster than torch.
 FEW = 1 << 15
-#: The number by which the kernels know a score of a distance; that of the Gaussian for all other scores.
+#: Kernel index of each distance score.
 KINDS: dict[type[Score], int] = {kernels()[name]: kind for kind, name in enumerate(RADIAL)}
 
 
 def family_of(score: Score) -> str | None:
-    """Return the kernels' module for a score, or None."""
+    """Return the name of the kernel module for a score, or None."""
     if type(score) in (scores.Additive, scores.Concat):
         return "additive"
     if type(score) in KINDS:
@@ -43,7 +43,7 @@ def family_of(score: Score) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """Compared rows as the kernels read them.
+    """Projected rows in the layout of the kernels.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class Rows:
     width : int
         Features C of a row.
     arrays : dict of str to Tensor
-        By the name of the kernels' argument: ``query`` (B, H, L, C), ``key`` (B, G, C, S) and so on.
+        By kernel argument: ``query`` (B, H, L, C), ``key`` (B, G, C, S) and so on.
     numbers : dict of str to int
-        The same for flags.
+        Flags by kernel argument.
     scale : float
-        What the kernels multiply scores by.
+        Factor of the scores.
     """
 
     family: str
@@ -66,7 +66,7 @@ class Rows:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the kernels find weights instead of scores."""
+        """Whether the kernels compute weights instead of scores."""
         return bool(self.numbers.get("direct"))
 
     @property
@@ -76,12 +76,12 @@ class Rows:
 
     @property
     def planes(self) -> int:
-        """Forms of a tile of keys that are packed."""
+        """Number of packed forms of a tile of keys."""
         return 2 if self.numbers.get("mixed", 0) & 1 else 1
 
 
 def is_direct(kind: int, scale: float, plain: bool) -> bool:
-    """Whether a compact kernel's weights are found without their logarithms."""
+    """Whether a compact kernel's weights are computed without logarithms."""
     return plain and kind >= COMPACT and scale == 1.0
 
 
@@ -95,10 +95,10 @@ def rows_of(
     direct: bool,
     inverse: tuple[Tensor, Tensor] | None = None,
 ) -> Rows:
-    """Return what the kernels compare, made from projected rows (B, H, L, C) and (B, G, S, C).
+    """Convert projected rows (B, H, L, C) and (B, G, S, C) to the layout of the kernels.
 
-    ``weight`` (H, C) is w_v of the additive score, or the widths of a distance, whose ``inverse`` may be known.
-    ``direct`` says that a compact kernel's weights are found without their logarithms.
+    ``weight`` (H, C) is w_v of the additive score, or the widths of a distance score, with their optional ``inverse``.
+    ``direct`` says that a compact kernel's weights are computed without logarithms.
     """
     if family == "dot":
         arrays = {"query": query.contiguous(), "key": lanes(key), "key_raw": key.contiguous()}
@@ -119,7 +119,7 @@ def lanes(rows: Tensor) -> Tensor:
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / width as the sum of two numbers, so that multiplying by it is as exact as dividing."""
+    """Return 1 / width as a sum of two numbers, so that multiplication is as accurate as division."""
     inverse = (1 / width).contiguous()
     wide: Any = np.float64 if width.dtype == torch.float32 else np.longdouble
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -133,7 +133,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     powers_q, classes_q, tasks_q = _powers(query, width, True)
     powers_k, classes_k, tasks_k = _powers(key, width, False)
     pool.run([*tasks_q, *tasks_k])
-    # Divided by a power of two, which rounds nothing: the kernels take weights up to 1.
+    # The kernels take weights up to 1; dividing by a power of two is exact.
     weights = weight.detach().numpy()
     largest = float(np.abs(weights).max(initial=0.0))
     unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
@@ -155,13 +155,16 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
 
 @lru_cache(256)
 def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype, as_they_come: bool) -> KernelCall:
-    """Return the kernel that prepares rows of these sizes."""
+    """Return the preparation kernel for rows of these sizes."""
     sizes = {"B": rows, "C": C, "V": width, "S": length, "scratch_numbers": PAD * width}
     return KernelCall("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)}).given({}, LARGE[dtype])
 
 
 def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
-    """Return e^{2x} of the features (lanes, unless as they come), rows' classes, and what is still to fill them."""
+    """Return buffers for e^{2x} of the features and the rows' classes, and the tasks that fill them.
+
+    Features are transposed (lanes) unless ``as_they_come``.
+    """
     B, H, N, C = rows.shape
     powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
@@ -175,7 +178,7 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
         at = {"scratch": scratch.data_ptr(), "first": items * i // count, "last": items * (i + 1) // count}
         call(arrays, at)
 
-    if count == 1:  # done before another thread has begun
+    if count == 1:  # faster than starting a thread
         task(0)
         return powers, classes, []
     return powers, classes, [partial(task, i) for i in range(count)]
@@ -183,16 +186,16 @@ def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tenso
 
 @dataclass(frozen=True)
 class Gradients:
-    """Sums of the backward kernels: for rows (B, H, L, C), keys as the kernels lay them out, and weights."""
+    """Sums from the backward kernels for queries (B, H, L, C), keys in the kernels' layout, and weights."""
 
     query: Tensor
     key: Tensor
     weight: Tensor
 
     def finished(self, rows: Rows, width: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients to projected query, key and weight (H, C): with the factors that kernels leave out.
+        """Apply the constant factors that kernels omit; return the gradients of projected query, key and weight (H, C).
 
-        The sums are changed in place where they can be: nobody else holds them.
+        The sums may be modified in place.
         """
         if rows.family == "dot":
             return self.query.mul_(scale), self.key.mul_(scale), self.weight.new_zeros(self.weight.shape[1], 0)

@@ -1,4 +1,4 @@
-"""The kernels as differentiable functions, and as operators for compilers and transforms."""
+"""The kernels as autograd functions, and as operators for compilers and transforms."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from regard.masks.base import Extent
 
 @dataclass(frozen=True)
 class StaticArguments:
-    """The arguments of a call that are not differentiated.
+    """The non-differentiable arguments of a call.
 
     Attributes
     ----------
-    family, kind, scale, inverse : as :func:`rows_of` takes them
+    family, kind, scale, inverse : see :func:`rows_of`
     visible : VisibleKeys
     wants : ForwardRequest
     passes : dict
-        What was prepared for earlier calls with the same visible.
-    known : ForwardResult or None
-        The results of a forward pass that was made elsewhere, over more keys.
+        Prepared passes of earlier calls with the same ``visible``.
+    precomputed : ForwardResult or None
+        Results of a forward pass over more keys, if computed elsewhere.
     """
 
     family: str
@@ -42,15 +42,15 @@ class StaticArguments:
     wants: ForwardRequest
     inverse: tuple[Tensor, Tensor] | None = None
     passes: Passes = field(default_factory=dict)
-    known: ForwardResult | None = None
+    precomputed: ForwardResult | None = None
 
     @cached_property
     def is_direct(self) -> bool:
-        """Whether the kernels find weights instead of scores."""
+        """Whether the kernels compute weights instead of scores."""
         return is_direct(self.kind, self.scale, self.visible.plain)
 
     def rows(self, query: Tensor, key: Tensor, weight: Tensor) -> Rows:
-        """Return what the kernels compare."""
+        """Return the inputs of the kernels."""
         return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.inverse)
 
 
@@ -65,11 +65,11 @@ class Fused(torch.autograd.Function):
         ctx: Any, setting: StaticArguments, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         value, rows = value.contiguous(), setting.rows(query, key, weight)
-        found = setting.known
+        found = setting.precomputed
         if found is None:
             found = run.forward(rows, value, setting.visible, setting.wants, setting.passes)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
-        ctx.setting, ctx.rows = setting, rows  # made of the inputs, as large as they are, and needed again
+        ctx.setting, ctx.rows = setting, rows  # needed for the backward pass; as large as the inputs
         ctx.save_for_backward(query, key, value, weight, found.output, found.peak, found.total, *tensors)
         ctx.mark_non_differentiable(*statistics)
         return found.output, *statistics
@@ -109,18 +109,20 @@ def attend_differentiably(
         return run.forward(rows, value.contiguous(), setting.visible, setting.wants, setting.passes)
     output, peak, total, *rest = Fused.apply(setting, *given)
     wants = setting.wants
-    asked = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))
+    requested = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))
     remaining = iter(rest)
-    top, entropy, received, best, best_key = (next(remaining) if wanted else None for wanted in asked)
+    top, entropy, received, best, best_key = (next(remaining) if wanted else None for wanted in requested)
     return ForwardResult(output, peak, total, top, entropy, received, best, best_key, setting.is_direct)
 
 
 # The kernels as operators of ``torch.library``: opaque to compilers, exporters and transforms -------------------------
-# Where calls are traced there is no Python between the operators, so what a mask says comes as tensors: an interval of
-# keys for each row, or what is added to each score. ``weight`` (H, C) is what :func:`rows_of` takes.
+# In traced calls no Python runs between operators, so masks are passed as tensors: an interval of keys per row, or a
+# bias per score. ``weight`` (H, C) is that of :func:`rows_of`.
 
 
-def _sight(query: Tensor, key: Tensor, start: Tensor | None, stop: Tensor | None, added: Tensor | None) -> VisibleKeys:
+def _visible_keys(
+    query: Tensor, key: Tensor, start: Tensor | None, stop: Tensor | None, added: Tensor | None
+) -> VisibleKeys:
     B, H, L, _ = query.shape
     extent = Extent(B, H, L, key.shape[2])
     if start is None or stop is None:
@@ -141,7 +143,7 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
-    visible = _sight(query, key, start, stop, added)
+    visible = _visible_keys(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
     found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {})
     return found.output, found.peak, found.total
@@ -169,8 +171,8 @@ def _backward(
     kind: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients to query, key, value, weight and added (empty where it is not wanted)."""
-    visible = _sight(query, key, start, stop, added)
+    """Return the gradients of query, key, value, weight and added (empty if not needed)."""
+    visible = _visible_keys(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
     found = ForwardResult(output.contiguous(), peak.contiguous(), total.contiguous())
     pulled = run.backward(rows, value.contiguous(), visible, found, grad, [], [wants_added], {})
@@ -189,7 +191,7 @@ def _backward_shapes(grad, query, key, value, weight, start, stop, added, *rest)
 
 
 def _fold(tensor: Tensor | None, dim: int | None, count: int, heads: int) -> Tensor | None:
-    """Make a batch of (B, heads, ...) tensors, or one for all, heads of one tensor: (B, count · heads, ...)."""
+    """Fold a vmapped dimension of (B, heads, ...) tensors into the heads: (B, count · heads, ...)."""
     if tensor is None:
         return None
     if dim is None:
@@ -267,10 +269,10 @@ def _backward_batch(  # type: ignore[no-untyped-def]
 
 
 def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
-    """Define an operator. Not by ``custom_op``, whose autograd no transform of ``torch.func`` can pass.
+    """Define an operator. ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
 
-    An operator without a gradient of its own gets a node that leads to all its inputs, so that a second derivative is
-    refused. Torch leaves it out where autograd has recorded anything within, of whichever input.
+    Torch gives an operator without a gradient a node that leads to all its inputs, so that a second derivative raises,
+    but only if autograd has recorded nothing inside it; hence ``no_grad``.
     """
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, "cpu", torch.no_grad()(function))

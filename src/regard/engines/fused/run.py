@@ -1,4 +1,4 @@
-"""The run of the compiled kernels over a whole problem: its partition, arguments and scratch memory."""
+"""Run the compiled kernels over a whole problem: partition, arguments and scratch memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from regard.engines.fused.morton import boxes
 from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
 from regard.masks.base import Extent
 
-# How the work is cut into shares for the threads: by the problem and the number of threads alone ----------------------
+# Partition of the work into shares, which depends only on the problem and the number of threads -----------------------
 
 
-#: Shares of the work for each thread: enough that a late thread does not hold up the others; fewer for gradients of
-#: few heads, as each share has sums of its own for the keys of its heads.
+#: Shares per thread: enough for load balancing; fewer for gradients with few heads, as each share allocates sums for
+#: the keys of its heads.
 SHARES, FEW_SHARES = 8, 2
-#: Pairs times features and values that a share should have: less is done before another thread has taken it.
+#: Minimum pairs × (features + values) of a share; smaller ones finish before another thread can start.
 SHARE = 1 << 21
-#: The same of a whole forward pass, and of a backward pass, up to which one thread is done before several have begun.
+#: Pairs × (features + values) of a forward pass, and of a backward pass, up to which one thread is faster.
 ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Units that one task runs in turn, and the heads and key heads among which they lie."""
+    """The units of one task, and the ranges of heads and key heads that they cover."""
 
     units: list[WorkItem]
     heads: range
@@ -44,9 +44,9 @@ class Partition:
 
 
 def partitions(visible: VisibleKeys, groups: int, width: int, backward: bool = False) -> list[Partition]:
-    """Cut the work into shares of about equal cost; the same for the same problem and number of threads.
+    """Split the work into shares of about equal cost, deterministically for a problem and number of threads.
 
-    ``groups`` are the key heads, ``width`` the features and values of a pair.
+    ``groups`` is the number of key heads, ``width`` the features plus values of a pair.
     """
     extent, threads = visible.extent, torch.get_num_threads()
     few = backward and extent.B * groups < threads * SHARES
@@ -72,13 +72,13 @@ def partitions(visible: VisibleKeys, groups: int, width: int, backward: bool = F
 
 
 def _cuts(costs: Tensor, count: int) -> list[int]:
-    """Return where a row of costs is to be cut into ``count`` parts, with its two ends."""
+    """Return the boundaries that split costs into ``count`` parts of about equal sum."""
     done = costs.cumsum(0)
     at = done[-1] * torch.arange(1, count, dtype=done.dtype, device="cpu") / count
     return [0, *torch.searchsorted(done, at).tolist(), len(costs)]
 
 
-# The arguments of one unit of work: where it is, and where the kernels find what is added to its scores ---------------
+# Arguments of one unit of work ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ class Arguments:
 
     @classmethod
     def of(cls, visible: VisibleKeys, share: Partition, unit: WorkItem, added: Tensor | None) -> Arguments:
-        """Return where the unit is, and where the kernels find what is added to its scores: ``added``, contiguous."""
+        """Return the arguments of a unit, including the contiguous bias ``added`` of its scores."""
         first, last, heads, kv_heads = unit.first, unit.last, share.heads, share.kv_heads
         numbers = {"first": first, "last": last, "head_first": heads[0], "kv_first": kv_heads[0]}
         extent = visible.extent
         found = cls({}, numbers, {"share_heads": len(heads), "share_kv_heads": len(kv_heads)})
         whole = extent.B * extent.H * (-(-extent.L // BLOCK) if unit.segments is None else 1)
         if not 0 <= first <= last <= whole:
-            raise RuntimeError(f"a unit of work must be among {whole} blocks, got {first} to {last}.")
+            raise RuntimeError(f"a unit of work must lie within {whole} blocks, got {first} to {last}.")
         if unit.segments is not None:
             found.arrays["segments"] = unit.segments
             found.numbers.update(block=unit.block, segment_count=len(unit.segments))
@@ -108,7 +108,7 @@ class Arguments:
         return found
 
     def _add(self, extent: Extent, unit: WorkItem, added: Tensor) -> None:
-        """Say where the first number of the whole problem would be, and how far those of other rows are."""
+        """Set the offset and strides of the bias, relative to the whole problem."""
         B, H, L, S = extent.B, extent.H, extent.L, extent.S
         single = unit.segments is not None and unit.last - unit.first == 1
         first = 0 if unit.segments is None else unit.block * BLOCK
@@ -117,7 +117,7 @@ class Arguments:
         heads = (1, 1) if single else (B, H)
         shape = tuple(added.shape)
         if not all(n in (1, full) for n, full in zip(shape[:3], (*heads, rows))) or shape[3] != cols:
-            raise RuntimeError(f"what is added to scores must broadcast to {(*heads, rows, cols)}, got {shape}.")
+            raise RuntimeError(f"the bias of scores must broadcast to {(*heads, rows, cols)}, got {shape}.")
         b, h, row = (
             0 if n == 1 else step for n, step in zip(shape, (shape[1] * shape[2] * cols, shape[2] * cols, cols))
         )
@@ -128,20 +128,20 @@ class Arguments:
 
 
 def compact(added: Tensor) -> Tensor:
-    """Return what is added with size 1 where it does not vary with the batch, the head or the query.
+    """Reduce broadcast dimensions (sequence, head, query) of a bias to size 1, over which the kernels sum gradients.
 
-    Sums over these are the kernels' own; keys stand side by side for them, each with a number of its own.
+    Keys stay expanded, because the kernels read them contiguously.
     """
     index = tuple(slice(0, n if step or n == 1 else 1) for n, step in zip(added.shape[:3], added.stride()))
     return added[index]
 
 
-# Scratch memory of the kernels: how much of it a task needs, and lending it -------------------------------------------
+# Scratch memory -------------------------------------------------------------------------------------------------------
 
 
-#: Bytes of a scratch buffer that is kept for the next call.
+#: Maximum size in bytes of a scratch buffer kept for later calls.
 KEPT = 4 << 20
-#: Buffers that nobody uses, by size.
+#: Unused buffers by size.
 _spare: dict[int, list[Tensor]] = {}
 
 
@@ -151,7 +151,7 @@ def padded(count: int) -> int:
 
 
 class Scratch:
-    """The parts of one task's scratch memory."""
+    """The layout of one task's scratch memory."""
 
     def __init__(self, sizes: dict[str, int], dtype: torch.dtype) -> None:
         self.places: dict[str, int] = {}
@@ -163,7 +163,7 @@ class Scratch:
 
     @contextmanager
     def lent(self) -> Iterator[int]:
-        """Lend the address of scratch memory; what was used before is used again, as its pages are there already."""
+        """Lend scratch memory and yield its address; reuses earlier buffers, whose pages are already mapped."""
         size = 1 << (self.size * self.dtype.itemsize + 64).bit_length()
         spare = _spare.setdefault(size, [])
         try:
@@ -178,7 +178,7 @@ class Scratch:
 
 
 def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, int]:
-    """Return how many numbers each part of the scratch memory of a pass holds."""
+    """Return the number of elements of each part of the scratch memory of a pass."""
     C = rows.width
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
@@ -209,27 +209,27 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict
     }
 
 
-# Running the kernels: shares of the work for each thread, and sums over them ------------------------------------------
+# Running the kernels --------------------------------------------------------------------------------------------------
 
 
-#: Numbers of keys and values that a tile should hold, so that it stays in a core's cache.
+#: Number of elements of keys and values per tile, so that it fits a core's cache.
 TILE_NUMBERS = 96 * 1024
-#: Keys of a tile where tiles can be out of reach.
+#: Number of keys per tile for compact kernels, which can skip tiles.
 NEAR_TILE = 128
-#: Values fewer than this are read with keys as lanes.
+#: With fewer values than this, the kernels vectorize over keys.
 FEW_VALUES = 12
 
 
 @dataclass(frozen=True)
 class ForwardRequest:
-    """The statistics that a forward pass should return with the output.
+    """The statistics to return with the output of a forward pass.
 
     Attributes
     ----------
     top, entropy, received : bool
         The largest score and the entropy of each row, the sum of weights of each key.
     k : int
-        How many of a row's best keys, 0 for none.
+        Number of best keys per row, 0 for none.
     """
 
     top: bool = False
@@ -240,7 +240,7 @@ class ForwardRequest:
 
 @dataclass(slots=True, eq=False)
 class ForwardResult:
-    """The results of a forward pass; None for what was not asked for.
+    """The results of a forward pass; fields that were not requested are None.
 
     Weights are ``exp(score − peak) / total``, or ``kernel weight / total`` for rows that are direct.
 
@@ -248,7 +248,7 @@ class ForwardResult:
     ----------
     output : Tensor (B, H, L, V)
     peak, total : Tensor (B, H, L)
-        A row's largest score and the sum of its weights relative to that; a total of 0 where a row sees nothing.
+        A row's largest score, and the sum of its weights relative to it; 0 in empty rows.
     top : Tensor (B, H, L), or None
         The largest score.
     entropy : Tensor (B, H, L), or None
@@ -256,7 +256,7 @@ class ForwardResult:
     received : Tensor (B · H, S), or None
         The weights that each key received.
     best, best_key : Tensor (B, H, L, k), or None
-        The largest scores and their keys, −1 where there are fewer.
+        The largest scores and their keys, padded with −1.
     direct : bool
         Whether ``top`` and ``best`` are kernel weights instead of scores, and the peak is 0.
     """
@@ -273,7 +273,7 @@ class ForwardResult:
 
 
 def _tile(rows: Rows, V: int, S: int) -> int:
-    """Return how many keys a tile has."""
+    """Return the number of keys per tile."""
     if rows.is_compact:
         return min(NEAR_TILE, padded(S))  # small tiles are skipped more often
     fit = TILE_NUMBERS // max(rows.planes * rows.width + V, 1) // PAD * PAD
@@ -281,18 +281,18 @@ def _tile(rows: Rows, V: int, S: int) -> int:
 
 
 class Pass:
-    """A kernel and all that is the same in every call of one structure: sizes, scratch memory, shares of the work.
+    """A kernel and everything shared by calls of one structure: sizes, scratch memory, partition.
 
     Parameters
     ----------
     name : {"forward", "backward"}
     rows : Rows
-        Of which arrays are not kept.
+        An example; its arrays are not kept.
     value : Tensor (B, G, S, V)
-        The same.
+        An example; not kept.
     visible : VisibleKeys
     K : int
-        How many best keys are told.
+        Number of best keys to return.
     """
 
     def __init__(self, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> None:
@@ -318,7 +318,7 @@ class Pass:
 
     @classmethod
     def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> Pass:
-        """Return the pass that is kept for rows of this kind, or make it."""
+        """Return the cached pass for rows of this kind, or create it."""
         key = name, *rows.numbers.values()
         found = kept.get(key)
         if found is None:
@@ -326,7 +326,7 @@ class Pass:
         return found
 
     def arguments(self, share: Partition, unit: WorkItem) -> Arguments:
-        """Return what a unit of work adds to the arguments; kept where that is small and always the same."""
+        """Return the arguments of a unit of work; cached if small and constant."""
         kept = self._kept
         if kept is not None and id(unit) in kept:
             return kept[id(unit)]
@@ -340,12 +340,12 @@ class Pass:
         return own
 
     def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor]) -> KernelCall:
-        """Return the kernel with the arrays that all shares have in common."""
+        """Return the kernel with the arrays that all shares use."""
         boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
         return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
 
 
-#: The passes of a plan, by their kernel and what the contents of rows decide.
+#: The passes of a plan, by kernel and flags of the rows.
 Passes = dict[tuple[Any, ...], Pass]
 
 
@@ -384,7 +384,7 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
 
 
 def _run_unit(call: KernelCall, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
-    """Run a unit with the arrays that its share has for all of its units, and those of its own."""
+    """Run a unit with the arrays of its share and its own."""
     call({**common, **own.arrays}, {"scratch": scratch, **own.numbers}, own.sizes)
 
 
@@ -395,10 +395,10 @@ class BackwardResult:
     Attributes
     ----------
     rows : Gradients
-        Those of the compared rows.
+        Gradients of the projected rows.
     value : Tensor (B, G, S, V)
     added : list of Tensor or None
-        Those of the mask's tensors.
+        Gradients of the mask's tensors.
     """
 
     rows: Gradients
@@ -416,11 +416,11 @@ def backward(
     wanted: list[bool],
     kept: Passes,
 ) -> BackwardResult:
-    """Run the backward kernel; ``mask_tensors`` are those of the mask, of which ``wanted`` get gradients."""
+    """Run the backward kernel; ``wanted`` says which of the mask's tensors ``mask_tensors`` need gradients."""
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     G, C, linear = value.shape[1], rows.width, rows.family == "dot"
-    # Dot products' gradients to queries are written once, others added to.
+    # Query gradients of dot products are written once; others are accumulated.
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
     made = Pass.of(kept, "backward", rows, value, visible)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
@@ -432,7 +432,7 @@ def backward(
         "d_value": value.new_zeros(B * G, S, V),
         "d_weight": value.new_zeros(B * H, 2 * C),
     }
-    # A share adds to the totals themselves, but for heads that it has in common with another.
+    # Shares accumulate directly into the totals, except for heads that several shares cover.
     shared_by = Counter(head for share in made.partitions for head in share.kv_heads)
     common = {head for head, count in shared_by.items() if count > 1}
     own_sums = [_Sums.of(share, totals, not common.isdisjoint(share.kv_heads)) for share in made.partitions]
@@ -445,7 +445,7 @@ def backward(
 
     tasks = [partial(task, *each) for each in zip(made.partitions, own_sums)]
     if d_added is not None and d_added.shape[:2] != (B, H):
-        for each in tasks:  # heads add to the same numbers
+        for each in tasks:  # heads accumulate into the same elements
             each()
     else:
         pool.run(tasks)
@@ -463,10 +463,10 @@ def backward(
 
 @dataclass
 class _Sums:
-    """The sums of one partition of the backward pass: by the kernel's argument, and by the number of a mask's tensor.
+    """The gradient sums of one share of the backward pass, by kernel argument, and by index of a mask's tensor.
 
-    ``totals`` are the parts of all gradients that it adds to, ``parts`` where it does so; these are sums of its own
-    where another share adds to the same.
+    ``totals`` are its slices of the gradients. It accumulates into ``parts``, which are separate buffers if another
+    share covers the same slices (``own``).
     """
 
     totals: dict[str, Tensor]
@@ -480,11 +480,11 @@ class _Sums:
         return cls({name: totals[name][place[0] : place[-1] + 1] for name, place in places.items()}, own)
 
     def begin(self) -> None:
-        """Make sums, in the thread that fills them."""
+        """Allocate the sums, in the thread that fills them."""
         self.parts = {name: torch.zeros_like(total) for name, total in self.totals.items()} if self.own else self.totals
 
     def end(self) -> None:
-        """Add sums to the totals, one share after the other."""
+        """Add the sums to the totals."""
         for name, total in self.totals.items() if self.own else ():
             total += self.parts[name]
 
@@ -501,7 +501,7 @@ def _backward_unit(
     wanted: list[bool],
     d_added: Tensor | None,
 ) -> None:
-    """Run one unit, and take the gradient of what it adds to scores on to the mask's tensors."""
+    """Run one unit, and backpropagate the gradient of its bias to the mask's tensors."""
     if visible.added is not None:
         target = {} if d_added is None else {"d_added": d_added}
         _run_unit(call, scratch, {**sums.parts, **target}, Arguments.of(visible, share, unit, visible.added))

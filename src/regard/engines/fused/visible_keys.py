@@ -1,4 +1,4 @@
-"""Turn a mask into what the kernels read: an interval of keys for each row, or the tiles that each block sees."""
+"""Convert a mask for the kernels: to an interval of keys per row, or to the visible tiles of each block."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
 from regard.masks.base import EMPTY, FULL, Extent, Mask
 
-#: Keys by which a mask that is no interval is classified.
+#: Number of keys per tile of a mask without intervals.
 KEYS = 128
-#: Pairs of a mask that may be kept as numbers.
+#: Maximum number of pairs for which a materialized mask is cached.
 KEPT = 1 << 16
-#: Numbers that are added to scores in one call at most, where heads can be taken one by one.
+#: Maximum size of the bias of one call; larger ones are computed one head at a time.
 LARGEST = 1 << 22
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """Rows of work for one call of a kernel.
+    """The rows of one kernel call.
 
-    ``first`` and ``last`` count blocks of all heads, or heads where ``block`` names the only block meant. ``segments``
-    (n, 3) are then start, stop and column of what is added, and ``columns`` the keys of these columns. ``cost`` is
-    about the visible pairs.
+    ``first`` and ``last`` count blocks over all heads or, with ``segments``, heads for a single ``block``. ``segments``
+    (n, 3) holds start, stop and column of the bias, and ``columns`` the keys of these columns. ``cost`` is roughly the
+    number of visible pairs.
     """
 
     first: int
@@ -46,13 +46,13 @@ class VisibleKeys:
     ----------
     extent : Extent
     start, stop : Tensor (B or 1, H or 1, L or 1), int64, or None
-        The interval of each row; None where there is no mask, or it is no interval.
+        The interval of each row; None without a mask, or for a mask without intervals.
     mask : Mask or None
-        What is evaluated for each block; None where intervals tell everything.
+        The mask to evaluate per block; None if intervals suffice.
     added : Tensor (B or 1, H or 1, L, S), or None
-        What is added to every score, where calls are traced and where a function says it; −inf where masked.
+        A materialized bias, −inf where masked, for traced calls and function masks.
     numbers : dict of str to int
-        The strides of the intervals, by the name of the kernels' argument.
+        Strides of the intervals, by kernel argument.
     """
 
     extent: Extent
@@ -64,7 +64,7 @@ class VisibleKeys:
 
     @classmethod
     def of(cls, problem: Problem) -> VisibleKeys:
-        """Return what a problem's mask lets be seen."""
+        """Convert a problem's mask."""
         extent, mask = problem.extent, problem.mask
         if mask is None:
             return cls(extent)
@@ -74,7 +74,7 @@ class VisibleKeys:
         mask = mask.cast(problem.compute_dtype)
         learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
         if extent.L * extent.S <= KEPT and mask.calls_a_function() and not learned:
-            # A function costs as much for a block as for all of a short sequence.
+            # For short sequences, evaluating a function on everything costs no more than on one block.
             index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]
             b, h, q_idx = index[0].view(-1, 1, 1, 1), index[1].view(-1, 1, 1), index[2].unsqueeze(1)
             added = mask.matrix(b, h, q_idx, index[3], problem.compute_dtype)
@@ -83,7 +83,7 @@ class VisibleKeys:
 
     @classmethod
     def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> VisibleKeys:
-        """Return the visible of intervals."""
+        """Return the visible keys for given intervals."""
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(start, stop))
         strides = [0 if n == 1 else step for n, step in zip(start.shape, start.stride())]
         return cls(extent, start, stop, numbers=dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
@@ -95,29 +95,29 @@ class VisibleKeys:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing finite is added to any score."""
+        """Whether there is no finite bias."""
         return self.added is None and (self.mask is None or not self.mask.has_bias)
 
     @property
     def is_small_and_fixed(self) -> bool:
-        """Whether what is added to scores, if anything, may be kept for later calls."""
+        """Whether the bias, if any, can be cached for later calls."""
         if self.mask is None:
             return self.added is None
         return self.mask.is_fixed and self.extent.L * self.extent.S <= KEPT
 
     def costs(self) -> Tensor | None:
-        """Return about what each block of queries costs, (B · H · blocks,); None where all cost the same."""
+        """Return the approximate cost of each block of queries, (B · H · blocks,); None if all are equal."""
         B, H, L = self.extent.B, self.extent.H, self.extent.L
         blocks = -(-L // BLOCK)
         if self.start is None or self.stop is None:
             return None
-        # Visible pairs, and something for each block's own sake.
+        # Visible pairs, plus a constant overhead per block.
         width = (self.stop - self.start).expand(-1, -1, L).double()
         padded = torch.nn.functional.pad(width, (0, blocks * BLOCK - L)).unflatten(-1, (blocks, BLOCK)).sum(-1)
         return (padded / BLOCK + 16).expand(B, H, blocks).flatten()
 
     def units(self) -> Iterator[WorkItem]:
-        """Yield all work where the mask is evaluated, block by block."""
+        """Yield all work items of a mask that is evaluated block by block."""
         assert self.mask is not None
         extent, biased = self.extent, self.mask.has_bias
         blocks = BlockMask.of(self.mask, extent, BLOCK, KEYS)
@@ -129,7 +129,7 @@ class VisibleKeys:
                 cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
                 keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
                 yield WorkItem(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
-            else:  # rows that see nothing still get their zeros
+            else:  # empty rows still need zeros
                 yield WorkItem(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
 
     def _is_large(self) -> bool:
@@ -137,9 +137,9 @@ class VisibleKeys:
         return self.extent.B * self.extent.H * min(BLOCK, self.extent.L) * self.extent.S > LARGEST
 
     def added_to(self, unit: WorkItem, dtype: torch.dtype, mask: Mask | None = None) -> Tensor | None:
-        """Return what is added to the scores of a unit's segments, (b, h, rows, columns), −inf where masked.
+        """Return the bias of a unit's segments, (b, h, rows, columns), −inf where masked.
 
-        ``mask`` stands in for the own one, so that a gradient can be taken to its tensors.
+        ``mask`` replaces the problem's mask, to compute gradients of its tensors.
         """
         mask = self.mask if mask is None else mask
         if unit.columns is None or mask is None:
@@ -154,7 +154,7 @@ class VisibleKeys:
 
 
 def _segments(runs: list[Run], biased: bool) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Return start, stop and column of each run that is seen, and the keys of the columns."""
+    """Return start, stop and column of each visible run, and the keys of the columns."""
     segments: list[tuple[int, int, int]] = []
     columns: list[tuple[int, int]] = []
     place = 0

@@ -15,10 +15,10 @@ import torch
 _COMPILE: Final = """
 import logging, sys, torch
 from regard.engines.fused import compiler
-logging.getLogger("regard").setLevel(logging.ERROR)  # whoever asked for it need not be told
+logging.getLogger("regard").setLevel(logging.ERROR)  # the caller reports progress
 compiler.load(sys.argv[1], getattr(torch, sys.argv[2]))
 """
-#: Seconds between two looks at the processes.
+#: Polling interval of the processes, in seconds.
 _PAUSE: Final = 0.05
 
 
@@ -31,7 +31,7 @@ class Target:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Its name and that of its dtype."""
+        """The names of the kernel and the dtype."""
         return self.name, str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
@@ -39,10 +39,10 @@ class Target:
 
 
 def compile_ahead(targets: Sequence[Target]) -> Generator[tuple[Target, bool]]:
-    """Compile kernels into the cache on all cores, and yield each, with whether that went well, as it is done.
+    """Compile kernels into the cache on all cores; yield each when done, and whether it succeeded.
 
-    Each has a process of its own, since Numba holds the GIL. Those that are at work are killed when the iterator is
-    closed or interrupted; what they had not finished leaves no file.
+    Each kernel compiles in its own process, because Numba holds the GIL. Closing or interrupting the iterator kills
+    running processes, which leave no partial files.
     """
     remaining = list(reversed(targets))
     running: dict[subprocess.Popen[bytes], Target] = {}
@@ -50,7 +50,7 @@ def compile_ahead(targets: Sequence[Target]) -> Generator[tuple[Target, bool]]:
         while remaining or running:
             while remaining and len(running) < _cores():
                 target = remaining.pop()
-                # A session of its own: a terminal's Ctrl-C goes to this process alone, which then ends the others.
+                # A new session, so that Ctrl-C reaches only this process, which then kills the others.
                 command = [sys.executable, "-c", _COMPILE, *target.words]
                 running[subprocess.Popen(command, start_new_session=True)] = target
             for process in [each for each in running if each.poll() is not None]:

@@ -3,8 +3,8 @@
 >>> from regard.integrations import transformers
 >>> transformers.register()
 
-Then ``AutoModel.from_pretrained(folder, attn_implementation="regard")`` runs any model whose attention goes through
-transformers' interface, and :func:`configure` gives its layers other scores, normalizers and masks.
+Then ``AutoModel.from_pretrained(folder, attn_implementation="regard")`` runs any model that uses transformers'
+attention interface, and :func:`configure` sets other scores, normalizers and masks in its layers.
 """
 
 from regard.integrations.transformers.attention_function import register

@@ -1,4 +1,4 @@
-"""Private names of transformers that are used, each with its reason."""
+"""The private names of transformers that regard uses, each with its reason."""
 
 from __future__ import annotations
 
@@ -10,42 +10,39 @@ from typing import Any, NoReturn
 from torch import nn
 from transformers import PreTrainedModel
 
-# Gather the private names of transformers that are used, each with its reason -----------------------------------------
-
-
 try:
-    #: What a model's outputs are collected in while it runs: not every model tells its layers what was asked for.
+    #: The collector of a running model's outputs: not every model passes ``output_attentions`` to its layers.
     from transformers.utils.output_capturing import _active_collector
-except ImportError:  # a version without it tells its layers
+except ImportError:  # older versions pass it to layers
     _active_collector: Any = None  # type: ignore[no-redef]
 
-#: The method of a model that runs its beam search, whose public caller does not say which beams its answers came by.
+#: The beam search method of a model; its public caller does not return the beam indices.
 BEAM_SEARCH = "_beam_search"
 
 
 def collects_weights() -> bool:
-    """Whether the call that runs was asked for ``output_attentions``."""
+    """Whether the running call requests ``output_attentions``."""
     collected = None if _active_collector is None else _active_collector.get()
     return collected is not None and any(name.endswith("attentions") for name in collected)
 
 
 class _Table(dict[str, type[nn.Module]]):
-    """A model's table of attention layers, one class for each implementation, that explains what it does not have."""
+    """A model's table of attention layer classes by implementation, with an error that explains missing entries."""
 
     def __missing__(self, name: str) -> NoReturn:
-        classes = ", ".join(sorted({f"'{known}'" for known in self}))
+        classes = ", ".join(sorted({f"'{each}'" for each in self}))
         raise ValueError(
-            f"attn_implementation={name!r} cannot run {next(iter(self.values())).__name__}, whose model has "
-            f"a layer class of its own for each implementation; use one of {classes}, for this part of a model alone "
-            "by a dict such as attn_implementation={'vision_config': 'eager'}."
+            f"attn_implementation={name!r} cannot run {next(iter(self.values())).__name__}, because its model has "
+            f"a separate layer class per implementation; use one of {classes}. To set it for this part of the model "
+            "only, pass a dict such as attn_implementation={'vision_config': 'eager'}."
         )
 
 
 def explain_missing_layers(name: str) -> None:
-    """Let models that choose a layer class by the implementation's name say so, and not fail with a ``KeyError``.
+    """Make models that choose a layer class by implementation raise a clear error instead of a ``KeyError``.
 
-    The constructor of every model checks the implementation before it makes layers: that is where their tables, which
-    are globals of the model's module, are found.
+    Every model's constructor checks the implementation before it creates layers. The patched check wraps the tables of
+    layer classes, which are globals of the model's module.
     """
     original = PreTrainedModel.get_correct_attn_implementation
     if hasattr(original, "names"):
@@ -67,7 +64,7 @@ def explain_missing_layers(name: str) -> None:
 
 
 def takes_bools(config: Any) -> bool:
-    """Whether models of a configuration take masks of bools, as for "sdpa"; those that do not know it take numbers."""
+    """Whether models of a configuration take bool masks, as for "sdpa"; models without "sdpa" take float masks."""
     kind: Any = type(config)
     return _supports_sdpa(kind)
 

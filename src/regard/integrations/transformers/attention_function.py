@@ -1,4 +1,4 @@
-"""The function that transformers calls for a layer's attention, and its registration.
+"""The attention function that transformers calls in each layer, and its registration.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E and V widths of a head.
 """
@@ -24,17 +24,17 @@ from regard.integrations.transformers.mask_function import model_mask
 from regard.integrations.transformers.model_mask import ModelMask, Structure, packed_mask
 from regard.masks import MaskLike
 
-#: What the mask function is called with; a transformers that does not know these would lose a part of the mask.
-_KNOWN = ("q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask", "use_vmap")
-#: Keywords that models hand on to their attention function and that change no result of it.
+#: Required arguments of the mask function; a version of transformers without them would lose a part of the mask.
+_REQUIRED = ("q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask", "use_vmap")
+#: Keywords that models pass to their attention function and that do not affect its result.
 HARMLESS = frozenset(
     (
         # for other implementations
         "max_length_q", "max_length_k", "deterministic",
-        # of the model as a whole
+        # for the model as a whole
         "input_ids", "inputs_embeds", "labels", "logits_to_keep", "cache_position",
         "use_cache", "return_dict", "output_hidden_states", "output_router_logits", "num_items_in_batch",
-        # of other layers between those of attention: the sizes of images, which attention gets one at a time
+        # for other layers: the sizes of images, which attention gets one at a time
         "grid_thw",
     )
 )  # fmt: skip
@@ -48,12 +48,12 @@ def register(name: str = "regard") -> None:
     Parameters
     ----------
     name : str, default "regard"
-        What the implementation is called.
+        Name of the implementation.
 
     Raises
     ------
     ImportError
-        If this version of transformers hands masks over in another way than those that are known.
+        If this version of transformers is not supported.
 
     Examples
     --------
@@ -66,11 +66,12 @@ def register(name: str = "regard") -> None:
     torch.Size([1, 3, 50])
     """
     interface = getattr(masking_utils, "AttentionMaskInterface", None)
-    known = getattr(masking_utils, "sdpa_mask", None)
-    parameters = () if known is None else inspect.signature(known).parameters
-    if interface is None or not all(each in parameters for each in _KNOWN):
+    sdpa_mask = getattr(masking_utils, "sdpa_mask", None)
+    parameters = () if sdpa_mask is None else inspect.signature(sdpa_mask).parameters
+    if interface is None or not all(each in parameters for each in _REQUIRED):
         raise ImportError(
-            f"register: transformers must be 5.20 or a later one whose masks are known, got {transformers.__version__}."
+            f"register: transformers {transformers.__version__} is not supported: its mask interface is too old or has "
+            "changed; install transformers 5.20."
         )
     explain_missing_layers(name)
     transformers.AttentionInterface.register(name, attention_function)
@@ -90,7 +91,7 @@ def attention_function(
     cache: Any = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's rows (B, L, H, V), and its weights (B, H, L, S) where they are requested.
+    """Return a layer's output (B, L, H, V), and its weights (B, H, L, S) if requested.
 
     Parameters
     ----------
@@ -99,20 +100,20 @@ def attention_function(
     query : Tensor (B, H, L, E)
     key, value : Tensor (B, G, S, E) and (B, G, S, V)
     attention_mask : ModelMask, Tensor (B, 1 or H, L, S) or None
-        What :func:`model_mask` made, or a tensor of the user's.
+        The result of :func:`model_mask`, or a tensor from the user.
     dropout : float
     scaling : float, optional
     softcap : float, optional
-        As Gemma 2 has it.
+        As in Gemma 2.
     output_attentions : bool
     **keywords
-        As :func:`layer_inputs` knows them.
+        See :func:`layer_inputs`.
 
     Raises
     ------
     ValueError
-        If packed sequences would see each other, the layer was configured with parts that do not go together, or the
-        model passes a keyword that is not known.
+        If packed sequences would see each other, the layer is configured with incompatible parts, or the model passes
+        an unknown keyword.
     """
     if cache is not None:
         raise rejected("regard", "cache", "be None: paged caches are not supported", described(cache))
@@ -123,15 +124,15 @@ def attention_function(
     grouped = query.shape[1] != key.shape[1]
     common = mask is None or (isinstance(mask, Tensor) and mask.shape[1:3] == (1, 1))
     if grouped and L == 1 and common and sink is None and not wanted and parts.are_the_models:
-        # The heads of a group are queries of its key head: one product for each group.
+        # Treat the heads of a group as queries of its key head: one product per group.
         rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
         output = attention(rows, key, value, mask, dropout, scale=scaling, softcap=softcap)
         return output.reshape(len(query), 1, query.shape[1], -1), None
     if sink is not None and parts.normalizer != "softmax":
-        expected = "be 'softmax' where a layer has learned sinks"
+        expected = "be 'softmax' in a layer with learned sinks"
         raise rejected("configure", "normalizer", expected, str(parts.normalizer))
     lse: Any = sink is not None and ("grad" if torch.is_grad_enabled() else True)
-    asked = AuxRequest(lse=lse, weights=wanted) if wanted or lse else None
+    request = AuxRequest(lse=lse, weights=wanted) if wanted or lse else None
     found: Any = attention(
         query,
         key,
@@ -143,13 +144,13 @@ def attention_function(
         score=parts.score,
         normalizer=parts.normalizer,
         softcap=softcap,
-        return_aux=asked,
+        return_aux=request,
     )
-    if asked is None:
+    if request is None:
         return found.transpose(1, 2).contiguous(), None
     output, aux = found
     weights = aux.weights
-    if sink is not None:  # a key without a value: it takes a share of the weight of all others
+    if sink is not None:  # a key without a value takes a share of the weight
         share = torch.sigmoid(aux.lse - sink.to(aux.lse.dtype)).unsqueeze(-1).to(output.dtype)
         output, weights = output * share, None if weights is None else weights * share
     return output.transpose(1, 2).contiguous(), weights
@@ -157,14 +158,14 @@ def attention_function(
 
 @dataclass
 class LayerInputs:
-    """What a layer's attention depends on beside its rows.
+    """The mask and sink of a layer's attention.
 
     Attributes
     ----------
     mask : MaskLike or None
-        What its queries may see, and what is added to scores.
+        The mask and biases.
     sink : Tensor (1 or B, H, 1 or L), or None
-        The score of one more key, which has no value.
+        The score of an additional key without a value.
     """
 
     mask: MaskLike | None
@@ -190,31 +191,31 @@ def layer_inputs(
     packed: bool | None = None,
     **others: Any,
 ) -> LayerInputs:
-    """Return what the keywords mean that a model passes to its attention function.
+    """Interpret the keywords that a model passes to its attention function.
 
     Parameters
     ----------
-    module, query, key, attention_mask : as in :func:`attention_function`
+    module, query, key, attention_mask : see :func:`attention_function`
     is_causal : bool, optional
-        Where there is no mask; by default no, and where models are compiled as the layer says.
+        Used only without a mask. By default False, or the layer's ``is_causal`` in compiled models.
     position_bias : Tensor (B or 1, H, L, S), optional
-        Added to the scores, as T5 has it.
+        Added to the scores, as in T5.
     sliding_window : int, optional
-        Where there is no mask, which holds it already.
+        Used only without a mask, which already includes it.
     s_aux : Tensor (H,), optional
-        The score of a key without a value, learned for each head, as gpt-oss has it.
+        Learned score per head of a key without a value, as in gpt-oss.
     sinks : Tensor (B, H, L, 1), optional
-        The same for each query, as Inkling 2 has it.
+        The same per query, as in Inkling 2.
     indices : Tensor (B, L, K) of int, optional
-        The only keys that each query may see, as the indexer of DeepSeek 3.2 selects them; those below 0 are none.
+        The only keys visible to each query, as in the indexer of DeepSeek 3.2; negative ones are ignored.
     block_indices : Tensor, optional
-        Blocks of keys that each query may see, as the indexer of MiniMax M3 selects them.
+        The only blocks of keys visible to each query, as in the indexer of MiniMax M3.
     position_ids : Tensor (B or 1, L), optional
-        They start again from 0 where several sequences are packed into one.
+        Positions, which restart at 0 for each packed sequence.
     cu_seq_lens_q, cu_seq_lens_k : Tensor (N + 1,), optional
-        Where sequences begin that are packed.
+        Cumulative lengths of packed sequences.
     packed : bool, optional
-        Whether ``position_ids`` speak of packed sequences; None finds out.
+        Whether ``position_ids`` describe packed sequences; None detects it.
     **others
         Must be in :data:`HARMLESS`, or None.
     """
@@ -222,17 +223,17 @@ def layer_inputs(
     if unknown is not None:
         raise ValueError(
             f"regard: {_name(module)} passes the keyword {unknown!r} to its attention, "
-            "whose meaning is not known here; use attn_implementation='eager'."
+            "which regard does not support; use attn_implementation='eager'."
         )
     L, S, parts = query.shape[2], key.shape[2], parts_of(module)
     given = attention_mask.structure if isinstance(attention_mask, ModelMask) else _of_tensor(attention_mask)
     mask: MaskLike | None = given.mask
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    # No mask is none, as for eager attention; only where models are compiled does it stand for a causal one.
+    # As in eager attention, no mask means no masking; only in compiled models it means a causal mask.
     if attention_mask is None and L > 1 and causal and (is_causal or torch.compiler.is_compiling()):
-        # The first of S keys, where a static cache has room for more, stand beside the queries.
+        # Queries start at key 0; a static cache may have room for more keys.
         mask = masks.causal(offset=0) if sliding_window is None else masks.window(sliding_window - 1, 0, offset=0)
-    if isinstance(mask, Tensor) and mask.shape[-1] > S:  # as a static cache had room for
+    if isinstance(mask, Tensor) and mask.shape[-1] > S:  # the size of a static cache
         mask = mask[..., :S]
     if indices is not None:
         mask = _together(mask, _selected(indices, S))
@@ -242,7 +243,7 @@ def layer_inputs(
     causal = given.causal if isinstance(attention_mask, ModelMask) else causal
     apart = packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, causal, query, S)
     if apart is not None and not (indices is None and block_indices is None):
-        expected = "rise throughout where the model selects keys, which its mask must keep apart (use_cache=False)"
+        expected = "be increasing in a model that selects keys (or use use_cache=False)"
         raise rejected("regard", "position_ids", expected, "several sequences")
     mask = _together(mask, apart)
     if parts.mask is not None:
@@ -254,13 +255,13 @@ def layer_inputs(
 
 
 def unknown_keyword(keywords: Mapping[str, Any]) -> str | None:
-    """Return the first of a layer's keywords that may change its attention in a way that is not known."""
-    known = _understood() | HARMLESS
-    return next((name for name, value in keywords.items() if value is not None and name not in known), None)
+    """Return the first of a layer's keywords whose effect is unknown, or None."""
+    supported = _supported() | HARMLESS
+    return next((name for name, value in keywords.items() if value is not None and name not in supported), None)
 
 
 @cache
-def _understood() -> frozenset[str]:
+def _supported() -> frozenset[str]:
     functions = attention_function, layer_inputs
     return frozenset(name for function in functions for name in inspect.signature(function).parameters)
 
@@ -281,10 +282,10 @@ def _selected(indices: Tensor, S: int) -> Tensor:
 
 
 def _selected_blocks(module: nn.Module, indices: Tensor, query: Tensor, S: int, position_ids: Tensor | None) -> Tensor:
-    """Return what the layer's own indexer adds to scores (B, 1 or H, L, S) to hide all but selected blocks of keys."""
+    """Return the bias (B, 1 or H, L, S) from the layer's own indexer, which hides all but the selected blocks."""
     build = getattr(getattr(module, "indexer", None), "build_block_mask", None)
     if build is None:
-        expected = "come with a layer whose indexer makes a mask of them"
+        expected = "come from a layer whose indexer has build_block_mask"
         raise rejected("regard", "block_indices", expected, _name(module))
     B, _, L, _ = query.shape
     if position_ids is None:
@@ -296,14 +297,14 @@ def _selected_blocks(module: nn.Module, indices: Tensor, query: Tensor, S: int, 
 
 
 def _together(mask: MaskLike | None, other: MaskLike | None) -> MaskLike | None:
-    """Return what both show, with what both add; a mask without a bias stays a tensor."""
+    """Combine two masks; a single one is returned unchanged."""
     if mask is None or other is None:
         return other if mask is None else mask
     return masks.as_mask(mask) & masks.as_mask(other)
 
 
 def _first_query(given: Structure) -> int:
-    """Return how many positions come before query 0: it sees itself, and nothing behind, in a mask that is causal."""
+    """Return the position of query 0; in a causal mask of unknown offset, the last key that it sees."""
     if given.first_query >= 0 or not isinstance(given.mask, Tensor):
         return max(given.first_query, 0)
     seen = given.mask if given.mask.dtype == torch.bool else given.mask > torch.finfo(given.mask.dtype).min

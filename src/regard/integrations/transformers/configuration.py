@@ -1,4 +1,4 @@
-"""Other scores, normalizers and masks in a model's layers, one by one, and back."""
+"""Set and restore scores, normalizers and masks in the layers of a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from regard.masks import Extent, Mask, MaskLike, Submatrix, as_mask
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
-#: Where a layer keeps the parts that it was configured with, and what the code of every attention layer names.
+#: Attribute of a layer that holds its configured parts, and the name that the code of every attention layer uses.
 _ATTRIBUTE, _INTERFACE = "regard_parts", "ALL_ATTENTION_FUNCTIONS"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a layer has in place of its model's own."""
+    """The configured parts of a layer, which replace the model's own."""
 
     score: ScoreLike | None = None
     normalizer: NormalizerLike = "softmax"
@@ -32,11 +32,11 @@ class Parts:
 
     @property
     def are_the_models(self) -> bool:
-        """Whether nothing is in place of the model's own."""
+        """Whether the model's own parts are used."""
         return self.score is None and self.mask is None and self.normalizer == "softmax"
 
     def part_of_mask(self, query: Tensor, S: int, first_query: int, first_key: int) -> MaskLike | None:
-        """Return the mask of these queries and S keys, where so many came before the first of each."""
+        """Return the mask for a slice of queries and S keys that starts at these positions."""
         if self.mask is None or ((first_query, first_key) == (0, 0) and query.shape[2] == S):
             return self.mask
         B, H, L, _ = query.shape
@@ -50,17 +50,17 @@ _OWN = Parts()
 
 def parts_of(module: nn.Module) -> Parts:
     """Return the parts of a layer."""
-    found: Parts = module.__dict__.get(_ATTRIBUTE, _OWN)  # in a tenth of the time that a missing attribute takes
+    found: Parts = module.__dict__.get(_ATTRIBUTE, _OWN)  # ten times faster than a missing attribute
     return found
 
 
 class Configured:
-    """Layers with other parts, until :meth:`restore` or the end of a ``with`` block.
+    """Layers with configured parts, until :meth:`restore` or the end of a ``with`` block.
 
     Attributes
     ----------
     layers : dict of str to Module
-        The layers, by their names in the model.
+        The layers by name.
     """
 
     def __init__(self, model: Any, layers: dict[str, nn.Module], parts: dict[str, Parts]) -> None:
@@ -73,7 +73,7 @@ class Configured:
             model.set_attn_implementation("regard")
 
     def restore(self) -> None:
-        """Give the layers the parts, and the model the implementation, that they had before."""
+        """Restore the layers' parts and the model's implementation."""
         for name, layer in self.layers.items():
             if self._before[name] is None:
                 vars(layer).pop(_ATTRIBUTE, None)
@@ -103,38 +103,39 @@ def configure(
     packed: bool | None = None,
     layers: Iterable[int | str] | None = None,
 ) -> Configured:
-    """Give a model's attention layers another score, normalizer or mask.
+    """Set another score, normalizer or mask in a model's attention layers.
 
-    The model runs on "regard" from then on. What is not given stays as it is; calls add up.
+    This also sets the attention implementation to "regard". Omitted arguments keep their current values, so several
+    calls can be combined.
 
     Parameters
     ----------
     model : PreTrainedModel
     score : str, Score or callable, optional
-        As :func:`regard.attention` takes it, for rows as wide as a head.
+        See :func:`regard.attention`; it compares rows of a head's width.
     normalizer : str or Normalizer, optional
     mask : Mask, callable or Tensor, optional
-        Shown is what it and the model's own mask show, which knows of causality and padding. It speaks of positions in
-        the whole sequence, also where keys are in a cache.
+        Combined with the model's own causal and padding mask. Positions are those in the whole sequence, including
+        cached keys.
     packed : bool, optional
-        Whether ``position_ids`` that start again from 0 are those of sequences packed into one row, which may not see
-        each other. Without it they are kept apart where that is certain: not where there is a mask (B, 1, L, S) of your
-        own, and not where positions go on behind a cache.
+        Whether ``position_ids`` that restart at 0 denote packed sequences, which must not see each other. By default,
+        sequences are separated if this is certain: not with a user-defined mask (B, 1, L, S), and not if a cache holds
+        earlier positions.
     layers : iterable of int or str, optional
-        Which attention layers: their numbers in the order of the model's modules, or names of modules that they are or
-        that hold them. All by default.
+        Attention layers, as indices in module order, or as names of the layers or of modules that contain them. All by
+        default.
 
     Returns
     -------
     Configured
-        The layers; its ``restore()`` takes everything back, and so does the end of a ``with`` block.
+        The layers. Its ``restore()``, or the end of a ``with`` block, undoes the changes.
 
     Raises
     ------
     ValueError
-        If the model has no attention that goes through transformers' interface, or no such layers.
+        If the model does not use transformers' attention interface, or has no layers of these names or indices.
     TypeError, ValueError
-        If a part is wrong, as :func:`regard.attention` says.
+        If a part is invalid; see :func:`regard.attention`.
 
     Examples
     --------
@@ -150,11 +151,11 @@ def configure(
     >>> configured, int((found[1][0, 0] > 0).sum(-1).max())
     (Configured(model.layers.1.self_attn), 2)
     """
-    known = attention_layers(model)
-    if not known:
-        expected = "be a model of transformers whose attention goes through its AttentionInterface"
+    found = attention_layers(model)
+    if not found:
+        expected = "be a transformers model that uses AttentionInterface"
         raise rejected("configure", "model", expected, type(model).__name__)
-    chosen = known if layers is None else _chosen(known, list(layers))
+    chosen = found if layers is None else _chosen(found, list(layers))
     if not (packed is None or isinstance(packed, bool)):
         raise rejected("configure", "packed", "be a bool or None", described(packed), TypeError)
     given = {
@@ -171,7 +172,7 @@ def configure(
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's attention layers by name: the modules whose code asks transformers' interface.
+    """Return a model's attention layers by name: the modules whose code uses transformers' attention interface.
 
     Examples
     --------
@@ -188,8 +189,8 @@ def _names_in(function: Any) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _chosen(known: dict[str, nn.Module], layers: list[int | str]) -> dict[str, nn.Module]:
-    names = list(known)
+def _chosen(available: dict[str, nn.Module], layers: list[int | str]) -> dict[str, nn.Module]:
+    names = list(available)
     found: dict[str, nn.Module] = {}
     for each in layers:
         if isinstance(each, str):
@@ -197,14 +198,14 @@ def _chosen(known: dict[str, nn.Module], layers: list[int | str]) -> dict[str, n
         else:
             within = [names[each]] if isinstance(each, int) and -len(names) <= each < len(names) else []
         if not within:
-            expected = f"be numbers below {len(names)} or names such as {names[0]!r}"
+            expected = f"be indices below {len(names)} or names like {names[0]!r}"
             raise rejected("configure", "layers", expected, repr(each))
-        found |= {name: known[name] for name in within}
+        found |= {name: available[name] for name in within}
     return found
 
 
 def _check(layer: nn.Module, parts: Parts) -> None:
-    """Raise where :func:`regard.attention` would not take the parts."""
+    """Raise if :func:`regard.attention` would reject the parts."""
     width = getattr(layer, "head_dim", 1)
     rows = torch.zeros(1, 1, 1, width if isinstance(width, int) else 1)
     if isinstance(parts.normalizer, str) or not isinstance(parts.normalizer, regard.normalizers.Normalizer):

@@ -1,4 +1,4 @@
-"""What transformers says of a mask, as one of ours: structure, whose hidden tiles are skipped, instead of a matrix.
+"""Conversion of transformers' mask functions to structured masks, whose hidden tiles engines skip.
 
 Dimensions: B batch, L queries, S keys.
 """
@@ -20,7 +20,7 @@ from regard.integrations.transformers._interfaces import takes_bools
 from regard.integrations.transformers.model_mask import ModelMask, Structure, as_numbers
 from regard.masks import Mask
 
-#: How transformers describes a mask: from the numbers of a sequence, a head, a query and a key to whether they meet.
+#: transformers' mask functions: (batch, head, query, key) indices to whether the pair is visible.
 MaskFunction = Callable[..., Any]
 
 
@@ -42,9 +42,9 @@ def model_mask(
 ) -> Tensor | None:
     """Return a model's mask (B, 1, L, S); parameters are those of transformers' ``eager_mask``.
 
-    It is a :class:`~regard.integrations.transformers.model_mask.ModelMask`, or, where a function of the user's own must
-    be called by ``torch.vmap`` and where models are compiled or could be, in a step of writing with a static cache, an
-    ordinary tensor. None, which shows everything, is a causal mask where models are compiled.
+    It is a :class:`~regard.integrations.transformers.model_mask.ModelMask`, except for user functions that require
+    ``torch.vmap``, in compiled models, and in generation with a static cache (which may be compiled): there it is an
+    ordinary tensor. None shows everything, except in compiled models, where it means a causal mask.
     """
     compiling = torch.compiler.is_compiling()
     if use_vmap or compiling or (isinstance(q_offset, Tensor) and q_length == 1):
@@ -79,7 +79,7 @@ def model_mask(
 
 @dataclass(frozen=True)
 class _Where:
-    """Which queries and keys a mask is of."""
+    """The positions of the queries and keys of a mask."""
 
     queries: int
     keys: int
@@ -92,10 +92,10 @@ class _Where:
         return self.q_offset - self.kv_offset
 
     def structure(self, function: MaskFunction) -> Mask:
-        """Return a mask function as one of our masks.
+        """Convert a mask function to a Mask.
 
-        transformers composes masks of closures, in which what they were made of can be read. A function that it does
-        not have is asked tile by tile.
+        transformers composes masks from closures, whose variables can be read. Other functions are evaluated tile by
+        tile.
         """
         name, held = _closure(function)
         match name:
@@ -118,12 +118,12 @@ class _Where:
             case "packed_sequence_mask_function":
                 return masks.document(held["packed_sequence_mask"])
             case "remap_positions_for_packed_sequence" if not _depends_on_starts(held["mask_function"]):
-                # Within a sequence positions differ as places do, and it is only within sequences that pairs meet.
+                # Pairs meet only within sequences, in which differences of positions and of indices agree.
                 return self.structure(held["mask_function"])
         return masks.as_mask(self._shifted(function))
 
     def row(self, structure: Mask, real: Tensor | None, batch: int) -> Tensor | None:
-        """Return which keys a single query sees, (B, 1, 1, S), or None where it sees all of them."""
+        """Return the keys visible to a single query, (B, 1, 1, S), or None for all."""
         low, high = structure.as_band(masks.Extent(batch, 1, 1, self.keys)) or (1, None)
         if (low is None or low <= 0) and (high is None or high >= self.keys - 1):
             return None if real is None else real[:, None, None]
@@ -162,12 +162,12 @@ class _Where:
         return shifted
 
 
-#: What keeps packed sequences apart.
+#: Mask functions that separate packed sequences.
 _PACKED = ("packed_sequence_mask_function", "remap_positions_for_packed_sequence")
 
 
 def _names(function: MaskFunction) -> Iterator[str]:
-    """Yield the names of the functions of transformers that a mask function is the conjunction of."""
+    """Yield the names of the transformers functions whose conjunction a mask function is."""
     name, held = _closure(function)
     yield name
     inner = held["mask_functions"] if name == "and_masks" else [held["mask_function"]] if name == _PACKED[1] else []
@@ -176,7 +176,7 @@ def _names(function: MaskFunction) -> Iterator[str]:
 
 
 def _closure(function: MaskFunction) -> tuple[str, dict[str, Any]]:
-    """Return which function of transformers made a mask function, and of what; an empty name for any other."""
+    """Return the transformers function that created a mask function, and its closure variables; else ""."""
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__module__", None) != masking_utils.__name__:
         return "", {}
@@ -187,7 +187,7 @@ def _closure(function: MaskFunction) -> tuple[str, dict[str, Any]]:
 
 
 def _depends_on_starts(function: MaskFunction) -> bool:
-    """Whether a mask goes by where positions begin, and not by how far they are apart."""
+    """Whether a mask depends on absolute positions rather than only on their differences."""
     name, held = _closure(function)
     if name in ("and_masks", "or_masks"):
         return any(_depends_on_starts(each) for each in held["mask_functions"])

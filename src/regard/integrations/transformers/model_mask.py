@@ -1,8 +1,8 @@
-"""The mask that a model of transformers carries from where it is made to its layers: a tensor that keeps its structure.
+"""The mask that a transformers model passes to its layers: a tensor that keeps its structure.
 
-Models slice, add, extend and read their masks. A :class:`ModelMask` is a tensor to all of them: of bools as for "sdpa",
-True where a pair may meet, or of numbers as for "eager", 0 there and the dtype's lowest number elsewhere. They are made
-when they are first needed, which is never where a model hands the mask over as it is: then the attention function finds
+Models slice, add, extend and read their masks. A :class:`ModelMask` behaves as a tensor: bool as for "sdpa", True for
+visible pairs, or float as for "eager", with 0 for visible pairs and the dtype's minimum elsewhere. Its values are
+computed on first use. If a model passes the mask on unchanged, they are never computed, and the attention function uses
 the structure.
 
 Dimensions: B batch, L queries, S keys.
@@ -25,22 +25,22 @@ from regard.masks import Mask
 
 @dataclass(eq=False)
 class Structure:
-    """What is known of a mask.
+    """The structure of a mask.
 
     Attributes
     ----------
     mask : Mask, Tensor or None
-        Which pairs may meet, and what is added to their scores; None is all.
+        Visible pairs and biases; None shows everything.
     first_query, first_key : int
-        How many positions come before the first of each; −1 where it is not known.
+        Positions of the first query and key; −1 if unknown.
     real : Tensor (B, S) of bool, optional
-        Which keys are no padding; None is all.
+        Valid keys; None is all.
     causal : bool
-        Whether no query sees a later key.
+        Whether the mask is causal.
     packed : bool
-        Whether it keeps sequences apart that were packed into one.
+        Whether the mask separates packed sequences.
     from_model : bool
-        Whether it is the mask that transformers describes, and not one of the user's own, or a modified one.
+        Whether the mask comes from transformers, unmodified, rather than from the user.
     """
 
     mask: Mask | Tensor | None = None
@@ -50,11 +50,11 @@ class Structure:
     causal: bool = False
     packed: bool = False
     from_model: bool = True
-    #: The masks that keep packed sequences apart, by ``packed``: they are the same for all layers.
+    #: Cache of the masks that separate packed sequences, by ``packed``, shared by all layers.
     kept: dict[bool | None, Mask | None] = field(default_factory=dict, repr=False)
 
 
-#: What can be known without the numbers.
+#: Functions that do not need the values.
 _FACTS = frozenset(
     [getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu")]
     + [getattr(Tensor, name).__get__ for name in ("is_meta", "requires_grad", "is_leaf", "grad_fn", "is_sparse")]
@@ -63,14 +63,14 @@ _FACTS = frozenset(
     + [Tensor.is_complex, Tensor.element_size, Tensor.get_device, Tensor.is_contiguous, Tensor.is_inference]
     + [Tensor.__len__, Tensor.__hash__, torch.is_tensor, torch.is_floating_point, torch.is_complex]
 )
-#: What gives a tensor of the same memory, and a copy of it.
+#: Functions that return an alias of a tensor, and a copy of it.
 _ALIASES, _COPIES = frozenset((Tensor.contiguous, Tensor.detach, torch.detach)), frozenset((Tensor.clone, torch.clone))
 
 
 class ModelMask(Tensor):
-    """A tensor (B, 1, L, S) whose numbers follow from a structure, and are made when they are read.
+    """A tensor (B, 1, L, S) whose values are computed from a structure when they are first read.
 
-    What is made of it is an ordinary tensor. If its numbers are changed, the structure is given up.
+    Results of operations on it are ordinary tensors. Changing its values in place drops the structure.
     """
 
     _structure: Structure
@@ -89,11 +89,11 @@ class ModelMask(Tensor):
 
     @property
     def structure(self) -> Structure:
-        """What is known of the mask: all, or only its numbers if these were changed."""
+        """The structure of the mask, or only its values if these were changed."""
         return self._structure if self._is_intact() else replace(self._structure, mask=self._made, from_model=False)
 
     def matrix(self) -> Tensor:
-        """Return the numbers (B, 1, L, S) as an ordinary tensor, the same one each time."""
+        """Return the values (B, 1, L, S) as an ordinary tensor, the same one each time."""
         if self._made is None:
             with as_plain_tensors():
                 shape, dtype, device = tuple(self.shape), self.dtype, self.device
@@ -105,7 +105,7 @@ class ModelMask(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function on the numbers, except where it asks for facts or for the mask again."""
+        """Run a function on the values, unless it only needs metadata or returns the mask itself."""
         kwargs = kwargs or {}
         if func in _FACTS:
             with as_plain_tensors():
@@ -125,14 +125,14 @@ class ModelMask(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator on the numbers, which it may change unseen: it did not pass by :meth:`__torch_function__`."""
+        """Run an operator that bypassed :meth:`__torch_function__` on the values, which it may change in place."""
         for mask in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, ModelMask)):
             mask._structure = replace(mask._structure, mask=mask.matrix(), from_model=False)
         args, kwargs = replaced(ModelMask, ModelMask.matrix, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def _is_intact(self) -> bool:
-        """Whether the numbers cannot have been changed; those made in inference mode do not count their changes."""
+        """Whether the values are certainly unchanged; in inference mode, changes are not tracked."""
         made = self._made
         return made is None or (not made.is_inference() and changes_of(made) == self._changes)
 
@@ -141,7 +141,7 @@ class ModelMask(Tensor):
             return ModelMask(self._structure, tuple(self.shape), self.dtype, self.device)
 
     def _is_all(self, index: Any) -> bool:
-        """Whether an index selects everything, in the same dimensions."""
+        """Whether an index selects everything, keeping all dimensions."""
         items, sizes = list(index) if isinstance(index, tuple) else [index], tuple(self.shape)
         if any(item is Ellipsis for item in items):
             place = next(i for i, item in enumerate(items) if item is Ellipsis)
@@ -152,22 +152,22 @@ class ModelMask(Tensor):
 
 
 def _moves_nothing(mask: ModelMask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``mask.to(...)`` with these arguments is the mask itself."""
+    """Whether ``mask.to(...)`` with these arguments returns the mask itself."""
     dtype, device = mask.dtype, mask.device
     given = [*args, *(kwargs[name] for name in kwargs if name in ("dtype", "device"))]
-    known = all(name in ("dtype", "device", "non_blocking") for name in kwargs)
+    unchanged = all(name in ("dtype", "device", "non_blocking") for name in kwargs)
     for value in given:
         if isinstance(value, torch.dtype):
-            known = known and value == dtype
+            unchanged = unchanged and value == dtype
         elif isinstance(value, (str, torch.device, int)) and not isinstance(value, bool):
-            known = known and torch.device(value) == device
+            unchanged = unchanged and torch.device(value) == device
         else:
             return False
-    return known
+    return unchanged
 
 
 def _matrix(mask: Mask | Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a mask written out."""
+    """Materialize a mask."""
     B, _, L, S = shape
     seen: Tensor | None
     if isinstance(mask, Mask):
@@ -181,13 +181,13 @@ def _matrix(mask: Mask | Tensor | None, shape: tuple[int, ...], dtype: torch.dty
 
 
 def as_numbers(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores in place of a mask of bools."""
+    """Convert a bool mask to a float mask."""
     return torch.where(seen, torch.zeros((), device=seen.device, dtype=dtype), torch.finfo(dtype).min)
 
 
-# Sequences packed into one row: when their positions say so, and the mask that keeps them apart -----------------------
-# transformers tells its mask function of them only where there is no cache and no padding. Here they are kept apart
-# wherever that is certain; ``packed=True`` and ``packed=False`` decide it.
+# Packed sequences -----------------------------------------------------------------------------------------------------
+# transformers detects them only without a cache and without padding. regard separates them whenever this is certain;
+# ``packed=True`` and ``packed=False`` override the detection.
 #
 # Dimensions: B batch, L queries, S keys, N sequences.
 
@@ -202,7 +202,7 @@ def packed_mask(
     query: Tensor,
     S: int,
 ) -> Mask | None:
-    """Return the mask that keeps packed sequences apart; None where there are none, or the given mask does it.
+    """Return the mask that separates packed sequences; None if there are none, or the given mask already does.
 
     Parameters
     ----------
@@ -210,11 +210,11 @@ def packed_mask(
         The layer's mask.
     positions : Tensor (B or 1, L), optional
     cu_q, cu_k : Tensor (N + 1,), optional
-        Where sequences begin.
+        Cumulative lengths of packed sequences.
     packed : bool, optional
-        Whether positions speak of packed sequences; None finds out.
+        Whether positions describe packed sequences; None detects it.
     causal : bool
-        Whether no query sees a later key. Of other layers positions alone say nothing, as in transformers.
+        Whether the layer is causal. As in transformers, packing is not detected in other layers.
     query : Tensor (B, H, L, E)
     S : int
     """
@@ -233,7 +233,7 @@ def packed_mask(
         _refuse_when_it_runs(positions)
         return None
     if packed is None and not given.from_model:
-        return None  # who writes a mask of pairs says what may meet
+        return None  # a user-defined mask takes precedence
     if packed not in given.kept:
         begins = _begins(given, positions, L, S, bool(packed))
         given.kept[packed] = None if begins is None else masks.document(begins.cumsum(1).expand(B, -1))
@@ -241,16 +241,16 @@ def packed_mask(
 
 
 def _begins(given: Structure, positions: Tensor, L: int, S: int, certain: bool) -> Tensor | None:
-    """Return where sequences begin, (B or 1, L), behind the first one; None where none does."""
+    """Return the starts of packed sequences after the first, (B or 1, L); None if there are none."""
     first = max(given.first_query, 0)
     begins = positions == 0
     if given.real is None:
         begins = begins & (torch.arange(first, first + L, device=positions.device) > 0)
-    else:  # positions of padding mean nothing, and what comes behind it begins nothing new
+    else:  # ignore positions of padding, and do not count the first valid position
         before = given.real.cumsum(1) - given.real.long()
         here = slice(first - given.first_key, first - given.first_key + L)
         begins = begins & given.real[:, here] & (before[:, here] > 0)
-    if first and not certain:  # a chunk whose positions start from 0, as those behind a soft prompt, is one sequence
+    if first and not certain:  # a chunk that starts at position 0, such as after a soft prompt, is one sequence
         begins[:, 0] = False
     if not certain and not bool((begins[:, :-1] & (positions[:, 1:] == 1)).any()):
         return None  # such as positions that are all 0
@@ -258,18 +258,17 @@ def _begins(given: Structure, positions: Tensor, L: int, S: int, certain: bool) 
         return None
     if first or L != S:
         expected = (
-            "rise throughout where a cache holds earlier keys, of which nothing says which sequence they are of "
-            "(packed=False takes them for one sequence)"
+            "be increasing with cached keys, whose sequence is unknown (packed=False treats everything as one sequence)"
         )
         raise rejected("regard", "position_ids", expected, f"several sequences in {shape(positions)}")
     return begins
 
 
 def _refuse_when_it_runs(positions: Tensor) -> None:
-    """Let a compiled model fail on positions such as 2, 0, 1, which are those of no padding."""
-    ends, starts, goes_on = positions[:, :-2] >= 2, positions[:, 1:-1] == 0, positions[:, 2:] == 1
+    """Make a compiled model fail on positions such as 2, 0, 1, which padding cannot explain."""
+    ends, starts, continues = positions[:, :-2] >= 2, positions[:, 1:-1] == 0, positions[:, 2:] == 1
     assert_when_it_runs(
-        ~(ends & starts & goes_on).any(),
-        "regard: position_ids must rise throughout in a compiled model, got several sequences; "
-        "pass packed=True to keep them apart, packed=False to take them for one.",
+        ~(ends & starts & continues).any(),
+        "regard: position_ids must be increasing in a compiled model, got several sequences; "
+        "pass packed=True to separate them, or packed=False to treat them as one.",
     )

@@ -1,4 +1,4 @@
-"""Decomposable attention: two sentences are aligned softly, compared part by part, and judged."""
+"""Decomposable attention: soft alignment, comparison and classification of two sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regard.nn.heads.scored import without_heads
 
 
 def _feedforward(inputs: int, hidden: int, dropout: float, **where: Any) -> nn.Sequential:
-    """Return two layers of rectified units, each with dropout before it."""
+    """Return two ReLU layers, each preceded by dropout."""
     first, second = nn.Linear(inputs, hidden, **where), nn.Linear(hidden, hidden, **where)
     return nn.Sequential(nn.Dropout(dropout), first, nn.ReLU(), nn.Dropout(dropout), second, nn.ReLU())
 
@@ -32,16 +32,16 @@ def _feedforward(inputs: int, hidden: int, dropout: float, **where: Any) -> nn.S
     reads="dot",
 )
 class DecomposableAttention(Layer):
-    """Parikh's model of how two sentences relate: attend, compare, aggregate (2016, arXiv 1606.01933).
+    """Parikh's decomposable attention model of sentence pairs: attend, compare, aggregate (2016, arXiv 1606.01933).
 
-    Of sentences a (M rows) and b (N rows)::
+    For sentences a (M rows) and b (N rows)::
 
         attend     β_i = Σ_j softmax_j(F(a_i)ᵀ F(b_j)) b_j        α_j = Σ_i softmax_i(F(a_i)ᵀ F(b_j)) a_i
         compare    u_i = G([a_i; β_i])                            w_j = G([b_j; α_j])
         aggregate  logits = H([Σ_i u_i; Σ_j w_j])
 
-    F and G have two rectified layers, H two and a linear one. Word order has no influence. The paper's projection of
-    embeddings to width E comes before this layer.
+    F and G have two ReLU layers, H two ReLU layers and a linear one. Word order has no effect. Apply the paper's
+    projection of embeddings to width E before this layer.
 
     Parameters
     ----------
@@ -50,13 +50,13 @@ class DecomposableAttention(Layer):
     hidden_size : int
         Features C of F, G and H.
     classes : int
-        How many logits.
+        Number of classes.
     dropout : float, default 0.0
-        Probability of dropping an input of each layer of F, G and H, in training (the paper's is 0.2).
+        Dropout probability before each layer of F, G and H, in training (0.2 in the paper).
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -110,16 +110,16 @@ class DecomposableAttention(Layer):
         a : Tensor (B, M, E)
         b : Tensor (B, N, E)
         a_lens, b_lens : Tensor (B,) of int, optional
-            How many rows of each sentence are real; what is beyond has no influence. A sentence may be empty.
+            Number of valid rows per sentence; later rows are ignored. A sentence may be empty.
         return_aux : AuxRequest, optional
-            What to tell of the two alignments.
+            Auxiliary outputs of the two alignments to return.
 
         Returns
         -------
         logits : Tensor (B, classes)
         (Aux, Aux)
-            Only where asked for: a attending to b, with weights (B, M, N), and b attending to a, with weights
-            (B, N, M). Rows of padding are as if they held zeros.
+            Only if requested: for a attending to b, with weights (B, M, N), and for b attending to a, with weights
+            (B, N, M). Padded rows count as zeros.
         """
         a, b = (sequences(self, name, t, self.embed_size) for name, t in (("a", a), ("b", b)))
         if a.shape[0] != b.shape[0]:
@@ -137,7 +137,7 @@ class DecomposableAttention(Layer):
     def _aligned(
         self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None, request: AuxRequest | None
     ) -> tuple[Tensor, Aux | None]:
-        """Return what each query is aligned with, and the aux fields asked for."""
+        """Return the soft alignment of each query, and the requested auxiliary outputs."""
         answer = attention(
             query.unsqueeze(1),
             key.unsqueeze(1),
@@ -152,17 +152,17 @@ class DecomposableAttention(Layer):
         return answer[0].squeeze(1), without_heads(answer[1])
 
     def _real(self, argument: str, sentence: Tensor, valid_lens: Any) -> Tensor | None:
-        """Return which rows (B, N) are real, from checked lengths."""
+        """Check the lengths and return which rows (B, N) are valid."""
         if valid_lens is None:
             return None
         length = lengths(self, argument, valid_lens, len(sentence))
         return torch.arange(sentence.shape[1], device=sentence.device) < length.unsqueeze(1)
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its networks."""
+        """Return the settings, without the networks'."""
         return f"embed_size={self.embed_size}"
 
 
 def _cleared(sentence: Tensor, real: Tensor | None) -> Tensor:
-    """Return the rows with zeros in place of padding, whatever it held."""
+    """Zero the padding, even if it holds NaN."""
     return sentence if real is None else torch.where(real.unsqueeze(-1), sentence, 0.0)

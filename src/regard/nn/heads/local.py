@@ -1,4 +1,4 @@
-"""Local attention: a window of keys around an aligned position, given or predicted."""
+"""Local attention: a window of keys around a given or predicted position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regard.normalizers import Normalizer, NormalizerLike, Softmax
 
 Mode = Literal["predictive", "monotonic"]
 
-#: How a query and a key compare, by name.
+#: Names of scores.
 ScorerName = Literal["general", "dot", "concat"]
 
 
@@ -35,7 +35,7 @@ def _log_gaussian(center: Tensor, keys: int, sigma: float) -> Tensor:
 
 @final
 class _Damped(Normalizer):
-    """Softmax, times a Gaussian of the distance between the key and the query's center (B, 1, L); sums to at most 1."""
+    """Softmax times a Gaussian of the distance between key and window center (B, 1, L); sums to at most 1."""
 
     convex = False
 
@@ -53,38 +53,38 @@ class _Damped(Normalizer):
     cost="O(L·Eq·C + L·S·(E + V))",
 )
 class LocalAttention(Layer):
-    """Luong's local attention: only keys within D of an aligned position p count (2015, arXiv 1508.04025).
+    """Luong's local attention: a window of keys within D of an aligned position p (2015, arXiv 1508.04025).
 
-    ``mode="monotonic"`` (local-m): p is the query's own position t, or given; weights are the softmax over the window.
+    ``mode="monotonic"`` (local-m): p is the query's position t, or given; weights are the softmax over the window.
 
     ``mode="predictive"`` (local-p): p is predicted, and a Gaussian with σ = D/2 favours keys near it::
 
         p_t = S · sigmoid(v_pᵀ tanh(W_p q_t))        α_t(s) = softmax_s(score(q_t, k_s)) · exp(−(s − p_t)² / (2σ²))
 
-    The softmax runs over the window ``|s − p_t| ≤ D``, s counts from 0, and S is the sequence's real length. As in the
-    paper, the weights are multiplied after the softmax and so sum to less than 1. Through the Gaussian, p_t learns.
+    The softmax runs over the window ``|s − p_t| ≤ D``, s starts at 0, and S is the valid length. As in the paper, the
+    Gaussian multiplies the weights after the softmax, so they sum to less than 1. It provides the gradient to p_t.
 
     Parameters
     ----------
     query_size : int
         Width Eq of queries.
     window : int
-        D, how many keys on each side of p.
+        Number of keys D on each side of p.
     key_size : int, optional
-        Width of keys; that of queries where it is not given.
+        Width of keys; defaults to ``query_size``.
     hidden_size : int, optional
-        Features C of the prediction, and of a concat score; ``query_size`` where it is not given.
+        Features C of the prediction and of a concat score; defaults to ``query_size``.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     mode : {"predictive", "monotonic"}, default "predictive"
     score : {"general", "dot", "concat"}, default "general"
-        How a query and a key compare; "dot" is not scaled.
+        The score; "dot" is not scaled.
     renormalize : bool, default False
-        Let the predictive weights sum to 1: the Gaussian's logarithm is added to the scores instead.
+        Normalize predictive weights to sum to 1, by adding the log of the Gaussian to the scores.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class LocalAttention(Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the score's parameters, W_p by Glorot's rule, and v_p uniformly in ±1/√C."""
+        """Initialize the score's parameters, W_p by Glorot's rule, and v_p uniformly in ±1/√C."""
         self.scorer.reset_parameters()
         if self.w_p is not None and self.v_p is not None:
             nn.init.xavier_uniform_(self.w_p)
@@ -140,23 +140,23 @@ class LocalAttention(Layer):
             nn.init.uniform_(self.v_p, -bound, bound)
 
     def predict(self, query: Tensor, lengths: Tensor | int) -> Tensor:
-        """Return the positions p (B, L) that queries want, each between 0 and the length.
+        """Predict the positions p (B, L) of queries, between 0 and the length.
 
         Parameters
         ----------
         query : Tensor (B, L, Eq)
         lengths : int, or Tensor that broadcasts to (B, L)
-            How many keys there are.
+            Number of keys.
 
         Returns
         -------
         Tensor (B, L)
-            At least in single precision, in which positions are exact.
+            In at least single precision.
         """
         if self.w_p is None or self.v_p is None:
             raise rejected("LocalAttention.predict", "mode", "be 'predictive'", repr(self.mode))
-        wanted = torch.tanh(query @ self.w_p.mT) @ self.v_p
-        return lengths * torch.sigmoid(wanted.to(torch.promote_types(wanted.dtype, torch.float32)))
+        logits = torch.tanh(query @ self.w_p.mT) @ self.v_p
+        return lengths * torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
     def forward(
         self,
@@ -176,31 +176,31 @@ class LocalAttention(Layer):
         ----------
         query : Tensor (B, L, Eq)
         key : Tensor (B, S, Ek), optional
-            The queries where none are given.
+            Defaults to ``query``.
         value : Tensor (B, S, V), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) or (B, L) of int, optional
-            How many keys each sequence, or each query, may see: S in the formula.
+            Number of valid keys per sequence, or per query: S in the formula.
         positions : Tensor (L,) or (B, L), optional
-            Centers p of the windows. By default those of the mode; a step of a decoder gives its own t.
+            Centers p of the windows; by default given by the mode. A decoding step passes its own t.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+            See :func:`regard.attention`; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            Fields to return besides the output; the weights are those after the Gaussian.
+            Auxiliary outputs to return; weights include the Gaussian.
 
         Returns
         -------
         output : Tensor (B, L, V)
-            0 where the window lies beyond the sequence.
+            0 if the window lies beyond the sequence.
         aux : Aux
-            Only where asked for; its fields have no head dimension.
+            Only if requested; its fields have no head dimension.
         """
         q, k, v = attention_inputs(self, query, key, value, valid_lens)
-        seen = combined_mask(self, valid_lens, attn_mask)
+        given = combined_mask(self, valid_lens, attn_mask)
         center = self._centers(q.squeeze(1), k.shape[2], valid_lens, positions)
-        mask = self._near(center) if seen is None else self._near(center) & seen
+        mask = self._near(center) if given is None else self._near(center) & given
         normalizer: NormalizerLike = "softmax"
         if self.mode == "predictive" and self.renormalize:
             mask &= masks.dense(_log_gaussian(center, k.shape[2], self.window / 2).unsqueeze(1))
@@ -224,7 +224,7 @@ class LocalAttention(Layer):
         return answer[0].squeeze(1), without_heads(answer[1])
 
     def _centers(self, query: Tensor, keys: int, valid_lens: Tensor | None, positions: Tensor | None) -> Tensor:
-        """Return p (B, L): given, predicted, or the query's own position."""
+        """Return p (B, L): given, predicted, or the query's position."""
         B, L, _ = query.shape
         if positions is not None:
             if not isinstance(positions, Tensor) or positions.dtype == torch.bool or positions.is_complex():
@@ -249,7 +249,7 @@ class LocalAttention(Layer):
         return masks.padding(stop) & masks.NotMask(masks.padding(start))  # ``~`` cannot be traced by torch.compile
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its score."""
+        """Return the settings, without the score's."""
         settings = f"window={self.window}, mode={self.mode!r}"
         settings += ", renormalize=True" if self.renormalize else ""
         return f"{settings}, dropout={self.dropout}" if self.dropout else settings

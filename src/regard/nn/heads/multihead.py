@@ -1,4 +1,4 @@
-"""Multi-head attention that stands in for ``torch.nn.MultiheadAttention``, with its inputs, masks and nested tensors.
+"""A drop-in replacement of ``torch.nn.MultiheadAttention``, including its masks and nested tensors.
 
 Dimensions: B batch, N rows, E width.
 """
@@ -32,15 +32,15 @@ from regard.nn.kv_cache import AttendingCache, KVCache
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
-# How inputs of multi-head attention may lie, as torch has it: with or without a batch, the batch first or second ------
+# Input layouts of torch's module: with or without a batch dimension, batch first or second ----------------------------
 
 
 def check_inputs(layer: str, inputs: Sequence[Any], widths: Sequence[int], batch_first: bool) -> bool:
-    """Return whether query, key and value, of these widths, have a batch dimension; raise for those that are wrong."""
+    """Check query, key and value against these widths; return whether they have a batch dimension."""
     query, key, value = inputs
-    alike = query is key and key is value and isinstance(query, Tensor)
-    if alike and query.dim() == 3 and query.is_floating_point() and query.shape[2] == min(widths) == max(widths):
-        return True  # the usual case, in fewer questions
+    same = query is key and key is value and isinstance(query, Tensor)
+    if same and query.dim() == 3 and query.is_floating_point() and query.shape[2] == min(widths) == max(widths):
+        return True  # fast path for self-attention
     dims = query.dim() if isinstance(query, Tensor) and query.dim() in (2, 3) else 3
     for name, width, x in zip(("query", "key", "value"), widths, inputs):
         wanted = f"(N, {width})" if dims == 2 else f"(B, N, {width})" if batch_first else f"(N, B, {width})"
@@ -54,7 +54,7 @@ def check_inputs(layer: str, inputs: Sequence[Any], widths: Sequence[int], batch
             context = "" if name == "query" else f" (query {shape(query)})"
             raise rejected(layer, name, f"have shape {wanted}", f"{shape(x)}{context}")
     if batch_and_length(key, batch_first) != batch_and_length(value, batch_first):
-        raise rejected(layer, "value", f"be as long as key {shape(key)}", shape(value))
+        raise rejected(layer, "value", f"have the batch size and length of key {shape(key)}", shape(value))
     return dims == 3
 
 
@@ -75,7 +75,7 @@ def as_batch_first(x: Tensor, batch_first: bool) -> Tensor:
 
 
 def unbatched(aux: Aux | None) -> Aux | None:
-    """Return the fields of a batch of one without the dimension for it."""
+    """Remove the batch dimension of size 1 from the fields."""
     found: dict[str, Any] = {}
     for name in FIELDS if aux is not None else ():
         field = getattr(aux, name)
@@ -86,7 +86,7 @@ def unbatched(aux: Aux | None) -> Aux | None:
     return None if aux is None else replace(aux, **found)
 
 
-# The masks of torch's multi-head attention, in which True hides, as masks of ours, in which True shows ----------------
+# Conversion of torch's masks, in which True hides, to masks in which True shows ---------------------------------------
 
 
 def combined_mask(
@@ -98,34 +98,34 @@ def combined_mask(
     appended: int,
     device: torch.device,
 ) -> MaskLike | None:
-    """Return one mask of all that a call of multi-head attention is given.
+    """Combine the masks of a call of multi-head attention.
 
     Parameters
     ----------
     padding : Tensor (B, S), optional
         Bool, True hides; or float, added.
     attn_mask : Tensor (L, S) or (B·H, L, S), or Mask, optional
-        Likewise; a Mask is taken as it is.
+        A tensor as ``padding``, or a Mask.
     is_causal : bool
     extent : Extent
         B, H, L and S, without the appended keys.
     start : int
-        How many keys come before the first query.
+        Number of keys before the first query.
     appended : int
-        How many keys after those of the extent everyone sees.
+        Number of appended keys, which every query sees.
     device : torch.device
     """
     found: list[Mask] = []
     if is_causal and not start and is_causal_matrix(attn_mask):
         attn_mask = None
     if padding is not None:
-        seen = _extended(padding, appended)
+        keep = _extended(padding, appended)
         if attn_mask is None and not is_causal and extent.L * extent.S <= _SMALL:
-            return seen[:, None, None]
-        found.append(masks.key_padding(seen) if seen.dtype == torch.bool else masks.dense(seen[:, None, None]))
+            return keep[:, None, None]
+        found.append(masks.key_padding(keep) if keep.dtype == torch.bool else masks.dense(keep[:, None, None]))
     if isinstance(attn_mask, Tensor):
-        seen = _extended(attn_mask, appended)
-        found.append(masks.dense(seen if seen.dim() == 2 else seen.unflatten(0, (extent.B, extent.H))))
+        keep = _extended(attn_mask, appended)
+        found.append(masks.dense(keep if keep.dim() == 2 else keep.unflatten(0, (extent.B, extent.H))))
     elif attn_mask is not None:
         found.append(masks.as_mask(attn_mask))
     if is_causal and start + 1 < extent.S:  # else there is nothing to hide
@@ -137,13 +137,14 @@ def combined_mask(
 
 
 def check_masks(layer: object, padding: Any, attn_mask: MaskLike | None, extent: Extent, appended: int) -> None:
-    """Raise for a mask of another type or shape than the layer's call needs."""
+    """Raise if a mask has the wrong type or shape for the call."""
     name, (B, H, L, S) = type(layer).__name__, (extent.B, extent.H, extent.L, extent.S)
     shapes = {"(L, S)": (L, S), "(B·H, L, S)": (B * H, L, S)}
     for argument, mask, fits in (("key_padding_mask", padding, {"(B, S)": (B, S)}), ("attn_mask", attn_mask, shapes)):
         if argument == "attn_mask" and isinstance(mask, Mask):
             if appended:
-                raise rejected(name, argument, "be a tensor where keys are appended", described(mask), TypeError)
+                expected = "be a tensor with add_bias_kv or add_zero_attn"
+                raise rejected(name, argument, expected, described(mask), TypeError)
             continue
         if mask is None:
             continue
@@ -157,34 +158,34 @@ def check_masks(layer: object, padding: Any, attn_mask: MaskLike | None, extent:
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """Return where a mask hides."""
+    """Return the hidden positions of a mask."""
     return mask if mask.dtype == torch.bool else mask.isneginf()
 
 
 def hidden_keys(
     padding: Tensor | None, attn_mask: MaskLike | None, extent: Extent, device: torch.device
 ) -> Tensor | None:
-    """Return which keys (B or 1, S) no query of the call may attend to."""
+    """Return which keys (B or 1, S) are hidden from all queries of the call."""
     found = None if padding is None else hidden(padding)
     if attn_mask is None:
         return found
     if not isinstance(attn_mask, Tensor):
-        seen = as_mask(attn_mask).bind(extent, device).seen(extent)
-        return ~seen.any(1) if found is None else found | ~seen.any(1)
-    nowhere = hidden(attn_mask).all(-2)  # (S,) or (B·H, S)
-    nowhere = nowhere.unsqueeze(0) if nowhere.dim() == 1 else nowhere.unflatten(0, (extent.B, extent.H)).all(1)
-    return nowhere if found is None else found | nowhere
+        visible = as_mask(attn_mask).bind(extent, device).visible_keys(extent)
+        return ~visible.any(1) if found is None else found | ~visible.any(1)
+    unused = hidden(attn_mask).all(-2)  # (S,) or (B·H, S)
+    unused = unused.unsqueeze(0) if unused.dim() == 1 else unused.unflatten(0, (extent.B, extent.H)).all(1)
+    return unused if found is None else found | unused
 
 
 def without_garbage(rows: Tensor, padding: Tensor | None) -> Tensor:
-    """Return rows (B, N, E) with 0 for what is not finite in padding, where ``padding`` (B, N) is True or −inf."""
+    """Zero non-finite values of rows (B, N, E) in padding, where ``padding`` (B, N) is True or −inf."""
     if padding is None:
         return rows
     return torch.where(hidden(padding).unsqueeze(-1) & ~rows.isfinite(), 0.0, rows)
 
 
 def is_causal_matrix(mask: Any) -> bool:
-    """Return whether a mask is a matrix that hides what ``is_causal=True`` hides; False where it cannot be read."""
+    """Whether a mask is the causal matrix; False if its values cannot be read cheaply."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.requires_grad or mask.device.type != "cpu":
         return False
     if values_unavailable(mask):
@@ -196,13 +197,13 @@ def is_causal_matrix(mask: Any) -> bool:
 
 
 def _extended(mask: Tensor, appended: int) -> Tensor:
-    """Return a mask in which True shows, with so many more keys that all may see."""
+    """Invert a bool mask so that True shows, and append visible keys."""
     if mask.dtype == torch.bool:
         return F.pad(~mask, (0, appended), value=True) if appended else ~mask
     return F.pad(mask, (0, appended)) if appended else mask
 
 
-# Nested tensors, which torch's encoder makes of padded ones, through layers that take padded ones ---------------------
+# Nested tensors: pad them, attend, and nest the output ----------------------------------------------------------------
 # Dimensions: B batch, N rows of a sequence, E width.
 
 
@@ -216,37 +217,37 @@ def attend_nested(
     attn_mask: MaskLike | None,
     *given: Any,
 ) -> tuple[Tensor, Any]:
-    """Return a multi-head layer's answer for nested tensors; ``given`` are the further arguments of its call."""
+    """Run a multi-head layer on nested tensors; ``given`` are the remaining arguments of the call."""
     name = type(layer).__name__
     if key_padding_mask is not None or not (query.is_nested and key.is_nested and value.is_nested):
-        expected = "be nested all three, and without a key_padding_mask, or none"
+        expected = "be either all nested, without a key_padding_mask, or all dense"
         raise rejected(name, "query, key and value", expected, "a mixture")
     if not layer.batch_first:
-        raise rejected(name, "query", "be dense where batch_first is False", "a nested tensor")
+        raise rejected(name, "query", "be dense if batch_first is False", "a nested tensor")
     rows: dict[int, list[Tensor]] = {}
     inputs = ("query", query, layer.embed_dim), ("key", key, layer.kdim), ("value", value, layer.vdim)
     for argument, x, width in inputs:
-        if id(x) not in rows:  # one object stays one: the layer looks at that
+        if id(x) not in rows:  # keep the identity of inputs: the layer checks for self-attention
             rows[id(x)] = sequences(name, argument, x, width)
     lengths, ours, theirs = ([len(row) for row in rows[id(x)]] for x in (query, key, value))
     if len(ours) != len(lengths):
         raise rejected(name, "key", f"hold as many sequences as query, {len(lengths)}", len(ours))
     if theirs != ours:
-        raise rejected(name, "value", f"hold sequences as long as key's, {ours}", theirs)
+        raise rejected(name, "value", f"hold sequences of key's lengths {ours}", theirs)
     dense = {which: pad_sequence(each, batch_first=True) for which, each in rows.items()}
     ends = [dense[id(x)] for x in (query, key, value)]
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         counts = (torch.tensor(each, device=query.device) for each in (lengths, ours))
         attn_mask = as_mask(attn_mask).for_lengths(*counts)
     output, extra = layer.forward(*ends, _padding(ours, key.device), need_weights, attn_mask, *given)
-    if isinstance(extra, Tensor):  # weights (B, L, S) or (B, H, L, S): padding has none
+    if isinstance(extra, Tensor):  # zero the weights (B, L, S) or (B, H, L, S) of padded queries
         none = _padding(lengths, key.device).unflatten(0, (-1,) + (1,) * (extra.dim() - 3)).unsqueeze(-1)
         extra = torch.where(none, 0.0, extra)
     return _nested_like(query, [row[:length] for row, length in zip(output, lengths)], name), extra
 
 
 def sequences(function: str, argument: str, nested: Tensor, width: int) -> list[Tensor]:
-    """Return the sequences (N, E) of a nested tensor of this width, at least one, or raise."""
+    """Return the sequences (N, E) of a non-empty nested tensor of this width, or raise."""
     if nested.layout == torch.jagged:
         if nested.dim() != 3 or isinstance(nested.shape[1], int):
             raise rejected(function, argument, f"have shape (B, N, {width}) with jagged N", shape(nested))
@@ -262,9 +263,9 @@ def sequences(function: str, argument: str, nested: Tensor, width: int) -> list[
 
 
 def without_holes(layer: Any, argument: str, x: Tensor) -> Tensor:
-    """Return a Transformer layer's nested input with its sequences one after the other, as linear layers need them.
+    """Make a Transformer layer's nested input contiguous, as linear layers require.
 
-    Torch's ``contiguous`` does so, too, but has no gradient. What lies so already is returned itself.
+    Torch's ``contiguous`` does the same but is not differentiable. Contiguous inputs are returned unchanged.
     """
     rows = sequences(type(layer).__name__, argument, x, layer.self_attn.embed_dim)
     if x.is_contiguous() and (x.layout != torch.jagged or sum(map(len, rows)) == _values(x).shape[0]):
@@ -281,37 +282,36 @@ def _values(nested: Any) -> Tensor:
 
 
 def _spans(nested: Any) -> tuple[list[int], list[int]]:
-    """Return where each sequence of a jagged tensor begins in its values, and how long it is."""
+    """Return the start of each sequence in the values of a jagged tensor, and its length."""
     offsets, lengths = nested.offsets(), nested.lengths()
     return offsets[:-1].tolist(), (offsets.diff() if lengths is None else lengths).tolist()
 
 
 def _padding(lengths: list[int], device: torch.device) -> Tensor:
-    """Return which of the rows of padded sequences are padding: (B, N)."""
+    """Return which rows of padded sequences are padding: (B, N)."""
     return torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device).unsqueeze(1)
 
 
 def _nested_like(query: Any, rows: list[Tensor], name: str) -> Tensor:
-    """Return rows for each sequence of the query with the query's own structure, so that the two can be added."""
+    """Nest rows with the structure of the query, so that the two can be added."""
     if query.layout != torch.jagged:
         return torch.nested.as_nested_tensor(rows)
     packed, count = torch.cat(rows), _values(query).shape[0]
     starts, lengths = _spans(query)
     stops = [start + length for start, length in zip(starts, lengths)]
     if any(stop > start for stop, start in zip(stops, starts[1:])):
-        raise rejected(name, "query", "hold sequences that do not overlap", "a jagged tensor in which they do")
+        raise rejected(name, "query", "hold sequences that do not overlap", "a jagged tensor with overlapping ones")
     if len(packed) != count:  # zeros between the sequences
         places = [torch.arange(start, stop, device=packed.device) for start, stop in zip(starts, stops)]
         packed = packed.new_zeros(count, packed.shape[1]).index_copy(0, torch.cat(places), packed)
     return torch.nested.nested_tensor_from_jagged(packed, query.offsets(), query.lengths())
 
 
-# Multi-head attention: torch's module, with any score and normalizer, fewer key heads, rotary positions, a cache ------
+# Multi-head attention -------------------------------------------------------------------------------------------------
 
 
-#: What a call needs beside the output where weights are returned.
 _WEIGHTS = AuxRequest(weights=True)
-#: Pairs of a query and a key up to which key padding is a matrix for a kernel, and no mask with a structure.
+#: Maximum number of (query, key) pairs for which key padding is passed as a dense matrix.
 _SMALL = 256 * 256
 
 
@@ -322,54 +322,53 @@ _SMALL = 256 * 256
     cost="O((L + S)·E² + L·S·E)",
 )
 class MultiheadAttention(PartLayer):
-    """Attention in several heads; stands in for ``torch.nn.MultiheadAttention``, ``state_dict`` included.
+    """Multi-head attention; a drop-in replacement of ``torch.nn.MultiheadAttention`` with the same ``state_dict``.
 
-    Head h of width D = E/H is ``softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ``; the heads side by side are projected by W_O
-    (Vaswani 2017, arXiv 1706.03762). With fewer key heads G than query heads H, each serves H/G of them: multi-query
-    attention for G = 1 (Shazeer 2019, arXiv 1911.02150), grouped-query for others (Ainslie 2023, arXiv 2305.13245).
+    Head h of width D = E/H is ``softmax(Q W_Qʰ (K W_Kᵍ)ᵀ / √D) V W_Vᵍ``; W_O projects the concatenated heads (Vaswani
+    2017, arXiv 1706.03762). With fewer key–value heads G than query heads H, each serves H/G query heads: multi-query
+    attention for G = 1 (Shazeer 2019, arXiv 1911.02150), grouped-query otherwise (Ainslie 2023, arXiv 2305.13245).
 
-    Arguments, polarity of masks, results and initial weights are those of torch's module. What differs: a query that
-    may attend to nothing gets zeros (then W_O's bias) instead of NaN; weights are returned as they are before dropout;
-    ``is_causal=True`` needs no ``attn_mask``, and applies whatever it is given with. docs/differences.md has
-    the whole list.
+    Arguments, mask polarity, results and initial weights match torch's module, with these differences: the heads of a
+    query with no visible keys are zero (so its output is W_O's bias) instead of NaN; returned weights are those before
+    dropout; ``is_causal=True`` needs no ``attn_mask`` and always applies. docs/differences.md has the full list.
 
     Parameters
     ----------
     embed_dim, num_heads : int
-        E and H; H divides E.
+        Width E and number of heads H, which divides E.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     bias : bool, default True
-        Whether the projections have one.
+        Whether the projections have a bias.
     add_bias_kv : bool, default False
         Append a learned key and value that every query sees.
     add_zero_attn : bool, default False
         Append a key and value of zeros that every query sees.
     kdim, vdim : int, optional
-        Widths of keys and values; E where not given.
+        Widths of keys and values; default to E.
     batch_first : bool, default False
         Sequences are (B, N, E) rather than (N, B, E).
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
     num_kv_heads : int, optional
-        G, which divides H; H where not given. If there are fewer, the projections are separate parameters.
+        Number of key–value heads G, which divides H; defaults to H. If G < H, the projections are separate parameters.
     score : str, Score, callable or ScoredAttention, optional
-        How queries and keys compare within a head, as :func:`regard.attention` takes it. Of a layer, such as
-        ``GeneralAttention(D)``, and of a Score, parameters and other tensors become those of this module. A function
-        that learns comes as a module, too: of what a plain function refers to, a layer knows nothing.
+        The score within a head; see :func:`regard.attention`. The parameters and buffers of a Score, or of a layer such
+        as ``GeneralAttention(D)``, are registered in this module. Pass a learned function as a module: tensors in the
+        closure of a plain function cannot be found.
     normalizer : str or Normalizer, default "softmax"
-        Its tensors become those of this module, too.
+        Its tensors are registered in this module.
     rotary : Module, optional
-        ``rotary(x, offset)`` turns queries and keys (B, H, N, D) that stand at positions ``offset`` and on.
+        ``rotary(x, offset)`` rotates queries and keys (B, H, N, D) at positions ``offset``, ``offset + 1``, …
     dropped_weights : bool, default False
         Return the weights after dropout, as torch does in training.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -429,13 +428,13 @@ class MultiheadAttention(PartLayer):
         disable_fast_path(self)
 
     def _build(self, bias: bool, add_bias_kv: bool, where: dict[str, Any]) -> None:
-        """Make the parameters, by torch's names and in its order, and draw them in its order."""
+        """Create the parameters with torch's names, and create and initialize them in torch's order."""
         E, width = self.embed_dim, self.num_kv_heads * self.head_dim
-        alike = self.kdim == self.vdim == width == E
+        is_packed = self.kdim == self.vdim == width == E
         packed, separate = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         shapes = dict(zip(packed + separate, [(3 * E, E), (E, E), (width, self.kdim), (width, self.vdim)]))
-        for name in packed + separate if alike else separate + packed:
-            used = alike == (name in packed)
+        for name in packed + separate if is_packed else separate + packed:
+            used = is_packed == (name in packed)
             self.register_parameter(name, parameter(*shapes[name], **where) if used else None)
         self.register_parameter("in_proj_bias", parameter(E + 2 * width, **where) if bias else None)
         self.out_proj = OutProjection(E, E, bias=bias, **where)
@@ -444,7 +443,7 @@ class MultiheadAttention(PartLayer):
         self._reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as torch's module does when it is made."""
+        """Re-initialize the parameters as torch's module does."""
         self.out_proj.reset_parameters()
         self._reset_parameters()
         if isinstance(self.score, ScoredAttention):
@@ -482,32 +481,32 @@ class MultiheadAttention(PartLayer):
         query : Tensor (L, B, E), or (B, L, E) if ``batch_first``, or (L, E)
         key, value : Tensor (S, B, Ek) and (S, B, Ev), likewise
         key_padding_mask : Tensor (B, S), or (S,) where there is no batch, optional
-            Bool, **True hides** the key, whatever it holds (in self-attention what is not finite there counts as 0 in
-            the query, too); or float, added to the scores.
+            Bool, **True hides** the key, even if it is NaN (in self-attention, non-finite values there also count as 0
+            in the query); or float, added to the scores.
         need_weights : bool, default True
-            Whether to return weights. That needs memory for them; ``engine="auto"`` is then the one that makes them,
-            so that the output may differ by a rounding from that without.
+            Whether to return the weights, which takes O(L·S) memory. ``engine="auto"`` then uses the engine that
+            materializes them, so the output may differ by rounding from a call without weights.
         attn_mask : Tensor (L, S) or (B·H, L, S), or Mask, optional
-            Bool, **True hides** the pair; or float, added. A :mod:`regard.masks` mask shows what it shows anywhere.
+            Bool, **True hides** the pair; or float, added. A :mod:`regard.masks` mask keeps its own polarity.
         average_attn_weights : bool, default True
             Return the mean of the weights over heads.
         is_causal : bool, default False
-            Also hide keys after the query; both are counted from the start, queries after the steps in the cache.
+            Also hide keys after the query. Query 0 is at key 0, or follows the steps in the cache.
         cache : KVCache, optional
-            Holds the keys and values of earlier steps. These come first, and masks cover all S. An object with a method
+            Keys and values of earlier steps. They come first, and masks cover all S keys. An object with a method
             ``attend(layer, rows)`` computes a step itself, without masks and weights.
         return_aux : AuxRequest, optional
-            What to tell instead of the weights, head by head.
+            Auxiliary outputs to return instead of the weights, per head.
 
         Returns
         -------
         output : Tensor, as the query
         weights : Tensor (B, L, S), or (B, H, L, S) if not averaged, or None
-            Without B where there is no batch; S counts appended keys. With ``return_aux``, an :class:`~regard.Aux`.
+            Without B for unbatched inputs; S includes appended keys. With ``return_aux``, an :class:`~regard.Aux`.
         """
         if cache is not None and not isinstance(cache, KVCache):
-            alike = query is key and key is value and key_padding_mask is None and attn_mask is None
-            return self._step(query, cache, alike and not need_weights and return_aux is None), None
+            is_self = query is key and key is value and key_padding_mask is None and attn_mask is None
+            return self._step(query, cache, is_self and not need_weights and return_aux is None), None
         start = 0 if cache is None else len(cache)
         plain = query is key and key is value and key_padding_mask is None and attn_mask is None
         if plain and self._is_usual(query):
@@ -519,7 +518,7 @@ class MultiheadAttention(PartLayer):
             upper_left = False
             if _is_nested(query) or (key is not query and _is_nested(key)) or (value is not key and _is_nested(value)):
                 if cache is not None or return_aux is not None:
-                    expected = "be dense where there is a cache or return_aux"
+                    expected = "be dense with a cache or return_aux"
                     raise rejected(type(self).__name__, "query", expected, "a nested tensor")
                 given = need_weights, attn_mask, average_attn_weights, is_causal
                 return attend_nested(self, query, key, value, key_padding_mask, *given)
@@ -542,7 +541,7 @@ class MultiheadAttention(PartLayer):
         try:
             output, extra = self._attend(q, k, v, mask, need_weights, return_aux, upper_left)
         except BaseException:
-            if cache is not None:  # a call that failed has not been: it may be tried again
+            if cache is not None:  # undo the append, so that the call can be retried
                 cache.truncate(start)
             raise
         output = self.out_proj(output.transpose(1, 2).flatten(2))
@@ -553,16 +552,16 @@ class MultiheadAttention(PartLayer):
         return output if self.batch_first else output.transpose(0, 1), extra
 
     def _step(self, x: Tensor, cache: AttendingCache, plain: bool) -> Tensor:
-        """Return the output of a step of beams, whose rows are all that is given where ``plain``."""
+        """Return the output of one step computed by the cache; ``plain`` says that there are no masks or weights."""
         batched = check_inputs(type(self).__name__, (x, x, x), (self.embed_dim,) * 3, self.batch_first)
         if not plain or self._extends or not batched or batch_and_length(x, self.batch_first)[1] != 1:
-            expected = "be a KVCache where there are masks, several steps, other keys, or weights to tell"
+            expected = "be a KVCache for calls with masks, several steps, other keys, or returned weights"
             raise rejected(type(self).__name__, "cache", expected, f"a {type(cache).__name__}")
         steps = 1 if self.batch_first else 0
         return cache.attend(self, x.squeeze(steps)).unsqueeze(steps)
 
     def _is_usual(self, x: Any) -> bool:
-        """Whether a tensor is (B, N, E) and one product makes queries, keys and values of it."""
+        """Whether a tensor is (B, N, E) and one matrix product gives queries, keys and values."""
         return (
             self.batch_first
             and not self._extends
@@ -588,9 +587,9 @@ class MultiheadAttention(PartLayer):
         attn_mask: MaskLike | None,
         extent: Extent,
     ) -> tuple[Tensor, ...]:
-        """Return queries (B, H, L, D), keys and values (B, G, S, D), of inputs in which nothing hidden is left."""
+        """Return queries (B, H, L, D), keys and values (B, G, S, D), after zeroing hidden inputs."""
         packed, is_self = query is key and key is value, query is key
-        new = slice(extent.S - batch_and_length(key, self.batch_first)[1], None)  # what came before is in a cache
+        new = slice(extent.S - batch_and_length(key, self.batch_first)[1], None)  # earlier keys are in the cache
         query = as_batch_first(query, self.batch_first)
         if padding is not None and is_self:
             query = without_garbage(query, padding[:, new])
@@ -600,9 +599,9 @@ class MultiheadAttention(PartLayer):
                 return self._in_projected(query)
         else:
             key, value = as_batch_first(key, self.batch_first), as_batch_first(value, self.batch_first)
-            unseen = hidden_keys(padding, attn_mask, extent, query.device)
-            if unseen is not None:
-                hidden = unseen[:, new].unsqueeze(-1)
+            unused = hidden_keys(padding, attn_mask, extent, query.device)
+            if unused is not None:
+                hidden = unused[:, new].unsqueeze(-1)
                 key, value = torch.where(hidden, 0.0, key), torch.where(hidden, 0.0, value)
         width = self.num_kv_heads * self.head_dim
         sizes, bias = [self.embed_dim, width, width], self.in_proj_bias
@@ -613,7 +612,7 @@ class MultiheadAttention(PartLayer):
         return tuple([x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in ends])
 
     def _extended(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Return keys or values (B, G, S, D) with the learned one and the zeros after them, where there are such."""
+        """Append the learned row and the row of zeros, if any, to keys or values (B, G, S, D)."""
         B, G, _, D = rows.shape
         after = [] if bias is None else [bias.view(1, G, 1, D).expand(B, -1, -1, -1).to(rows.dtype)]
         after += [rows.new_zeros(B, G, 1, D)] if self.add_zero_attn else []
@@ -629,7 +628,7 @@ class MultiheadAttention(PartLayer):
         request: AuxRequest | None,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | Aux | None]:
-        """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or what else is asked for."""
+        """Return the heads' outputs (B, H, L, D), and weights (B, H, L, S) or the requested auxiliary outputs."""
         dropout_p = self.dropout if self.training else 0.0
         parts: dict[str, Any] = {"engine": self.engine, "is_causal": is_causal, "enable_gqa": True}
         if (score := self.score) is not None:
@@ -640,17 +639,17 @@ class MultiheadAttention(PartLayer):
             return attention(q, k, v, mask, dropout_p, return_aux=request, **parts)
         if not need_weights:
             return attention(q, k, v, mask, dropout_p, **parts), None
-        if dropout_p and self.dropped_weights:  # they are what is read from an identity matrix next to the values
+        if dropout_p and self.dropped_weights:  # append an identity matrix to the values to read off the weights
             eye = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
             both = attention(q, k, torch.cat([v, eye], -1), mask, dropout_p, **parts)
             return both[..., : self.head_dim], both[..., self.head_dim :]
-        if self.engine == "auto":  # weights are materialized anyway: what makes them shall make the output of them
+        if self.engine == "auto":  # weights are materialized anyway, so compute the output from them
             parts["engine"] = "reference"
         output, aux = attention(q, k, v, mask, dropout_p, return_aux=_WEIGHTS, **parts)
         return output, aux.weights
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
         settings += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
         usual: dict[str, Any] = {"dropout": 0.0, "kdim": self.embed_dim, "vdim": self.embed_dim, "batch_first": False}
@@ -663,8 +662,8 @@ class MultiheadAttention(PartLayer):
 
 
 def disable_fast_path(module: MultiheadAttention) -> None:
-    """Keep torch's encoder layers from computing a module's attention without calling it, as they do in evaluation.
+    """Prevent torch's encoder layers from using their fused path instead of calling this module.
 
-    They do so only where this attribute of torch's module says that queries, keys and values are equally wide.
+    They use it only if this attribute says that queries, keys and values have the same width.
     """
     module._qkv_same_embed_dim = False

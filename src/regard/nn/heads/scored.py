@@ -1,4 +1,4 @@
-"""Layers of one head of attention, whose score is a part: dot product, additive, kernels and others."""
+"""Single-head attention layers: dot product, general, additive, concat, location, cosine and kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.normalizers import NormalizerLike
 from regard.scores.base import KernelName
 from regard.scores.kernels import kernels
 
-# Base of the layers with one head of attention, whose score is a part -------------------------------------------------
+# Base class -----------------------------------------------------------------------------------------------------------
 
 
 class ScoredParts(TypedDict, total=False):
@@ -34,7 +34,7 @@ class ScoredParts(TypedDict, total=False):
 
 
 class ScoredAttention(PartLayer, ABC):
-    """One head of attention over sequences (B, N, E); a subclass says how a query and a key compare.
+    """Single-head attention over sequences (B, N, E); a subclass defines the score.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class ScoredAttention(PartLayer, ABC):
         Probability of dropping a weight, in training.
     normalizer : str or Normalizer, default "softmax"
     scale : float, optional
-        Multiplies the score; None is the score's own.
+        Factor of the score; None is the score's default.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ScoredAttention(PartLayer, ABC):
 
     @abstractmethod
     def score(self) -> scores.Score:
-        """Return the score, with this layer's parameters in it."""
+        """Return the score, with this layer's parameters."""
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
 
     def forward(
         self,
@@ -84,23 +84,23 @@ class ScoredAttention(PartLayer, ABC):
         ----------
         query : Tensor (B, L, E)
         key : Tensor (B, S, Ek), optional
-            The queries where none are given: self-attention, where padded queries count as zeros, too.
+            Defaults to ``query``: self-attention, in which padded queries also count as zeros.
         value : Tensor (B, S, V), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) or (B, L) of int, optional
-            How many keys each sequence, or each query, may see; what is beyond has no influence.
+            Number of valid keys per sequence, or per query; later keys are ignored.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+            See :func:`regard.attention`; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            Fields to return besides the output.
+            Auxiliary outputs to return.
 
         Returns
         -------
         output : Tensor (B, L, V)
         aux : Aux
-            Only where asked for; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
+            Only if requested; its fields have no head dimension: weights (B, L, S), entropy (B, L) and so on.
         """
         mask = combined_mask(self, valid_lens, attn_mask)
         q, k, v = attention_inputs(self, query, key, value, valid_lens)
@@ -123,7 +123,7 @@ class ScoredAttention(PartLayer, ABC):
         return output.squeeze(1), without_heads(aux)
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = [f"dropout={self.dropout}"] if self.dropout else []
         settings += non_default(self, "normalizer", "softmax")
         return ", ".join([*self._sizes(), *settings, *([f"scale={self.scale}"] if self.scale is not None else [])])
@@ -133,7 +133,7 @@ class ScoredAttention(PartLayer, ABC):
 
 
 def without_heads(aux: Aux) -> Aux:
-    """Return the fields of a single head without the dimension for it."""
+    """Remove the head dimension of size 1 from the fields."""
     found: dict[str, Any] = {}
     for name in FIELDS:
         field = getattr(aux, name)
@@ -144,7 +144,7 @@ def without_heads(aux: Aux) -> Aux:
     return replace(aux, **found)
 
 
-# Attention with one head, by its score: dot product, general, additive, concat, location, cosine ----------------------
+# Dot product, general, additive, concat, location, cosine -------------------------------------------------------------
 
 
 @mechanism(
@@ -154,14 +154,15 @@ def without_heads(aux: Aux) -> Aux:
     reads="scaled_dot",
 )
 class DotProductAttention(ScoredAttention):
-    """Attention by the scaled dot product, ``softmax(QKᵀ / √E) V``; nothing is learned.
+    """Scaled dot-product attention, ``softmax(QKᵀ / √E) V``, without parameters.
 
-    ``scale=1.0`` is Luong's dot score (2015, arXiv 1508.04025), None that of Vaswani (2017, arXiv 1706.03762).
+    ``scale=None`` is Vaswani's attention (2017, arXiv 1706.03762), ``scale=1.0`` Luong's dot score (2015, arXiv
+    1508.04025).
 
     Parameters
     ----------
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
 
     Examples
     --------
@@ -176,7 +177,7 @@ class DotProductAttention(ScoredAttention):
         return scores.ScaledDot()
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: the layer has no parameters."""
 
 
 @mechanism(
@@ -187,18 +188,18 @@ class DotProductAttention(ScoredAttention):
     reads="general",
 )
 class GeneralAttention(ScoredAttention):
-    """Attention by a learned bilinear form, ``qᵀ W k`` (Luong 2015, arXiv 1508.04025).
+    """Attention with a learned bilinear score, ``qᵀ W k`` (Luong 2015, arXiv 1508.04025).
 
     Parameters
     ----------
     query_size : int
         Width E of queries.
     key_size : int, optional
-        Width of keys; that of queries where it is not given.
+        Width of keys; defaults to ``query_size``.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -228,7 +229,7 @@ class GeneralAttention(ScoredAttention):
         return scores.General(self.weight)
 
     def reset_parameters(self) -> None:
-        """Draw ``W`` uniformly, so that scores of unit rows have unit variance (Glorot)."""
+        """Initialize ``W`` by Glorot's rule."""
         nn.init.xavier_uniform_(self.weight)
 
 
@@ -247,11 +248,11 @@ class AdditiveAttention(ScoredAttention):
     query_size, key_size : int
         Widths of queries and keys.
     hidden_size : int
-        How many features C the two are projected to.
+        Number of features C of the projections.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -285,7 +286,7 @@ class AdditiveAttention(ScoredAttention):
         return scores.Additive(self.w_v, self.w_q, self.w_k)
 
     def reset_parameters(self) -> None:
-        """Draw both projections by Glorot's rule, and w_v uniformly in ±1/√C."""
+        """Initialize both projections by Glorot's rule, and w_v uniformly in ±1/√C."""
         nn.init.xavier_uniform_(self.w_q)
         nn.init.xavier_uniform_(self.w_k)
         bound = 1 / math.sqrt(self.hidden_size)
@@ -300,18 +301,18 @@ class AdditiveAttention(ScoredAttention):
     reads="concat",
 )
 class ConcatAttention(ScoredAttention):
-    """Luong's concat score, ``w_vᵀ tanh(W [q; k])`` (2015, arXiv 1508.04025): additive, its projections one matrix.
+    """Attention with Luong's concat score, ``w_vᵀ tanh(W [q; k])`` (2015, arXiv 1508.04025): additive, with one matrix.
 
     Parameters
     ----------
     query_size, key_size : int
         Widths of queries and keys.
     hidden_size : int
-        How many features C.
+        Number of features C.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -343,7 +344,7 @@ class ConcatAttention(ScoredAttention):
         return scores.Concat(self.w_v, self.weight)
 
     def reset_parameters(self) -> None:
-        """Draw the projection by Glorot's rule, and w_v uniformly in ±1/√C."""
+        """Initialize the projection by Glorot's rule, and w_v uniformly in ±1/√C."""
         nn.init.xavier_uniform_(self.weight)
         bound = 1 / math.sqrt(self.hidden_size)
         nn.init.uniform_(self.w_v, -bound, bound)
@@ -357,18 +358,18 @@ class ConcatAttention(ScoredAttention):
     reads="location",
 )
 class LocationAttention(ScoredAttention):
-    """Luong's location score, ``(W q)_i``: what a key holds does not matter, where it stands does (arXiv 1508.04025).
+    """Attention with Luong's location score, ``(W q)_i``, which depends only on key positions (arXiv 1508.04025).
 
     Parameters
     ----------
     query_size : int
         Width of queries.
     max_length : int
-        How many positions of keys there are; sequences may be shorter.
+        Number of key positions; sequences may be shorter.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -397,7 +398,7 @@ class LocationAttention(ScoredAttention):
         return scores.Location(self.weight)
 
     def reset_parameters(self) -> None:
-        """Draw ``W`` by Glorot's rule."""
+        """Initialize ``W`` by Glorot's rule."""
         nn.init.xavier_uniform_(self.weight)
 
     def _sizes(self) -> list[str]:
@@ -412,20 +413,20 @@ class LocationAttention(ScoredAttention):
     reads="cosine",
 )
 class CosineAttention(ScoredAttention):
-    """Attention by the cosine, ``β cos(q, k)``: content addressing (Graves 2014, arXiv 1410.5401).
+    """Attention with the cosine score, ``β cos(q, k)``: content addressing (Graves 2014, arXiv 1410.5401).
 
-    A row of zeros has cosine 0 with everything.
+    A row of zeros has cosine 0 with every row.
 
     Parameters
     ----------
     beta : float, default 1.0
-        The sharpness at first, positive.
+        Initial sharpness β, positive.
     learn_beta : bool, default True
-        Whether log β is a parameter; else a buffer.
+        Whether log β is a parameter rather than a buffer.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of ``beta``.
+        Device and dtype of ``beta``.
 
     Examples
     --------
@@ -459,21 +460,21 @@ class CosineAttention(ScoredAttention):
 
     @property
     def beta(self) -> Tensor:
-        """Return β, (1,)."""
+        """The sharpness β, (1,)."""
         return self.log_beta.exp()
 
     def score(self) -> scores.Score:
         return scores.Cosine((-self.log_beta).exp())
 
     def reset_parameters(self) -> None:
-        """Set β to its first value."""
+        """Reset β to its initial value."""
         nn.init.constant_(self.log_beta, math.log(self.initial))
 
     def _sizes(self) -> list[str]:
         return [f"beta={self.initial}"]
 
 
-# Attention by a kernel of the distance: Nadaraya–Watson regression as a layer, its width learned or fixed -------------
+# Kernels: Nadaraya–Watson regression as a layer -----------------------------------------------------------------------
 
 
 @mechanism(
@@ -486,24 +487,24 @@ class CosineAttention(ScoredAttention):
 class KernelAttention(ScoredAttention):
     """Kernel regression, ``Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)`` (Nadaraya 1964; Watson 1964).
 
-    A kernel is the exponential of a score of :mod:`regard.scores` that depends on a distance, such as
-    :class:`~regard.scores.Gaussian` or :class:`~regard.scores.Epanechikov`. A query that no key reaches gets zeros.
+    A kernel is the exponential of a distance score in :mod:`regard.scores`, such as :class:`~regard.scores.Gaussian` or
+    :class:`~regard.scores.Epanechikov`. A query with no key within the width of a compact kernel gets zeros.
     The boxcar's width has no gradient.
 
     Parameters
     ----------
     kernel : str, default "gaussian"
-        A score of a distance, by name.
+        Name of a distance score.
     width : float, default 1.0
-        σ at first, in the units of queries and keys.
+        Initial width σ, in the units of queries and keys.
     num_features : int, optional
-        Learn a width for each of so many features E; one for all where it is not given.
+        Number of features E, to learn one width per feature; by default all features share one.
     learn_width : bool, default True
-        Whether log σ is a parameter; else a buffer.
+        Whether log σ is a parameter rather than a buffer.
     dropout, normalizer, scale, engine
-        As :class:`ScoredAttention` has them.
+        See :class:`ScoredAttention`.
     device, dtype : optional
-        Of the width.
+        Device and dtype of the width.
 
     Examples
     --------
@@ -541,32 +542,32 @@ class KernelAttention(ScoredAttention):
 
     @property
     def width(self) -> Tensor:
-        """Return σ, (1,) or (E,)."""
+        """The width σ, (1,) or (E,)."""
         return self.log_width.exp()
 
     def score(self) -> scores.Score:
         return kernels()[self.kernel](self.width)
 
     def reset_parameters(self) -> None:
-        """Set the width to its first value."""
+        """Reset the width to its initial value."""
         nn.init.constant_(self.log_width, math.log(self.initial))
 
     def _sizes(self) -> list[str]:
         return [repr(self.kernel), f"width={self.initial}"]
 
 
-# ``masked_softmax``: weights of scores, as the core makes them, by lengths alone --------------------------------------
+# masked_softmax -------------------------------------------------------------------------------------------------------
 
 
 @mechanism(formula="softmax(s_i for i < valid_lens), 0 beyond", cost="O(L·S)")
 def masked_softmax(scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
-    """Return the softmax of scores over the keys that are real; the others get exactly 0.
+    """Return the softmax of scores over valid keys; all others get exactly 0.
 
     Parameters
     ----------
     scores : Tensor (B, L, S)
     valid_lens : Tensor (B,) or (B, L) of int, optional
-        How many keys are real, for each sequence or each query; None is all. Of 0 the weights are 0.
+        Number of valid keys per sequence, or per query; all by default. With 0 valid keys, all weights are 0.
 
     Returns
     -------
@@ -575,7 +576,7 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type or shape.
+        If an argument has the wrong type or shape.
 
     Examples
     --------

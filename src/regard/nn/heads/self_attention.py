@@ -1,4 +1,4 @@
-"""Self-attention as language models have it: grouped queries, rotary positions, caches, divided sequences."""
+"""Self-attention for language models: grouped queries, rotary positions, KV caches, context parallelism."""
 
 from __future__ import annotations
 
@@ -26,56 +26,57 @@ from regard.nn.positions.rotary import Rotary, Rotation
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
-# What a layer asks of whoever divides a sequence among processes ------------------------------------------------------
+# Context parallelism, as layers see it --------------------------------------------------------------------------------
 
 
 class SequenceContext(Protocol):
-    """How a sequence is divided among processes, each of which runs the same layers on its own slice.
+    """The interface of context parallelism: each process runs the same layers on its slice of the sequence.
 
-    :class:`regard.distributed.ContextParallel` is one. Masks speak of the whole sequence, all else of the slice.
+    :class:`regard.distributed.ContextParallel` implements it. Masks cover the whole sequence, all other tensors the
+    slice.
     """
 
     @property
     def size(self) -> int:
-        """How many processes hold the sequence, each equally much of it."""
+        """Number of processes that share the sequence equally."""
 
     @property
     def attend(self) -> Any:
-        """What stands for :func:`regard.attention`, with its signature: each process has its own queries and keys."""
+        """The replacement of :func:`regard.attention`, with its signature, for the slices of all processes."""
 
     def positions(self, length: int, device: torch.device | str | None = None) -> Tensor:
-        """Return which positions (length / size,) of a sequence of this length the process holds."""
+        """Return the positions (length / size,) of this process in a sequence of this length."""
 
 
-# The projections of self-attention: one product makes queries, and fewer keys and values, as many as there are groups
+# The projections of self-attention: one matrix for queries, keys and values, with fewer key–value heads than queries
 # Dimensions: B batch, L rows, E width, H heads, G groups, D width of a head.
 
 
 class GroupedProjections(Layer):
-    """What layers of self-attention share: matrices to queries, keys and values, and from the heads' outputs.
+    """Base of self-attention layers: the query, key and value projections, and the output projection.
 
-    Head h reads the keys and values of group ``h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). How it weighs them is for
-    a subclass to say.
+    Head h reads the keys and values of group ``h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). Subclasses define the
+    attention itself.
 
     Parameters
     ----------
     embed_dim, num_heads : int
-        E and H.
+        Width E and number of heads H.
     num_kv_heads : int, optional
-        G, which divides H; H by default.
+        Number of key–value heads G, which divides H; defaults to H.
     head_dim : int, optional
-        D; E/H by default.
+        Width D of a head; defaults to E/H.
     bias : bool, default True
-        Whether the projections to queries, keys and values have one.
+        Whether the query, key and value projections have a bias.
     out_bias : bool, optional
-        Whether the projection of the heads' outputs has one; as ``bias`` by default.
+        Whether the output projection has a bias; defaults to ``bias``.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Attributes
     ----------
     context : SequenceContext, optional
-        Who divides the sequence among processes (:class:`regard.distributed.ContextParallel`). None by default.
+        Context parallelism (:class:`regard.distributed.ContextParallel`), if any. None by default.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class GroupedProjections(Layer):
         self.out = nn.Linear(H * self.head_dim, E, bias=bias if out_bias is None else out_bias, **where)
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew by Glorot's rule; biases are 0."""
+        """Re-initialize the weights by Glorot's rule and set biases to 0."""
         assert isinstance(self.qkv, nn.Linear)
         for layer in (self.qkv, self.out):
             nn.init.xavier_uniform_(layer.weight)
@@ -113,37 +114,37 @@ class GroupedProjections(Layer):
                 nn.init.zeros_(layer.bias)
 
     def projected(self, x: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); ``turn`` maps the first two."""
+        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); ``turn`` rotates q and k."""
         B, L, _ = x.shape
-        made = self.qkv(x)
-        if isinstance(made, tuple):  # of SplitProjection; there may be fewer heads than the layer has
-            q, k, v = (each.view(B, L, -1, self.head_dim).transpose(1, 2) for each in made)
+        qkv = self.qkv(x)
+        if isinstance(qkv, tuple):  # from SplitProjection, which may hold a subset of the heads
+            q, k, v = (each.view(B, L, -1, self.head_dim).transpose(1, 2) for each in qkv)
             return (q, k, v) if turn is None else (turn(q), turn(k), v)
         H, G = self.num_heads, self.num_kv_heads
-        heads = made.view(B, L, -1, self.head_dim).transpose(1, 2)
+        heads = qkv.view(B, L, -1, self.head_dim).transpose(1, 2)
         if turn is None:
             q, k, v = heads.split((H, G, G), 1)
             return q, k, v
-        turned, v = heads.split((H + G, G), 1)  # one turn for both
+        turned, v = heads.split((H + G, G), 1)  # rotate both at once
         q, k = turn(turned).split((H, G), 1)
         return q, k, v
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """How many rows of ``qkv.weight`` make queries, keys and values; they stand in this order."""
+        """Number of rows of ``qkv.weight`` for queries, keys and values, in this order."""
         keys = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, keys, keys
 
     def split_projection(self) -> None:
-        """Let three layers project to queries, keys and values, each of which can be divided by heads.
+        """Split ``qkv`` into separate query, key and value layers, each of which can be sharded by heads.
 
-        ``qkv`` becomes a :class:`SplitProjection` with the same numbers; the layer computes the same.
+        ``qkv`` becomes a :class:`SplitProjection` with the same weights; the layer computes the same.
         """
         if isinstance(self.qkv, nn.Linear):
             self.qkv = SplitProjection(self.qkv, self.rows)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and which are not the default."""
+        """Return the sizes that differ from the defaults."""
         settings = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
         usual = {"num_kv_heads": self.num_heads, "head_dim": self.embed_dim // self.num_heads}
         return ", ".join(
@@ -152,14 +153,14 @@ class GroupedProjections(Layer):
 
 
 class SplitProjection(nn.Module):
-    """What one layer made, by three: rows of queries, of keys and of values.
+    """A linear layer split by rows into three: for queries, keys and values.
 
     Parameters
     ----------
     whole : Linear
-        Whose numbers it has, without a copy where they are on the meta device.
+        The layer to split.
     rows : tuple of int
-        How many rows of its weight each of the three gets, in order.
+        Number of rows of its weight for each of the three, in order.
     """
 
     def __init__(self, whole: nn.Linear, rows: tuple[int, int, int]) -> None:
@@ -180,7 +181,7 @@ class SplitProjection(nn.Module):
         return tuple(layer(x) for layer in self.children())
 
 
-# Self-attention as language models have it: grouped queries, rotary positions, a cache, any score and normalizer ------
+# Self-attention -------------------------------------------------------------------------------------------------------
 
 
 @mechanism(
@@ -190,46 +191,46 @@ class SplitProjection(nn.Module):
     cost="O(L·E² + L²·E)",
 )
 class SelfAttention(PartLayer, GroupedProjections):
-    """Multi-head self-attention of language models: one product makes queries, keys and values.
+    """Multi-head self-attention of language models, with a fused query, key and value projection.
 
-    Head h of width D is ``softmax(R(X W_Qʰ) R(X W_Kᵍ)ᵀ / √D) X W_Vᵍ``, where R turns rows by their positions if there
-    is a rotary encoding (Vaswani 2017, arXiv 1706.03762; Su 2021, arXiv 2104.09864), and head h reads the keys of group
-    ``g = h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). Masks mean what they mean to :func:`regard.attention`: True
-    shows. :class:`MultiheadAttention` is for what torch's module does: other keys than queries, its masks and names.
+    Head h of width D is ``softmax(R(X W_Qʰ) R(X W_Kᵍ)ᵀ / √D) X W_Vᵍ`` (Vaswani 2017, arXiv 1706.03762), where R is the
+    rotary encoding, if any (Su 2021, arXiv 2104.09864), and head h reads the keys of group ``g = h // (H/G)`` (Ainslie
+    2023, arXiv 2305.13245). Masks are those of :func:`regard.attention`: True shows a pair. For cross-attention, or for
+    the masks and parameter names of torch's module, use :class:`MultiheadAttention`.
 
     Parameters
     ----------
     embed_dim, num_heads : int
-        E and H.
+        Width E and number of heads H.
     num_kv_heads : int, optional
-        G, which divides H; H by default.
+        Number of key–value heads G, which divides H; defaults to H.
     head_dim : int, optional
-        D; E/H by default.
+        Width D of a head; defaults to E/H.
     bias : bool, default True
-        Whether the projections to queries, keys and values have one.
+        Whether the query, key and value projections have a bias.
     out_bias : bool, optional
-        Whether the projection of the heads' outputs has one; as ``bias`` by default.
+        Whether the output projection has a bias; defaults to ``bias``.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     score : str, Score, callable or ScoredAttention, optional
-        As :func:`regard.attention` takes it, for rows of width D.
+        See :func:`regard.attention`; it compares rows of width D.
     normalizer : str or Normalizer, default "softmax"
     rotary : Rotary, optional
-        Turns queries and keys.
+        Rotary encoding of queries and keys.
     engine : str or Engine, default "auto"
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Attributes
     ----------
     context : SequenceContext, optional
-        Who divides the sequence among processes (:class:`regard.distributed.ContextParallel`): rows are then this
-        process's, and masks speak of the whole sequence. None by default.
+        Context parallelism (:class:`regard.distributed.ContextParallel`), if any: inputs are then this process's slice,
+        and masks cover the whole sequence. None by default.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence.
+        If an argument is invalid.
 
     Examples
     --------
@@ -282,25 +283,25 @@ class SelfAttention(PartLayer, GroupedProjections):
         cache: StepCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return rows (B, L, E), and what else is asked for.
+        """Return rows (B, L, E), and the requested auxiliary outputs.
 
         Parameters
         ----------
         x : Tensor (B, L, E)
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it, over L queries and the S keys of the cache and of ``x``.
+            See :func:`regard.attention`; it covers L queries and S keys, the cached ones and those of ``x``.
         is_causal : bool, default False
-            Also hide keys after the query; both are counted from the start.
+            Also hide keys after the query. Query 0 is at key 0.
         rotation : tuple of Tensor, optional
-            :meth:`Rotary.rotation` of the rows' positions; by default they follow those in the cache.
+            :meth:`Rotary.rotation` of the rows' positions. By default, positions continue those in the cache.
         cache : KVCache, optional
-            Holds the keys and values of earlier steps; those of ``x`` are appended.
+            Keys and values of earlier steps; those of ``x`` are appended.
         return_aux : AuxRequest, optional
-            What to return beside the output, head by head.
+            Auxiliary outputs to return, per head.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if cache is not None and self.context is not None:
-            raise rejected("SelfAttention", "cache", "be None where several processes hold a sequence", cache)
+            raise rejected("SelfAttention", "cache", "be None under context parallelism", cache)
         before = 0 if cache is None else len(cache)
         turn = None
         if self.rotary is not None:
@@ -321,12 +322,12 @@ class SelfAttention(PartLayer, GroupedProjections):
             else:
                 if prefix is not None:
                     k, v = (torch.cat([first.expand(len(x), -1, -1, -1), own], 2) for first, own in zip(prefix, (k, v)))
-                    if isinstance(attn_mask, Tensor):  # which marks their own keys
+                    if isinstance(attn_mask, Tensor):  # it does not cover the prefix
                         attn_mask = F.pad(attn_mask, (prefix[0].shape[2], 0), value=True)
                 output = self._attend(q, k, v, attn_mask, is_causal, return_aux)
         except BaseException:
-            if cache is not None:  # a call that failed has not been: it may be tried again
-                with suppress(ValueError):  # but for a window's, which is overwritten
+            if cache is not None:  # undo the append, so that the call can be retried
+                with suppress(ValueError):  # impossible in a full window, which was overwritten
                     cache.truncate(before)
             raise
         if return_aux is None:
@@ -334,7 +335,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         return self.out(output[0].transpose(1, 2).flatten(2)), output[1]
 
     def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
-        """Whether this is one query for each sequence, by the usual parts, with keys at most marked one by one."""
+        """Whether this is one query per sequence, with the default parts and at most a key padding mask."""
         plain = self.score is None and self.normalizer == "softmax" and self.engine == "auto"
         marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
         alone = request is None and not is_causal and not (self.training and self.dropout) and self.context is None
@@ -343,9 +344,9 @@ class SelfAttention(PartLayer, GroupedProjections):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
     ) -> Any:
-        """Return the heads' outputs (B, H, L, D), and what else is asked for."""
+        """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
         if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled():
-            # On a CPU, torch's backward kernel takes about three times as long in bfloat16 as in float32.
+            # On CPUs, torch's backward kernel is about three times slower in bfloat16 than in float32.
             with torch.autocast("cpu", enabled=False):
                 found: Any = self._attend(q.float(), k.float(), v.float(), mask, is_causal, request)
             return found.to(q.dtype) if request is None else (found[0].to(q.dtype), found[1])
@@ -366,13 +367,13 @@ class SelfAttention(PartLayer, GroupedProjections):
         )
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew by Glorot's rule; biases are 0."""
+        """Re-initialize the weights by Glorot's rule and set biases to 0."""
         super().reset_parameters()
         if isinstance(self.score, ScoredAttention):
             self.score.reset_parameters()
 
     def extra_repr(self) -> str:
-        """Return the sizes, and what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
         return ", ".join(
             [super().extra_repr(), *(each for name, value in usual.items() for each in non_default(self, name, value))]
@@ -380,7 +381,7 @@ class SelfAttention(PartLayer, GroupedProjections):
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return the outputs (B, H, 1, D) of one query for each sequence: heads of a group are rows of its key head.
+    """Return the outputs (B, H, 1, D) of one query per sequence, treating the heads of a group as rows.
 
     Parameters
     ----------
@@ -388,7 +389,7 @@ def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tens
     k, v : Tensor (B, G, S, D)
     mask : Tensor (B, 1, 1, S) of bool, or None
     prefix : (Tensor, Tensor), optional
-        Keys and values (1, G, P, D) of every sequence.
+        Keys and values (1, G, P, D) shared by all sequences.
     """
     B, H, _, D = q.shape
     G = k.shape[1]
@@ -400,9 +401,9 @@ def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tens
 
 
 def _shared_step(rows: Tensor, k: Tensor, v: Tensor, mask: Any, first_k: Tensor, first_v: Tensor) -> Tensor:
-    """Return outputs (B, G, R, D) over keys that all sequences share and over their own, by one softmax.
+    """Return outputs (B, G, R, D) over a shared prefix and each sequence's own keys, with one softmax.
 
-    The rows of all sequences meet the shared keys in one product, which reads these once.
+    One matrix product covers the rows of all sequences, so that the shared keys are read once.
     """
     B, G, R, D = rows.shape
     P = first_k.shape[2]

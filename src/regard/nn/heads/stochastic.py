@@ -1,4 +1,4 @@
-"""Hard attention: a query reads one key, drawn at random in training and the best in evaluation."""
+"""Hard attention: a query reads one key, sampled in training and the best one in evaluation."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from regard.nn.heads.scored import (
 )
 from regard.normalizers import Argmax, Gumbel, Normalizer, Sampled, Softmax
 
-#: What a draw is kept from.
+#: The auxiliary outputs needed to record a draw.
 _DRAW = AuxRequest(weights=True, scores=True)
 
 
-#: How a query and a key compare, by name.
+#: Names of scores.
 ScorerName = Literal["additive", "concat", "dot", "general"]
 
 Estimator = Literal["reinforce", "gumbel"]
 
 
 def scorer(layer: object, kind: str, sizes: tuple[int, int, int], **where: Any) -> ScoredAttention:
-    """Return the layer whose score has this name; ``sizes`` are those of queries, keys and hidden features."""
+    """Return the layer for a score; ``sizes`` are those of queries, keys and hidden features."""
     query_size, key_size, hidden_size = sizes
     if kind == "additive":
         return AdditiveAttention(query_size, key_size, hidden_size, **where)
@@ -58,48 +58,48 @@ def scorer(layer: object, kind: str, sizes: tuple[int, int, int], **where: Any) 
 class HardAttention(Layer):
     """Hard attention: each query reads the value of one key (Xu 2015, arXiv 1502.03044).
 
-    In training the key is drawn, ``a ~ softmax(s)``; in evaluation it is the best, ``a = argmax s``. A draw has no
-    gradient to the scores, so the loss lacks it too; :meth:`surrogate` gives what to add (Williams 1992, REINFORCE)::
+    In training the key is sampled, ``a ~ softmax(s)``; in evaluation it is the best, ``a = argmax s``. A draw has no
+    gradient to the scores, so add :meth:`surrogate` to the loss (REINFORCE, Williams 1992)::
 
         −mean_b Σ_l [ (R − baseline) log p(a_l) + entropy · H(p_l) ]
 
-    Its gradient is, on average over draws, that of ``−E[R]``. With ``estimator="gumbel"`` the draw has the gradient of
-    a softmax instead, which is biased and needs no surrogate (Jang 2016, arXiv 1611.01144; ICLR 2017).
+    The expectation of its gradient is that of ``−E[R]``. With ``estimator="gumbel"`` the draw has the gradient of a
+    softmax instead, which is biased but needs no surrogate (Jang 2016, arXiv 1611.01144; ICLR 2017).
 
     Parameters
     ----------
     query_size : int
         Width E of queries.
     key_size : int, optional
-        Width of keys; that of queries where it is not given.
+        Width of keys; defaults to ``query_size``.
     hidden_size : int, optional
-        Features C of an additive or concat score; ``query_size`` where it is not given.
+        Features C of an additive or concat score; defaults to ``query_size``.
     dropout : float, default 0.0
         Probability of dropping a draw, in training.
     score : {"additive", "concat", "dot", "general"}, default "additive"
-        How a query and a key compare; "dot" is not scaled.
+        The score; "dot" is not scaled.
     estimator : {"reinforce", "gumbel"}, default "reinforce"
-        Where the gradient to the scores comes from.
+        Gradient estimator for the scores.
     temperature : float, default 1.0
-        Of the straight-through Gumbel gradient.
+        Temperature of the straight-through Gumbel gradient.
     momentum : float, default 0.9
-        Of the moving average of rewards that is the baseline. It is the plain mean until it has seen enough rewards.
+        Momentum of the baseline, a moving average of rewards that starts as a plain mean.
     entropy : float, default 0.0
-        Weight of the entropy (in nats) in the surrogate; positive keeps the draws spread.
+        Weight of the entropy (in nats) in the surrogate; positive values encourage exploration.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters and buffers.
+        Device and dtype of the parameters and buffers.
 
     Attributes
     ----------
     baseline : Tensor ()
-        The moving average of rewards; in the ``state_dict``, as is ``rewards``, how many there were.
+        The moving average of rewards. The ``state_dict`` holds it and ``rewards``, their number.
 
     Notes
     -----
-    Draws are kept with their graph from ``forward`` in training until :meth:`surrogate` or :meth:`forget`; a decoder
-    may call the layer many times before. They are not copied or pickled with the layer.
+    In training, ``forward`` keeps its draws and their graph until :meth:`surrogate` or :meth:`forget` is called; a
+    decoder may call the layer many times in between. Draws are not copied or pickled with the layer.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class HardAttention(Layer):
         self._draws: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def reset_parameters(self) -> None:
-        """Draw the score's parameters anew, and forget rewards and draws."""
+        """Re-initialize the score's parameters, and clear rewards and draws."""
         self.scorer.reset_parameters()
         nn.init.zeros_(self.baseline)
         nn.init.zeros_(self.rewards)
@@ -168,30 +168,30 @@ class HardAttention(Layer):
         is_causal: bool = False,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return for each query the value of one key.
+        """Return the value of one key for each query.
 
         Parameters
         ----------
         query : Tensor (B, L, E)
         key : Tensor (B, S, Ek), optional
-            The queries where none are given.
+            Defaults to ``query``.
         value : Tensor (B, S, V), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) or (B, L) of int, optional
-            How many keys each sequence, or each query, may see. A query that sees none reads zeros, and its choice has
-            no part in the surrogate: give padded queries 0.
+            Number of valid keys per sequence, or per query. A query with no visible keys reads zeros and does not enter
+            the surrogate: use 0 for padded queries.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
+            See :func:`regard.attention`; a tensor (L, S), (B, L, S) or (B, 1, L, S), True where visible.
         is_causal : bool, default False
             Also hide keys after the query.
         return_aux : AuxRequest, optional
-            Fields to return besides the output; the weights are 1 at the key that is read, 0 elsewhere.
+            Auxiliary outputs to return. The weights are one-hot.
 
         Returns
         -------
         output : Tensor (B, L, V)
         aux : Aux
-            Only where asked for; its fields have no head dimension.
+            Only if requested; its fields have no head dimension.
         """
         q, k, v = attention_inputs(self, query, key, value, valid_lens)
         kept = self.training and self.estimator == "reinforce" and torch.is_grad_enabled()
@@ -212,22 +212,22 @@ class HardAttention(Layer):
             return answer.squeeze(1)
         output, aux = answer[0].squeeze(1), without_heads(answer[1])
         if kept and aux.scores is not None and aux.weights is not None:
-            self._keep(aux.scores, aux.weights)
+            self._record(aux.scores, aux.weights)
         return output if return_aux is None else (output, _only(aux, return_aux))
 
     def surrogate(self, reward: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return the loss whose gradient is that of minus the expected reward, and let go of the draws.
+        """Return a loss with the gradient of the negative expected reward, and clear the draws.
 
-        It has no gradient to values, which the task's own loss has: add the two. Afterwards the reward enters the
-        baseline; this call uses the baseline from before, which keeps the gradient unbiased.
+        Add it to the task's loss, which provides the gradient to the values. The reward updates the baseline after this
+        call, which keeps the gradient unbiased.
 
         Parameters
         ----------
         reward : Tensor (B,) or (B, N), float
-            How good the choices of each sequence turned out, or each of its N choices: all queries of all calls of
-            ``forward`` since the last surrogate, in order. Usually the log-likelihood, detached. No gradient is taken.
+            Reward of each sequence, or of each of its N choices: all queries of all calls of ``forward`` since the last
+            surrogate, in order. Usually the log-likelihood. It is detached.
         real : Tensor (B, N) of bool, optional
-            Which choices count; by default all do. Those for padding have no reward to learn from.
+            Which choices count; all by default. Exclude those of padding.
 
         Returns
         -------
@@ -236,14 +236,16 @@ class HardAttention(Layer):
         Raises
         ------
         RuntimeError
-            If nothing was drawn since the last call.
+            If there are no draws since the last call.
         TypeError, ValueError
-            If the reward has another type or shape.
+            If the reward has the wrong type or shape.
         """
         who = "HardAttention.surrogate"
         if not self._draws:
-            state = f"training={self.training}, estimator={self.estimator!r}"
-            raise rejected(who, "forward", "have drawn before, in training, with gradients", state, RuntimeError)
+            raise RuntimeError(
+                f"{who}: there are no draws (training={self.training}, estimator={self.estimator!r}); "
+                "call the layer first, in training mode, with gradients enabled and estimator='reinforce'."
+            )
         log_p, entropy, drawn = (torch.cat(each, 1) for each in zip(*self._draws))
         B, N = log_p.shape
         reward = TensorOf((B,), (B, N))(who, "reward", reward)
@@ -254,29 +256,29 @@ class HardAttention(Layer):
         self.forget()
         reward = reward.detach().to(log_p).reshape(B, -1).expand(B, N)
         advantage = torch.where(drawn, reward - self.baseline, 0.0)
-        self._learn(reward, drawn)
+        self._update_baseline(reward, drawn)
         return -(advantage * log_p + self.entropy * torch.where(drawn, entropy, 0.0)).sum(1).mean()
 
     def forget(self) -> None:
-        """Let go of the draws that were kept for :meth:`surrogate`."""
+        """Clear the draws kept for :meth:`surrogate`."""
         self._draws = []
 
     @torch.no_grad()
-    def _learn(self, reward: Tensor, drawn: Tensor) -> None:
+    def _update_baseline(self, reward: Tensor, drawn: Tensor) -> None:
         """Move the baseline towards the mean reward of the draws."""
         mean = torch.where(drawn, reward, 0.0).sum() / drawn.sum().clamp(min=1)
         self.rewards += 1
         share = self.rewards.to(mean).reciprocal().clamp(min=1 - self.momentum)
         self.baseline += (share * (mean - self.baseline)).to(self.baseline)
 
-    def _keep(self, scores: Tensor, weights: Tensor) -> None:
-        """Keep the log-probability (B, L) of a draw, the entropy (B, L) it had, and where anything was drawn."""
+    def _record(self, scores: Tensor, weights: Tensor) -> None:
+        """Record the log-probability (B, L) and entropy (B, L) of a draw, and which queries have one."""
         drawn = (weights > 0).any(-1)
         visible = scores > -torch.inf
         finite = torch.where(visible, scores, 0.0)
         shares = Softmax().weights(scores)
         lse = torch.logsumexp(torch.where(drawn.unsqueeze(-1), scores, 0.0), -1)
-        entropy = torch.where(drawn, lse - (shares * finite).sum(-1), 0.0)  # −Σ p log p, without the log of 0
+        entropy = torch.where(drawn, lse - (shares * finite).sum(-1), 0.0)  # −Σ p log p without log 0
         self._draws.append((Sampled.log_probability(scores, weights), entropy, drawn))
 
     def _normalizer(self) -> Normalizer:
@@ -285,10 +287,10 @@ class HardAttention(Layer):
         return Sampled() if self.estimator == "reinforce" else Gumbel(self.temperature)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_draws": []}  # tensors inside a graph can be neither copied nor saved
+        return {**self.__dict__, "_draws": []}  # non-leaf tensors can be neither copied nor pickled
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its score."""
+        """Return the settings, without the score's."""
         settings = [f"estimator={self.estimator!r}"]
         settings += [f"temperature={self.temperature}"] if self.estimator == "gumbel" else [f"momentum={self.momentum}"]
         settings += [f"entropy={self.entropy}"] if self.entropy else []
@@ -296,7 +298,7 @@ class HardAttention(Layer):
 
 
 def _with_draw(request: AuxRequest | None) -> AuxRequest:
-    """Return a request for what is asked for, and for the draw."""
+    """Add the fields needed to record a draw to a request."""
     if request is None:
         return _DRAW
     fields: dict[str, Any] = {name: getattr(request, name) for name in FIELDS}
@@ -304,5 +306,5 @@ def _with_draw(request: AuxRequest | None) -> AuxRequest:
 
 
 def _only(aux: Aux, request: AuxRequest) -> Aux:
-    """Return the fields that were asked for."""
+    """Return only the requested fields."""
     return Aux(**{name: getattr(aux, name) if getattr(request, name) else None for name in FIELDS})

@@ -1,4 +1,4 @@
-"""Attention whose weights come from positions alone: a learned matrix of scores, or a product of two thin ones."""
+"""Attention with weights that depend only on positions: a learned score matrix, or a low-rank one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.normalizers import NormalizerLike
 
 
 class _Positional(PartLayer, ABC):
-    """One head over a sequence (B, N, V) whose scores a subclass reads off the positions."""
+    """One head over a sequence (B, N, V); a subclass defines the scores of positions."""
 
     def __init__(self, max_length: int, dropout: float, normalizer: NormalizerLike, engine: EngineLike) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class _Positional(PartLayer, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Re-initialize the parameters."""
 
     @abstractmethod
     def _ends(self, value: Tensor) -> tuple[Tensor, Tensor, scores.Score, Mask | None]:
-        """Return queries and keys (1, 1, N, C), how they compare, and a bias, for values (B, N, V)."""
+        """Return queries and keys (1, 1, N, C), their score, and a bias, for values (B, N, V)."""
 
     def forward(
         self,
@@ -47,30 +47,30 @@ class _Positional(PartLayer, ABC):
         is_causal: bool = False,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Return for each position the weighted sum of the values.
+        """Return the weighted sum of values for each position.
 
         Parameters
         ----------
         value : Tensor (B, N, V)
-            N up to ``max_length``.
+            N is at most ``max_length``.
         valid_lens : Tensor (B,) or (B, N) of int, optional
-            How many values each sequence, or each position, may see; what is beyond has no influence.
+            Number of valid values per sequence, or per position; later values are ignored.
         attn_mask : Tensor, Mask or callable, optional
-            As :func:`regard.attention` takes it; a tensor (N, N), (B, N, N) or (B, 1, N, N), True where visible.
+            See :func:`regard.attention`; a tensor (N, N), (B, N, N) or (B, 1, N, N), True where visible.
         is_causal : bool, default False
             Also hide values after the position.
         return_aux : AuxRequest, optional
-            Fields to return besides the output.
+            Auxiliary outputs to return.
 
         Returns
         -------
         output : Tensor (B, N, V)
         aux : Aux
-            Only where asked for; its fields have no head dimension: weights (B, N, N).
+            Only if requested; its fields have no head dimension: weights (B, N, N).
         """
         sequences(self, "value", value)
         if value.shape[1] > self.max_length:
-            expected = f"have at most max_length = {self.max_length} rows"
+            expected = f"have at most {self.max_length} rows (max_length)"
             raise rejected(type(self).__name__, "value", expected, value.shape[1])
         query, key, score, bias = self._ends(value)
         mask = combined_mask(self, valid_lens, attn_mask)
@@ -93,7 +93,7 @@ class _Positional(PartLayer, ABC):
         return answer[0].squeeze(1), without_heads(answer[1])
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = [f"max_length={self.max_length}"]
         settings += [f"dropout={self.dropout}"] if self.dropout else []
         return ", ".join([*settings, *non_default(self, "normalizer", "softmax")])
@@ -109,20 +109,20 @@ class _Positional(PartLayer, ABC):
 class PositionalAttention(_Positional):
     """Attention with a learned score for every pair of positions, ``softmax(R) V`` (Tay 2021, arXiv 2005.00743).
 
-    What the sequence holds has no influence on the weights. It is the "random" Synthesizer's head; project the values
-    before it, as there.
+    The weights do not depend on the contents of the sequence. This is a head of the "random" Synthesizer; as in the
+    paper, project the values first.
 
     Parameters
     ----------
     max_length : int
-        How many positions there are; sequences may be shorter, and then use the first rows and columns of R.
+        Number of positions. Shorter sequences use the first rows and columns of R.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     normalizer : str or Normalizer, default "softmax"
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameter.
+        Device and dtype of the parameter.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class PositionalAttention(_Positional):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw R by Glorot's rule."""
+        """Initialize R by Glorot's rule."""
         nn.init.xavier_uniform_(self.weight)
 
     def _ends(self, value: Tensor) -> tuple[Tensor, Tensor, scores.Score, Mask | None]:
@@ -164,24 +164,24 @@ class PositionalAttention(_Positional):
     reads="dot",
 )
 class FactorizedPositionalAttention(_Positional):
-    """Attention with a score of low rank for pairs of positions, ``softmax(A Bᵀ) V`` (Tay 2021, arXiv 2005.00743).
+    """Attention with low-rank scores of pairs of positions, ``softmax(A Bᵀ) V`` (Tay 2021, arXiv 2005.00743).
 
-    The factorized "random" Synthesizer: as :class:`PositionalAttention`, with 2·N·r parameters instead of N². The
-    scores are dot products, so that they are never held all at once.
+    The factorized "random" Synthesizer: :class:`PositionalAttention` with 2·N·r parameters instead of N². The scores
+    are dot products, so the N × N matrix is never materialized.
 
     Parameters
     ----------
     max_length : int
-        How many positions there are; sequences may be shorter, and then use the first rows of A and B.
+        Number of positions. Shorter sequences use the first rows of A and B.
     rank : int, default 8
-        r, the width of both factors.
+        Rank r, the width of both factors.
     dropout : float, default 0.0
         Probability of dropping a weight, in training.
     normalizer : str or Normalizer, default "softmax"
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -210,7 +210,7 @@ class FactorizedPositionalAttention(_Positional):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both factors so that scores have the variance that Glorot's rule gives a full matrix."""
+        """Initialize both factors so that scores have the variance of a full matrix under Glorot's rule."""
         deviation = (self.max_length * self.rank) ** -0.25
         for factor in (self.rows, self.columns):
             bound = math.sqrt(3) * deviation
@@ -221,5 +221,5 @@ class FactorizedPositionalAttention(_Positional):
         return self.rows[None, None, :N], self.columns[None, None, :N], scores.Dot(), None
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         return f"rank={self.rank}, {super().extra_repr()}"

@@ -1,6 +1,6 @@
-"""Gates over channels and places of an image (B, C, H, W).
+"""Gates over the channels and positions of an image (B, C, H, W).
 
-A gate is a sigmoid, one number in [0, 1] for each channel or place; nothing is normalized, so nothing sums to 1.
+A gate is a sigmoid in [0, 1] per channel or position; gates are not normalized.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.nn._base import Layer
 
-# Gates over the channels and places of an image (B, C, H, W): squeeze-and-excitation, ECA, CBAM -----------------------
+# Squeeze-and-excitation, ECA, CBAM ------------------------------------------------------------------------------------
 
 
 def image(layer: object, argument: str, value: Any, channels: int | None = None) -> Tensor:
-    """Return a float tensor (B, C, H, W) of at least one pixel, or raise for the layer's call."""
+    """Check that ``value`` is a non-empty float tensor (B, C, H, W), and return it."""
     found = floats(layer, argument, value, "B", "C" if channels is None else channels, "H", "W")
     if 0 in found.shape[1:]:
         raise rejected(type(layer).__name__, argument, "have at least one channel and pixel", shape(found))
@@ -29,14 +29,14 @@ def image(layer: object, argument: str, value: Any, channels: int | None = None)
 
 
 def odd(layer: object, argument: str, value: Any) -> int:
-    """Return the size of a kernel that has a middle, or raise for the layer's constructor."""
+    """Check that a kernel size is odd, and return it."""
     if size(layer, argument, value) % 2 == 0:
         raise rejected(type(layer).__name__, argument, "be odd", value)
     return int(value)
 
 
 def gated(x: Tensor, gate: Tensor, return_map: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the image times its gate, and the gate where asked for."""
+    """Return the image times its gate, and the gate if requested."""
     return (x * gate, gate) if return_map else x * gate
 
 
@@ -70,20 +70,20 @@ class _Bottleneck(Layer):
     cost="O(C·H·W + C²/r)",
 )
 class SqueezeExcitation(_Bottleneck):
-    """Squeeze-and-excitation: a gate for each channel from the means of all (Hu 2018, arXiv 1709.01507).
+    """Squeeze-and-excitation: a gate per channel from the means of all channels (Hu 2018, arXiv 1709.01507).
 
-    ``s = σ(W_2 ReLU(W_1 z))`` with ``z_c`` the mean of channel c over all places; the output is ``s_c x_c``.
+    ``s = σ(W_2 ReLU(W_1 z))`` with ``z_c`` the mean of channel c over all positions; the output is ``s_c x_c``.
 
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 16
-        The r of the paper: there are max(1, C // r) hidden features.
+        Reduction r; the hidden layer has max(1, C // r) features.
     bias : bool, default False
         Whether to add learned biases; the paper's formula has none.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -101,13 +101,13 @@ class SqueezeExcitation(_Bottleneck):
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, C, 1, 1)
-            Only where asked for.
+            Only if requested.
         """
         x = image(self, "x", x, self.channels)
         gate = torch.sigmoid(self.excite(x.mean((2, 3))))
@@ -121,22 +121,22 @@ class SqueezeExcitation(_Bottleneck):
     cost="O(C·H·W + C·k)",
 )
 class ECA(Layer):
-    """Efficient channel attention: a channel's gate from the means of its k neighbours (Wang 2020, arXiv 1910.03151).
+    """Efficient channel attention: a gate per channel from the means of k neighbours (Wang 2020, arXiv 1910.03151).
 
-    ``s = σ(conv1d_k(z))`` with ``z_c`` the mean of channel c over all places, zeros beyond the first and the last.
-    Where it is not given, ``k = |(log2(C) + b) / γ|_odd``, the nearest odd number, the upper one of two.
+    ``s = σ(conv1d_k(z))`` with ``z_c`` the mean of channel c over all positions, and zero padding. By default,
+    ``k = |(log2(C) + b) / γ|_odd``, the nearest odd number, rounding ties up.
 
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     kernel_size : int, optional
-        How many neighbours k, odd; the paper's function of C where it is not given.
+        Number of neighbours k, odd; defaults to the paper's function of C.
     gamma : float, default 2.0
     b : float, default 1.0
         The constants γ and b of that function.
     device, dtype : optional
-        Of the kernel.
+        Device and dtype of the kernel.
 
     Examples
     --------
@@ -173,13 +173,13 @@ class ECA(Layer):
         self.conv.reset_parameters()
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with its channels weighted; arguments and answer are those of SqueezeExcitation."""
+        """Return the image with its channels weighted; see :meth:`SqueezeExcitation.forward`."""
         x = image(self, "x", x, self.channels)
         gate = torch.sigmoid(self.conv(x.mean((2, 3)).unsqueeze(1))).squeeze(1)
         return gated(x, gate[..., None, None], return_map)
 
     def extra_repr(self) -> str:
-        """Return what the kernel does not tell."""
+        """Return the number of channels."""
         return str(self.channels)
 
 
@@ -190,20 +190,20 @@ class ECA(Layer):
     cost="O(C·H·W + C²/r)",
 )
 class ChannelAttention(_Bottleneck):
-    """CBAM's gate for each channel, from the means and the maxima of all (Woo 2018, arXiv 1807.06521).
+    """CBAM's channel gate, from the means and maxima of all channels (Woo 2018, arXiv 1807.06521).
 
     ``σ(MLP(mean) + MLP(max))`` with one ``MLP(z) = W_1 ReLU(W_0 z)`` for both.
 
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 16
-        The r of the paper: there are max(1, C // r) hidden features.
+        Reduction r; the hidden layer has max(1, C // r) features.
     bias : bool, default False
         Whether to add learned biases; the paper's formula has none.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class ChannelAttention(_Bottleneck):
     """
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with its channels weighted; arguments and answer are those of SqueezeExcitation."""
+        """Return the image with its channels weighted; see :meth:`SqueezeExcitation.forward`."""
         x = image(self, "x", x, self.channels)
         gate = torch.sigmoid(self.excite(x.mean((2, 3))) + self.excite(x.amax((2, 3))))
         return gated(x, gate[..., None, None], return_map)
@@ -227,9 +227,9 @@ class ChannelAttention(_Bottleneck):
     cost="O(H·W·(C + k²))",
 )
 class SpatialAttention(Layer):
-    """CBAM's gate for each place, from the mean and the maximum over channels (Woo 2018, arXiv 1807.06521).
+    """CBAM's spatial gate, from the mean and maximum over channels (Woo 2018, arXiv 1807.06521).
 
-    ``σ(conv([mean; max]))`` with a kernel of k × k, zeros beyond the edges.
+    ``σ(conv([mean; max]))`` with a k × k kernel and zero padding.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class SpatialAttention(Layer):
     bias : bool, default False
         Whether the convolution adds a learned bias; the paper's formula has none.
     device, dtype : optional
-        Of the kernel.
+        Device and dtype of the kernel.
 
     Examples
     --------
@@ -259,20 +259,20 @@ class SpatialAttention(Layer):
         self.conv.reset_parameters()
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with its places weighted.
+        """Return the image with its positions weighted.
 
         Parameters
         ----------
         x : Tensor (B, C, H, W)
             Any number of channels.
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, 1, H, W)
-            Only where asked for.
+            Only if requested.
         """
         x = image(self, "x", x)
         pooled = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
@@ -286,22 +286,22 @@ class SpatialAttention(Layer):
     cost="O(H·W·(C + k²) + C²/r)",
 )
 class CBAM(Layer):
-    """Convolutional block attention: the channels are weighted, then the places (Woo 2018, arXiv 1807.06521).
+    """Convolutional block attention: channel gates, then spatial gates (Woo 2018, arXiv 1807.06521).
 
     ``x' = M_c(x) x`` by :class:`ChannelAttention`, and ``M_s(x') x'`` by :class:`SpatialAttention`.
 
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 16
-        The r of the paper: there are max(1, C // r) hidden features.
+        Reduction r; the hidden layer has max(1, C // r) features.
     kernel_size : int, default 7
         The side of the spatial kernel, odd.
     bias : bool, default False
-        Whether both add learned biases.
+        Whether both gates add learned biases.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -329,31 +329,31 @@ class CBAM(Layer):
         self.spatial = SpatialAttention(kernel_size, bias=bias, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters of both anew."""
+        """Re-initialize both."""
         self.channel.reset_parameters()
         self.spatial.reset_parameters()
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the image with its channels and places weighted.
+        """Return the image with its channels and positions weighted.
 
         Parameters
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         maps : Tensor (B, C, 1, 1) and Tensor (B, 1, H, W)
-            Only where asked for: of the channels and of the places.
+            Only if requested: the channel gates and the spatial gates.
         """
         x, channels = self.channel(image(self, "x", x, self.channels), return_map=True)
         x, places = self.spatial(x, return_map=True)
         return (x, (channels, places)) if return_map else x
 
 
-# Multi-head convolutional attention: a gate for each number of an image, from convolutions of several kernel sizes ----
+# Multi-head convolutional attention -----------------------------------------------------------------------------------
 
 
 COMBINATIONS = ("sum", "mean")
@@ -368,33 +368,32 @@ COMBINATIONS = ("sum", "mean")
 class MultiheadConvAttention(Layer):
     """Multi-head convolutional attention with several kernel sizes (Georgescu 2022, arXiv 2204.04218).
 
-    The output is ``x σ(Σ_k h_k(x))``. A head ``h_k = deconv_k(ReLU(conv_k(x)))`` first squeezes both the image, which
-    loses k − 1 rows and columns to a convolution without padding, and the channels, of which C / r are left; a
-    transposed convolution restores both. The kernel size thus sets how much of the place a head looks at. Several
-    inputs (the paper's modalities) are joined along their channels.
+    The output is ``x σ(Σ_k h_k(x))``. In a head ``h_k = deconv_k(ReLU(conv_k(x)))``, an unpadded convolution reduces
+    height and width by k − 1 and the channels to C / r, and a transposed convolution restores both. Several inputs (the
+    paper's modalities) are concatenated along their channels.
 
-    An image smaller than a kernel is laid into the middle of zeros as large as the kernel, and the head's result is cut
-    out of the same place, so that any height and width will do.
+    An image smaller than a kernel is centered in zeros of the kernel's size, and the head's result is cropped, so that
+    any height and width works.
 
     Parameters
     ----------
     channels : int
-        How many channels C, of all inputs together.
+        Total number of channels C of all inputs.
     kernel_sizes : sequence of int, default (1, 3, 5)
         One head for each.
     reduction : float, default 0.5
-        The r of the paper: heads have max(1, ⌊C / r⌋) features; the authors' code widens by 0.5.
+        Reduction r: heads have max(1, ⌊C / r⌋) features. The authors' code uses 0.5, which widens.
     combine : {"sum", "mean"}
-        What heads are joined by; the paper adds them.
+        How to combine heads; the paper uses the sum.
     bias : bool, default True
         Whether convolutions add learned biases.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -431,25 +430,25 @@ class MultiheadConvAttention(Layer):
         self.restore = nn.ModuleList(nn.ConvTranspose2d(hidden, C, k, **how) for k in self.kernel_sizes)
 
     def reset_parameters(self) -> None:
-        """Draw the convolutions as torch does."""
+        """Re-initialize the convolutions as torch does."""
         for part in (*self.squeeze, *self.restore):
             part.reset_parameters()
 
     def forward(self, *inputs: Tensor, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the inputs, joined along their channels, times their gates.
+        """Return the inputs, concatenated along their channels, times their gates.
 
         Parameters
         ----------
         *inputs : Tensor (B, Ci, H, W)
-            One image, or several of one batch, height and width whose channels make C together.
+            One image, or several of one batch, height and width, whose channels sum to C.
         return_map : bool, default False
-            Also return the gates.
+            Whether to also return the gates.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, C, H, W)
-            Only where asked for.
+            Only if requested.
         """
         if not inputs:
             raise rejected("MultiheadConvAttention", "inputs", "be at least one image (B, C, H, W)", "none", TypeError)
@@ -467,7 +466,7 @@ class MultiheadConvAttention(Layer):
         return gated(x, torch.sigmoid(total / len(heads) if self.combine == "mean" else total), return_map)
 
     def _head(self, x: Tensor, i: int) -> Tensor:
-        """Return what one head scores each number, (B, C, H, W)."""
+        """Return the scores of one head, (B, C, H, W)."""
         H, W = x.shape[2:]
         short = [max(0, self.kernel_sizes[i] - n) for n in (H, W)]
         top, left = (n // 2 for n in short)
@@ -477,5 +476,5 @@ class MultiheadConvAttention(Layer):
         return restored[:, :, top : top + H, left : left + W]
 
     def extra_repr(self) -> str:
-        """Return how heads are joined, where it is not the default."""
+        """Return how heads are combined, unless it is the default."""
         return "" if self.combine == "sum" else f"combine={self.combine!r}"

@@ -1,4 +1,4 @@
-"""Attention between all places of an image (B, C, H, W): the non-local block, and SAGAN's self-attention."""
+"""Attention between all positions of an image (B, C, H, W): the non-local block, and SAGAN's self-attention."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def picture(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def pooled(rows: Tensor, like: Tensor, pool: int) -> Tensor:
-    """Return rows (B, N, C) of an image, of each window of pool × pool the largest; those at the edges may be cut."""
+    """Max-pool the rows (B, N, C) of an image over windows of pool × pool, which may be cut at the edges."""
     if pool == 1:
         return rows
     return places(F.max_pool2d(picture(rows, like), pool, ceil_mode=True))
 
 
 def unfolded(weights: Tensor, like: Tensor, pool: int) -> Tensor:
-    """Return weights (B, N, S) between places as (B, H, W, Hk, Wk)."""
+    """Return weights (B, N, S) between positions as (B, H, W, Hk, Wk)."""
     H, W = like.shape[2:]
     return weights.unflatten(2, (-(-H // pool), -(-W // pool))).unflatten(1, (H, W))
 
@@ -45,12 +45,12 @@ def unfolded(weights: Tensor, like: Tensor, pool: int) -> Tensor:
 def softmax_read(
     query: Tensor, key: Tensor, value: Tensor, engine: EngineLike, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return ``softmax(Q Kᵀ) V`` of rows (B, N, C), and the weights where they are wanted."""
+    """Return ``softmax(Q Kᵀ) V`` of rows (B, N, C), and the weights if ``wanted``."""
     q, k, v = (t.unsqueeze(1) for t in (query, key, value))
     if not wanted:
         return attention(q, k, v, scale=1.0, engine=engine).squeeze(1), None
     output, aux = attention(q, k, v, scale=1.0, engine=engine, return_aux=AuxRequest(weights=True))
-    assert aux.weights is not None, "asked for"
+    assert aux.weights is not None, "requested"
     return output.squeeze(1), aux.weights.squeeze(1)
 
 
@@ -61,44 +61,44 @@ def softmax_read(
     cost="O(N²·C' + N·C·C'), dot: O(N·C'² + N·C·C'), N = H·W",
 )
 class NonLocalBlock(Layer):
-    """Non-local block: each place reads all places of its image (Wang 2018, arXiv 1711.07971).
+    """Non-local block: each position attends to all positions of its image (Wang 2018, arXiv 1711.07971).
 
     ``z = W_z y + x`` with ``y_i = Σ_j f(x_i, x_j) g(x_j) / C(x)``, ``g(x_j) = W_g x_j``, and by ``mode``:
 
     - "gaussian": ``f = exp(x_iᵀ x_j)``, C(x) its sum over j;
     - "embedded": ``f = exp(θ_iᵀ φ_j)``, C(x) its sum over j, with ``θ_i = W_θ x_i``, ``φ_j = W_φ x_j``;
-    - "dot": ``f = θ_iᵀ φ_j``, C(x) = N, the number of places j;
+    - "dot": ``f = θ_iᵀ φ_j``, C(x) = N, the number of positions j;
     - "concat": ``f = ReLU(w_fᵀ [θ_i; φ_j])``, C(x) = N.
 
-    The first two are softmax attention with scale 1, executed by :func:`regard.attention`. The other two are no softmax
-    but linear reads: their weights do not sum to 1, and those of "dot" may be negative. "dot" never makes the N × N
-    weights unless they are asked for; "concat" always does.
+    The first two are softmax attention with scale 1, run by :func:`regard.attention`. The other two use no softmax:
+    their weights do not sum to 1, and those of "dot" may be negative. "dot" materializes the N × N weights only if they
+    are requested; "concat" always does.
 
-    At first the block is the identity: W_z begins as zeros, or, where a batch norm follows it, that one's scale does.
+    The block is initialized to the identity: W_z, or the scale of a batch norm after it, starts at zero.
 
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     hidden_size : int, optional
-        How many features C' the embeddings have; max(1, C // 2) where it is not given.
+        Number of features C' of the embeddings; defaults to max(1, C // 2).
     mode : {"embedded", "gaussian", "dot", "concat"}
     pool : int, default 1
-        Side of the windows whose maxima stand for φ and g (for x and g in "gaussian"); 1 is every place. The paper's
-        subsampling has 2.
+        Side of the max-pooling windows of φ and g (of x and g in "gaussian"); 1 is no pooling. The paper subsamples by
+        2.
     batch_norm : bool, default False
         Whether a batch norm follows W_z.
     bias : bool, default False
         Whether W_θ, W_φ, W_g and W_z add learned biases; the paper's formulas have none.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it; nothing to "dot" and "concat".
+        See :func:`regard.attention`; not used by "dot" and "concat".
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class NonLocalBlock(Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embeddings as ``nn.Linear`` does and w_f uniformly in ±1/√(2C'); make the block the identity."""
+        """Re-initialize the embeddings as ``nn.Linear`` does, w_f uniformly in ±1/√(2C'), and the block to identity."""
         for part in (self.theta, self.phi, self.g, self.w_z):
             if part is not None:
                 part.reset_parameters()
@@ -153,19 +153,19 @@ class NonLocalBlock(Layer):
                 nn.init.zeros_(each)
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with what its places have read added.
+        """Return the image plus the attention output.
 
         Parameters
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the weights.
+            Whether to also return the weights.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, H, W, Hk, Wk)
-            Only where asked for: ``map[b, i, j]`` is a picture of what place (i, j) reads; Hk = ⌈H / pool⌉ and so Wk.
+            Only if requested: ``map[b, i, j]`` is the attention map of position (i, j); Hk = ⌈H / pool⌉, likewise Wk.
         """
         x = image(self, "x", x, self.channels)
         here = places(x)
@@ -178,20 +178,20 @@ class NonLocalBlock(Layer):
         return output if weights is None else (output, unfolded(weights, x, self.pool))
 
     def _read(self, query: Tensor, key: Tensor, value: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the sums (B, N, C'), and the weights (B, N, S) where they are wanted."""
+        """Return the sums (B, N, C'), and the weights (B, N, S) if ``wanted``."""
         if self.mode in ("gaussian", "embedded"):
             return softmax_read(query, key, value, self.engine, wanted)
         value = value / key.shape[1]
         if self.mode == "dot":
-            # (θ φᵀ) g = θ (φᵀ g): linear, so that no N × N matrix is needed.
+            # (θ φᵀ) g = θ (φᵀ g) needs no N × N matrix.
             return query @ (key.mT @ value), query @ key.mT / key.shape[1] if wanted else None
-        assert self.w_f is not None, "there is one in this mode"
+        assert self.w_f is not None, "mode is 'concat'"
         left, right = self.w_f.to(query.dtype).chunk(2)
         similar = F.relu((query @ left).unsqueeze(2) + (key @ right).unsqueeze(1))
         return similar @ value, similar / key.shape[1] if wanted else None
 
     def extra_repr(self) -> str:
-        """Return what the embeddings do not tell."""
+        """Return the mode and the pooling."""
         return f"mode={self.mode!r}" + (f", pool={self.pool}" if self.pool > 1 else "")
 
 
@@ -202,31 +202,31 @@ class NonLocalBlock(Layer):
     cost="O(N²·C/k + N·C²/k), N = H·W",
 )
 class SelfAttention2d(Layer):
-    """SAGAN's self-attention: each place reads all places of its image (Zhang 2019, arXiv 1805.08318).
+    """SAGAN's self-attention: each position attends to all positions of its image (Zhang 2019, arXiv 1805.08318).
 
     ``y_j = γ W_v Σ_i β_{j,i} h(x_i) + x_j`` with ``β_{j,·} = softmax_i(f(x_i)ᵀ g(x_j))``, and f, g, h the linear maps
-    ``W_f x``, ``W_g x``, ``W_h x`` to C/k features. γ begins as 0: at first the layer is the identity. There is no
-    scale. For the paper's spectral norm, wrap the maps in ``torch.nn.utils.parametrizations.spectral_norm``.
+    ``W_f x``, ``W_g x``, ``W_h x`` to C/k features. γ starts at 0, so the layer is initialized to the identity. Scores
+    are not scaled. For the paper's spectral norm, apply ``torch.nn.utils.parametrizations.spectral_norm`` to the maps.
 
     Parameters
     ----------
     channels : int
-        How many channels C.
+        Number of channels C.
     reduction : int, default 8
-        The k of the paper: there are max(1, C // k) features.
+        Reduction k: the maps have max(1, C // k) features.
     pool : int, default 1
-        Side of the windows whose maxima stand for f and h; 1 is every place. The authors' code has 2.
+        Side of the max-pooling windows of f and h; 1 is no pooling. The authors' code uses 2.
     bias : bool, default False
         Whether the maps add learned biases; the paper's formulas have none.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -261,25 +261,25 @@ class SelfAttention2d(Layer):
         nn.init.zeros_(self.gamma)
 
     def reset_parameters(self) -> None:
-        """Draw the maps as ``nn.Linear`` does, and set γ to 0."""
+        """Re-initialize the maps as ``nn.Linear`` does, and γ to 0."""
         for part in (self.f, self.g, self.h, self.v):
             part.reset_parameters()
         nn.init.zeros_(self.gamma)
 
     def forward(self, x: Tensor, *, return_map: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the image with what its places have read added.
+        """Return the image plus the attention output.
 
         Parameters
         ----------
         x : Tensor (B, C, H, W)
         return_map : bool, default False
-            Also return the weights.
+            Whether to also return the weights.
 
         Returns
         -------
         output : Tensor (B, C, H, W)
         map : Tensor (B, H, W, Hk, Wk)
-            Only where asked for: ``map[b, i, j]`` is a picture of what place (i, j) reads, and sums to 1.
+            Only if requested: ``map[b, i, j]`` is the attention map of position (i, j), and sums to 1.
         """
         x = image(self, "x", x, self.channels)
         here = places(x)
@@ -289,5 +289,5 @@ class SelfAttention2d(Layer):
         return output if weights is None else (output, unfolded(weights, x, self.pool))
 
     def extra_repr(self) -> str:
-        """Return what the maps do not tell."""
+        """Return the pooling."""
         return f"pool={self.pool}" if self.pool > 1 else ""

@@ -48,8 +48,8 @@ def linear_attention(
 ) -> Tensor | tuple[Tensor, LinearState]:
     """Return ``φ(q)·S / φ(q)·z`` for each query, where ``S = Σ φ(k)ᵀ v`` and ``z = Σ φ(k)`` over the keys it sees.
 
-    The weight of a key is φ(q)·φ(k) over the sum of these (Katharopoulos 2020, arXiv 2006.16236). It never has to be
-    computed: sums over keys do, once for all queries, or step by step.
+    The weight of a key is φ(q)·φ(k) over its sum (Katharopoulos 2020, arXiv 2006.16236). Individual weights are never
+    needed: sums over keys suffice, computed once for all queries, or step by step.
 
     Parameters
     ----------
@@ -59,42 +59,43 @@ def linear_attention(
     feature_map : {"elu", "relu", "identity"} or callable, default "elu"
         φ: elu(x) + 1, max(x, 0), x, or a function from (..., E) to (..., F) in the same dtype.
     is_causal : bool, default False
-        Whether query i sees keys 0 to i alone; then S must be L.
+        Whether query i sees only keys 0 to i; requires S = L.
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
-        How to compute it; all agree to rounding. "parallel" builds the L×S matrix of products, O(L·S·(E + V)).
+        The algorithm; all agree up to rounding. "parallel" builds the L×S matrix of products, O(L·S·(E + V)).
         "chunked" does so within chunks of a causal call and passes sums between them, O(L·(E·V + chunk·(E + V)));
-        a call that is not causal needs no chunks: it is φ(Q)(φ(K)ᵀV), O((L + S)·E·V). "recurrent" writes key after
-        key in a loop, O((L + S)·E·V). "auto" is "recurrent" for one key and "chunked" elsewhere.
+        a non-causal call needs no chunks: it is φ(Q)(φ(K)ᵀV), O((L + S)·E·V). "recurrent" loops over keys,
+        O((L + S)·E·V). "auto" is "recurrent" for a single key and "chunked" otherwise.
     chunk : int, default 64
-        The length of a chunk; it need not divide L.
+        Length of a chunk; it need not divide L.
     state : LinearState, or pair (matrix, normalizer), optional
-        The sums over keys that came before, which every query sees; None where there are none.
+        The sums over earlier keys, which every query sees; None if there are none.
     valid_lens : Tensor (B,) of int, optional
-        How many keys of each sequence are real; what is beyond has no influence and is not in the state.
+        Number of valid keys per sequence; later keys are ignored and do not enter the state.
     documents : Tensor (L,) or (B, L) of int, optional
-        The document of each step of a causal call: neighbours with equal numbers are one, and queries see their own
-        alone. A state goes on in the first one, and is returned of the last.
+        Document of each step of a causal call: runs of equal numbers. A query sees only its own document. An initial
+        state belongs to the first document, the returned state to the last.
     normalize : bool, default True
-        Whether to divide by φ(q)·z. With "identity" and other maps that may be negative it can come near 0: say False.
+        Whether to divide by φ(q)·z. Use False for "identity" and other maps with negative values, for which φ(q)·z may
+        be close to 0.
     return_state : bool, default False
-        Whether to return the sums too, those before included.
+        Whether to also return the sums, including those of ``state``.
 
     Returns
     -------
     output : Tensor (B, H, L, V)
-        0 where the query sees no key, or where φ(q)·z is 0.
+        0 if the query sees no key or φ(q)·z is 0.
     state : LinearState
-        Only where asked for: matrix (B, H, F, V), normalizer (B, H, F) or None.
+        Only if requested: matrix (B, H, F, V), normalizer (B, H, F) or None.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence: which, what was expected, what came.
+        If an argument is invalid; the message names the argument, the expected value and the actual one.
 
     Notes
     -----
-    Inputs in float16 and bfloat16 are summed in float32. There is no factor 1/√E, as in the paper. A real key or value
-    that is not finite shows in earlier queries of its chunk.
+    Inputs in float16 and bfloat16 are summed in float32. As in the paper, there is no factor 1/√E. A valid key or value
+    that is not finite also affects earlier queries of its chunk.
 
     Examples
     --------
@@ -116,7 +117,7 @@ def linear_attention(
         runs = document_runs(name, documents, key, is_causal)
         matrix, normalizer = initial(name, state, key, value, normalize)
         if normalizer is not None:
-            # One more column, of ones, sums up what the others are divided by.
+            # A further column of ones accumulates the denominator.
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
             matrix = torch.cat([matrix, normalizer.unsqueeze(-1)], -1)
         output, matrix = recurrence(
@@ -130,22 +131,22 @@ def linear_attention(
 
 
 class ProjectedHeads(Layer, ABC):
-    """Heads that read a state: projections of queries, keys and values, and one of what the heads return.
+    """Base of multi-head layers with a state: query, key, value and output projections.
 
     Parameters
     ----------
     embed_dim : int
         Width C of queries and outputs.
     num_heads : int
-        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+        Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     kdim, vdim : int, optional
-        Widths of keys and values; C where they are not given.
+        Widths of keys and values; defaults to C.
     bias : bool, default True
-        Whether the four projections add one.
+        Whether the four projections have a bias.
     feature_map, form, chunk
-        As :func:`linear_attention` takes them. A map that is a module is trained along.
+        See :func:`linear_attention`. A module is trained with the layer.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
     """
 
     def __init__(
@@ -179,10 +180,10 @@ class ProjectedHeads(Layer, ABC):
     def forward(
         self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, valid_lens: Tensor | None = None
     ) -> Tensor | tuple[Tensor, LinearState]:
-        """Return the outputs (B, L, C), and the state where it is asked for."""
+        """Return the outputs (B, L, C), and the state if requested."""
 
     def reset_parameters(self) -> None:
-        """Draw all weights by Glorot's rule, biases are 0; a feature map that is a module draws its own."""
+        """Re-initialize weights by Glorot's rule, biases to 0, and a feature map that is a module."""
         for name, each in self.named_children():
             if isinstance(each, nn.Linear) and name.endswith("_proj"):
                 nn.init.xavier_uniform_(each.weight)
@@ -192,7 +193,7 @@ class ProjectedHeads(Layer, ABC):
                 reset()
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its projections."""
+        """Return the settings, without the projections'."""
         mapped = self.feature_map
         name = mapped if isinstance(mapped, str) else getattr(mapped, "__name__", type(mapped).__name__)
         form = "" if self.form == "auto" else f", form={self.form!r}"
@@ -201,17 +202,17 @@ class ProjectedHeads(Layer, ABC):
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, valid_lens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return heads (B, H, N, C/H) of queries, keys and values, and the rows of keys; what is padding is cleared."""
-        selfish = key is None
+        """Return heads (B, H, N, C/H) of queries, keys and values, and the input keys, with zeros in padding."""
+        is_self = key is None
         key = query if key is None else key
         value = key if value is None else value
         widths = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
         query, key, value = (sequences(self, name, tensor, width) for name, tensor, width in widths)
         if valid_lens is not None:
-            # Before the projections: NaN times 0 would be NaN in the gradients of their weights.
+            # Zero padding before the projections: NaN times 0 would be NaN in the gradients of their weights.
             name = type(self).__name__
             key, value = (torch.where(real_rows(name, valid_lens, each), each, 0.0) for each in (key, value))
-            query = key if selfish else query
+            query = key if is_self else query
         heads = [self._split(each) for each in (self.q_proj(query), self.k_proj(key), self.v_proj(value))]
         return heads[0], heads[1], heads[2], key
 
@@ -219,7 +220,7 @@ class ProjectedHeads(Layer, ABC):
         return rows.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def _merge(self, answer: tuple[Tensor, LinearState], return_state: bool) -> Tensor | tuple[Tensor, LinearState]:
-        """Return the output for what the heads return, and their state where it is asked for."""
+        """Project the heads' output; also return their state if requested."""
         output = self.out_proj(answer[0].transpose(1, 2).flatten(-2))
         return (output, answer[1]) if return_state else output
 
@@ -233,27 +234,27 @@ class ProjectedHeads(Layer, ABC):
 class LinearAttention(ProjectedHeads):
     """Multi-head linear attention, ``φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1)`` in each head (Katharopoulos 2020, arXiv 2006.16236).
 
-    Time and memory are linear in length; :func:`linear_attention` says how. There is no dropout of weights, because
-    there are no weights.
+    Time and memory are linear in length; see :func:`linear_attention`. Weights are never computed, so there is no
+    dropout of weights.
 
     Parameters
     ----------
     embed_dim : int
         Width C of queries and outputs.
     num_heads : int
-        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+        Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     normalize : bool, default True
-        Whether weights sum to 1; say False where the feature map may be negative.
+        Whether to normalize weights to sum to 1. Use False if the feature map may be negative.
     kdim, vdim : int, optional
-        Widths of keys and values; C where they are not given.
+        Widths of keys and values; defaults to C.
     bias : bool, default True
-        Whether the four projections add one.
+        Whether the four projections have a bias.
     feature_map : {"elu", "relu", "identity"} or callable, default "elu"
-        φ, from (B, H, N, C/H) to (B, H, N, F). One that is a module is trained along.
+        φ, from (B, H, N, C/H) to (B, H, N, F). A module is trained with the layer.
     form, chunk
-        As :func:`linear_attention` takes them.
+        See :func:`linear_attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -291,31 +292,31 @@ class LinearAttention(ProjectedHeads):
         state: tuple[Tensor, Tensor | None] | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
-        """Return what the queries read.
+        """Return the attention output.
 
         Parameters
         ----------
         query : Tensor (B, L, C)
         key : Tensor (B, S, Ck), optional
-            The queries where none are given: self-attention; then padded queries are read as zeros.
+            Defaults to ``query``: self-attention, in which padded queries count as zeros.
         value : Tensor (B, S, Cv), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) of int, optional
-            How many keys of each sequence are real; what is beyond has no influence.
+            Number of valid keys per sequence; later keys are ignored.
         is_causal : bool, default False
-            Whether query i sees keys 0 to i alone.
+            Whether query i sees only keys 0 to i.
         documents : Tensor (L,) or (B, L) of int, optional
-            The document of each step of a causal call; queries see their own alone.
+            Document of each step of a causal call; a query sees only its own document.
         state : LinearState, optional
-            That of the keys before.
+            The state after earlier keys.
         return_state : bool, default False
-            Whether to return the state too.
+            Whether to also return the state.
 
         Returns
         -------
         output : Tensor (B, L, C)
         state : LinearState
-            Only where asked for.
+            Only if requested.
         """
         q, k, v, _ = self._project(query, key, value, valid_lens)
         answer = linear_attention(

@@ -1,4 +1,4 @@
-"""The cache of linear attention: sums over all steps so far, of one size however many they are.
+"""The cache of linear attention: sums over all steps so far, of constant size.
 
 Dimensions: B sequences, H heads, F features, V width of values.
 """
@@ -12,7 +12,7 @@ from regard.nn.linear.recurrence import LinearState
 
 
 class LinearCache:
-    """What linear attention knows of earlier steps.
+    """The state of linear attention after earlier steps.
 
     Examples
     --------
@@ -30,7 +30,7 @@ class LinearCache:
         self._length = 0
 
     def __len__(self) -> int:
-        """Return how many steps there are."""
+        """Return the number of steps."""
         return self._length
 
     def __repr__(self) -> str:
@@ -42,26 +42,26 @@ class LinearCache:
         return None if self._sums is None else LinearState(*self._sums)
 
     def advance(self, state: LinearState, steps: int) -> None:
-        """Replace the sums by those after so many more steps."""
+        """Replace the sums by those after ``steps`` further steps."""
         assert state.normalizer is not None
         self._sums, self._length = [state.matrix, state.normalizer], self._length + steps
 
     def sequence(self, row: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Return the sums (1, H, F, V) and (1, H, F) of one sequence, all of them: steps cannot be told apart."""
+        """Return the sums (1, H, F, V) and (1, H, F) of one sequence, over all steps: sums do not separate steps."""
         if self._sums is None:
-            raise rejected("LinearCache", "state", "have been advanced before it is read", "an empty cache")
+            raise ValueError("LinearCache: the cache is empty; call advance before reading it.")
         matrix, normalizer = (each[row : row + 1] for each in self._sums)
         return matrix, normalizer
 
     def reorder(self, index: Tensor) -> None:
-        """Make sequence b continue what was sequence ``index[b]``: for beam search."""
+        """Replace sequence b by sequence ``index[b]``, for beam search."""
         if self._sums is not None:
             self._sums = [each.index_select(0, index) for each in self._sums]
 
     def truncate(self, length: int) -> None:
-        """Forget all steps; some alone cannot be forgotten, as sums do not tell them apart."""
+        """Keep only the first ``length`` steps: 0 or all, as sums do not separate steps."""
         if length == len(self):
             return
         if length:
-            raise rejected("LinearCache", "length", f"be 0 or all {len(self)} steps", length)
+            raise rejected("LinearCache", "length", f"be 0 or {len(self)}, the number of steps", length)
         self._sums, self._length = None, 0

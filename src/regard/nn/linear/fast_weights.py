@@ -1,4 +1,4 @@
-"""Fast weights: a matrix that the sequence itself writes, by the sum rule or by the delta rule."""
+"""Fast weights: a matrix updated by the sequence itself, by the sum rule or the delta rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regard.nn.linear.recurrence import (
 
 RULES = ("delta", "sum")
 
-#: Which norm features are divided by.
+#: Norms that features can be divided by.
 _ORDERS = {"l1": 1, "l2": 2}
 
 
@@ -47,53 +47,53 @@ def fast_weights(
     valid_lens: Tensor | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, LinearState]:
-    """Return ``W_t φ(q_t)`` for each step t, where W is written by each step before it is read.
+    """Return ``W_t φ(q_t)`` for each step t; each step updates W before reading it.
 
-    The sum rule adds an outer product, ``W += β v φ(k)ᵀ`` (Schmidhuber 1992); the delta rule corrects what W answers
-    to the key, ``W += β (v − W φ(k)) φ(k)ᵀ`` (Schlag 2021, arXiv 2102.11174).
+    The sum rule adds an outer product, ``W += β v φ(k)ᵀ`` (Schmidhuber 1992). The delta rule replaces the value stored
+    under the key, ``W += β (v − W φ(k)) φ(k)ᵀ`` (Schlag 2021, arXiv 2102.11174).
 
     Parameters
     ----------
     query, key : Tensor (B, H, L, E)
     value : Tensor (B, H, L, V)
     beta : Tensor (B, H, L), optional
-        How strongly each step writes; None is 1. The delta rule replaces what is stored under a key of norm 1 by
-        the share β of the new value.
+        Write strength of each step; None is 1. For a key of norm 1, the delta rule stores β times the new value plus
+        1 − β times the old one.
     rule : {"sum", "delta"}, default "sum"
     feature_map : {"elu", "relu", "identity"} or callable, default "identity"
         φ: elu(x) + 1, max(x, 0), x, or a function from (..., E) to (..., F) in the same dtype.
     feature_norm : {"l1", "l2"}, optional
         Divide φ(q) and φ(k) by this norm. "l1" is the sum of features where they are positive, as Schlag does;
-        "l2" as Yang does. The delta rule needs one, or keys of norm at most 1: with β|φ(k)|² > 2 what is stored
-        grows without bound. A row of zeros stays one.
+        "l2" as Yang does. The delta rule needs one, or keys of norm at most 1: with β|φ(k)|² > 2, W grows without
+        bound. A row of zeros stays zero.
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
-        How to compute it; all agree to rounding. "recurrent" is a loop over steps, O(L·E·V). "chunked" is a loop over
+        The algorithm; all agree up to rounding. "recurrent" is a loop over steps, O(L·E·V). "chunked" is a loop over
         chunks, O(L·(E·V + chunk·(E + V))): within one, the steps of the delta rule are a triangular system
         (Yang 2024, arXiv 2406.06484). "parallel" is one chunk. "auto" is "recurrent" for one step and "chunked"
-        elsewhere.
+        otherwise.
     chunk : int, default 64
-        The length of a chunk; it need not divide L.
+        Length of a chunk; it need not divide L.
     state : LinearState, or pair (matrix, None), optional
         W before the first step, transposed: (B, H, F, V); None is zeros.
     valid_lens : Tensor (B,) of int, optional
-        How many steps of each sequence are real; those beyond write nothing.
+        Number of valid steps per sequence; later steps write nothing.
     return_state : bool, default False
-        Whether to return W after the last step too.
+        Whether to also return W after the last step.
 
     Returns
     -------
     output : Tensor (B, H, L, V)
     state : LinearState
-        Only where asked for: matrix (B, H, F, V), normalizer None.
+        Only if requested: matrix (B, H, F, V), normalizer None.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, in one sentence: which, what was expected, what came.
+        If an argument is invalid; the message names the argument, the expected value and the actual one.
 
     Notes
     -----
-    Inputs in float16 and bfloat16 are summed in float32. A real key or value that is not finite shows in earlier
+    Inputs in float16 and bfloat16 are summed in float32. A valid key or value that is not finite also affects earlier
     queries of its chunk.
 
     Examples
@@ -150,32 +150,32 @@ def _unit(rows: Any, norm: str | None) -> Any:
     cost="O(L·E·V)",
 )
 class FastWeights(ProjectedHeads):
-    """Multi-head fast weights: each head's W is written and then read at every step, so it is causal by nature.
+    """Multi-head fast weights: every step updates and then reads each head's W, so the layer is always causal.
 
     The delta rule, ``W += β (v − W φ(k)) φ(k)ᵀ`` with a learned β = σ(W_β x + b_β) per head and step, is that of Schlag
     (2021, arXiv 2102.11174), computed in chunks as Yang does (2024, arXiv 2406.06484). The sum rule,
-    ``W += v φ(k)ᵀ``, is Schmidhuber's (1992). A step returns ``W φ(q)``, projected once more.
+    ``W += v φ(k)ᵀ``, is Schmidhuber's (1992). A step returns the projection of ``W φ(q)``.
 
     Parameters
     ----------
     embed_dim : int
         Width C of queries and outputs.
     num_heads : int
-        How many heads H; embed_dim must be a multiple. Each is C/H wide.
+        Number of heads H, which divides ``embed_dim``. Each head has width C/H.
     rule : {"delta", "sum"}, default "delta"
     feature_norm : {"auto", "l1", "l2"} or None, default "auto"
-        Which norm φ(q) and φ(k) are divided by. "auto" is "l1" for the delta rule, which needs it to be stable, and
+        Norm that φ(q) and φ(k) are divided by. "auto" is "l1" for the delta rule, which needs it for stability, and
         None for the sum rule.
     kdim, vdim : int, optional
-        Widths of keys and values; C where they are not given.
+        Widths of keys and values; defaults to C.
     bias : bool, default True
-        Whether the four projections add one.
+        Whether the four projections have a bias.
     feature_map : {"elu", "relu", "identity"} or callable, default "elu"
-        φ, from (B, H, L, C/H) to (B, H, L, F). One that is a module is trained along.
+        φ, from (B, H, L, C/H) to (B, H, L, F). A module is trained with the layer.
     form, chunk
-        As :func:`fast_weights` takes them.
+        See :func:`fast_weights`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -212,27 +212,27 @@ class FastWeights(ProjectedHeads):
         state: tuple[Tensor, Tensor | None] | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
-        """Return what each step reads.
+        """Return the output of each step.
 
         Parameters
         ----------
         query : Tensor (B, L, C)
         key : Tensor (B, L, Ck), optional
-            The queries where none are given; then padded queries are read as zeros.
+            Defaults to ``query``; padded queries then count as zeros.
         value : Tensor (B, L, Cv), optional
-            The keys where none are given.
+            Defaults to ``key``.
         valid_lens : Tensor (B,) of int, optional
-            How many steps of each sequence are real; those beyond write nothing.
+            Number of valid steps per sequence; later steps write nothing.
         state : LinearState, optional
-            That after the steps before.
+            The state after earlier steps.
         return_state : bool, default False
-            Whether to return the state too.
+            Whether to also return the state.
 
         Returns
         -------
         output : Tensor (B, L, C)
         state : LinearState
-            Only where asked for.
+            Only if requested.
         """
         q, k, v, x = self._project(query, key, value, valid_lens)
         answer = fast_weights(
@@ -252,5 +252,5 @@ class FastWeights(ProjectedHeads):
         return self._merge(answer, return_state)
 
     def extra_repr(self) -> str:
-        """Return the settings that the layer prints besides its projections."""
+        """Return the settings, without the projections'."""
         return f"{super().extra_repr()}, rule={self.rule!r}"

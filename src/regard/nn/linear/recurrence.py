@@ -1,6 +1,6 @@
-"""Sums of outer products over time, in three forms that agree: what linear attention and fast weights share.
+"""Sums of outer products over time, in three equivalent forms; shared by linear attention and fast weights.
 
-A matrix of "fast" weights S (E, V) is written at each step and read by queries, in rows:
+Each step updates a matrix of "fast" weights S (E, V), which queries read:
 
     S_t = S_{t-1} + k_tᵀ u_t        y_t = q_t S_t
 
@@ -24,22 +24,22 @@ from regard.engines.problem import DTYPES
 #: A name in :data:`FEATURES`, or a function from (..., E) to (..., F).
 FeatureMap = str | Callable[[Tensor], Tensor]
 
-#: How a recurrence can be executed.
+#: Algorithms for the recurrence.
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 
 
 class LinearState(NamedTuple):
-    """The state of linear attention or of a fast-weight layer: all that later queries need of the steps so far.
+    """The state of linear attention or of a fast-weight layer after the steps so far.
 
-    It is a tuple of tensors: pass it on as ``state=`` to continue a sequence, None to begin anew. To save it so that
-    ``torch.load`` reads it with ``weights_only=True``, save ``tuple(state)``: a plain pair is accepted as a state too.
+    It is a tuple of tensors: pass it as ``state=`` to continue a sequence, or None to start a new one. To make it
+    loadable by ``torch.load`` with ``weights_only=True``, save ``tuple(state)``; a plain pair is also a valid state.
 
     Attributes
     ----------
     matrix : Tensor (B, H, E, V)
-        The sum of φ(k)ᵀ u. In float32 where the inputs are of 16 bits, so that splitting a sequence costs no precision.
+        The sum of φ(k)ᵀ u. In float32 for 16-bit inputs, so that splitting a sequence does not lose precision.
     normalizer : Tensor (B, H, E), or None
-        The sum of φ(k), where outputs are normalized.
+        The sum of φ(k), if outputs are normalized.
 
     Examples
     --------
@@ -59,12 +59,12 @@ class LinearState(NamedTuple):
     normalizer: Tensor | None = None
 
     def detach(self) -> LinearState:
-        """Return the state without its history: gradients stop here (truncated backpropagation through time)."""
+        """Detach the state from the graph, for truncated backpropagation through time."""
         return LinearState(self.matrix.detach(), None if self.normalizer is None else self.normalizer.detach())
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """Return elu(x) + 1, which is positive; e^x is not rounded by the addition of 1 where x is negative."""
+    """Return elu(x) + 1 > 0, as e^x for negative x, which adding 1 would round."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
@@ -78,7 +78,7 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": 
 
 
 def options(function: str, feature_map: Any, form: Any, chunk: Any) -> Callable[[Tensor], Tensor]:
-    """Return the feature map as a function, or raise if one of the three is wrong."""
+    """Check the three options, and return the feature map as a function."""
     if not isinstance(feature_map, str) and not callable(feature_map):
         raise rejected(function, "feature_map", "be a name or a function", described(feature_map), TypeError)
     if isinstance(feature_map, str):
@@ -89,7 +89,7 @@ def options(function: str, feature_map: Any, form: Any, chunk: Any) -> Callable[
 
 
 def inputs(function: str, query: Any, key: Any, value: Any, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, in autocast's dtype if it is on, or raise if they do not go together."""
+    """Check queries, keys and values, and return them in autocast's dtype if it is on."""
     flag(function, "is_causal", is_causal)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
@@ -122,7 +122,7 @@ def inputs(function: str, query: Any, key: Any, value: Any, is_causal: bool) -> 
 def zero_padding(
     function: str, query: Tensor, key: Tensor, value: Tensor, valid_lens: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the three in the dtype that sums are made in, keys and values of padding 0, and which keys are real."""
+    """Return the tensors in the dtype of the sums, with zeros in padding, and which keys are valid."""
     wide = torch.promote_types(query.dtype, torch.float32)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)
     if valid_lens is None:
@@ -132,32 +132,32 @@ def zero_padding(
 
 
 def real_rows(function: str, valid_lens: Any, rows: Tensor) -> Tensor:
-    """Return which rows (B, ..., S, C) are before the end of their sequence: bool, broadcasting with the rows."""
+    """Return which rows (B, ..., S, C) lie within their sequence: bool, broadcasting with the rows."""
     valid_lens = lengths(function, "valid_lens", valid_lens, rows.shape[0])
     b = torch.arange(rows.shape[0], device=rows.device).view(-1, *[1] * (rows.dim() - 1))
     kv_idx = torch.arange(rows.shape[-2], device=rows.device).unsqueeze(-1)
     visible = masks.padding(valid_lens).visible(b, b, b, kv_idx)
-    assert visible is not None, "lengths always answer"
+    assert visible is not None, "padding masks hide"
     return visible
 
 
 def features(
     function: str, feature_map: Callable[[Tensor], Tensor], query: Tensor, key: Tensor, real: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the features of queries and of keys; those of padding, which ``real`` tells, are 0."""
+    """Return the features of queries and of keys; those of keys that are not ``real`` are 0."""
     found = []
     for rows in (query, key):
         mapped = feature_map(rows)
         if not isinstance(mapped, Tensor) or mapped.shape[:-1] != rows.shape[:-1] or mapped.dtype != rows.dtype:
-            expected = f"return a {rows.dtype} tensor (..., F) for one {shape(rows)}"
+            expected = f"return a {rows.dtype} tensor (..., F) for an input of shape {shape(rows)}"
             raise rejected(function, "feature_map", expected, described(mapped))
         found.append(mapped)
-    # The map of a cleared key need not be 0: elu(0) + 1 is 1.
+    # A zeroed key need not have zero features: elu(0) + 1 = 1.
     return found[0], found[1] if real is None else torch.where(real, found[1], 0.0)
 
 
 def document_runs(function: str, documents: Any, key: Tensor, is_causal: bool) -> Tensor | None:
-    """Return which run of neighbours with equal numbers each step belongs to, (B, L), or raise for other documents."""
+    """Check the documents, and return the index of each step's run of equal numbers, (B, L)."""
     if documents is None:
         return None
     B, length = key.shape[0], key.shape[-2]
@@ -169,14 +169,14 @@ def document_runs(function: str, documents: Any, key: Tensor, is_causal: bool) -
         expected = f"be an integer tensor (L,) or (B, L), here ({B}, {length})"
         raise rejected(function, "documents", expected, described(documents))
     if not is_causal:
-        raise rejected(function, "documents", "be None in a call that is not causal", shape(documents))
+        raise rejected(function, "documents", "be None in a non-causal call", shape(documents))
     documents = documents.expand(B, length)
     changes = documents[:, 1:] != documents[:, :-1]
     return torch.nn.functional.pad(changes.long().cumsum(-1), (1, 0)) if length else documents
 
 
 def initial(function: str, state: Any, key: Tensor, value: Tensor, normalized: bool) -> LinearState:
-    """Return the state to begin with, zeros for None, or raise if it does not fit features of keys and values."""
+    """Check the initial state against the features of keys and values, and return it; zeros for None."""
     *lead, _, E = key.shape
     sizes = (*lead, E, value.shape[-1])
     if state is None:
@@ -209,25 +209,25 @@ def recurrence(
     delta: bool = False,
     runs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Write values at keys, read them at queries.
+    """Write values at keys and read them at queries.
 
     Parameters
     ----------
     query, key, value : Tensor (B, H, L, E), (B, H, S, E), (B, H, S, V)
         Features of queries and keys, and values; keys of padding are 0. S is L where causal.
     rate : Tensor (B, H, S, 1), optional
-        β, how strongly each is written; None is 1.
+        Write strength β; None is 1.
     state : Tensor (B, H, E, V)
         The matrix before the first step.
     form, chunk
-        How; see :func:`regard.nn.linear.attention.linear_attention`.
+        See :func:`regard.nn.linear.attention.linear_attention`.
     is_causal : bool, default True
-        Whether query t reads what is written up to step t; else each reads what all write (sum rule only).
+        Whether query t reads the writes up to step t; else every query reads all writes (sum rule only).
     delta : bool, default False
-        Whether the delta rule is followed; else the sum rule.
+        Whether to use the delta rule rather than the sum rule.
     runs : Tensor (B, L) of int, optional
-        Which run of steps each belongs to, counted from 0: a query reads what its own wrote (causal sum rule only).
-        What was written before the first step belongs to run 0.
+        Index of the run of each step, from 0: a query reads only the writes of its own run (causal sum rule only). The
+        initial state belongs to run 0.
 
     Returns
     -------
@@ -287,7 +287,7 @@ def _chunked(
 def _chunked_runs(
     query: Tensor, key: Tensor, value: Tensor, state: Tensor, size: int, runs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return output and state where each query reads what its run has written: a chunk hands on its last run's sums."""
+    """Return output and state with separate runs; each chunk passes on the sums of its last run."""
     runs, current, found = runs[:, None], runs.new_zeros(len(runs), 1, 1), []  # (B, 1, L), (B, 1, 1)
     for q, k, v, run in zip(*(each.split(size, -2) for each in (query, key, value)), runs.split(size, -1)):
         own = _until(k.shape[-2], 0, k) & (run.unsqueeze(-1) == run.unsqueeze(-2))  # (B, 1, C, C)

@@ -1,4 +1,4 @@
-"""Self-attention of language models by sums of features: a token costs the same however many came before."""
+"""Linear self-attention of language models, with constant cost per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.nn.linear.attention import linear_attention
 from regard.nn.linear.cache import LinearCache
 from regard.nn.linear.recurrence import FeatureMap, options
 
-#: Feature maps that are nowhere negative, so that weights can be divided by their sum.
+#: Non-negative feature maps, for which weights can be normalized by their sum.
 FEATURE_MAPS = ("elu", "relu")
 
 
@@ -29,18 +29,18 @@ FEATURE_MAPS = ("elu", "relu")
 class LinearSelfAttention(GroupedProjections):
     """Causal :class:`SelfAttention` in which weights are products of features, ``φ(q)·φ(k) / Σ φ(q)·φ(k)``.
 
-    Its cache is of one size: the sums of :func:`linear_attention` (Katharopoulos 2020, arXiv 2006.16236). Head h reads
-    the keys and values of group ``h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). There are no
-    scores that a mask could hide, a bias could change or a normalizer could weigh; documents can be told apart.
+    Its cache has constant size: the sums of :func:`linear_attention` (Katharopoulos 2020, arXiv 2006.16236). Head h
+    reads the keys and values of group ``h // (H/G)`` (Ainslie 2023, arXiv 2305.13245). Linear attention has no scores,
+    so it supports no masks, biases or normalizers, except for document masks.
 
     Parameters
     ----------
     embed_dim, num_heads : int
-        E and H.
+        Width E and number of heads H.
     feature_map : {"elu", "relu"} or callable, default "elu"
-        φ, as :func:`linear_attention` takes it; not negative.
+        φ, non-negative; see :func:`linear_attention`.
     num_kv_heads, head_dim, bias, out_bias, device, dtype : optional
-        As :class:`SelfAttention` has them.
+        See :class:`SelfAttention`.
 
     Examples
     --------
@@ -87,11 +87,11 @@ class LinearSelfAttention(GroupedProjections):
         ----------
         x : Tensor (B, L, E)
         attn_mask : Mask, optional
-            ``masks.document(ids)``: rows read their own document alone, neighbours with equal numbers. No other mask.
+            ``masks.document(ids)`` only: rows see their own document, a contiguous run of equal ids.
         cache : LinearCache, optional
             The sums over earlier steps; those of ``x`` are added.
         rotation, return_aux : None
-            There are no scores that positions could turn, or that could be told.
+            Not supported: there are no scores.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         for name, given in (("rotation", rotation), ("return_aux", return_aux), ("context", self.context)):
@@ -119,13 +119,13 @@ class LinearSelfAttention(GroupedProjections):
         if mask is None:
             return None
         if not isinstance(mask, Documents) or mask.kv_ids is not None:
-            self._refuse("attn_mask", "be None or masks.document(ids), as linear attention has no scores to hide", mask)
+            self._refuse("attn_mask", "be None or masks.document(ids), as linear attention has no scores to mask", mask)
         return mask.ids
 
     def _refuse(self, name: str, expected: str, given: object) -> NoReturn:
         raise rejected("LinearSelfAttention", name, expected, described(given))
 
     def extra_repr(self) -> str:
-        """Return the sizes, and the features."""
+        """Return the sizes and the feature map."""
         name = self.feature_map if isinstance(self.feature_map, str) else getattr(self.feature_map, "__name__", "φ")
         return f"{super().extra_repr()}, feature_map={name!r}"

@@ -1,4 +1,4 @@
-"""An external memory: addressed by content, and machines that carry one along a sequence."""
+"""External memories: content addressing, and the base of recurrent networks with a memory."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def weigh(numbers: Tensor) -> Tensor:
 
 
 def _directions(key: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and rows at length 1, or 0 where erasure and sharp weights have left too little of a row."""
+    """Normalize keys and memory rows to length 1; rows that are too small for a finite gradient become 0."""
     least = torch.finfo(memory.dtype).tiny ** 0.5
-    seen = memory.detach().abs().amax(-1, keepdim=True) >= least
-    return _COSINE.project(key, torch.where(seen, memory, 0))
+    large = memory.detach().abs().amax(-1, keepdim=True) >= least
+    return _COSINE.project(key, torch.where(large, memory, 0))
 
 
 def similar(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
-    """Return :func:`content_weights` of tensors that are known to be right."""
+    """Return :func:`content_weights` without checks."""
     return weigh(strength.unsqueeze(-1) * _COSINE.compare(*_directions(key, memory)))
 
 
 def content_weights(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
-    """Return ``softmax(β cos(key, rows of memory))``: where the memory holds something like the key.
+    """Return ``softmax(β cos(key, memory rows))``: the weights of content addressing.
 
-    A row of zeros has cosine 0 with every key, and gets a gradient of zero. As zero counts a row whose entries are all
-    below the root of the dtype's smallest normal number (1e-19 in float32): its gradient, 1 / length, would overflow.
+    A row of zeros has cosine 0 with every key and gradient 0. Rows whose entries are all below the square root of the
+    dtype's smallest normal number (1e-19 in float32) count as zeros, as their gradient, 1 / length, would overflow.
 
     Parameters
     ----------
     key : Tensor (B, H, E)
-        What to look for, one for each head.
+        The key of each head.
     memory : Tensor (B, N, E)
     strength : Tensor (B, H)
         The sharpness β > 0.
@@ -61,7 +61,7 @@ def content_weights(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type or shape.
+        If an argument has the wrong type or shape.
 
     References
     ----------
@@ -81,7 +81,7 @@ def content_weights(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
 
 
 class MemoryHead(Layer):
-    """Heads on a memory: one linear map of a control vector tells each of them what it needs.
+    """Base of memory heads: a linear map of a control vector gives the parameters of each head.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class MemoryHead(Layer):
         Width E of the memory.
     heads : int
     more : tuple of int
-        What a head needs beside a key (E) and its strength (1): widths of further parts.
+        Widths of parameters in addition to the key (E) and its strength (1).
     """
 
     def __init__(self, input_size: int, width: int, heads: int, more: tuple[int, ...], device: Any, dtype: Any) -> None:
@@ -103,17 +103,17 @@ class MemoryHead(Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the projection by Glorot's rule, with biases of 0."""
+        """Re-initialize the projection by Glorot's rule, and biases to 0."""
         restart(self.emit)
 
     def _check(self, control: Tensor, memory: Tensor) -> tuple[int, int]:
-        """Return B and N, or raise."""
+        """Check shapes; return B and N."""
         B, N, _ = floats(self, "memory", memory, "B", "N", self.width).shape
         floats(self, "control", control, B, self.input_size)
         return B, N
 
     def _emitted(self, control: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
-        """Return the parts that control vectors (B, C) tell each head, (B, H, ·), in the memory's precision."""
+        """Return the parameters (B, H, ·) of each head from control vectors (B, C), in the memory's dtype."""
         return self.emit(control).to(memory.dtype).unflatten(-1, (self.heads, -1)).split(self.parts, -1)
 
     def extra_repr(self) -> str:
@@ -128,7 +128,7 @@ class MemoryHead(Layer):
     cost="O(H·(C·E + N·E))",
 )
 class ContentAddressing(MemoryHead):
-    """Read a memory by content: keys and sharpness come from a control vector, weights from the cosine.
+    """Content addressing of a memory, with keys and sharpness from a control vector.
 
     ``w = softmax(β cos(k, M_i))`` and ``r = Σ_i w_i M_i``, with ``k = W_k c + b`` and ``β = 1 + softplus(·)``
     (Graves 2014, arXiv 1410.5401, and Graves 2016). A row of zeros has cosine 0 with every key.
@@ -140,9 +140,9 @@ class ContentAddressing(MemoryHead):
     width : int
         Width E of the memory.
     heads : int, default 1
-        How many keys H are looked for.
+        Number of keys H.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -157,14 +157,14 @@ class ContentAddressing(MemoryHead):
         super().__init__(input_size, width, heads, (), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, valid_lens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what is read, and where.
+        """Return the values read and the read weights.
 
         Parameters
         ----------
         control : Tensor (B, C)
         memory : Tensor (B, N, E)
         valid_lens : Tensor (B,) of int, optional
-            How many rows each memory has; what is beyond has no influence.
+            Number of valid rows per memory; later rows are ignored.
 
         Returns
         -------
@@ -182,7 +182,7 @@ class ContentAddressing(MemoryHead):
             query, rows = _directions(key, memory)
             query = query * (1 + softplus(strength))
             q, k, v = (each.unsqueeze(1) for each in (query, rows, memory))
-            # All weights are wanted, so an engine that never holds them saves nothing.
+            # All weights are needed, so an engine that avoids materializing them saves nothing.
             request = AuxRequest(weights=True)
             reads, aux = attention(q, k, v, mask, scale=1.0, score="dot", engine="reference", return_aux=request)
         assert aux.weights is not None
@@ -190,28 +190,28 @@ class ContentAddressing(MemoryHead):
 
 
 def restart(linear: nn.Linear) -> None:
-    """Draw the weight by Glorot's rule and set the bias to 0."""
+    """Re-initialize the weight by Glorot's rule and the bias to 0."""
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
 
 
 class Controller(nn.Module):
-    """The network that drives a memory: ``"lstm"``, or ``"feedforward"``, a layer of tanh that remembers nothing.
+    """The controller of a memory: ``"lstm"``, or ``"feedforward"``, a stateless tanh layer.
 
     Parameters
     ----------
     owner : Module
-        Whose it is, for errors.
+        For error messages.
     kind : str
     input_size, hidden_size : int
     """
 
     def __init__(self, owner: object, kind: str, input_size: int, hidden_size: int, device: Any, dtype: Any) -> None:
         super().__init__()
-        known = {"lstm": nn.LSTMCell, "feedforward": nn.Linear}
-        OneOf(known)(owner, "controller", kind)
+        kinds = {"lstm": nn.LSTMCell, "feedforward": nn.Linear}
+        OneOf(kinds)(owner, "controller", kind)
         self.kind, self.cell_size = kind, hidden_size if kind == "lstm" else 0
-        self.net: nn.Module = known[kind](input_size, hidden_size, device=device, dtype=dtype)
+        self.net: nn.Module = kinds[kind](input_size, hidden_size, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         """Draw the parameters as torch does; a feedforward layer's by Glorot's rule."""
@@ -221,7 +221,7 @@ class Controller(nn.Module):
             self.net.reset_parameters()
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the control vector (B, C) and the cell (B, C), or (B, 0), after these inputs."""
+        """Return the control vector (B, C) and the cell (B, C), or (B, 0) for a feedforward controller."""
         if self.kind == "lstm":
             new, inside = self.net(inputs, (hidden, cell))
             return new.to(hidden.dtype), inside.to(cell.dtype)
@@ -239,7 +239,7 @@ _S = TypeVar("_S", bound=tuple[Tensor, ...])
 
 
 class MemoryMachine(Layer, ABC, Generic[_S]):
-    """A controller with a memory, run along sequences; a subclass has heads and says what one step does.
+    """Base of recurrent networks with a controller and a memory; a subclass defines the heads and one step.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         self.output = nn.Linear(self.hidden_size + read_size, self.output_size, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters of all parts anew."""
+        """Re-initialize the parameters of all parts."""
         self.controller.reset_parameters()
         self.write.reset_parameters()
         self.read.reset_parameters()
@@ -301,25 +301,25 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
     def forward(
         self, inputs: Tensor, state: _S | None = None, valid_lens: Tensor | None = None, *, return_maps: bool = False
     ) -> tuple[Tensor, _S] | tuple[Tensor, _S, MemoryMaps]:
-        """Run the machine along sequences, one step after the other.
+        """Run the network over sequences, step by step.
 
         Parameters
         ----------
         inputs : Tensor (B, T, I)
         state : optional
-            Where to go on; None starts anew, as :meth:`initial_state` does.
+            State to continue from; None is :meth:`initial_state`.
         valid_lens : Tensor (B,) of int, optional
-            How many steps of each sequence are real. Further ones give 0 and leave the state as it is.
+            Number of valid steps per sequence. Later steps output 0 and do not change the state.
         return_maps : bool, default False
-            Also tell where the heads read and wrote.
+            Whether to also return the addressing weights of the heads.
 
         Returns
         -------
         outputs : Tensor (B, T, O)
         state : NamedTuple of Tensor
-            After each sequence's last real step.
+            State after each sequence's last valid step.
         maps : MemoryMaps
-            Only where asked for.
+            Only if requested.
         """
         B, T, _ = floats(self, "inputs", inputs, "B", "T", self.input_size).shape
         start = self.initial_state(B)
@@ -331,7 +331,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         states: list[Any] = []
         for t, each in enumerate(inputs.unbind(1)):
             new = self._step(each, state)
-            state = new if live is None else _kept(live[:, t], new, state)
+            state = new if live is None else _select(live[:, t], new, state)
             states.append(state)
         outputs = self.output(_along([torch.cat([s.hidden, s.reads.flatten(1)], -1) for s in states], self._blank(B)))
         outputs = outputs if live is None else torch.where(live.unsqueeze(-1), outputs, 0)
@@ -351,7 +351,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         return self.output.weight.new_zeros(batch, self.output.in_features)
 
     def _fitting(self, state: Any, start: _S) -> _S:
-        """Return a state that was passed in, if it has the shapes of a fresh one, or raise."""
+        """Check a state against the shapes of an initial one, and return it."""
         if type(state) is not type(start):
             expected = f"be of type {type(start).__name__}"
             raise rejected(type(self).__name__, "state", expected, described(state), TypeError)
@@ -366,10 +366,10 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
 
 
 def _along(steps: list[Tensor], like: Tensor) -> Tensor:
-    """Return what each step has, (B, T, ...); of no steps, (B, 0, ...)."""
+    """Stack the steps to (B, T, ...); (B, 0, ...) if there are none."""
     return torch.stack(steps, 1) if steps else like.unsqueeze(1)[:, :0]
 
 
-def _kept(live: Tensor, new: Any, old: Any) -> Any:
-    """Return the new state of sequences (B,) that are live, the old of those that have ended."""
+def _select(live: Tensor, new: Any, old: Any) -> Any:
+    """Return the new state of live sequences (B,), and the old state of finished ones."""
     return type(new)(*(torch.where(live.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(new, old)))

@@ -1,4 +1,4 @@
-"""The Differentiable Neural Computer: a memory that knows which rows are free, and in which order they were written."""
+"""The Differentiable Neural Computer: a memory that tracks free rows and the order of writes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from regard.nn.memory.addressing import MemoryHead, MemoryMachine, similar, weig
 
 
 def allocation(usage: Tensor) -> Tensor:
-    """Return where to write anew: ``a[φ_j] = (1 − u[φ_j]) Π_{i<j} u[φ_i]``, φ the rows from the least used on.
+    """Return allocation weights ``a[φ_j] = (1 − u[φ_j]) Π_{i<j} u[φ_i]``, where φ sorts rows by usage.
 
-    Of rows used alike the first comes first. The order has no gradient.
+    Ties keep their order. The order has no gradient.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def allocation(usage: Tensor) -> Tensor:
     Returns
     -------
     Tensor (..., N)
-        ≥ 0, with a sum of ``1 − Π u`` ≤ 1: nothing where every row is in full use.
+        ≥ 0, with sum ``1 − Π u`` ≤ 1: zero if every row is fully used.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def allocation(usage: Tensor) -> Tensor:
     """
     ordered, rows = usage.sort(dim=-1, stable=True)
     before = pad(ordered[..., :-1], (1, 0), value=1.0) if usage.shape[-1] else ordered
-    # Products of all before, by doubling: torch's cumprod divides by its factors when it goes back, and these may be 0.
+    # Cumulative products by doubling: the backward pass of torch's cumprod divides by the factors, which may be 0.
     reach = 1
     while reach < before.shape[-1]:
         before = before * pad(before[..., :-reach], (reach, 0), value=1.0)
@@ -48,8 +48,8 @@ def allocation(usage: Tensor) -> Tensor:
 def linked(links: Tensor, precedence: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the temporal links and the precedence after a write.
 
-    ``L[i, j] ← (1 − w[i] − w[j]) L[i, j] + w[i] p[j]``, 0 on the diagonal, and ``p ← (1 − Σ w) p + w``: L[i, j] says
-    that row i was written right after row j, p which row was written last.
+    ``L[i, j] ← (1 − w[i] − w[j]) L[i, j] + w[i] p[j]``, 0 on the diagonal, and ``p ← (1 − Σ w) p + w``: L[i, j] is the
+    degree to which row i was written right after row j, and p that to which each row was written last.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def linked(links: Tensor, precedence: Tensor, weights: Tensor) -> tuple[Tensor, 
     precedence : Tensor (B, N)
     """
     after = weights.unsqueeze(-1)
-    # Weights that sum to 1 may do so but for a rounding: nothing becomes negative by it.
+    # Clamp: rounding may make the sum of weights exceed 1 slightly.
     links = (1 - after - weights.unsqueeze(-2)).clamp(min=0) * links + after * precedence.unsqueeze(-2)
     itself = torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device)
     rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
@@ -94,9 +94,9 @@ class DNCWriteHead(MemoryHead):
     width : int
         Width E of the memory.
     read_heads : int, default 1
-        How many read heads R may free rows.
+        Number of read heads R, which may free rows.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -122,24 +122,24 @@ class DNCWriteHead(MemoryHead):
         weights: Tensor | None = None,
         read_weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the memory after writing, a new tensor, and where was written.
+        """Return the memory after writing, as a new tensor, and the write weights.
 
         Parameters
         ----------
         control : Tensor (B, C)
         memory : Tensor (B, N, E)
         usage : Tensor (B, N), optional
-            Before this step; this and what follows are 0 where not given.
+            Usage before this step; this and the following default to 0.
         weights : Tensor (B, N), optional
-            Where the step before wrote.
+            Write weights of the previous step.
         read_weights : Tensor (B, R, N), optional
-            Where the step before read.
+            Read weights of the previous step.
 
         Returns
         -------
         memory : Tensor (B, N, E)
         usage : Tensor (B, N)
-            Before this write: the next step counts it.
+            Usage before this write, which the next step adds.
         weights : Tensor (B, N)
             ≥ 0, with a sum of at most 1.
         """
@@ -175,9 +175,9 @@ class DNCWriteHead(MemoryHead):
 class DNCReadHead(MemoryHead):
     """Read heads of the Differentiable Neural Computer (Graves 2016, Nature).
 
-    From a control vector c each head gets, by one linear map, a key k, its strength β = 1 + softplus(·), and the
-    shares π = softmax(·) of three modes: back to what was written before the row read last, to the row most like the
-    key, and on to what was written after. With the weights w' of the step before and the links L,
+    A linear map of a control vector c gives each head a key k, its strength β = 1 + softplus(·), and the shares
+    π = softmax(·) of three modes: backward, to the row written before the last row read; content, to the row most
+    similar to the key; and forward, to the row written after. With the weights w' of the previous step and the links L,
     ``w = π_b Lᵀw' + π_c softmax(β cos(k, M_i)) + π_f L w'`` and ``r = Σ_i w_i M_i``.
 
     Parameters
@@ -187,9 +187,9 @@ class DNCReadHead(MemoryHead):
     width : int
         Width E of the memory.
     heads : int, default 1
-        How many heads R.
+        Number of heads R.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -206,16 +206,16 @@ class DNCReadHead(MemoryHead):
     def forward(
         self, control: Tensor, memory: Tensor, weights: Tensor | None = None, links: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what is read, and where.
+        """Return the values read and the read weights.
 
         Parameters
         ----------
         control : Tensor (B, C)
         memory : Tensor (B, N, E)
         weights : Tensor (B, R, N), optional
-            Those of the step before; this and ``links`` are 0 where not given.
+            Weights of the previous step; this and ``links`` default to 0.
         links : Tensor (B, N, N), optional
-            ``links[:, i, j]``: how much row i was written right after row j; see :func:`linked`.
+            ``links[:, i, j]`` is the degree to which row i was written right after row j; see :func:`linked`.
 
         Returns
         -------
@@ -283,9 +283,9 @@ class DifferentiableNeuralComputer(MemoryMachine[DNCState]):
         The memory's size, N rows of width E.
     read_heads : int, default 1
     controller : {"lstm", "feedforward"}, default "lstm"
-        A feedforward one remembers nothing by itself.
+        A feedforward controller has no memory of its own.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------

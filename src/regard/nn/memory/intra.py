@@ -1,4 +1,4 @@
-"""Intra-attention: an LSTM that keeps all its states on a tape and attends to them at each step."""
+"""Intra-attention: an LSTM that stores all its states and attends to them at each step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class IntraState(NamedTuple):
 class IntraAttention(Layer):
     """The LSTMN: an LSTM whose steps attend to all earlier ones (Cheng 2016, arXiv 1601.06733).
 
-    Each step t keeps its h_t and c_t on two tapes. In place of the previous state it uses a weighted sum over them::
+    Each step t appends its h_t and c_t to two tapes. It uses a weighted sum over them in place of the previous state::
 
         a_i = vᵀ tanh(W_h h_i + W_x x_t + W_s h̃_{t−1})                       for i < t
         [h̃_t; c̃_t] = Σ_i softmax(a)_i [h_i; c_i]                              zeros at the first step
@@ -66,15 +66,15 @@ class IntraAttention(Layer):
     hidden_size : int
         Width C of states.
     attention_size : int, optional
-        Features A of the score; ``hidden_size`` where it is not given.
+        Features A of the score; defaults to ``hidden_size``.
     dropout : float, default 0.0
         Probability of dropping a weight of the attention, in training.
     bias : bool, default True
         Whether the gates have a bias b.
     engine : str, default "auto"
-        As :func:`regard.attention` takes it.
+        See :func:`regard.attention`.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -141,19 +141,19 @@ class IntraAttention(Layer):
         state : IntraState, optional
             The tapes so far; empty at first.
         valid_lens : Tensor (B,) of int, optional
-            How many steps of each sequence are real. The others come to nothing: their hidden states are 0, and later
-            calls that carry the state do not see them.
+            Number of valid steps per sequence. Hidden states of later steps are 0, and later calls with the returned
+            state ignore them.
         return_aux : AuxRequest, optional
-            What to tell of the attention.
+            Auxiliary outputs of the attention to return.
 
         Returns
         -------
         hidden : Tensor (B, T, C)
         state : IntraState
-            The tapes, this sequence's T steps appended.
+            The tapes, with this sequence's T steps appended.
         aux : Aux
-            Only where asked for; a row for each step, and N + T keys where the state held N: weights (B, T, N + T),
-            which are 0 from the step itself on.
+            Only if requested; one row per step, and N + T keys for a state with N steps: weights (B, T, N + T), which
+            are 0 for the step itself and later ones.
         """
         sequences(self, "x", x, self.input_size)
         real = self._real(x, valid_lens)
@@ -165,8 +165,8 @@ class IntraAttention(Layer):
         for t in range(x.shape[1]):
             now = real[:, t, None]  # (B, 1)
             query = queries[:, t] + tape.summary @ self.w_s.mT  # (B, A)
-            seen = masks.key_padding(tape.real & now) if masked else None
-            summary, memory, aux = self._read(query, keys, tape, seen, return_aux)
+            mask = masks.key_padding(tape.real & now) if masked else None
+            summary, memory, aux = self._read(query, keys, tape, mask, return_aux)
             i, f, o, g = (gated[:, t] + summary @ self.weight[:, : self.hidden_size].mT).chunk(4, -1)
             cell = torch.sigmoid(f) * memory + torch.sigmoid(i) * torch.tanh(g)
             hidden = torch.sigmoid(o) * torch.tanh(cell)
@@ -185,14 +185,14 @@ class IntraAttention(Layer):
         return output, tape, _stacked([aux for aux in steps if aux is not None], tape.hidden.shape[:2], x, return_aux)
 
     def _read(
-        self, query: Tensor, keys: Tensor, tape: IntraState, seen: Any, request: AuxRequest | None
+        self, query: Tensor, keys: Tensor, tape: IntraState, mask: Any, request: AuxRequest | None
     ) -> tuple[Tensor, Tensor, Aux | None]:
-        """Return h̃ and c̃ (B, C) of one step, and its aux fields; zeros where nothing is on the tape."""
+        """Return h̃ and c̃ (B, C) of one step, zeros for empty tapes, and its auxiliary outputs."""
         answer = attention(
             query[:, None, None],
             keys.unsqueeze(1),
             torch.cat([tape.hidden, tape.cell], -1).unsqueeze(1),
-            seen,
+            mask,
             self.dropout if self.training else 0.0,
             score=Additive(self.w_v),
             engine=self.engine,
@@ -208,13 +208,13 @@ class IntraAttention(Layer):
         return IntraState(empty, empty, x.new_zeros(x.shape[0], self.hidden_size), empty[..., 0].bool())
 
     def _real(self, x: Tensor, valid_lens: Any) -> Tensor:
-        """Return which steps (B, T) are real, from checked lengths."""
+        """Check the lengths and return which steps (B, T) are valid."""
         if valid_lens is None:
             return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         return torch.arange(x.shape[1], device=x.device) < lengths(self, "valid_lens", valid_lens, len(x)).unsqueeze(1)
 
     def _checked(self, state: Any, x: Tensor) -> IntraState:
-        """Return the state of an earlier call, if it fits."""
+        """Check the state of an earlier call, and return it."""
         if not isinstance(state, IntraState):
             raise rejected("IntraAttention", "state", "be an IntraState or None", described(state), TypeError)
         B, N, C = len(x), state.hidden.shape[1], self.hidden_size
@@ -225,14 +225,14 @@ class IntraAttention(Layer):
         return state
 
     def extra_repr(self) -> str:
-        """Return what the layer prints: sizes first, then what is not the default."""
+        """Return the sizes and the settings that differ from the defaults."""
         settings = f"input_size={self.input_size}, hidden_size={self.hidden_size}, attention_size={self.attention_size}"
         settings += f", dropout={self.dropout}" if self.dropout else ""
         return settings if self.bias is not None else f"{settings}, bias=False"
 
 
 def _stacked(steps: list[Aux], slots: torch.Size, x: Tensor, request: AuxRequest) -> Aux:
-    """Stack the aux fields of all steps as rows of one answer, over all slots of the tape."""
+    """Stack the auxiliary outputs of all steps as rows, over all slots of the tape."""
     B, N = slots
 
     def rows_of(parts: list[Tensor], fill: float, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Neural Turing Machine: heads that find their place in a memory by content and by shifting, and the machine."""
+"""The Neural Turing Machine and its heads, which address a memory by content and by shifts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn.memory.addressing import MemoryHead, MemoryMachine, similar, weigh
 
-#: The value of every entry of a fresh memory: small next to what is written, and not zero, so that it has a direction.
+#: Initial value of every memory entry: small, but not zero, so that rows have a direction.
 FRESH = 1e-6
 
 
@@ -62,7 +62,7 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
     >>> sharpened(torch.tensor([0.25, 0.5, 0.25, 0.0]), torch.tensor(2.0))
     tensor([0.1667, 0.6667, 0.1667, 0.0000])
     """
-    # The largest goes first, so that not all powers vanish; a constant factor cancels, and has no gradient.
+    # Divide by the largest first, so that not all powers underflow. The factor cancels and needs no gradient.
     peak = weights.detach().amax(-1, keepdim=True)
     powers = (weights / torch.where(peak == 0, 1, peak)) ** power.unsqueeze(-1)
     total = powers.sum(-1, keepdim=True)
@@ -70,7 +70,7 @@ def sharpened(weights: Tensor, power: Tensor) -> Tensor:
 
 
 class TuringHead(MemoryHead, ABC):
-    """Heads that address a memory; a subclass reads or writes there.
+    """Base of the heads, which address a memory; a subclass reads or writes it.
 
     From a control vector c each head gets, by one linear map, a key k, its strength β = softplus(·), a gate
     g = sigmoid(·), shares s = softmax(·) of the shifts −D..D, and a power γ = 1 + softplus(·). Then
@@ -80,7 +80,7 @@ class TuringHead(MemoryHead, ABC):
         w_s(i) = Σ_d s(d) w_g(i − d)
         w(i) = w_s(i)^γ / Σ_j w_s(j)^γ
 
-    with w' the head's weights at the step before.
+    with w' the head's weights at the previous step.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class TuringHead(MemoryHead, ABC):
     shift : int
         The largest distance D.
     more : tuple of int
-        How many further numbers a head gets.
+        Widths of further parameters of a head.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TuringHead(MemoryHead, ABC):
         self.shift = shift
 
     def _before(self, control: Tensor, memory: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the weights before this step, which are on row 0 at first, or raise."""
+        """Check and return the weights of the previous step, which start on row 0."""
         B, N = self._check(control, memory)
         if weights is None:
             return on_first_row(B, self.heads, N, memory)
@@ -152,7 +152,7 @@ class NTMReadHead(TuringHead):
     shift : int, default 1
         The largest distance D that weights move in a step.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -169,14 +169,14 @@ class NTMReadHead(TuringHead):
         super().__init__(input_size, width, heads, shift, (), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what is read, and where.
+        """Return the values read and the read weights.
 
         Parameters
         ----------
         control : Tensor (B, C)
         memory : Tensor (B, N, E)
         weights : Tensor (B, H, N), optional
-            Those of the step before; on row 0 where there are none.
+            Weights of the previous step; by default all weight is on row 0.
 
         Returns
         -------
@@ -199,13 +199,13 @@ class NTMReadHead(TuringHead):
 class NTMWriteHead(TuringHead):
     """Write heads of the Neural Turing Machine (Graves 2014, arXiv 1410.5401): erase, then add.
 
-    ``M_i ← M_i (1 − w_i e) + w_i a`` with e = sigmoid(·) and a given by the control vector. Of several heads all
-    erase before any adds, so their order does not matter. :class:`TuringHead` has the formulas of the weights w.
+    ``M_i ← M_i (1 − w_i e) + w_i a`` with e = sigmoid(·) and a from the control vector. All heads erase before any
+    adds, so their order does not matter. :class:`TuringHead` has the formulas of the weights w.
 
     Parameters
     ----------
     input_size, width, heads, shift, device, dtype
-        As :class:`NTMReadHead` has them.
+        See :class:`NTMReadHead`.
 
     Examples
     --------
@@ -222,12 +222,12 @@ class NTMWriteHead(TuringHead):
         super().__init__(input_size, width, heads, shift, (width, width), device, dtype)
 
     def forward(self, control: Tensor, memory: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the memory after writing, a new tensor, and where was written.
+        """Return the memory after writing, as a new tensor, and the write weights.
 
         Parameters
         ----------
         control, memory, weights
-            As :meth:`NTMReadHead.forward` has them.
+            See :meth:`NTMReadHead.forward`.
 
         Returns
         -------
@@ -292,9 +292,9 @@ class NeuralTuringMachine(MemoryMachine[NTMState]):
     shift : int, default 1
         The largest distance that weights move in a step.
     controller : {"lstm", "feedforward"}, default "lstm"
-        A feedforward one remembers nothing by itself.
+        A feedforward controller has no memory of its own.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------

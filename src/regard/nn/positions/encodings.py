@@ -1,8 +1,8 @@
-"""Positions that are added to the rows: sinusoidal and learned ones.
+"""Absolute position encodings, added to the rows: sinusoidal and learned.
 
-All are called alike, ``layer(x, offset=0)``: row i of ``x`` stands at position i + offset, where the offset is an
-int, or an integer tensor () or (B,), one per sequence. When decoding with a cache it is the cache's length. Positions
-that go into the scores instead are in :mod:`regard.nn.positions.relative`.
+Call them as ``layer(x, offset=0)``: row i of ``x`` is at position i + offset, where the offset is an int, or an integer
+tensor () or (B,), one per sequence. When decoding, it is the length of the cache. For position biases of scores, see
+:mod:`regard.nn.positions.relative`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regard.nn._base import Layer, parameter, sequences
 
 
 def placed(layer: object, length: int, offset: Any, batch: int | None, device: Any) -> Tensor:
-    """Return the positions of rows, int64 (L,), or (B, L) for an offset per sequence; raise for the layer's call."""
+    """Check the offset and return the positions of rows: int64 (L,), or (B, L) for an offset per sequence."""
     function = type(layer).__name__
     steps = torch.arange(length, device=device)
     if not isinstance(offset, Tensor):
@@ -43,7 +43,7 @@ def angles(positions: Tensor, width: int, base: float) -> Tensor:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to calculate in: float32 for narrower ones."""
+    """Return the compute dtype: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -53,10 +53,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     cost="O(L·E)",
 )
 class SinusoidalPositions(Layer):
-    """Add waves of the position to each row: sines in even columns, cosines in odd ones (Vaswani 2017, 1706.03762).
+    """Add sinusoidal encodings: sines in even columns, cosines in odd ones (Vaswani 2017, arXiv 1706.03762).
 
-    ``e_p[2i] = sin(p / base^(2i/E))`` and ``e_p[2i+1] = cos(p / base^(2i/E))``. There is no longest sequence, and
-    nothing is learned. An odd width ends with a sine.
+    ``e_p[2i] = sin(p / base^(2i/E))`` and ``e_p[2i+1] = cos(p / base^(2i/E))``. There is no maximum length and there
+    are no parameters. An odd width ends with a sine.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class SinusoidalPositions(Layer):
         self.base = positive(self, "base", base)
 
     def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Return the rows with their positions' waves added.
+        """Return the rows plus their encodings.
 
         Parameters
         ----------
@@ -105,16 +105,16 @@ class SinusoidalPositions(Layer):
     def encoding(
         self, length: int, offset: int | Tensor = 0, *, device: Any = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Return what is added to ``length`` rows.
+        """Return the encodings of ``length`` rows.
 
         Parameters
         ----------
         length : int
-            How many rows L.
+            Number of rows L.
         offset : int or Tensor () or (B,), default 0
             The position of row 0.
         device, dtype : optional
-            Of the answer; by default where the offset is, in torch's default dtype.
+            Device and dtype of the result; default to the offset's device and torch's default dtype.
 
         Returns
         -------
@@ -130,10 +130,10 @@ class SinusoidalPositions(Layer):
         return torch.stack((turned.sin(), turned.cos()), -1).flatten(-2)[..., : self.embed_dim]
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: the layer has no parameters."""
 
     def extra_repr(self) -> str:
-        """Return the width, and what is not the default."""
+        """Return the width and the settings that differ from the defaults."""
         settings = [f"dropout={self.dropout}"] if self.dropout else []
         return ", ".join([f"{self.embed_dim}", *settings, *([f"base={self.base:g}"] if self.base != 10000 else [])])
 
@@ -147,19 +147,19 @@ class SinusoidalPositions(Layer):
 class LearnedPositions(Layer):
     """Add a learned row for each position: ``x_p + w_p``.
 
-    Gehring et al. (2017, arXiv 1705.03122) learned positions so; Vaswani et al. (2017, arXiv 1706.03762) compare them
-    with sinusoids. ``weight`` (N, E) takes the weight of an ``nn.Embedding`` over positions as it is.
+    Gehring et al. (2017, arXiv 1705.03122) introduced them; Vaswani et al. (2017, arXiv 1706.03762) compare them with
+    sinusoids. ``weight`` (N, E) has the layout of an ``nn.Embedding`` over positions.
 
     Parameters
     ----------
     max_length : int
-        How many positions N there are.
+        Number of positions N.
     embed_dim : int
         Width E of the rows.
     dropout : float, default 0.0
         Probability of dropping an entry of the sum, in training.
     device, dtype : optional
-        Of the parameter.
+        Device and dtype of the parameter.
 
     Examples
     --------
@@ -179,7 +179,7 @@ class LearnedPositions(Layer):
         self.reset_parameters()
 
     def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Return the rows with those of their positions added.
+        """Return the rows plus their position embeddings.
 
         Parameters
         ----------
@@ -195,8 +195,8 @@ class LearnedPositions(Layer):
         Raises
         ------
         ValueError
-            If a position is not in [0, N). Where the values of an offset tensor cannot be looked at (on a GPU, or
-            when traced), torch's lookup is left to find out.
+            If a position is not in [0, N). Values of an offset tensor on a GPU or under tracing are not checked here;
+            torch's embedding lookup raises its own error.
         """
         x = sequences(self, "x", x, self.embed_dim)
         where = placed(self, x.shape[1], offset, x.shape[0], x.device)
@@ -216,7 +216,7 @@ class LearnedPositions(Layer):
             raise rejected("LearnedPositions", "offset", f"keep positions in [0, {self.max_length})", came)
 
     def reset_parameters(self) -> None:
-        """Draw each row from a normal distribution with standard deviation 0.02."""
+        """Re-initialize the rows from a normal distribution with standard deviation 0.02."""
         nn.init.normal_(self.weight, std=0.02)
 
     def extra_repr(self) -> str:

@@ -1,9 +1,9 @@
-"""Positions that go into the scores: T5's buckets, Shaw's embeddings of distances, ALiBi's slopes.
+"""Relative position biases of scores: T5's buckets, Shaw's distance embeddings, ALiBi's slopes.
 
-Each layer makes a :class:`regard.masks.Mask` that hides nothing and adds to the scores; it goes into ``attn_mask``,
-alone or composed: ``masks.causal() & bias()``. Query i stands at key position i + offset; ``offset`` and ``align`` are
-those of :mod:`regard.masks`: unless there are as many queries as keys, one of them must be stated. No layer builds an
-L×S matrix. Positions that go into the rows instead are in :mod:`regard.nn.positions.encodings`.
+Each layer returns a :class:`regard.masks.Mask` that hides nothing and adds a bias. Pass it as ``attn_mask``, alone or
+composed: ``masks.causal() & bias()``. Query i is at key position i + offset; ``offset`` and ``align`` are those of
+:mod:`regard.masks`, and one of them is required if the numbers of queries and keys differ. No layer builds an L×S
+matrix. For encodings that are added to the rows, see :mod:`regard.nn.positions.encodings`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from regard.nn.positions.encodings import wide
 def _edges(exact: int, count: int, reach: int) -> list[int]:
     """Return the first distance of each bucket after ``exact``: the least n with (n/exact)^count ≥ (reach/exact)^j.
 
-    In whole numbers, since distances such as 16, 32 and 64 lie right on an edge, where a rounded logarithm may err.
+    In integer arithmetic: distances such as 16, 32 and 64 lie exactly on an edge, where a rounded logarithm may be off.
     """
     edges = []
     for j in range(1, count):
@@ -50,28 +50,28 @@ def _edges(exact: int, count: int, reach: int) -> list[int]:
     cost="O(L·S)",
 )
 class RelativeBias(Layer):
-    """Learn a bias for each head and bucket of distances, wider ones farther off: T5's (Raffel 2020, arXiv 1910.10683).
+    """T5's learned bias per head and bucket of distances (Raffel 2020, arXiv 1910.10683).
 
     With d = k − q, n = |d|, R = ``max_distance``, and m half of the C buckets of a side, rounded down, a side's bucket
-    is n where n < m, else ``min(C − 1, m + ⌊(C − m) ln(n / m) / ln(R / m)⌋)``. Bidirectional: C = N/2, and d > 0 takes
-    the upper half of the table. Else C = N, and all d ≥ 0 take bucket 0. The paper gives the sizes, its code the
-    formula. Distances from R on share one bucket, so there is no longest sequence.
+    is n if n < m, else ``min(C − 1, m + ⌊(C − m) ln(n / m) / ln(R / m)⌋)``. Bidirectional: C = N/2, and d > 0 uses the
+    upper half of the table. Otherwise C = N, and all d ≥ 0 use bucket 0. The sizes are those of the paper, the formula
+    that of its code. Distances of at least R share one bucket, so there is no maximum length.
 
-    ``weight`` (N, H) takes T5's ``relative_attention_bias.weight`` as it is. T5 does not scale scores: it is called
-    with ``scale=1.0``.
+    ``weight`` (N, H) has the layout of T5's ``relative_attention_bias.weight``. T5 does not scale scores: pass
+    ``scale=1.0``.
 
     Parameters
     ----------
     num_heads : int
-        How many query heads H.
+        Number of query heads H.
     num_buckets : int, default 32
-        How many buckets N: even and at least 4 if bidirectional, else at least 2.
+        Number of buckets N: even and at least 4 if bidirectional, else at least 2.
     max_distance : int, default 128
-        From which distance R on all are alike; more than m.
+        Distance R from which on all distances share a bucket; more than m.
     bidirectional : bool, default True
-        Whether keys after the query have buckets of their own.
+        Whether keys after the query have separate buckets.
     device, dtype : optional
-        Of the parameter.
+        Device and dtype of the parameter.
 
     Examples
     --------
@@ -100,11 +100,11 @@ class RelativeBias(Layer):
         self.num_heads, self.bidirectional = size(self, "num_heads", num_heads), bidirectional
         self.num_buckets = Integer(ge=4 if bidirectional else 2)(self, "num_buckets", num_buckets)
         if bidirectional and num_buckets % 2:
-            raise rejected("RelativeBias", "num_buckets", "be even where bidirectional", num_buckets)
+            raise rejected("RelativeBias", "num_buckets", "be even if bidirectional", num_buckets)
         self._side = num_buckets // 2 if bidirectional else num_buckets
         self.max_distance = Integer(ge=self._side // 2 + 1)(self, "max_distance", max_distance)
         self.weight = parameter(self.num_buckets, self.num_heads, device=device, dtype=dtype)
-        # The bucket of each distance −R … R, where all beyond are clipped. Not saved: T5's checkpoints have none.
+        # The buckets of distances −R … R; larger distances are clipped. Not persistent: T5's checkpoints lack it.
         places = torch.empty(2 * self.max_distance + 1, device=device, dtype=torch.int64)
         self.register_buffer("buckets", places, persistent=False)
         self.reset_parameters()
@@ -115,7 +115,7 @@ class RelativeBias(Layer):
         Parameters
         ----------
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -124,7 +124,7 @@ class RelativeBias(Layer):
         return masks.relative(F.embedding(self.buckets, self.weight).T, align, offset)
 
     def bucket(self, distance: int) -> int:
-        """Return the bucket, a row of ``weight``, of a distance k − q.
+        """Return the bucket (row of ``weight``) of a distance k − q.
 
         Examples
         --------
@@ -142,7 +142,7 @@ class RelativeBias(Layer):
         return upper + (n if n < exact else exact + bisect_right(edges, n))
 
     def reset_parameters(self) -> None:
-        """Draw the table from a normal distribution with standard deviation 0.02."""
+        """Re-initialize the table from a normal distribution with standard deviation 0.02."""
         nn.init.normal_(self.weight, std=0.02)
         exact, R = self._side // 2, self.max_distance
         edges = _edges(exact, self._side - exact, R)
@@ -156,7 +156,7 @@ class RelativeBias(Layer):
 
 @final
 class _ByQuery(_Bias):
-    """A number for each query and each distance up to R."""
+    """A bias per query and distance, clipped at R."""
 
     name = "relative_positions"
 
@@ -168,19 +168,19 @@ class _ByQuery(_Bias):
         return _ByQuery(self.numbers, self.align, self.offset)
 
     def entry(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return which of a query's numbers is a key's."""
+        """Return the index of a key's distance."""
         reach = self.numbers.shape[-1] // 2
         return (kv_idx - self.positions(b, q_idx)).clamp(-reach, reach) + reach
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
-        """Return the query's number for the distance."""
+        """Return the query's bias for the distance."""
         return lookup(self.numbers, b, h, q_idx, self.entry(b, q_idx, kv_idx))
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         """Resolve the alignment; check the queries."""
         B, H, L = self.numbers.shape[:3]
         if not (B == 1 or extent.B == B) or not (H == 1 or extent.H == H) or extent.L != L:
-            expected = f"be the attention's, with B, H, L = {(extent.B, extent.H, extent.L)}"
+            expected = f"be the query of the attention call, with B, H, L = {(extent.B, extent.H, extent.L)}"
             raise rejected("RelativePositions", "query", expected, (B, H, L))
         return super().fit(extent, device)
 
@@ -200,24 +200,24 @@ class _ByQuery(_Bias):
     cost="O(L·R·D + L·S)",
 )
 class RelativePositions(Layer):
-    """Learn a row for each distance, and add it to keys, and to values if wished (Shaw 2018, arXiv 1803.02155).
+    """Learned embeddings of distances, added to keys and optionally to values (Shaw 2018, arXiv 1803.02155).
 
-    The score is ``q·(k + a[clip(d, −R, R)]) / √D`` and the read ``Σ_k α (v + c[clip(d, −R, R)])``, with d the distance
-    k − q. Heads share the rows. The part with a is a bias: :meth:`forward` makes it from the queries in O(L·R) memory.
-    The part with c is a second read: :meth:`values` makes it from the weights, which are L×S.
+    The score is ``q·(k + a[clip(d, −R, R)]) / √D`` and the output ``Σ_k α (v + c[clip(d, −R, R)])``, with d = k − q.
+    Heads share the embeddings. :meth:`forward` returns the term with a as a bias, in O(L·R) memory. :meth:`values`
+    returns the term with c, from the L×S weights.
 
     Parameters
     ----------
     head_dim : int
         Width D of a head's queries and keys.
     max_distance : int
-        From which distance R on all are alike.
+        Distance R at which distances are clipped.
     value_dim : int, optional
-        Width V of a head's values; None learns no rows for them.
+        Width V of a head's values; None for no value embeddings.
     scale : float, optional
-        What the attention multiplies its scores by, if not 1/√D. Its ``softcap`` does not see a bias.
+        The ``scale`` of the attention call; defaults to 1/√D. Its ``softcap`` does not apply to a bias.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
 
     Examples
     --------
@@ -260,9 +260,9 @@ class RelativePositions(Layer):
         Parameters
         ----------
         query : Tensor (B, H, L, D)
-            Those of the attention.
+            The queries of the attention call.
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -281,9 +281,9 @@ class RelativePositions(Layer):
         Parameters
         ----------
         weights : Tensor (B, H, L, S)
-            The attention's, as ``AuxRequest(weights=True)`` returns them: before dropout, with their gradients.
+            The weights from ``AuxRequest(weights=True)``: before dropout, with gradients.
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -299,15 +299,15 @@ class RelativePositions(Layer):
         weights = floats(self, "weights", weights, "B", "H", "L", "S")
         B, H, L, S = weights.shape
         b, q_idx, kv_idx = (torch.arange(n, device=weights.device) for n in (B, L, S))
-        sums = weights.new_zeros(B, H, L, 2 * self.max_distance + 1)  # of the weights at each distance
+        sums = weights.new_zeros(B, H, L, 2 * self.max_distance + 1)  # sums of weights per distance
         ruler = _ByQuery(sums, *checked("relative_positions", align, offset)).fit(Extent(B, H, L, S), weights.device)
-        assert isinstance(ruler, _ByQuery), "fitting keeps the kind"
+        assert isinstance(ruler, _ByQuery), "fit returns the same type"
         entry = ruler.entry(b.view(-1, 1, 1, 1), q_idx.unsqueeze(1), kv_idx).expand(B, H, L, S)
         dtype = wide(weights.dtype)
         return sums.scatter_add(-1, entry, weights).to(dtype) @ self.value_weight.to(dtype)
 
     def reset_parameters(self) -> None:
-        """Draw both tables by Glorot's rule."""
+        """Re-initialize both tables by Glorot's rule."""
         nn.init.xavier_uniform_(self.key_weight)
         if self.value_weight is not None:
             nn.init.xavier_uniform_(self.value_weight)
@@ -326,19 +326,19 @@ class RelativePositions(Layer):
     cost="O(L·S)",
 )
 class AlibiBias(Layer):
-    """Subtract from a score the distance times the head's slope: ALiBi (Press 2022, arXiv 2108.12409).
+    """ALiBi: subtract the distance times the head's slope from scores (Press 2022, arXiv 2108.12409).
 
-    The slopes are the paper's: ``2^(−8 i / H)`` for i = 1 … H where H is a power of two, else as
-    :func:`regard.masks.alibi` says. The paper has causal attention; without, the distance counts on both sides.
+    The slopes are the paper's: ``2^(−8 i / H)`` for i = 1 … H if H is a power of two; otherwise see
+    :func:`regard.masks.alibi`. The paper uses causal attention; without it, the bias is symmetric in the distance.
 
     Parameters
     ----------
     num_heads : int
-        How many query heads H.
+        Number of query heads H.
     learn : bool, default False
-        Whether the slopes are a parameter, which starts from the paper's; else a buffer.
+        Whether the slopes are a parameter, initialized to the paper's, rather than a buffer.
     device, dtype : optional
-        Of ``slopes`` (H,).
+        Device and dtype of ``slopes`` (H,).
 
     Examples
     --------
@@ -369,7 +369,7 @@ class AlibiBias(Layer):
         Parameters
         ----------
         offset, align : optional
-            Where the queries stand, as :func:`regard.masks.causal` takes it.
+            Positions of the queries; see :func:`regard.masks.causal`.
 
         Returns
         -------
@@ -378,7 +378,7 @@ class AlibiBias(Layer):
         return masks.alibi(self.slopes, align, offset)
 
     def reset_parameters(self) -> None:
-        """Set the slopes to the paper's."""
+        """Reset the slopes to the paper's."""
         with torch.no_grad():
             self.slopes.copy_(torch.tensor(geometric(self.num_heads)))
 

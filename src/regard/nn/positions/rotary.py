@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles that grow with position."""
+"""Rotary position encodings: rotate queries and keys by angles proportional to their positions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Turn more slowly, so that a longer sequence meets angles that a model was trained on.
+    """Scale rotary angles so that longer sequences stay within the angles seen in training.
 
-    All angles are divided by ``factor`` (Chen 2023, arXiv 2306.15595); or, where ``original_length`` is given, those of
-    waves longer than ``original_length / low`` are, those of waves shorter than ``original_length / high`` are kept,
-    and those between are divided by what lies between (as in Llama 3.1; Dubey 2024, arXiv 2407.21783).
+    By default all angles are divided by ``factor`` (Chen 2023, arXiv 2306.15595). With ``original_length``, angles of
+    wavelengths above ``original_length / low`` are divided by ``factor``, those of wavelengths below
+    ``original_length / high`` are kept, and those in between are interpolated (Llama 3.1; Dubey 2024, arXiv
+    2407.21783).
 
     Parameters
     ----------
     factor : float
-        How many times longer sequences may be.
+        Ratio of the new to the original sequence length.
     original_length : int, optional
-        Positions that the model was trained on.
+        Sequence length in training.
     low, high : float
-        Turns within ``original_length``.
+        Numbers of rotations within ``original_length``.
 
     Examples
     --------
@@ -59,7 +60,7 @@ class RotaryScaling:
                 raise rejected("RotaryScaling", "high", f"be above low, {self.low:g}", self.high)
 
     def factors(self, frequencies: Tensor) -> Tensor:
-        """Return what to multiply the angles of waves with, by their radians a position."""
+        """Return the factors of angles, given their frequencies in radians per position."""
         if self.original_length is None:
             return torch.full_like(frequencies, 1 / self.factor)
         turns = self.original_length * frequencies / (2 * math.pi)
@@ -73,10 +74,11 @@ class RotaryScaling:
     cost="O(L·E)",
 )
 class Rotary(Layer):
-    """Turn pairs of columns of queries and keys by angles that grow with position (Su 2021, arXiv 2104.09864).
+    """Rotary position encoding: rotate pairs of columns of queries and keys by position (Su 2021, arXiv 2104.09864).
 
-    Pair i of the row at position p is turned by ``p · base^(−2i/R)``, R columns in all. The dot product of a query at m
-    and a key at n then depends on the two and on m − n alone. Apply it to both, not to values. Nothing is learned.
+    Pair i of the row at position p is rotated by ``p · base^(−2i/R)``, for R columns. The dot product of a query at m
+    and a key at n then depends on positions only through m − n. Apply it to queries and keys, not to values. There are
+    no parameters.
 
     Parameters
     ----------
@@ -85,13 +87,13 @@ class Rotary(Layer):
     base : float, default 10000.0
         Wavelengths grow from 2π towards 2π · base, in positions.
     interleaved : bool, default False
-        Which columns are pairs: (0, 1), (2, 3) and so on, as in the paper, GPT-J and the LLaMA release; without it,
-        i and i + R/2, as in GPT-NeoX and the LLaMA of Hugging Face. One is the other with columns permuted.
+        Whether pairs are columns (0, 1), (2, 3) and so on, as in the paper, GPT-J and the LLaMA release. Otherwise they
+        are columns i and i + R/2, as in GPT-NeoX and Hugging Face's LLaMA. The two differ by a permutation of columns.
     fraction : float, default 1.0
-        The share R / D of columns that are turned, the first ones; the others pass as they are. R, rounded down, must
+        Share R / D of the columns to rotate, starting with the first; the others are unchanged. R, rounded down, must
         be even.
     scaling : RotaryScaling, optional
-        Slower turning, for sequences longer than a model was trained on.
+        Scaled angles, for sequences longer than in training.
 
     Examples
     --------
@@ -125,7 +127,7 @@ class Rotary(Layer):
             raise rejected("Rotary", name, "be even and at least 2", self.turned)
 
     def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Return queries, or keys, turned.
+        """Rotate queries or keys.
 
         Parameters
         ----------
@@ -136,20 +138,20 @@ class Rotary(Layer):
         Returns
         -------
         Tensor (B, H, L, D)
-            In the dtype of ``x``; angles are float64, the turning at least float32.
+            In the dtype of ``x``; angles are computed in float64, the rotation in at least float32.
         """
         x = floats(self, "x", x, "B", "H", "L", self.head_dim)
         where = placed(self, x.shape[2], offset, x.shape[0], x.device)
         return self.turn(x, self.rotation(where, x.dtype))
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """Return the cosine and the sine of each row's angles, for all layers of a model to share.
+        """Return the cosines and sines of each row's angles, which all layers of a model can share.
 
         Parameters
         ----------
         positions : Tensor (L,) or (B, L) of int
         dtype : torch.dtype
-            Of the rows to be turned.
+            Dtype of the rows to rotate.
 
         Returns
         -------
@@ -163,7 +165,7 @@ class Rotary(Layer):
         return turn.cos().to(wide(dtype)), turn.sin().to(wide(dtype))
 
     def turn(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Return rows (B, H, L, D) turned by a :meth:`rotation` of their positions."""
+        """Rotate rows (B, H, L, D) by the :meth:`rotation` of their positions."""
         cos, sin = rotation
         front, rest = x[..., : self.turned].to(cos.dtype), x[..., self.turned :]
         a, b = front.unflatten(-1, (-1, 2)).unbind(-1) if self.interleaved else front.chunk(2, -1)
@@ -172,10 +174,10 @@ class Rotary(Layer):
         return torch.cat((front.to(x.dtype), rest), -1) if rest.shape[-1] else front.to(x.dtype)
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: the layer has no parameters."""
 
     def extra_repr(self) -> str:
-        """Return the width, and what is not the default."""
+        """Return the width and the settings that differ from the defaults."""
         settings = [f"base={self.base:g}"] if self.base != 10000 else []
         settings += ["interleaved=True"] if self.interleaved else []
         return ", ".join(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import engines
-from regard._call.plan import choose_engine, forget
+from regard._call.plan import choose_engine, clear_plans
 from regard.engines import Engine
 from regard.normalizers import Normalizer
 from regard.scores import Score, ScoreMod
@@ -48,7 +48,7 @@ def mutated(case: Case, engine: Engine) -> None:
     call = CaseCall.of(case)
     if call.but(score=Stretched(1.0)).refusal(engine) is not None:
         return
-    forget()
+    clear_plans()
     part = Stretched(1.0)
     call.but(score=part).run(engine)
     part.factor = 3.0
@@ -57,7 +57,7 @@ def mutated(case: Case, engine: Engine) -> None:
     torch.manual_seed(case.seed)
     fresh = call.but(score=Stretched(1.0)).run(engine)
     Trial(call).check_output(fresh, "the output of a part that is as another was before it was changed")
-    forget()
+    clear_plans()
     torch.manual_seed(case.seed)
     require(torch.equal(changed.nan_to_num(), call.but(score=part).run(engine).nan_to_num()), "a change has no effect")
 
@@ -153,7 +153,7 @@ def planned_once(case: Case, engine: Engine) -> None:
     """Nothing of the first call's tensors is left in the plan that a later call of its structure finds."""
     found = []
     for earlier in (None, CaseCall.of(case)):
-        forget()
+        clear_plans()
         if earlier is not None:
             earlier.run(engine)
         later = CaseCall.of(replace(case, seed=case.seed + 1))

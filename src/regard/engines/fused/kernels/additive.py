@@ -73,7 +73,7 @@ def powers(source, C, limit, target, width):
 
 @kernel("int*", "real*")
 def prepare(a, x):
-    """Bring rows into the NORMAL form, as they come or keys as lanes, and tell the class of each.
+    """Convert rows to the NORMAL form, transposed for keys, and write the class of each row.
 
     ``query`` are rows of C features, in heads of S rows, ``output`` is for rows of V features, ``scratch`` for a whole
     group of rows meanwhile; ``direct`` asks for rows as they come. Work items are groups of rows of one head.

@@ -18,7 +18,7 @@ def _vector_bytes():
 
     try:
         features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot tell on every system
+    except RuntimeError:  # not available on every system
         return 16
     return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
 

@@ -130,7 +130,7 @@ def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
 def test_a_write_before_guarded_memory_is_found():
     import ctypes
 
-    with pytest.raises(AssertionError, match="a kernel wrote before the first of 24 bytes"), guarded(24) as address:
+    with pytest.raises(AssertionError, match="a kernel wrote before the start of its array"), guarded(24) as address:
         ctypes.memset(address - 1, 0, 1)
     with guarded(24) as address:
         ctypes.memset(address, 0, 24)

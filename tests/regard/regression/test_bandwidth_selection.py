@@ -145,7 +145,7 @@ def test_learning_may_be_asked_for_without_gradients():
 @pytest.mark.parametrize("kernel", [lambda u: (u < 1).double(), lambda u: np.exp(-u.numpy())])
 def test_a_kernel_without_a_gradient_is_not_learned(kernel):
     X, y = made(n=30)
-    with pytest.raises(ValueError, match="kernel must have weights with a gradient in torch to the distance"):
+    with pytest.raises(ValueError, match="kernel must have weights that are differentiable in torch"):
         NadarayaWatsonRegressor(kernel, bandwidth="learned").fit(X, y)
 
 

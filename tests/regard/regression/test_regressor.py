@@ -75,7 +75,7 @@ def test_a_kernel_of_ones_own():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda u: u.sum(), "kernel must return a weight for each of the distances"),
+        (lambda u: u.sum(), "kernel must return a weight for each distance"),
         (lambda u: 1 / (u - u), "kernel must return finite weights of at least 0, got inf|got nan"),
         (lambda u: 0.5 - u, "kernel must return finite weights of at least 0, got -"),
     ],

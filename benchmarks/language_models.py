@@ -43,7 +43,7 @@ def windowed(folder: Path, length: int) -> float:
 
 
 def learn(recipe: Path, data: Path, folder: Path) -> dict[str, Any]:
-    """Train by a recipe, or go on; return what came of it."""
+    """Train with a recipe or resume; return the results."""
     from regard_lab.data.toml import read_toml
 
     text = folder.with_suffix(".txt")

@@ -122,7 +122,7 @@ def neighbours() -> list[float]:
 
 
 def around(d: int) -> list[float]:
-    """Return the seconds of a prediction beside its transforms: of a call, and of each frequency of a transform."""
+    """Return the seconds of a prediction without its transforms: per call, and per frequency of a transform."""
     rng = np.random.default_rng(0)
     rows, seconds = [], []
     X, query = rng.random((5000, d)), rng.random((5000, d))

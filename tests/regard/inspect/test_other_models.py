@@ -219,7 +219,7 @@ def test_a_record_of_weights_is_kept_read_and_shown_like_any_other(tmp_path: Any
     with capture(model, gradients=True) as record:
         model(x).sum().backward()
     with pytest.raises(
-        ValueError, match="gradients: record must hold queries, keys and values of the layer, got its we"
+        ValueError, match="gradients: record must hold queries, keys and values of the layer, got only its we"
     ):
         record[0].gradients()
 
@@ -470,9 +470,7 @@ def test_a_model_without_values_runs_and_is_reported() -> None:
     model = made(BertConfig(**SIZES), AutoModel).to("meta")
     for implementation in ("eager", "sdpa"):
         model.set_attn_implementation(implementation)
-        with pytest.warns(
-            RegardWarning, match="2 calls of attention had tensors without values (meta or fake tensors)"
-        ):
+        with pytest.warns(RegardWarning, match="2 calls of attention had tensors without values"):
             watching = capture(model)
             with watching as record:
                 model(tokens().to("meta"))

@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     made.add_argument("--case", action="append", choices=list(CASES), help="run this case alone (repeatable)")
     made.add_argument("--list", action="store_true", help="list the cases and their contenders, and run nothing")
-    made.add_argument("--name", default="", help="what the report is called beside the processor (with --case)")
+    made.add_argument("--name", default="", help="report name after the processor (with --case)")
     made.add_argument("--rounds", type=int, help=f"rounds of A B A B (default {ROUNDS})")
     made.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     made.add_argument(

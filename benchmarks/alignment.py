@@ -90,7 +90,7 @@ class Material:
 
 
 def measured(model: SequenceModel, material: Material) -> dict[str, Any]:
-    """Return what a model's attention comes to."""
+    """Return the scores of a model's attention."""
     found: dict[str, Any] = {}
     for name, rows in material.rows.items():
         sides = [material.pairs.sources[row] for row in rows], [material.pairs.targets[row] for row in rows]
@@ -117,7 +117,7 @@ def measured(model: SequenceModel, material: Material) -> dict[str, Any]:
 
 
 def of_lexical(material: Material) -> dict[str, Any]:
-    """Return what the lexical aligner comes to."""
+    """Return the scores of the lexical aligner."""
     return {
         name: {
             method: _rates(
@@ -139,7 +139,7 @@ def _is_sign(text: str) -> bool:
 
 
 def summary(found: dict[str, Any]) -> str:
-    """Return the tables of what was measured."""
+    """Return the tables of results."""
     lines = ["| aligner | links | AER, everyday | AER, longer | precision | recall |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
     for name, each in {**found["models"], "lexical aligner": found["lexical"]}.items():

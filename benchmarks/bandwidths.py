@@ -1,7 +1,7 @@
-"""How good the bandwidths are that are chosen: ``python -m benchmarks.bandwidths``, into benchmarks/results.
+"""Quality of selected bandwidths: ``python -m benchmarks.bandwidths``, into benchmarks/results.
 
-The error that ``bandwidth="loo"`` reaches, beside the least over a dense grid for which every point was left out and
-predicted anew, in NumPy; and how far ``"learned"`` is ahead of ``"loo"`` where some features say nothing.
+Compares the error of ``bandwidth="loo"`` with the minimum over a dense grid by brute-force leave-one-out in NumPy, and
+``"learned"`` with ``"loo"`` on data with irrelevant features.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def left_out_error(
 
 @dataclass(frozen=True)
 class Search:
-    """What ``"loo"`` found, and what brute force did; bandwidths as multiples of the standard deviations."""
+    """Results of ``"loo"`` and of brute force; bandwidths are multiples of the standard deviations."""
 
     data: str
     points: int
@@ -87,7 +87,7 @@ class Search:
 
     @property
     def above(self) -> float:
-        """By what share the error found is above the least."""
+        """The relative excess of the error over the minimum."""
         return self.error / self.least - 1
 
 
@@ -96,7 +96,7 @@ def search(
 ) -> Search:
     """Compare ``bandwidth="loo"`` with brute force; both errors are brute force's."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of points that nobody reaches
+        warnings.simplefilter("ignore", UserWarning)  # about points without any other in reach
         model = NadarayaWatsonRegressor(kernel, "loo", order=order).fit(X, y)
     spread = X.std(0)
     errors = [left_out_error(X, y, spread * multiple, kernel, order) for multiple in multiples]
@@ -164,7 +164,7 @@ def markdown(searches: list[Search], margins: list[Margin], where: dict[str, str
     lines = ["# Bandwidths that are chosen", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in where.items()]
     lines += [
-        "", '## `"loo"` beside brute force', "",
+        "", '## `"loo"` against brute force', "",
         f"Leave-one-out errors, of the bandwidth found and the least over {len(MULTIPLES)} multiples of the standard "
         "deviations; both by predicting each point anew from all the others, in NumPy.", "",
         "| data | points | features | kernel | order | tried | found at | error | least at | least | above |",
@@ -176,7 +176,7 @@ def markdown(searches: list[Search], margins: list[Margin], where: dict[str, str
         for s in searches
     ]
     lines += [
-        "", '## `"learned"` beside `"loo"`', "",
+        "", '## `"learned"` against `"loo"`', "",
         f"Root mean squared errors on {TESTED:,} fresh points against the function without noise, means over {SEEDS} "
         "seeds; the margin is how many times as large the error of `loo` is, in the mean and at the least.", "",
         "| data | points | loo | learned | margin | least margin |", "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -190,7 +190,7 @@ def markdown(searches: list[Search], margins: list[Margin], where: dict[str, str
 
 
 def marks(searches: list[Search], margins: list[Margin]) -> dict[str, str]:
-    """Return what a text can be filled with, by name."""
+    """Return the numbers for documentation texts, by name."""
     above = max(0.0, *(s.above for s in searches))
     ahead = ", ".join(f"{np.mean(m.ratios):.1f} × ({m.data})" for m in margins)
     return {"bandwidth-loo": f"{above:.2%} above the least", "bandwidth-learned": ahead}

@@ -1,4 +1,4 @@
-"""Beam search of a Transformer that translates, beside CTranslate2 with the same weights.
+"""Beam search of a translation Transformer, compared with CTranslate2 on the same weights.
 
     python -m benchmarks.beam_search --model FOLDER --lines FILE [--beams 5] [--sentences 64] [--rounds 7]
 
@@ -116,12 +116,12 @@ def _name(number: int) -> str:
 
 
 def ours(model: TransformerEncoderDecoder, sources: Numbers, options: SearchOptions) -> Numbers:
-    """Return what we write."""
+    """Return regard's translations."""
     return [list(best[0].numbers) for best in search(model, *pad_to_device(model, sources), options)]
 
 
 def theirs(translator: Any, sources: Numbers, options: SearchOptions) -> Numbers:
-    """Return what CTranslate2 writes."""
+    """Return CTranslate2's translations."""
     most = max(int(options.ratio * len(each)) for each in sources) + options.extra
     lines = translator.translate_batch(
         [[_name(i) for i in each] for each in sources], beam_size=options.beams, length_penalty=0.0,
@@ -133,7 +133,7 @@ def theirs(translator: Any, sources: Numbers, options: SearchOptions) -> Numbers
 def compared(
     model: SequenceModel, sources: Numbers, options: SearchOptions, rounds: int, threads: int
 ) -> dict[str, Any]:
-    """Return what each contender takes."""
+    """Return the timings of each contender."""
     import ctranslate2
 
     torch.set_num_threads(threads)
@@ -218,9 +218,9 @@ def main(arguments: list[str]) -> None:
     options = SearchOptions(beams=given.beams, length_penalty=0.0)
     config = model.model.config
     shape = f"{config.encoder_layers} + {config.decoder_layers} layers × {config.width}, {config.norm}-norm"
-    told = f"{shape}, {config.targets:,} tokens; {len(sources)} sentences, {sum(map(len, sources)):,} tokens, "
+    summary = f"{shape}, {config.targets:,} tokens; {len(sources)} sentences, {sum(map(len, sources)):,} tokens, "
     threads = {str(each): compared(model, sources, options, given.rounds, each) for each in given.threads}
-    result = {"model": told + f"beams of {given.beams}.", "threads": threads, "machine": facts()}
+    result = {"model": summary + f"beams of {given.beams}.", "threads": threads, "machine": facts()}
     result["date"] = f"{datetime.now(UTC):%Y-%m-%d}"
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     given.out.with_suffix(".md").write_text(report(result), encoding="utf-8")

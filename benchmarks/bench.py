@@ -1,4 +1,4 @@
-"""Run cases: check, time, weigh."""
+"""Run cases: check results, then measure time and memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Table:
 
 @dataclass
 class Verdict:
-    """A goal, and what became of it: ``measured`` None where nothing could be measured.
+    """A goal and its outcome; ``measured`` is None if nothing could be measured.
 
     ``share`` of the physical limit, where the goal may be met by that.
     """

@@ -1,10 +1,10 @@
-"""The laws over a hundred thousand generated cases, and a report of them.
+"""Test the laws on a hundred thousand random cases, and write a report.
 
     python -m benchmarks.campaign [--cases 100000] [--guarded 10000] [--seed 0] [--workers N] [--out DIR]
 
-Cases are judged in processes of their own, one thread each; each is written down as it is judged, so the same command
-goes on where it was broken off. A second campaign runs the compiled kernels on guarded memory, where reading or writing
-past an array ends the process.
+Worker processes with one thread each judge the cases. A journal keeps each result, so the same command resumes after an
+interruption. A second campaign runs the compiled kernels on guarded memory, where an access past the end of an array
+kills the process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--guarded", type=int, default=10_000, help="cases of engine fused on guarded memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--journals", type=Path, default=ROOT / "build" / "campaign", help="folder of what is done")
+    parser.add_argument("--journals", type=Path, default=ROOT / "build" / "campaign", help="folder of journals")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the report")
     given = parser.parse_args(arguments)
     machine = facts()

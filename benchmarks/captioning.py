@@ -152,7 +152,7 @@ def features(bench: Bench) -> None:
 
 
 def speed(bench: Bench) -> None:
-    """Time learning beside a plain implementation, on the same batches of the same features, on one core.
+    """Time training against a plain implementation, on the same batches of the same features, on one core.
 
     Seconds are the processor's: others may be at work.
     """

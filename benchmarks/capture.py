@@ -1,4 +1,4 @@
-"""What it costs to record what a model attends to.
+"""The cost of recording a model's attention.
 
     python -m benchmarks.capture [--rounds 15]
 
@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Callable[[], Tensor]]], di
 
 @torch.no_grad()
 def measured(name: str, rounds: int) -> dict[str, Any]:
-    """Return how much longer a model takes that is recorded, and what the record takes."""
+    """Return the slowdown of a recorded model and the size of the record."""
     torch.manual_seed(0)
     make, options = MODELS[name]
     model, call = make()

@@ -1,13 +1,13 @@
-"""What ``regard.inspect.capture`` records of other people's models, beside the weights that they make themselves.
+"""Compare what ``regard.inspect.capture`` records of other libraries' models with the weights that they compute.
 
     python -m benchmarks.captured_families [--only llama bert timm ...] [--workers 2]
 
-Each model class of the installed transformers that can be built from a tiny configuration is recorded as it runs by
-itself, and on "regard" where it can. Its weights must be those that the model returns on its own attention, or the
-softmaxes that it computes there, within 1e-5; or a warning must say what was not seen. timm's models (`pip install
---no-deps timm`; they need no torchvision) are compared with the softmaxes that they make without fused kernels.
-Results go to benchmarks/results/captured-families.json and, a line for each family, to docs/inspector-families.md;
-with --only, those of other families stay. The exit status is 1 if a record is wrong, or silently incomplete.
+Each model class of the installed transformers that can be built from a tiny configuration is recorded with its own
+attention, and with "regard" if supported. The recorded weights must equal those that the model returns with its own
+attention, or the softmaxes that it computes there, within 1e-5; or a warning must report what is missing. timm's models
+(`pip install --no-deps timm`; they need no torchvision) are compared with their softmaxes without fused kernels.
+Results go to benchmarks/results/captured-families.json and, with a line for each family, to docs/inspector-families.md;
+--only keeps the results of other families. The exit status is 1 if a record is wrong or silently incomplete.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def families() -> dict[str, list[str]]:
 
 
 def examined(module: str, name: str) -> list[dict[str, str]]:
-    """Return what was recorded of one class of transformers, or of one model of timm."""
+    """Return the results for one class of transformers or one model of timm."""
     warnings.simplefilter("ignore")
     if module == TIMM:
         from benchmarks.families import timm_models
@@ -69,7 +69,7 @@ def examined(module: str, name: str) -> list[dict[str, str]]:
 
 
 def tasks(only: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield family, module and class of what is to be recorded; of timm, a family for each model."""
+    """Yield the family, module and class of each model to record; each timm model is a family."""
     for family, modules in families().items():
         if not only or family in only:
             for module in modules:
@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"--only must name families of transformers, or timm, got {unknown[0]!r}")
     if importlib.util.find_spec(TIMM) is None and (not given.only or TIMM in given.only):
-        print("timm is not installed, so its models are left out: pip install --no-deps timm", file=sys.stderr)
+        print("timm is not installed; skipping its models: pip install --no-deps timm", file=sys.stderr)
     every = list(tasks(given.only))
     found: dict[str, dict[str, list[dict[str, str]]]] = {family: {} for family, _, _ in every}
     with ThreadPoolExecutor(given.workers) as pool:

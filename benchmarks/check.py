@@ -1,4 +1,4 @@
-"""Nothing is timed before its result was checked: every contender against the formula in float64."""
+"""Check the result of every contender against the formula in float64 before timing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLACK = 16.0
 
 @dataclass(frozen=True)
 class Error:
-    """The largest absolute error of one quantity, that of the plain formula in the same dtype, and what is bearable."""
+    """The largest absolute error of one quantity, that of the plain formula in the same dtype, and the limit."""
 
     found: float
     eager: float

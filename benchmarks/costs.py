@@ -1,4 +1,4 @@
-"""Fit what ``engine="auto"`` chooses by: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``."""
+"""Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Cal
 
 
 def fitted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
-    """Return the rates, none negative, whose relative errors are least in squares."""
+    """Return the non-negative rates with the least squared relative errors."""
     a = np.array(rows) / np.array(seconds)[:, None]
     active = list(range(a.shape[1]))
     while True:
@@ -137,7 +137,7 @@ def fitted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, fit, write, and tell how good the fit is."""
+    """Measure, fit, write, and report the quality of the fit."""
     parser = argparse.ArgumentParser("python -m benchmarks.costs", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="measure this share of the grid only")
     parser.add_argument("--out", type=Path, default=TARGET, help="where to write")

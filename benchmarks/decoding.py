@@ -1,4 +1,4 @@
-"""Tokens a second of greedy decoding, beside ``generate`` of transformers with the same weights.
+"""Tokens per second of greedy decoding, compared with ``generate`` of transformers on the same weights.
 
     python -m benchmarks.decoding [--models llama gpt2] [--batches 1 8] [--rounds 5] [--new 128] [--threads 2]
 
@@ -116,14 +116,14 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, DecoderLM]]] = {"llama": llama, 
 
 
 def their_tokens(model: Any, prompts: Tensor, new: int, **more: Any) -> list[list[int]]:
-    """Return what transformers writes."""
+    """Return the tokens that transformers generates."""
     wanted = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     written = model.generate(prompts, attention_mask=torch.ones_like(prompts), **wanted, **more)
     return written[:, prompts.shape[1] :].tolist()
 
 
 def our_tokens(model: DecoderLM, prompts: Tensor, new: int) -> list[list[int]]:
-    """Return what we write."""
+    """Return the tokens that regard generates."""
     return [each.numbers for each in generate(model, prompts.tolist(), GenerationOptions(max_new_tokens=new))]
 
 
@@ -139,7 +139,7 @@ def interleaved(turns: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def compared(name: str, batch: int, rounds: int, static: bool, new: int) -> list[dict[str, Any]]:
-    """Return what each contender takes for one model and batch."""
+    """Return the timings of each contender for one model and batch."""
     torch.manual_seed(0)
     theirs, ours = MODELS[name]()
     theirs.requires_grad_(False)
@@ -187,8 +187,8 @@ def report(result: dict[str, Any]) -> str:
             f"{row['work']:.2f}× |"
         )
     machine = result["machine"]
-    told = f"{result['threads']} threads of {machine['CPU']}, {machine['cores']} cores, {result['date']}"
-    return "\n".join([*lines, "", told]) + "\n"
+    footer = f"{result['threads']} threads of {machine['CPU']}, {machine['cores']} cores, {result['date']}"
+    return "\n".join([*lines, "", footer]) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

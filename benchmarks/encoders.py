@@ -57,7 +57,7 @@ SHORT: dict[str, Any] = {
     "model": {"dropout": 0.1, "pooling": "max"},
     "training": {"epochs": 3.0, "learning_rate": 5e-4, "threads": 1},
 }
-#: Of each task: its name, settings of all models, and what was published (Kim 2014; Turc 2019; Wang 2012).
+#: The name of each task, the settings of all models, and published scores (Kim 2014; Turc 2019; Wang 2012).
 TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "sst2": ("SST-2, whole sentences", SHORT, "BERT-Mini 85.9, Kim's CNN 83.5 to 87.0"),
     "trec": ("TREC, six labels", SHORT | {"training": SHORT["training"] | {"epochs": 6.0}}, "Kim's CNN 92.8"),
@@ -69,7 +69,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 #: The filters of Kim 2014.
 KIM: dict[str, Any] = {"filters": 100, "window": 5, "narrowest": 3, "means": False}
-#: Settings beside those, of models of a recipe: filters of windows read vectors that know nothing of their neighbours.
+#: More settings for models of a recipe: convolution filters read word vectors without context.
 BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "imdb-vectors": {
         "sst2": {"head": {"filters": 128}, "training": {"epochs": 5.0}},
@@ -84,7 +84,7 @@ BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "sst2": {"head": {"filters": 128, "both_ways": True}, "training": {"epochs": 5.0, "adversarial": 0.015}},
         "trec": {
             "head": KIM | {"both_ways": True},
-            # Validated once, after 12 epochs of 104 batches: so few lines do not tell which epoch is best.
+            # Validated once, after 12 epochs of 104 batches: too few lines to choose the best epoch.
             "training": {
                 "epochs": 12.0,
                 "learning_rate": 1e-3,
@@ -98,7 +98,7 @@ BESIDE: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             # The model was pretrained on rows of 256 tokens, and has not learned to look farther back.
             "model": {"dropout": 0.0, "window": 256},
             "head": {"filters": 128, "both_ways": True, "dropout": 0.2},
-            # Validated once, after two epochs of 774 batches: what chose these settings is learned, too.
+            # Validated once, after two epochs of 774 batches.
             "training": {"epochs": 2.0, "learning_rate": 1e-3, "validate_every": 1548},
             "data": {"length": 1024, "held_out": 0.01},
         },
@@ -119,7 +119,7 @@ def settings(task: str, recipe: str) -> dict[str, Any]:
 
 
 def pretrain(imdb: Path, folder: Path) -> None:
-    """Train the model by the recipe of the folder's name, or go on."""
+    """Train the model with the recipe named like the folder, or resume."""
     text = folder.with_name("imdb.txt")
     if not text.exists():
         text.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def together(sources: list[Path], made: Path) -> str:
 
 
 def tuned(task: str, data: Path, pretrained: Path, start: str, seed: int) -> dict[str, Any]:
-    """Return what a classifier reaches on a task, begun with one of STARTS."""
+    """Return the accuracy of a classifier on a task, initialized by one of STARTS."""
     valid, changes = data / f"{task}.valid.tsv.gz", settings(task, pretrained.name)
     folder = pretrained.with_name("tasks")
     if task == "imdb":
@@ -228,14 +228,15 @@ def _cell(rows: list[dict[str, Any]], recipe: str, task: str, start: str) -> str
 
 
 def described(recipe: str, folder: Path) -> dict[str, Any]:
-    """Return what a reader needs to know of the pretrained model."""
+    """Return a description of the pretrained model."""
     options, model = Pretraining.resumed(folder, {}, lambda _: None).options, load(folder)
     assert isinstance(model, EncoderLM | DecoderLM)
     size, ended = sum(each.numel() for each in model.parameters()), options.training.seconds / 60
-    told = [f"{options.skip_gram.epochs} passes of skip-gram"] if options.skip_gram.epochs else []
-    told += [f"{RECIPES[recipe]} for {ended:.0f} minutes"] if ended else []
+    training = [f"{options.skip_gram.epochs} passes of skip-gram"] if options.skip_gram.epochs else []
+    training += [f"{RECIPES[recipe]} for {ended:.0f} minutes"] if ended else []
     shape = f"{model.config.layers} layers × {model.config.width}, {size / 1e6:.1f} M parameters"
-    return {"told": f"{shape}; {', then '.join(told)}.", "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    description = f"{shape}; {', then '.join(training)}."
+    return {"told": description, "machine": facts(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 def main(arguments: list[str]) -> None:
@@ -262,12 +263,12 @@ def main(arguments: list[str]) -> None:
     print(given.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
-def write(out: Path, row: dict[str, Any], told: dict[str, Any]) -> None:
-    """Put a row and what is told of its model into the results, in place of those that stand there."""
+def write(out: Path, row: dict[str, Any], model: dict[str, Any]) -> None:
+    """Add a row and the description of its model to the results, replacing earlier ones."""
     result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"models": {}, "rows": []}
     keys = ("model", "task", "start", "seed")
     rows = [each for each in result["rows"] if any(each[key] != row[key] for key in keys)]
-    result = {"models": result["models"] | {row["model"]: told}, "rows": [*rows, row]}
+    result = {"models": result["models"] | {row["model"]: model}, "rows": [*rows, row]}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     out.with_suffix(".md").write_text(report(result), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A Mistral-shaped model of transformers on "regard", beside the same one on "sdpa".
+"""A Mistral-shaped model of transformers on "regard", compared with the same one on "sdpa".
 
     python -m benchmarks.hugging_face [--only window packed decoding] [--rounds 5]
 
@@ -52,7 +52,7 @@ def model(window: int | None) -> nn.Module:
 
 @contextmanager
 def timed_attention() -> Iterator[None]:
-    """Add up what both implementations' functions take of masks and attention."""
+    """Measure the total time of the mask and attention functions of both implementations."""
     from transformers import AttentionInterface, masking_utils
 
     kept = []
@@ -79,7 +79,7 @@ def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def prefill(made: nn.Module, positions: Tensor | None) -> Callable[[str], Tensor]:
-    """Return what reads all tokens by an implementation, and gives the rows of the last layer."""
+    """Return a function that reads all tokens with an implementation and returns the last hidden states."""
     tokens = torch.randint(8000, (1, TOKENS), generator=torch.Generator().manual_seed(1))
 
     def call(implementation: str) -> Tensor:
@@ -92,7 +92,7 @@ def prefill(made: nn.Module, positions: Tensor | None) -> Callable[[str], Tensor
 
 
 def decoding(made: nn.Module) -> Callable[[str], Tensor]:
-    """Return what writes one token more by an implementation, each behind a prompt that it has read; its logits."""
+    """Return a function that generates one more token after a prompt with an implementation; it returns the logits."""
     tokens = torch.randint(8000, (1, PROMPT + NEW), generator=torch.Generator().manual_seed(1))
     caches, at = {}, dict.fromkeys(NAMES, PROMPT)
     for name in NAMES:

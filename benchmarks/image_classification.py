@@ -40,7 +40,7 @@ LEAST, MOST = 94.5, 500_000
 
 
 def trained(recipe: str, name: str, data: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Train a classifier, or go on, and return what it reaches."""
+    """Train a classifier or resume its training, and return its accuracy."""
     folder = RUNS / name
     if (folder / "checkpoints/last.ckpt").exists():
         classifier, ended = ImageTraining.resumed(folder, {}).train(resume=True)

@@ -1,10 +1,10 @@
-"""Kill a training run again and again, resume it each time, and compare the model with one that was left alone.
+"""Kill a training run repeatedly, resume it each time, and compare the model with that of an uninterrupted run.
 
     python -m benchmarks.kills [--kills 20] [--seed 0] [--steps 1000] [--out DIR] [--name NAME]
 
-`regard train translation` learns made-up pairs with a small model, and is ended by SIGKILL at random moments: between
-steps, while Python still imports, and, every fourth time, the moment that a file is being written. Then it is started
-again with --resume. A run that ends before all kills are done is compared, and another one begun.
+`regard train translation` trains a small model on synthetic pairs and is killed with SIGKILL at random moments: between
+steps, during imports, and every fourth time while it writes a file. Then it starts again with --resume. A run that ends
+before all kills are done is compared, and the next one begins.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Kill:
         Seconds since the process was started.
     where : str
     resumed : int
-        The step that this process went on after.
+        The step from which this process resumed.
     reached, saved : int
-        The last step that it had told of, and the step of the checkpoint that was there when it was dead.
+        The last step that it logged, and the step of the latest checkpoint after the kill.
     """
 
     run: int
@@ -67,7 +67,7 @@ class Kill:
 
     @property
     def right(self) -> bool:
-        """Whether all is there but the steps since the checkpoint that was due last; the last one told may be at it."""
+        """Whether the latest checkpoint is the last one due; the last logged step may be the one being saved."""
         return self.saved >= max(self.reached - 1, 0) // SAVE_EVERY * SAVE_EVERY and self.saved >= self.resumed
 
 
@@ -80,7 +80,7 @@ class Campaign:
         self.data.write_text("".join(f"{line}\n" for line in pairs(random.Random(seed), 3000)), encoding="utf-8")
 
     def command(self, out: Path) -> list[str]:
-        """Return what a user would type to begin, or to go on where a checkpoint was saved."""
+        """Return the command to start, or to resume from a checkpoint."""
         begun = [sys.executable, "-m", "regard_cli", "train", "translation", "--out", str(out)]
         if (out / "checkpoints" / "last.ckpt").exists():
             return [*begun, "--resume"]
@@ -91,32 +91,32 @@ class Campaign:
         return [*begun, "--data", str(self.data), "--preset", "small", "--steps", str(self.steps), *settings]
 
     def start(self, out: Path) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start or resume a run; what it says goes to the file that is returned."""
-        told = self.folder / f"{out.name}.txt"
-        with told.open("wb") as file:
+        """Start or resume a run; return the process and its log file."""
+        log = self.folder / f"{out.name}.txt"
+        with log.open("wb") as file:
             # One thread: sums must not depend on how many the machine can spare.
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
             process = subprocess.Popen(
                 self.command(out), stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
             )
-        return process, told
+        return process, log
 
     def whole(self, out: Path) -> tuple[float, float]:
         """Run without a kill; return the seconds until the first validation, and to the end."""
         began, first = time.monotonic(), 0.0
-        process, told = self.start(out)
+        process, log = self.start(out)
         while process.poll() is None:
-            if not first and last_step(told):
+            if not first and last_step(log):
                 first = time.monotonic() - began
             time.sleep(0.05)
-        ended(process.returncode, told)
+        ended(process.returncode, log)
         return first, time.monotonic() - began
 
     def kill(self, run: int, out: Path, after: float, aimed: bool) -> Kill | None:
         """Start or resume a run and kill it; None if it has ended before."""
         resumed = checkpoint_step(out)
         began = time.monotonic()
-        process, told = self.start(out)
+        process, log = self.start(out)
         unfinished = set(temporary(out))
         wait_until(lambda: process.poll() is not None or time.monotonic() - began >= after, 0.005)
         if aimed:
@@ -124,11 +124,11 @@ class Campaign:
         passed = time.monotonic() - began
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
-            ended(process.returncode, told)
+            ended(process.returncode, log)
             return None
         new = sorted(set(temporary(out)) - unfinished)
-        where = f"while writing {name_of(new[0])}" if new else "while training" if last_step(told) else "while starting"
-        return Kill(run, round(passed, 2), where, resumed, max(last_step(told), resumed), checkpoint_step(out))
+        where = f"while writing {name_of(new[0])}" if new else "while training" if last_step(log) else "while starting"
+        return Kill(run, round(passed, 2), where, resumed, max(last_step(log), resumed), checkpoint_step(out))
 
 
 def pairs(drawn: random.Random, count: int) -> list[str]:
@@ -146,17 +146,15 @@ def wait_until(done: Callable[[], bool], pause: float) -> None:
         time.sleep(pause)
 
 
-def ended(code: int, told: Path) -> None:
+def ended(code: int, log: Path) -> None:
     """Raise if a process that was not killed has failed."""
     if code:
-        raise RuntimeError(f"regard train ended with {code}: {told.read_text(errors='replace')[-2000:]}")
+        raise RuntimeError(f"regard train ended with {code}: {log.read_text(errors='replace')[-2000:]}")
 
 
-def last_step(told: Path) -> int:
+def last_step(log: Path) -> int:
     """Return the last step that a process spoke of: it does so after every validation."""
-    return max(
-        map(int, re.findall(r"^step (\d+) ", told.read_text(errors="replace").replace(",", ""), re.M)), default=0
-    )
+    return max(map(int, re.findall(r"^step (\d+) ", log.read_text(errors="replace").replace(",", ""), re.M)), default=0)
 
 
 def temporary(out: Path) -> list[Path]:
@@ -178,7 +176,7 @@ def checkpoint_step(out: Path) -> int:
 
 
 def campaign(folder: Path, kills: int, seed: int, steps: int) -> dict[str, Any]:
-    """Return what came of all kills, and whether the models are the same."""
+    """Return the outcomes of all kills, and whether the models are equal."""
     made = Campaign(folder, steps, seed)
     begin, whole = made.whole(folder / "whole")
     print(f"undisturbed: {whole:.0f} s, the first {VALIDATE_EVERY} steps after {begin:.0f} s", flush=True)
@@ -243,7 +241,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the pairs and of the moments")
     parser.add_argument("--steps", type=int, default=1000, help="of the training")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the report")
-    parser.add_argument("--name", default="kills", help="what the report's file name ends with")
+    parser.add_argument("--name", default="kills", help="suffix of the report's file name")
     options = parser.parse_args()
     machine, began = facts(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

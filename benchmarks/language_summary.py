@@ -48,7 +48,7 @@ def lines() -> Iterator[Line]:
 
 
 def _encoders(rows: list[dict[str, Any]]) -> Iterator[Line]:
-    """Yield the best pretrained model of each task, beside the same one without pretraining."""
+    """Yield the best pretrained model of each task and the same model without pretraining."""
     for task, (name, _, published) in TASKS.items():
         means: dict[tuple[str, str], float] = {}
         for model, start in {(row["model"], row["start"]) for row in rows if row["task"] == task}:

@@ -1,4 +1,4 @@
-"""Training of a language model, beside the same one in plain torch: tokens a second.
+"""Tokens per second when training a language model, compared with the same model in plain torch.
 
     python -m benchmarks.language_training [--rounds 9] [--out FILE]
 
@@ -39,7 +39,7 @@ CASES = {"one text": (16, 256, False), "packed documents": (4, 1024, True)}
 
 
 class PlainBlock(nn.Module):
-    """A block of GPT-2 as it is written in plain torch."""
+    """A block of GPT-2 in plain torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def batches(packed: bool) -> Any:
 
 
 def cost(model: nn.Module, packed: bool) -> Callable[[LanguageBatch], Tensor]:
-    """Return what a batch costs a model of either kind."""
+    """Return the loss of either model on a batch."""
     objective = NextTokens(packed)
     if isinstance(model, DecoderLM):
         return lambda batch: objective.loss(model, batch).value
@@ -121,7 +121,7 @@ def cost(model: nn.Module, packed: bool) -> Callable[[LanguageBatch], Tensor]:
 def step(
     model: nn.Module, loss: Callable[[LanguageBatch], Tensor], drawn: Any, dtype: torch.dtype
 ) -> Callable[[], int]:
-    """Return a step of training, which tells how many tokens it learned from."""
+    """Return a training step, which returns its number of tokens."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     number = 0
 
@@ -163,7 +163,7 @@ def lightning(drawn: Any, steps: int) -> float:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Return what each case and type took."""
+    """Return the timings of each case and dtype."""
     found = []
     for name, (_, _, packed) in CASES.items():
         drawn = batches(packed)
@@ -172,11 +172,11 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             takes = [step(model, cost(model, packed), drawn, dtype) for model in models()]
             speeds: list[list[float]] = [[], []]
             for i in range(rounds + 1):
-                for take, told in zip(takes, speeds):
+                for take, samples in zip(takes, speeds):
                     begin = time.perf_counter()
                     tokens = sum(take() for _ in range(2))
                     if i:
-                        told.append(tokens / (time.perf_counter() - begin))
+                        samples.append(tokens / (time.perf_counter() - begin))
             ratios = sorted(a / b for a, b in zip(*speeds))
             row = {"case": name, "dtype": str(dtype).removeprefix("torch.")}
             row |= {"regard": statistics.median(speeds[0]), "plain torch": statistics.median(speeds[1])}

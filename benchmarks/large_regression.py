@@ -11,7 +11,7 @@ whose next size would take longer than its budget is left out there. Parts, each
 ``crossover``
     where the transform overtakes all pairs, and where method="auto" changes over
 ``table``
-    how long what takes, beside other libraries
+    timings compared with other libraries
 ``coverage``
     what 90 % conformal intervals cover
 

@@ -1,4 +1,4 @@
-"""Where the numbers come from: the machine and the versions."""
+"""Facts about the machine and the software versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def slug(text: str) -> str:
 
 
 def facts() -> dict[str, str]:
-    """Return what a reader needs to place the numbers, by name."""
+    """Return the facts that a reader needs to interpret the numbers, by name."""
     return {
         "CPU": cpu_model(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),

@@ -1,4 +1,4 @@
-"""Time: rounds of A B A B in one process, and what the machine could do at most."""
+"""Timing: alternating rounds (A B A B) in one process, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 2.0
 
 
 class Elsewhere(ABC):
-    """A call that is carried out by a fresh process, which tells how long it took and what it held."""
+    """A call in a fresh process, which reports its time and memory."""
 
     seconds = 0.0
     peak = 0
@@ -91,7 +91,7 @@ def interleaved(
     floor: float = FLOOR,
     earlier: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Timing]:
-    """Time calls in turn, A B A B, after a warm-up of each; ``earlier`` tells how long a call took just before."""
+    """Time calls in turn, A B A B, after a warm-up of each; ``earlier`` returns the time of the previous call."""
     loops = {name: 1 if earlier.get(name, 0) > LONG else loops_for(call, floor) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     gc.collect()

@@ -1,4 +1,4 @@
-"""Peak extra memory: one call in a fresh child process, by the kernel's own high-water mark."""
+"""Peak extra memory of one call in a fresh child process, from the kernel's high-water mark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.registry import CASES, MissingError, Point
 
 #: A fresh process is warmed up at this size, where the point is not smaller: threads start, kernels load.
 WARM = 512
-#: Blocks at least this large go back to the system when freed, so that a call cannot live on what was left over.
+#: The allocator returns blocks of at least this size to the system, so that a call cannot reuse earlier memory.
 BLOCK = 1 << 16
 TIMEOUT = 600.0
 
@@ -32,7 +32,7 @@ class ChildError(Exception):
 
 
 def peak_extra(call: Callable[[], object]) -> int:
-    """Return the bytes that a call of this process holds at its peak beyond what was held before."""
+    """Return the peak memory of a call in this process beyond that before it, in bytes."""
     if isinstance(call, Elsewhere):
         call()
         return call.peak

@@ -56,7 +56,7 @@ def browser() -> Iterator[Any]:
 
 
 def visited(browser: Any, address: str, libraries: dict[str, bytes] | None = None) -> Any:
-    """Return a page that may ask nobody but this machine."""
+    """Return a browser page that can only reach this machine."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
 
     def route(request: Any) -> None:
@@ -140,11 +140,11 @@ def long_head(browser: Any, folder: Path, count: int) -> dict[str, Any]:
     record.to_html(path)
     written = time.perf_counter() - start
     page, seconds = opened(browser, path.as_uri())
-    told = steps(page, count)
+    timings = steps(page, count)
     worst, largest = errors(page, query, key, 100)
     page.close()
     named = {"page": f"one head, {LONG:,} × {LONG:,}, a file", "megabytes": path.stat().st_size / 1e6}
-    return named | {"written": written, "open": seconds, **told, "error": worst, "largest": largest}
+    return named | {"written": written, "open": seconds, **timings, "error": worst, "largest": largest}
 
 
 def gpt2_record() -> Record:
@@ -233,8 +233,8 @@ def table(result: dict[str, Any]) -> str:
 def report(result: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     assert __doc__ is not None
-    told = __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()
-    return "\n".join(["# The inspector's page", "", told, "", table(result)]) + "\n"
+    text = __doc__.partition("\n\n")[2].partition("\n\n")[2].strip()
+    return "\n".join(["# The inspector's page", "", text, "", table(result)]) + "\n"
 
 
 def main(arguments: list[str]) -> None:

@@ -197,10 +197,10 @@ def summary(numbers: dict[str, Any]) -> str:
     lines = ["| model | what | predicted | measured | measured ÷ predicted |", "| --- | --- | ---: | ---: | ---: |"]
     for found in numbers["cases"]:
         for number, (name, (title, unit, digits)) in enumerate(COLUMNS.items()):
-            told, took = found[name]
+            predicted, took = found[name]
             model = f"{found['name']}; {found['batch']} × {found['length']:,} tokens" if not number else ""
-            each = f"{told / unit:,.{digits}f} | {took / unit:,.{digits}f}"
-            lines.append(f"| {model} | {title} | {each} | {took / told:.3f} |")
+            each = f"{predicted / unit:,.{digits}f} | {took / unit:,.{digits}f}"
+            lines.append(f"| {model} | {title} | {each} | {took / predicted:.3f} |")
     return "\n".join(lines)
 
 
@@ -240,7 +240,7 @@ def main(given: Sequence[str] | None = None) -> int:
     (options.out / "planning.md").write_text(report(numbers), encoding="utf-8")
     (options.out / "planning.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     exact = (found[name] for found in numbers["cases"] for name in ("parameters", "flops"))
-    return int(any(abs(took - told) > 1e-9 * told for told, took in exact))
+    return int(any(abs(took - predicted) > 1e-9 * predicted for predicted, took in exact))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a case's cost grows with its size, as a picture."""
+"""Plot the cost of a case over its size."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def read_split(folder: Path, name: str) -> Pairs:
 
 
 def measure(learn: Pairs, test: Pairs, *, seconds: float, seed: int, beams: int) -> dict[str, object]:
-    """Train for this many seconds, and return what was reached."""
+    """Train for this many seconds, and return the scores."""
     pronouncer = Pronouncer.untrained(learn, seed=seed)
     options = RECIPE.with_changes({"seconds": seconds, "seed": seed})
     ended = pronouncer.learn(learn, options, callbacks=[TrainingDisplay(Console(), options, "words")])

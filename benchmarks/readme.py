@@ -17,7 +17,7 @@ replaced, within a line or over lines. README and every page of docs may use the
 the name of a comparison, such as ``additive-eager``
     its outcome; ``name:time`` and ``name:against`` are the two times
 
-:data:`PAGES` names the marks that single pages have beside these. docs/catalogue.md is written as a whole, and
+:data:`PAGES` names additional marks of single pages. docs/catalogue.md is written as a whole, and
 :data:`REPORTS` are the pages of benchmarks/results that are rendered from the JSON file next to them.
 """
 
@@ -264,7 +264,7 @@ def of_regression() -> Marks:
     return made
 
 
-#: Marks of single pages of docs, by the page's name, beside those of the newest report.
+#: Additional marks of single documentation pages, by the name of the page.
 PAGES: dict[str, Callable[[], Marks]] = {
     "hugging-face": lambda: {"hugging-face": _table(hugging_face.table, "hugging-face")},
     "inspector": lambda: {"page": _table(page.table, "page"), "capture": _table(capture.table, "capture")},

@@ -1,4 +1,4 @@
-"""Kernel regression on real data, beside what else there is: ``python -m benchmarks.real_data``.
+"""Kernel regression on real data, compared with other methods: ``python -m benchmarks.real_data``.
 
 Every contender gets the same folds of a shuffled cross-validation and the same standardized features, and has its turn
 in each fold before the next begins. One whose next fold would exceed its budget of seconds gets no further ones; where
@@ -70,7 +70,7 @@ class Data:
 
 
 class Late(BaseException):
-    """A contender took too long; no Exception, so that nobody catches it on the way."""
+    """A contender took too long. Not an Exception, so that no library catches it."""
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def classifiers() -> dict[str, Make]:
 
 
 def turn(make: Make, data: Data, learn: np.ndarray, test: np.ndarray, budget: float) -> dict[str, float]:
-    """Return what one contender does in one fold.
+    """Return the result of one contender in one fold.
 
     ``error`` is the mean squared error, or the share of wrong classes; ``covered`` the share of targets within two
     standard deviations of the prediction, where the contender says how large they are.

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: cases, the points at which they are measured, contenders and goals."""
+"""The parts of a benchmark: cases, the points at which they are measured, contenders and goals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.work import Work
 
-#: A contender's result by name: ``output``, then ``d_query`` and so on, then what else was asked.
+#: A contender's result by name: ``output``, then ``d_query`` and so on, then auxiliary outputs.
 Result = dict[str, Tensor]
 Call = Callable[[], Result]
 
@@ -153,7 +153,7 @@ class Case:
         return {name: c for name, c in self.contenders.items() if not point.only or name in point.only}
 
     def work(self, point: Point, contender: str) -> Work:
-        """Return what a contender does at a point."""
+        """Return the work of a contender at a point."""
         return (self.contenders[contender].build or self.build)(point)
 
     def shrunk(self) -> Case:

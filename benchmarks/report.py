@@ -23,7 +23,7 @@ copy bandwidth), measured just before each case. The engine that regard chose fo
 
 
 def markdown(findings: list[Finding], facts: dict[str, str], pictures: dict[str, str]) -> str:
-    """Return the report; ``pictures`` maps a case's name to a file beside it."""
+    """Return the report; ``pictures`` maps the name of a case to a file in the same folder."""
     lines = [f"# Benchmarks on {facts['CPU']}", ""]
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
     lines += [LEGEND]

@@ -75,7 +75,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What tells it from others."""
+        """A name that identifies the run."""
         return self.kind, self.steps, self.seed, self.batch_tokens
 
     @property
@@ -129,7 +129,7 @@ def _watcher() -> Any:
 
 
 def first_run(pairs: Path, folder: Path, seconds: float, work: Path) -> dict[str, Any]:
-    """Train as a new user does, by the command, and return what it says of itself and of new sentences."""
+    """Train with the command like a new user, and return its reports and its scores on new sentences."""
     out = work / "model"
     options = ["--data", str(pairs), "--preset", "small", "--seconds", f"{seconds:g}", "--out", str(out)]
     load = os.getloadavg()[0]
@@ -138,10 +138,10 @@ def first_run(pairs: Path, folder: Path, seconds: float, work: Path) -> dict[str
     scores = json.loads(_command("evaluate", str(test), "--model", str(out), "--json"))
     about = json.loads((out / "config.json").read_text(encoding="utf-8"))["about"]["training"]
     bleu = next(value for name, value in scores.items() if name.lower().startswith("bleu"))
-    told = [line for line in said.splitlines() if line.startswith("step ")]
+    validations = [line for line in said.splitlines() if line.startswith("step ")]
     return {
         "asked_seconds": seconds, "steps": about["steps"], "seconds": about["seconds"], "threads": about["threads"],
-        "bleu": bleu, "sources": scores["sources"], "validations": told, "load": round(load, 2),
+        "bleu": bleu, "sources": scores["sources"], "validations": validations, "load": round(load, 2),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }  # fmt: skip
 
@@ -203,7 +203,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 class Report:
-    """What was found so far, in a JSON file that is read again, and as Markdown beside it."""
+    """Results so far, in a JSON file for resuming and a Markdown report."""
 
     def __init__(self, folder: Path, machine: dict[str, str], wanted: int) -> None:
         self._path = folder / f"{slug(machine['CPU'])}-short-runs.json"
@@ -230,7 +230,7 @@ class Report:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write the report."""
+    """Run the missing runs, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "tatoeba")
     parser.add_argument("--only", choices=("first", "seeds"))

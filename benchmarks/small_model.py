@@ -1,4 +1,4 @@
-"""A small GPT with regard's layer, beside the same one with torch's ``scaled_dot_product_attention``.
+"""A small GPT with regard's layer, compared with the same one with torch's ``scaled_dot_product_attention``.
 
     python -m benchmarks.small_model [--rounds 41] [--out FILE]
 
@@ -32,7 +32,7 @@ TURN = 8
 
 
 class TorchAttention(nn.Module):
-    """Causal self-attention as it is written with torch's function."""
+    """Causal self-attention with torch's function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def models() -> dict[str, Model]:
 
 
 def trained(model: Model) -> Callable[[], float]:
-    """Return a training step, which tells its loss."""
+    """Return a training step, which returns its loss."""
     text = torch.randint(TOKENS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 

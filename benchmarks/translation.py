@@ -1,4 +1,4 @@
-"""How good trained models are, beside published scores: ``python -m benchmarks.translation --data DIR [NAME ...]``.
+"""Scores of trained models, compared with published scores: ``python -m benchmarks.translation --data DIR [NAME ...]``.
 
 DIR holds ``multi30k`` (train, val and test_2016_flickr, .de.gz and .en.gz), ``cmudict`` (train, valid and test.tsv.gz)
 and ``tatoeba`` (en-fr.test.tsv.gz). What is not trained yet in ``--runs`` is trained first, by the command that the

@@ -1,13 +1,12 @@
-"""Whether words look at what they name: judged by what is known of an image without its captioner.
+"""Check whether words attend to what they name, without using the captioner to locate it.
 
-Of a colour word, the named thing is where the image has that colour, by its pixels' hue, saturation and brightness. Of
-an object word, it is where the encoder's own ImageNet classifier, whose last layer no captioner has seen, finds such an
-object (a class activation map, Zhou 2016). The rules are below, so that they can be read.
+For a colour word, the target region has that colour by the hue, saturation and brightness of its pixels. For an object
+word, it is where the encoder's ImageNet classifier, whose last layer captioners do not use, finds such an object (a
+class activation map, Zhou 2016).
 
-A word's attention on the named thing is the sum over the places, a fifth of the grid, where that is strongest; it is
-set beside the mean of the same sum over all words of the caption. Beside it stands a probe of another kind: by how much
-the word's log-probability falls where the features of the places it attended to most are replaced by the image's mean,
-and where those of as many others are.
+A word's attention on its target is the sum over the fifth of the grid where the target is strongest, compared with the
+mean of this sum over all words of the caption. A second probe replaces the features of the most attended places, or of
+as many others, by the image's mean, and measures by how much the word's log-probability falls.
 """
 
 from __future__ import annotations

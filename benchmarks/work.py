@@ -1,4 +1,4 @@
-"""The work of a point: tensors, and the formula that says what the right result is, apart from regard's own code."""
+"""The work of a point: tensors, and a formula for the correct result that is independent of regard's code."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Work:
         return float(sum(t.numel() * t.element_size() for t in (self.query, self.key, self.value)))
 
     def achieved(self, result: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what is compared with :meth:`expected`: a contender's result itself, where only one is right."""
+        """Return the value to compare with :meth:`expected`; by default the contender's result itself."""
         return result
 
     def rows(self) -> Tensor:

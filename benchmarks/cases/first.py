@@ -41,8 +41,8 @@ class FirstCall(Elsewhere):
             )
             if done.returncode:
                 raise RuntimeError(f"the process failed: {(done.stderr.strip() or 'no word').splitlines()[-1]}")
-            told = json.loads(done.stdout.splitlines()[-1])
-            self.seconds, self.peak = told["seconds"], told["peak"]
+            result = json.loads(done.stdout.splitlines()[-1])
+            self.seconds, self.peak = result["seconds"], result["peak"]
             return {"output": torch.load(path, weights_only=True)}
 
 

@@ -1,4 +1,4 @@
-"""Kernels that reach few points, beside scikit-learn's neighbours."""
+"""Kernels that reach few points, compared with scikit-learn's nearest neighbours."""
 
 from __future__ import annotations
 

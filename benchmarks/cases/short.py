@@ -1,4 +1,4 @@
-"""Masks over short sequences, where what surrounds the kernel counts; and compiled calls beside eager ones."""
+"""Masks over short sequences, where call overhead counts; and compiled calls against eager ones."""
 
 from __future__ import annotations
 

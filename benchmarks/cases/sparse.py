@@ -1,4 +1,4 @@
-"""Sparse weights: sparsemax and entmax with α = 1.5, beside the package of the papers' authors."""
+"""Sparse weights: sparsemax and entmax with α = 1.5, compared with the package of the papers' authors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``regard.inspect.capture`` records of a model, beside the weights that the model's own attention makes."""
+"""What ``regard.inspect.capture`` records of a model, compared with the weights of the model's own attention."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def _flat(value: Any) -> Iterable[Tensor]:
 
 def recorded(model: nn.Module, call: Callable[[], Any]) -> tuple[Record, list[Tensor], bool]:
     """Return the record of a call, its matrices, and whether a warning said that something is missing."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with capture(model) as record, torch.no_grad():
             call()
-    warned = any("unrecorded" in str(each.message) or "record" in str(each.message) for each in told)
+    warned = any("unrecorded" in str(each.message) or "record" in str(each.message) for each in caught)
     matrices = [run.weights().detach() for layer in record.layers for run in record.runs(layer)]
     return record, matrices, warned and not record.coverage.complete
 
@@ -95,7 +95,7 @@ def _is_near(a: Tensor, b: Tensor) -> bool:
     return any(bool(((one - other).abs().nan_to_num(0.0) <= NEAR).all()) for one, other in pairs)
 
 
-def judged(expected: list[Tensor], seen: list[Tensor], matrices: list[Tensor], told: bool, coverage: str) -> Found:
+def judged(expected: list[Tensor], seen: list[Tensor], matrices: list[Tensor], warned: bool, coverage: str) -> Found:
     """Return a verdict: what was expected is recorded, or a warning says what is not; and no matrix is wrong.
 
     Parameters
@@ -106,12 +106,12 @@ def judged(expected: list[Tensor], seen: list[Tensor], matrices: list[Tensor], t
         Further weights that may be.
     matrices : list of Tensor
         The record's.
-    told : bool
+    warned : bool
         Whether a warning said that something is missing.
     coverage : str
         What it said.
     """
-    if not expected and not matrices and not told:
+    if not expected and not matrices and not warned:
         return Found("capture", "no attention")
     among = [*expected, *seen]
     wrong = [m for m in matrices if is_among(m, among) is None]
@@ -124,9 +124,9 @@ def judged(expected: list[Tensor], seen: list[Tensor], matrices: list[Tensor], t
             missing += 1
         else:
             left.pop(place)
-    if missing and not told:
+    if missing and not warned:
         return Found("capture", "different", f"{missing} of {len(expected)} matrices are missing, and nothing is said")
-    if missing or told:
+    if missing or warned:
         return Found("capture", "reported", f"{len(matrices)} matrices; {coverage}")
     return Found("capture", "recorded", f"{len(matrices)} matrices")
 
@@ -172,11 +172,11 @@ def _checked(family: Family, by: str = THEIRS) -> list[Found]:
         if not same:  # as where no mask means a causal one
             expected, seen = _computed(family)
         try:
-            record, matrices, told = recorded(model, lambda: _run(family))
+            record, matrices, warned = recorded(model, lambda: _run(family))
         except Exception as error:
             verdicts.append(Found(f"capture on {implementation}", "different", reason(error)))
             continue
-        found = judged(expected, seen, matrices, told, str(record.coverage))
+        found = judged(expected, seen, matrices, warned, str(record.coverage))
         verdicts.append(Found(f"capture on {implementation}", found.verdict, found.detail))
     return verdicts
 

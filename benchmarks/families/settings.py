@@ -1,4 +1,4 @@
-"""What some configurations need beside the rules of :mod:`~benchmarks.families.tiny_configs`, by class."""
+"""Settings for some configurations, by class, in addition to the rules of :mod:`~benchmarks.families.tiny_configs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY: dict[str, Any] = {
 }
 #: A class that is named here is made by its constructor, which then derives the fields that depend on others.
 SETTINGS: dict[str, dict[str, Any]] = {
-    # Attention in some layers, and state spaces in others or beside it.
+    # Hybrids of attention and state spaces, in alternating or parallel layers.
     "BambaConfig": {"attn_layer_indices": [1]},
     "FalconH1Config": {"mamba_d_ssm": 32},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"]},

@@ -107,12 +107,12 @@ def _weights(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tenso
 
 
 def checked(name: str) -> list[Found]:
-    """Return what the record of a model holds, beside the softmaxes that the model makes on its own attention."""
+    """Compare the record of a model with the softmaxes of its own attention."""
     try:
         own, images = built(name, fused=False)
         expected, seen = _weights(own, images)
         model, images = built(name, fused=True)
-        record, matrices, told = recorded(model, lambda: model(images))
+        record, matrices, warned = recorded(model, lambda: model(images))
     except Exception as error:
         return [Found("capture", "not run", reason(error))]
-    return [judged(expected, seen, matrices, told, str(record.coverage))]
+    return [judged(expected, seen, matrices, warned, str(record.coverage))]

@@ -44,9 +44,9 @@ def document(found: list[dict[str, Any]], machine: dict[str, str]) -> str:
         accepted, refused = (counts[kind, verdict] for verdict in RIGHT)
         of_kind = [each for each in found if each["kind"] == kind]
         # What follows "got" differs from case to case.
-        told = {each["told"].partition(" must ")[2].partition(", got")[0] for each in of_kind} - {""}
+        messages = {each["told"].partition(" must ")[2].partition(", got")[0] for each in of_kind} - {""}
         lines.append(
-            f"| {kind} | {len(of_kind):,} | {accepted:,} | {refused:,} | {len(told):,} | "
+            f"| {kind} | {len(of_kind):,} | {accepted:,} | {refused:,} | {len(messages):,} | "
             f"{len(of_kind) - accepted - refused} |"
         )
     lines += ["", *(f"- {each['number']}: {each['verdict']}: {each['told'][-300:]!r}" for each in wrong[:40])]

@@ -27,17 +27,17 @@ _SHARES = (10, 6, 2, 4)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes
     ----------
     number : int
-        Draws the case again.
+        The seed of the case.
     kind : str
     verdict : str
-        ``"accepted"``, ``"refused"``, or what is wrong.
+        ``"accepted"``, ``"refused"``, or a description of the fault.
     told : str
-        The sentence, or the traceback.
+        The error message, or the traceback.
     """
 
     number: int

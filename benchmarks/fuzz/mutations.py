@@ -24,7 +24,7 @@ PIECES = (
 
 
 def odd_value(drawn: Random) -> Any:
-    """Return a value that nobody expects."""
+    """Return an unexpected value."""
     kind = drawn.randrange(6)
     if kind == 0:
         return drawn.choice(TEXTS)
@@ -115,5 +115,5 @@ def mutated_bytes(drawn: Random, data: bytes) -> bytes:
 
 
 def as_json(value: Any) -> bytes:
-    """Return JSON as somebody else might have written it."""
+    """Return a value as JSON."""
     return json.dumps(value, ensure_ascii=True).encode()

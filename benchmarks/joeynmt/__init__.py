@@ -1,1 +1,1 @@
-"""Training and translation beside JoeyNMT: the same shapes, batches and data, in turns."""
+"""Training and translation compared with JoeyNMT: the same shapes, batches and data, taking turns."""

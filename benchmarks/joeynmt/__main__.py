@@ -1,4 +1,4 @@
-"""Regard beside JoeyNMT: ``python -m benchmarks.joeynmt --joeynmt-python PYTHON --data FOLDER``.
+"""Compare regard with JoeyNMT: ``python -m benchmarks.joeynmt --joeynmt-python PYTHON --data FOLDER``.
 
 Tokens a second of training and sentences a second of beam search, with the same shapes, batches and data. JoeyNMT needs
 an environment of its own, whose Python is to be named: ``make joeynmt`` makes one. FOLDER holds Multi30k as gzip lines:
@@ -35,15 +35,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--joeynmt-python", type=Path, default=python, help="Python of JoeyNMT's environment")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "multi30k", help="Multi30k")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="batches of a round of training")
-    parser.add_argument("--learn", type=int, default=1500, help="steps that regard learns for before both translate")
+    parser.add_argument("--steps", type=int, default=10, help="batches per training round")
+    parser.add_argument("--learn", type=int, default=1500, help="training steps before both translate")
     models = ROOT / "build" / "joeynmt-models"
-    parser.add_argument("--models", type=Path, default=models, help="where what it learned is kept, and found again")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, for each side")
+    parser.add_argument("--models", type=Path, default=models, help="folder of trained models, which are reused")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads of each side")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
-    parser.add_argument("--quick", action="store_true", help="one short round, to see that all works; no numbers")
+    parser.add_argument("--quick", action="store_true", help="one short round as a smoke test, without numbers")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args(arguments)
     if options.quick:

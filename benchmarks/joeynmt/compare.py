@@ -136,7 +136,7 @@ def workers(settings: Settings, jobs: Mapping[Contender, dict[str, Any]]) -> Ite
 
 
 def jobs(settings: Settings, task: str, shape: str, symbols: int, files: Path) -> dict[Contender, dict[str, Any]]:
-    """Return what each worker is told."""
+    """Return the job of each worker."""
     common: dict[str, Any] = {"task": task, "shape": shape, "threads": settings.threads, "smoothing": SMOOTHING}
     common |= {"clip": CLIP, "decay": DECAY, "betas": BETAS, "rate": RATE}
     common |= {"beams": BEAMS, "alpha": ALPHA, "longest": LONGEST}
@@ -157,12 +157,12 @@ def in_turns(
     rows = {each: Row(each.name, worker.about["parameters"], units=units) for each, worker in found.items()}
     for number in range(settings.rounds + 1):
         for contender, worker in found.items():
-            told = worker.ask()
+            answer = worker.ask()
             if not number:
-                first[contender] = told
+                first[contender] = answer
             else:
-                rows[contender].seconds.append(told["seconds"])
-                settings.say(f"  round {number}: {contender.name} {told['seconds']:.1f} s")
+                rows[contender].seconds.append(answer["seconds"])
+                settings.say(f"  round {number}: {contender.name} {answer['seconds']:.1f} s")
     base = rows[settings.contenders[0]]
     for row in rows.values():
         row.speed = ratio(Timing(tuple(base.seconds), 1), Timing(tuple(row.seconds), 1))
@@ -192,7 +192,7 @@ def translation(settings: Settings, shape: str, data: prepare.Data) -> dict[str,
         agreed = _agreement(settings, found, data)
         settings.say(f"  log-probabilities differ by {agreed['difference']:.1e}, gradients by {agreed['gradient']:.1e}")
         rows, first = in_turns(settings, found, len(data.order))
-    written = {each: _numbers(each, told["written"], data) for each, told in first.items()}
+    written = {each: _numbers(each, answer["written"], data) for each, answer in first.items()}
     base = written[settings.contenders[0]]
     for contender, row in rows.items():
         row.bleu = _bleu(written[contender], data)
@@ -206,14 +206,14 @@ def translation(settings: Settings, shape: str, data: prepare.Data) -> dict[str,
 
 def _agreement(settings: Settings, found: Mapping[Contender, Worker], data: prepare.Data) -> dict[str, float]:
     """Return how far the log-probabilities of real steps, and the norm of the gradient, are from each other."""
-    batch, told, norms = data.batches.batch(0), {}, {}
+    batch, outputs, norms = data.batches.batch(0), {}, {}
     for contender, worker in found.items():
         if contender.precision == "float32":
             out = settings.folder / f"log-probabilities-{contender.side}.npy"
             norms[contender.side] = worker.ask("check", out=str(out))["norm"]
-            told[contender.side] = np.load(out)
+            outputs[contender.side] = np.load(out)
     there = (batch.target != 0).numpy()
-    difference = np.abs(told[OURS] - told[THEIRS][..., numbers(data.size)])[there].max()
+    difference = np.abs(outputs[OURS] - outputs[THEIRS][..., numbers(data.size)])[there].max()
     gradient = abs(norms[OURS] / norms[THEIRS] - 1)
     if not (difference < NEAR and gradient < NEAR):
         raise SystemExit(f"the models must be the same, but differ by {difference:.1e} and {gradient:.1e}")

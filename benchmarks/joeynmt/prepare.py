@@ -103,9 +103,9 @@ def learned(path: Path, shape: str, data: Data, steps: int, say: Callable[[str],
 
     By JoeyNMT's names they are in PATH-theirs.npz.
     """
-    told = Path(f"{path}.json")
-    if told.exists():
-        about: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    description = Path(f"{path}.json")
+    if description.exists():
+        about: dict[str, Any] = json.loads(description.read_text(encoding="utf-8"))
         if about["steps"] == steps:
             say(f"{shape}: learned before, {about}")
             return about
@@ -120,5 +120,5 @@ def learned(path: Path, shape: str, data: Data, steps: int, say: Callable[[str],
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(f"{path}-ours.npz", **state)
     np.savez(f"{path}-theirs.npz", **weights.theirs(SHAPES[shape].kind, state))
-    told.write_text(json.dumps(about), encoding="utf-8")  # last: what is there is whole
+    description.write_text(json.dumps(about), encoding="utf-8")  # last, as a mark that all is complete
     return about

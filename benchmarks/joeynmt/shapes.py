@@ -1,4 +1,4 @@
-"""The shapes of models, as each side is told of them, and how the symbols are numbered."""
+"""The shapes of models, as each side configures them, and the mapping between their symbols."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ SHAPES = {
 def numbers(size: int) -> np.ndarray:
     """Return JoeyNMT's number of each of regard's symbols, (size,).
 
-    JoeyNMT has a start mark beside the end mark. It takes the place of regard's last symbol, which no text has: so
-    there are as many symbols on both sides.
+    JoeyNMT has a start mark in addition to the end mark. It replaces regard's last symbol, which occurs in no text, so
+    both sides have the same number of symbols.
     """
     found = np.arange(size) + 1
     found[0], found[1], found[2], found[size - 1] = PAD, END, UNKNOWN, START

@@ -141,7 +141,7 @@ def main() -> None:
         turns.say(**about)
         data: Any = Given(turns, batches, model)
         manager.train_and_validate(train_data=data, valid_data=data)
-        raise SystemExit("training must go on until it is told to end, but ended")
+        raise SystemExit("JoeyNMT stopped training before the end of the measurement.")
     take(model, job["weights"])
     turns.say(**about)
     while True:

@@ -1,4 +1,4 @@
-"""The command ``regard``: its commands come from installed packages, and are imported when they are run."""
+"""The command ``regard``: installed packages provide its commands, which are imported when they run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from regard_cli.printing import printable
 
 #: The exit code after a keyboard interrupt.
 INTERRUPTED = 130
-#: What typer raises where something was typed wrong.
+#: Typer's exception for invalid arguments.
 _UsageError: Any = typer.BadParameter.__mro__[1]
-#: The entry point group in which packages name their commands: an object is ``(typer app, help of each command)``.
+#: The entry point group for commands; each entry point is ``(typer app, help of each command)``.
 GROUP = "regard.commands"
-#: Commands of packages that may not be installed, and what installs them.
+#: Commands of packages that may be missing, and how to install them.
 ELSEWHERE = dict.fromkeys(
     ("align", "caption", "classify", "compare", "demo", "embed", "evaluate", "fill-mask", "generate", "look", "plan",
      "pronounce", "train", "translate"),
@@ -39,9 +39,9 @@ class Source:
     Attributes
     ----------
     app : str
-        ``module:attribute`` of the typer app that it is part of.
+        ``module:attribute`` of the command's typer app.
     help : str
-        Its line in ``regard --help``.
+        The command's line in ``regard --help``.
     """
 
     app: str
@@ -50,7 +50,7 @@ class Source:
 
 @contextmanager
 def printable_usage() -> Iterator[None]:
-    """Let nothing that was typed give orders to a terminal when its error is shown."""
+    """Escape control characters in error messages that quote the arguments."""
     try:
         yield
     except _UsageError as error:
@@ -66,22 +66,22 @@ def sources() -> dict[str, Source]:
         try:
             app, helps = entry.load()
         except ImportError as error:
-            typer.echo(f"regard: the commands of {entry.name} are left out: {error}", err=True)
+            typer.echo(f"regard: skipped the commands of {entry.name}: {error}", err=True)
             continue
         found |= {name: Source(app, text) for name, text in helps.items()}
     return found
 
 
 class Commands(TyperGroup):
-    """All commands; what was typed wrong may be the name of somebody else's file, such as ``*`` stands for."""
+    """All commands. Errors quote arguments safely, which may be untrusted file names from a shell's ``*``."""
 
     def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse what stands before a command."""
+        """Parse the options before a command."""
         with printable_usage():
             return super().make_context(*given, **named)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse what stands behind a command, and run it; a keyboard interrupt is exit code 130 and no traceback."""
+        """Parse a command's arguments and run it; a keyboard interrupt exits with code 130, without a traceback."""
         try:
             with printable_usage():
                 return super().invoke(ctx)
@@ -91,7 +91,7 @@ class Commands(TyperGroup):
 
 
 class InstalledCommands(Commands):
-    """Commands by name, imported when one is run; their help lines are known without."""
+    """Commands by name, imported when they run; listing their help lines needs no import."""
 
     _listing = False
 
@@ -100,7 +100,7 @@ class InstalledCommands(Commands):
         return sorted(sources())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Return a command; while help is written, one that has nothing but its line."""
+        """Return a command; for a help listing, a stub with its help line."""
         source = sources().get(cmd_name)
         if source is None:
             return None
@@ -117,7 +117,7 @@ class InstalledCommands(Commands):
             super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return what was typed as a command."""
+        """Find the requested command, or suggest one with a similar name."""
         if args and args[0] not in sources() and args[0] in ELSEWHERE:
             text = f"regard: {args[0]} is a command of {ELSEWHERE[args[0]]}, which is not installed."
             typer.echo(text, err=True)
@@ -140,7 +140,7 @@ class InstalledCommands(Commands):
 
 app = typer.Typer(
     cls=InstalledCommands,
-    help="Attention as one function, and what it can learn.",
+    help="Attention: one function, many mechanisms, and tools around it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -159,4 +159,4 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Handle the options before a command."""

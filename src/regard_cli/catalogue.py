@@ -1,4 +1,4 @@
-"""``regard catalogue``: every mechanism, in the terminal, as JSON or as Markdown."""
+"""``regard catalogue``: print every mechanism as a table, JSON or Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard_cli.messages import Console, echo, fail
 
 
 def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
-    """Show the rows whose name or source contains one of the words; all of them without any."""
+    """Print the rows whose name or source contains one of the words; all rows if there are none."""
     if as_json and markdown:
         raise fail("catalogue: --json must not be given together with --markdown.")
     rows = catalogue()
@@ -22,7 +22,7 @@ def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
         wanted = [name.lower() for name in names]
         rows = Catalogue([row for row in rows if any(w in f"{row.name} {row.source}".lower() for w in wanted)])
         if not rows:
-            raise fail(f"catalogue: no mechanism or source is called {' or '.join(map(repr, names))}.")
+            raise fail(f"catalogue: no mechanism or source contains {' or '.join(map(repr, names))}.")
     if as_json:
         echo(rows.json())
     elif markdown:
@@ -33,8 +33,8 @@ def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
 
 def _show(rows: Catalogue) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # formulas have letters that not every terminal knows
-    console = Console(highlight=False, markup=False)  # formulas have brackets
+        sys.stdout.reconfigure(errors="replace")  # some terminals lack letters in formulas
+    console = Console(highlight=False, markup=False)  # brackets in formulas are not markup
     for module, heading in HEADINGS.items():
         some = [row for row in rows.table() if row["module"] == module]
         if not some:

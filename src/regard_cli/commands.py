@@ -1,11 +1,11 @@
-"""Where the commands of the library are defined, and what ``regard --help`` says of each."""
+"""The module that defines the library's commands, and their help lines."""
 
 COMMANDS = (
     "regard_cli.library:app",
     {
-        "catalogue": "List every mechanism: formula, source, learned parts, engines, cost.",
-        "regress": "Predict a column of a table from the others by kernel regression, and say how well that works.",
-        "view": "Show what a model attends to on a page, on this machine alone.",
-        "warmup": "Compile the CPU kernels now, so that no first call has to wait for them.",
+        "catalogue": "List every mechanism with formula, source, learned parts, engines and cost.",
+        "regress": "Predict a table column from the others by kernel regression, and report the accuracy.",
+        "view": "Show recorded attention on a local web page.",
+        "warmup": "Compile the CPU kernels ahead of the first call.",
     },
 )

@@ -1,6 +1,6 @@
-"""Messages of the command line: errors in one sentence, and text that every terminal can show.
+"""Messages of the command line: errors in one sentence, and text that is safe for any terminal.
 
-Whatever a command prints passes here, so that nothing in a file, a model or data can give orders to a terminal.
+All output passes through here, so that no control sequence from a file, a model or data reaches the terminal.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from typer.core import TyperCommand
 from regard._utils.errors import RegardWarning, rejection
 from regard_cli.printing import printable
 
-#: The exit code after wrong input.
+#: The exit code for invalid input.
 WRONG = 2
-#: Another process of a run died.
+#: The exit code if another process of a distributed run died.
 LOST = 1
-#: Control characters that lines of text are made of.
+#: Control characters that text may contain.
 _LAYOUT = "\n\t"
-#: What a message of the library begins with: the name of a function or class.
+#: The prefix of the library's messages: the name of a function or class.
 _LIBRARY = re.compile(r"^[A-Za-z_][\w.]*: ")
-#: What was typed.
+#: The running command and its arguments.
 _CONTEXT: ContextVar[typer.Context] = ContextVar("context")
 
 
 class Command(TyperCommand):
-    """A command that remembers what was typed, so that errors are in its words."""
+    """A command whose errors name its options instead of function arguments."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -50,14 +50,14 @@ class Command(TyperCommand):
             _CONTEXT.reset(token)
 
 
-_FULL = "memory is full: a smaller model, batch or length takes less"
+_FULL = "out of memory; use a smaller model, batch or length"
 
 
 class Console(rich.console.Console):
-    """A console on which texts cannot do more than its own styles."""
+    """A console that escapes control characters in texts."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text as it is shown: everything that is given as a str comes here."""
+        """Return a text for display; rich calls this for every str."""
         return super().render_str(printable(text, _LAYOUT), **options)
 
 
@@ -67,7 +67,7 @@ def echo(text: str = "", *, end: str = "\n") -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, whatever the text holds."""
+    """Print a line on stderr with control characters escaped."""
     typer.echo(printable(text), err=True)
 
 
@@ -79,23 +79,23 @@ def fail(message: str, code: int = WRONG) -> typer.Exit:
 
 @contextmanager
 def report_errors(package: str = "regard[cli]") -> Iterator[None]:
-    """Turn the errors that a user can cause into one sentence and exit code 2.
+    """Turn errors caused by the user into one sentence and exit code 2.
 
-    To be held around calls that check what the user gave, not around everything: elsewhere a ValueError is a bug.
+    Use it around calls that check the user's input, not around everything: elsewhere a ValueError is a bug.
 
     Parameters
     ----------
     package : str
-        What pip installs for all that the command needs.
+        The pip requirement that installs everything the command needs.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         raise fail(f"{error.name} is missing: pip install '{package}'") from None
-    except BrokenPipeError:  # nobody reads on: typer ends it without a word
+    except BrokenPipeError:  # typer exits silently
         raise
     except OSError as error:
-        if error.filename is None:  # a standard stream: all files are named
+        if error.filename is None:  # a standard stream; errors of files have a name
             raise
         raise fail(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror or error}") from None
     except (ValueError, MemoryError) as error:
@@ -113,7 +113,7 @@ def report_errors(package: str = "regard[cli]") -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """Return what an error says, in the words of the command: its name and its options, not functions' arguments."""
+    """Return an error's message with the names of the command and its options instead of function arguments."""
     rejected, context = rejection(error), _CONTEXT.get(None)
     if context is None:
         return str(error)
@@ -124,14 +124,14 @@ def sentence(error: BaseException) -> str:
 
 
 def _command_name(context: typer.Context) -> str:
-    """Return the first word behind ``regard``."""
+    """Return the first word after ``regard``."""
     while context.parent is not None and context.parent.parent is not None:
         context = context.parent  # type: ignore[assignment]
     return str(context.info_name)
 
 
 def _typed(context: typer.Context, argument: str) -> str:
-    """Return the option of a command that an argument of the library is, or an entry of a table of options."""
+    """Return the option of a command that sets an argument of the library, or its name in an options file."""
     flags: dict[str, str] = getattr(context.command.callback, "flags", {})
     name = flags.get(argument, argument)
     source = context.get_parameter_source(name)
@@ -150,7 +150,7 @@ def _typed(context: typer.Context, argument: str) -> str:
 
 @contextmanager
 def show_warnings() -> Iterator[None]:
-    """Show warnings of the library as notes, without the line of code that they come from."""
+    """Show warnings of the library as notes, without their source line."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
         if isinstance(message, RegardWarning):
@@ -166,13 +166,13 @@ def show_warnings() -> Iterator[None]:
 
 
 def require(package: str) -> None:
-    """Raise ModuleNotFoundError now, rather than after minutes of work, if an optional package is missing."""
+    """Raise ModuleNotFoundError early if an optional package is missing, not after minutes of work."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def require_writable(*paths: Path | None, picture: Path | None = None) -> None:
-    """Raise now, rather than after minutes of work, if a file cannot be there, or a picture not be of its name."""
+    """Raise early if a file cannot be written or a picture has an unknown suffix, not after minutes of work."""
     if picture is not None:
         from regard.inspect._view.plots import checked_format
 

@@ -1,24 +1,24 @@
-"""Text from a file, a model or data, as a terminal may be given it."""
+"""Make text from a file, a model or data safe for a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
 
-#: Unicode categories that a terminal obeys rather than shows: control characters, line and paragraph separators, and
-#: halves of surrogate pairs, which no encoding has.
-_OBEYED = ("Cc", "Zl", "Zp", "Cs")
-#: What makes a line read in another order than it is written: embeddings, overrides and isolates of direction.
+#: Unicode categories that a terminal interprets: control characters, line and paragraph separators; and surrogates,
+#: which cannot be encoded.
+_CONTROLS = ("Cc", "Zl", "Zp", "Cs")
+#: Characters that change the reading direction: embeddings, overrides and isolates.
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Return a text with escapes, as JSON writes them, for what a terminal would obey instead of showing it.
+    r"""Return a text with JSON escapes for characters that a terminal would interpret.
 
     Parameters
     ----------
     text : str
     keep : str
-        Characters that stay, such as ``"\n\t"``.
+        Characters to keep, such as ``"\n\t"``.
 
     Examples
     --------
@@ -27,8 +27,8 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each in keep or not _is_obeyed(each) else f"\\u{ord(each):04x}" for each in text)
+    return "".join(each if each in keep or not _is_control(each) else f"\\u{ord(each):04x}" for each in text)
 
 
-def _is_obeyed(character: str) -> bool:
-    return unicodedata.category(character) in _OBEYED or character in _DIRECTIONS
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in _CONTROLS or character in _DIRECTIONS

@@ -7,24 +7,22 @@ import signal
 import sys
 from typing import Any
 
-#: What says how long a thread of OpenMP waits for its next task before it sleeps, and what the command says: spinning
-#: for ever loses most of the speed on a machine that is busy with something else, and sleeping at once a third of it
-#: on one that is not.
+#: Environment variables for how long an idle OpenMP thread spins before it sleeps, and our default. Endless spinning
+#: loses most of the speed on a busy machine; sleeping at once loses a third of it on an idle one.
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _SPINS = "20000"
 
 
 def prepare() -> None:
-    """Let the command end in one sentence where torch cannot be imported: without a working directory, or interrupted.
+    """Make the command exit with one sentence if the import of torch fails or is interrupted.
 
-    oneMKL, which torch brings along, ends the process where the working directory was removed; and a keyboard
-    interrupt anywhere among thousands of imports is a traceback of no use. OpenMP reads what it is to do while it is
-    loaded with torch.
+    oneMKL, a dependency of torch, kills the process if the current directory was removed, and a keyboard interrupt
+    during thousands of imports prints a useless traceback. OpenMP reads its environment when torch loads it.
     """
     try:
-        os.getcwd()  # noqa: PTH109 - Path.cwd() is the same, and says less
+        os.getcwd()  # noqa: PTH109 - pathlib would import more modules
     except FileNotFoundError:
-        sys.stderr.write("regard: the working directory must exist, got one that was removed.\n")
+        sys.stderr.write("regard: the current directory no longer exists. Change to another one.\n")
         sys.exit(2)
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = _SPINS
@@ -33,7 +31,7 @@ def prepare() -> None:
 
 
 def finish() -> None:
-    """Let a keyboard interrupt be an exception again: everything is imported."""
+    """Restore KeyboardInterrupt once everything is imported."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

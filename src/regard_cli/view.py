@@ -1,4 +1,4 @@
-"""``regard view``: the page of one record or two, served to this machine alone."""
+"""``regard view``: serve the page of one or two records on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard_cli.messages import echo, note, report_errors
 
 
 def run(files: Sequence[Path], *, port: int, browser: bool, batch: int) -> None:
-    """Serve the page of records until somebody interrupts it."""
+    """Serve the page of records until a keyboard interrupt."""
     with report_errors():
         records = [Record.load(file) for file in files]
         for record, file in zip(records, files):
@@ -22,10 +22,10 @@ def run(files: Sequence[Path], *, port: int, browser: bool, batch: int) -> None:
 
 
 def serve(records: Sequence[Record], *, port: int = 0, browser: bool = False, batch: int = 0) -> None:
-    """Serve the page of records, and say where it is."""
+    """Serve the page of records, and print its address."""
     with PageServer(describe_page(records, batch=batch), port) as server:
         echo(server.address)
-        note("regard: only this machine can open it; Ctrl-C ends it")
+        note("regard: only this machine can open the page; press Ctrl-C to stop")
         if browser:
             webbrowser.open(server.address)
         try:

@@ -1,4 +1,4 @@
-"""``regard warmup``: compile the CPU kernels before somebody waits for them."""
+"""``regard warmup``: compile the CPU kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from regard_cli.messages import Console, fail
 
 
 def run(*, every: bool) -> None:
-    """Compile all kernels for float32, and for float64 too where ``every`` is set."""
+    """Compile all kernels for float32, and with ``every`` also for float64."""
     folder = kernel_cache.folder()
     if folder is None:
-        raise fail("warmup: the cache folder cannot be written; REGARD_CACHE_DIR names another.")
+        raise fail("warmup: the cache folder is not writable; set REGARD_CACHE_DIR to another folder.")
     dtypes = (torch.float32, torch.float64) if every else (torch.float32,)
     wanted = [Target(name, dtype) for dtype, name in product(dtypes, KERNELS.names())]
     missing = [each for each in wanted if not KERNELS.is_cached(each.name, each.dtype)]
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{len(wanted) - len(missing)} of {len(wanted)} kernels are compiled already, in {folder}.")
+    console.print(f"{len(wanted) - len(missing)} of {len(wanted)} kernels are already compiled in {folder}.")
     if not missing:
         return
     began, failed = time.monotonic(), []

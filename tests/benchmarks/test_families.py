@@ -143,9 +143,9 @@ def test_what_is_captured_of_a_class(family: str, name: str, verdict: str) -> No
 def test_a_wrong_matrix_is_different_and_a_missing_one_must_be_told() -> None:
     right, other = (torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(i)).softmax(-1) for i in (0, 1))
     judge = captured.judged
-    assert judge([right], [], [right], told=False, coverage="").verdict == "recorded"
-    assert judge([right], [], [right * 0.5], told=False, coverage="").verdict == "recorded"  # a sink took half
-    assert judge([right], [], [other], told=True, coverage="").verdict == "different"
-    assert judge([right, other], [], [right], told=False, coverage="").verdict == "different"
-    assert judge([right, other], [], [right], told=True, coverage="").verdict == "reported"
-    assert judge([], [], [], told=False, coverage="").verdict == "no attention"
+    assert judge([right], [], [right], warned=False, coverage="").verdict == "recorded"
+    assert judge([right], [], [right * 0.5], warned=False, coverage="").verdict == "recorded"  # a sink took half
+    assert judge([right], [], [other], warned=True, coverage="").verdict == "different"
+    assert judge([right, other], [], [right], warned=False, coverage="").verdict == "different"
+    assert judge([right, other], [], [right], warned=True, coverage="").verdict == "reported"
+    assert judge([], [], [], warned=False, coverage="").verdict == "no attention"

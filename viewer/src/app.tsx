@@ -19,14 +19,14 @@ const LISTED = 8;
 
 const KEYS: [string, string][] = [
   ["arrows", "move the pinned query, or the view"],
-  ["+ −", "zoom; 0 shows all of it"],
-  ["[ ]", "the head before, the next one"],
-  ["{ }", "the layer before, the next one"],
-  ["/", "search a token; Enter goes to the next"],
-  ["s", "the next scale"],
+  ["+ −", "zoom; 0 fits the whole matrix"],
+  ["[ ]", "previous or next head"],
+  ["{ }", "previous or next layer"],
+  ["/", "search for a token; Enter finds the next match"],
+  ["s", "next scale"],
   ["h", "hide special tokens and sinks"],
-  ["d", "dark or light"],
-  ["e E", "save the view as PNG, as SVG"],
+  ["d", "dark mode on or off"],
+  ["e E", "save the view as PNG or SVG"],
   ["Escape", "unpin"],
 ];
 
@@ -69,7 +69,7 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
     return () => void (current = false);
   }, [chosen, compared, matrixOf]);
 
-  // Layers one after the other, so that what somebody looks at meanwhile is not behind all of them.
+  // Load layers one after the other, so that requests for visible data do not wait for all of them.
   const ready = matrices !== null;
   useEffect(() => {
     let current = true;
@@ -173,9 +173,9 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
   const spoken = (cell: Cell): string => {
     const [query, token] = [queries.tokens[cell.row] ?? "", keys.tokens[cell.col] ?? ""].map(label);
     const said = first && cell.row < first.rows && cell.col < first.cols ? first.weight(cell.row, cell.col) : 0;
-    const told = (weight: number): string => (Number.isNaN(weight) ? "not among the largest" : weight.toPrecision(4));
-    const second = !first?.signed && same && matrices ? ` and ${told(matrices.all[1].weight(cell.row, cell.col))}` : "";
-    return `${query} (${cell.row}) → ${token} (${cell.col}): ${told(said)}${second}`;
+    const text = (weight: number): string => (Number.isNaN(weight) ? "not among the largest" : weight.toPrecision(4));
+    const second = !first?.signed && same && matrices ? ` and ${text(matrices.all[1].weight(cell.row, cell.col))}` : "";
+    return `${query} (${cell.row}) → ${token} (${cell.col}): ${text(said)}${second}`;
   };
   const largest = useMemo(() => {
     if (!values) return [];
@@ -193,7 +193,7 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
           <label>
             Scale{" "}
             <select aria-label="Scale" value={scale} onChange={(event) => setScale(event.currentTarget.value as Scale)}>
-              {Object.entries(SCALES).map(([value, told]) => <option key={value} value={value}>{told}</option>)}
+              {Object.entries(SCALES).map(([value, text]) => <option key={value} value={value}>{text}</option>)}
             </select>
           </label>
           {page.heads.length > 1 && (
@@ -209,17 +209,17 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
           {same && (
             <label><input type="checkbox" checked={subtract} onChange={() => setSubtract(!subtract)} /> Difference</label>
           )}
-          <label title="Special tokens, and the key that most queries put most of their attention on">
+          <label title="Special tokens, and the key that receives most of the attention">
             <input type="checkbox" checked={bare} onChange={() => setBare(!bare)} /> Hide sinks
           </label>
-          <input ref={searched} type="search" placeholder="Search a token" aria-label="Search a token" value={search}
+          <input ref={searched} type="search" placeholder="Search for a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />
           {search && <span class="count">{matches.size}</span>}
           <button type="button" onClick={() => savePng(live(), name)}>PNG</button>
           <button type="button" onClick={() => saveSvg(live(), name)}>SVG</button>
-          <button type="button" aria-label="Dark or light" onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>◐</button>
-          <button type="button" aria-label="Keys" aria-expanded={help} onClick={() => setHelp(!help)}>?</button>
+          <button type="button" aria-label="Dark mode" onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>◐</button>
+          <button type="button" aria-label="Keyboard shortcuts" aria-expanded={help} onClick={() => setHelp(!help)}>?</button>
         </div>
       </header>
       {help && (
@@ -235,7 +235,7 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
           {shownMatrices.map(({ matrix, head: of }, at) => (
             <Plot key={at} matrix={matrix} queries={page.texts[page.layers[of.layer].queries]}
               keys={page.texts[page.layers[of.layer].keys]} camera={camera} look={look}
-              title={subtract && same ? `${headTitle(page, head)} less ${headTitle(page, other!)}` : plotTitle(page, of)}
+              title={subtract && same ? `${headTitle(page, head)} minus ${headTitle(page, other!)}` : plotTitle(page, of)}
               pinned={row} hovered={hovered} marked={matches} onHover={setHovered}
               onPin={(cell) => pin(cell.row === pinned ? null : cell.row)} onView={(view) => void (views.current[at] = view)} />
           ))}
@@ -251,8 +251,8 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
             <Reading {...plain} heading="Text" text={keys} values={values} hidden={hidden} pinned={asked} onPin={pinToken} />
           ) : (
             <>
-              <Reading {...plain} heading={layer.kind === "picture" ? "Written" : "Queries"} text={queries} values={null} hidden={null} pinned={asked} onPin={pinToken} />
-              <Reading {...plain} heading={layer.kind === "picture" ? "Read" : "Keys"} text={keys} values={values} hidden={hidden} pinned={null} onPin={null} />
+              <Reading {...plain} heading={layer.kind === "picture" ? "Output" : "Queries"} text={queries} values={null} hidden={null} pinned={asked} onPin={pinToken} />
+              <Reading {...plain} heading={layer.kind === "picture" ? "Input" : "Keys"} text={keys} values={values} hidden={hidden} pinned={null} onPin={null} />
             </>
           )}
         </div>

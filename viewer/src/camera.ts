@@ -14,13 +14,13 @@ export class Camera {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Show all of it; and, as long as nobody has moved it, again whenever sizes change. */
+  /** Fit the whole matrix; repeat when sizes change until the user moves the view. */
   fit(rows: number, cols: number, width: number, height: number): void {
     this.scale = Math.min(width / cols, height / rows, 56);
     this.x = 0;
     this.y = 0;
     this.#fitted = true;
-    this.#tell();
+    this.#notify();
   }
 
   refit(rows: number, cols: number, width: number, height: number): void {
@@ -31,7 +31,7 @@ export class Camera {
     this.x += dx;
     this.y += dy;
     this.#fitted = false;
-    this.#tell();
+    this.#notify();
   }
 
   /** Zoom so that what is at (x, y) stays there. */
@@ -41,12 +41,12 @@ export class Camera {
     this.y = y - ((y - this.y) * scale) / this.scale;
     this.scale = scale;
     this.#fitted = false;
-    this.#tell();
+    this.#notify();
   }
 
   /** Move just as far as needed to have a cell in view, if not everything is. */
   reveal(row: number, col: number | null, width: number, height: number): void {
-    if (this.#fitted) return this.#tell();
+    if (this.#fitted) return this.#notify();
     const inside = (at: number, room: number): number => {
       const margin = Math.min(room / 4, 60);
       return at < margin ? margin - at : at > room - margin ? room - margin - at : 0;
@@ -54,10 +54,10 @@ export class Camera {
     const dy = inside(this.y + (row + 0.5) * this.scale, height);
     const dx = col === null ? 0 : inside(this.x + (col + 0.5) * this.scale, width);
     if (dx || dy) this.pan(dx, dy);
-    else this.#tell();
+    else this.#notify();
   }
 
-  #tell(): void {
+  #notify(): void {
     for (const listener of this.#listeners) listener();
   }
 }

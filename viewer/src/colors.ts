@@ -1,9 +1,9 @@
-// What colour a weight has: palettes that stay in order of lightness for every kind of colour vision.
+// Colours of weights: palettes with monotonic lightness for every kind of colour vision.
 
 export type Scale = "absolute" | "row" | "log";
 export const SCALES: Record<Scale, string> = {
   absolute: "weight, 0 to 1",
-  row: "share of its row’s largest",
+  row: "relative to row maximum",
   log: "logarithm, 0.0001 to 1",
 };
 /** Decades that the logarithmic scale shows. */

@@ -40,8 +40,8 @@ export function Heads({ page, overviews, theme, chosen, compared, onChoose, onCo
         <label>
           Order{" "}
           <select aria-label="Order of heads" value={order} onChange={(event) => setOrder(event.currentTarget.value as "entropy")}>
-            <option value="layer">as they are</option>
-            <option value="entropy">sharpest first</option>
+            <option value="layer">by layer</option>
+            <option value="entropy">lowest entropy first</option>
           </select>
         </label>
       )}

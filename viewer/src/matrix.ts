@@ -1,4 +1,4 @@
-// The weights of one head, computed where somebody looks: single ones, rows, and tiles at any zoom.
+// The weights of one head, computed on demand: single ones, rows, and tiles at any zoom.
 
 import { DECODED, type Fetch, floats, integers } from "./blocks";
 import type { Overviews } from "./overview";
@@ -23,7 +23,7 @@ export interface Matrix {
   readonly sinks: Set<number>;
   /** Whether tiles of cells of 2^level × 2^level are there without products. */
   pooled(level: number): boolean;
-  /** Largest values of cells 2^level on a side, TILE × TILE, in steps, so that nobody waits. */
+  /** Largest values of cells 2^level on a side, TILE × TILE, in steps, to keep the page responsive. */
   tile(level: number, down: number, across: number, bare: boolean): Generator<void, Float32Array>;
 }
 
@@ -221,7 +221,7 @@ function fillPooled(
   for (let i = 0; i < codes.length; i++) out[i] = DECODED[codes[i]];
 }
 
-/** One matrix less another of the same shape. */
+/** The difference of two matrices of the same shape. */
 export class Difference implements Matrix {
   readonly rows: number;
   readonly cols: number;

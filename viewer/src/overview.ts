@@ -1,4 +1,4 @@
-// What is known of a layer's heads before somebody looks at one.
+// An overview of a layer's heads.
 
 import { type Fetch, floats, integers } from "./blocks";
 import type { Page } from "./schema";

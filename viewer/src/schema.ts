@@ -38,7 +38,7 @@ export interface Head {
   pooled: { size: number; blocks: number; sinks: number } | null;
 }
 
-/** Weights exp(score − lse), computed where somebody looks. */
+/** Weights exp(score − lse), computed on demand. */
 export interface Products {
   kind: "products";
   query: number;

@@ -17,12 +17,12 @@ from regard import masks
 from regard.regression._sums.evaluator import Evaluator, Plan
 from regard.regression._sums.smoother import Estimate, Smoother
 
-# A progress bar for whoever asked for one -----------------------------------------------------------------------------
+# Progress bars --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def progress(verbose: int, what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar while the block runs; what it yields is called with steps done and a word about how it stands."""
+    """Show a progress bar while the block runs; yield a function that takes the steps done and a short note."""
     if not verbose:
         yield _silent
         return
@@ -31,7 +31,7 @@ def progress(verbose: int, what: str, total: int | None) -> Iterator[Callable[[i
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
                TextColumn("{task.fields[note]}"))  # fmt: skip
-    # As text in notebooks, too: for a widget rich needs ipywidgets, and without it warns at each step.
+    # Use text in notebooks too: without ipywidgets, rich warns at each step.
     with Progress(*columns, console=Console(stderr=True, force_jupyter=False)) as bars:
         task = bars.add_task(what, total=total, note="")
 
@@ -44,33 +44,33 @@ def progress(verbose: int, what: str, total: int | None) -> Iterator[Callable[[i
 
 
 def _silent(steps: int, note: str = "") -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 # Select a bandwidth: by rules of thumb, or by the least leave-one-out error, searched or learned by gradient ----------
 
 
-#: Bandwidths of the first look, per factor of ten, and points that it leaves out at most.
-STEPS, LOOK = 5, 2048
-#: The widest, in spreads of the data.
+#: Bandwidths per factor of ten on the coarse grid, and the most points to leave out on it.
+STEPS, COARSE = 5, 2048
+#: The widest bandwidth, in spreads of the data.
 WIDEST = 10.0
-#: Minima of the first look that are searched, and how exactly, as a share of the bandwidth.
-SEARCHED, EXACT = 3, 1e-3
-#: How much the error rises, as a factor, between two minima of a look at few points that are both searched.
+#: The number of minima of the coarse grid to refine, and the relative precision of the result.
+REFINED, EXACT = 3, 1e-3
+#: Two minima on a subsample are both refined if the error between them is higher by this factor.
 DEEP = 1.01
-#: How much closer a search looks in each round, and where the error jumps, as that of compact kernels does.
+#: The factor by which each round shortens the step; the second is for compact kernels, whose error is not smooth.
 CLOSER, CLOSER_JUMPY = 8, 2
-#: Bandwidths that share a look at tiles.
-LOOKED = 4
-#: Points that are predicted by tiles before a gradient is taken.
+#: How many bandwidths share one pass over the tiles.
+SHARING = 4
+#: The most points predicted by tiles per backward pass.
 GRAPH = 1 << 14
-#: How far a learned bandwidth may go from where it began, as a factor.
+#: The largest factor between the initial and a learned bandwidth.
 FAR = 1e3
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The leave-one-out error at some bandwidths: narrow to wide after a search, in the order tried after learning.
+    """The leave-one-out error at several bandwidths: sorted after a search, in order of iterations after learning.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Curve:
 
 
 def rule_of_thumb(rule: str, count: float, width: int) -> float:
-    """Return the bandwidth in spreads that a rule gives ``count`` points of ``width`` features.
+    """Return the bandwidth of a rule of thumb for ``count`` points with ``width`` features, in spreads of the data.
 
     Scott's: ``n^(−1/(d+4))``; Silverman's: ``(n (d+2) / 4)^(−1/(d+4))``.
 
@@ -103,28 +103,28 @@ class LeaveOneOut:
     ----------
     smoother : Smoother
     nearest : bool
-        A point that nobody else reaches is predicted by its nearest neighbour's target; else by the mean of the others.
+        Predict a point without any other in reach by its nearest neighbour's target instead of the mean of the others.
     evaluator : Evaluator
-        Chooses the method; of the smoother's points.
+        Chooses the method for the smoother's points.
     rows : Tensor (R,), int64, optional
-        The points that are left out, one at a time; all by default.
+        The points to leave out, one at a time; all by default.
     """
 
     def __init__(self, smoother: Smoother, nearest: bool, evaluator: Evaluator, rows: Tensor | None = None) -> None:
         self._double, self.nearest, self.evaluator = smoother, nearest, evaluator
-        # What all pairs are compared in.
+        # The dtype for sums over all pairs.
         self.smoother = smoother = smoother if smoother.order else smoother.to(evaluator.dtype)
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
-        # The mask of all points at once holds no tensor, so that later calls find all that it means to an engine.
+        # The mask for all points at once holds no tensor, so engines can reuse its plan in later calls.
         self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
         weight = smoother.point_weights()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
     def predict(self, bandwidth: Tensor, rows: Tensor, plan: Plan) -> Estimate:
-        """Return the predictions of points ``rows`` (r,) from the others, for a bandwidth per feature (n_features,).
+        """Return leave-one-out predictions of points ``rows`` (r,) for a bandwidth per feature (n_features,).
 
-        Those that nobody reaches are marked, and have what stands in for it. Several bandwidths (W, n_features) are
-        multiples of one, and all that is returned begins with W.
+        Points without any other in reach are marked in ``reached`` and get a fallback. Several bandwidths
+        (W, n_features) must be multiples of one; results then have a leading dimension W.
         """
         query = self.smoother.key[rows]
         if plan.method == "exact":
@@ -135,28 +135,28 @@ class LeaveOneOut:
             own, width = self._double.key[rows], bandwidth.to(self._double.key.dtype)
             found = self.evaluator.estimate(self._double, own, width, rows, plan=plan)
             found = replace(found, mean=found.mean.to(query.dtype))
-        lost = ~found.reached
-        if not bool(lost.any()):
+        unreached = ~found.reached
+        if not bool(unreached.any()):
             return found
-        some = lost.reshape(-1, len(rows)).any(0)
+        some = unreached.reshape(-1, len(rows)).any(0)
         target, own = self.smoother.target, rows[some]
-        stand_in = torch.zeros_like(target[rows])
+        fallback = torch.zeros_like(target[rows])
         if self.nearest:
             unit = bandwidth.detach().reshape(-1, bandwidth.shape[-1])[0]
             near = self.evaluator.nearest(self._double, self._double.key[own], unit.to(self._double.key), own)
-            stand_in[some] = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
+            fallback[some] = torch.where((near >= 0)[:, None], target[near.clamp(min=0)], 0.0)
         else:
             weight = self.smoother.point_weights()
             rest = (weight.sum() - weight[own]).clamp(min=torch.finfo(weight.dtype).tiny)
-            stand_in[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
-        return Estimate(torch.where(lost[..., None], stand_in, found.mean), found.reached)
+            fallback[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
+        return Estimate(torch.where(unreached[..., None], fallback, found.mean), found.reached)
 
     def _plan(self, bandwidth: Tensor) -> Plan:
         """Return how all rows are to be predicted."""
         return self.evaluator.choose(self._double, len(self.rows), bandwidth.detach().to(self._double.key))
 
     def _parts(self, bandwidth: Tensor, plan: Plan) -> int:
-        """Return how many rows are predicted at once."""
+        """Return how many rows to predict at once."""
         if plan.method == "exact":
             return self.smoother.rows_at_once
         return GRAPH if plan.method == "tiles" and bandwidth.requires_grad else len(self.rows)
@@ -168,9 +168,9 @@ class LeaveOneOut:
         return Estimate.cat([self.predict(bandwidth, rows, plan) for rows in parts])
 
     def error(self, bandwidth: Tensor, plan: Plan | None = None) -> Tensor:
-        """Return the mean squared error, each point counted by its weight; its gradient too, where that is wanted.
+        """Return the mean squared error, weighted by point; differentiable with respect to the bandwidth.
 
-        Of several bandwidths (W, n_features), multiples of one, with the plan that they share: (W,).
+        For several bandwidths (W, n_features), which must be multiples of one and share a plan, it has shape (W,).
         """
         plan = plan or self._plan(bandwidth)
         total = bandwidth.new_zeros(bandwidth.shape[:-1])
@@ -187,11 +187,11 @@ class LeaveOneOut:
 
     @torch.no_grad()
     def errors(self, bandwidths: Tensor) -> Iterator[float]:
-        """Yield the error of each of several bandwidths (W, n_features), multiples of one.
+        """Yield the error of each of several bandwidths (W, n_features), which must be multiples of one.
 
-        Bandwidths next to each other share calls where few points are compared, and looks at tiles.
+        Adjacent bandwidths share calls if there are few points, and passes over tiles.
         """
-        together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": LOOKED, "nufft": 1}
+        together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": SHARING, "nufft": 1}
         planned = [(self._plan(each), each) for each in bandwidths.to(self.smoother.key)]
         for method, some in groupby(planned, key=lambda each: each[0].method):
             group = list(some)
@@ -203,16 +203,16 @@ class LeaveOneOut:
 
 @dataclass
 class ParabolaSearch:
-    """Search a minimum of a function of an integer, three places at a time, around the vertex of a parabola.
+    """Minimize a function of an integer by parabolas through three places at a time.
 
     Attributes
     ----------
     low, high : int
         The minimum lies between them.
     center, step : int
-        The next places are ``center`` and those a ``step`` away on both sides; without a step the search is over.
+        The next places are ``center`` and those a ``step`` away on both sides; a step of 0 ends the search.
     closer : int
-        The factor by which a step becomes shorter once the vertex lies among the places.
+        The factor by which the step shrinks once the vertex lies among the places.
     """
 
     low: int
@@ -223,11 +223,11 @@ class ParabolaSearch:
 
     @property
     def places(self) -> list[int]:
-        """The places at which the function's values are wanted."""
+        """The places to evaluate next."""
         return [min(max(self.center + way * self.step, self.low), self.high) for way in (-1, 0, 1)]
 
     def advance(self, value: dict[int, float]) -> None:
-        """Move to the vertex of the parabola through the places, and come closer where it lies among them."""
+        """Move to the vertex of the parabola through the places, and shorten the step if it lies among them."""
         left, middle, right = self.places
         vertex = min((middle, left, right), key=lambda place: value[place])
         inside = vertex == middle
@@ -246,11 +246,11 @@ class ParabolaSearch:
         self.center = min(max(vertex, self.low), self.high)
 
 
-def search_bandwidth(loo: LeaveOneOut, look: LeaveOneOut | None, unit: Tensor, verbose: int) -> tuple[Tensor, Curve]:
-    """Return the multiple of ``unit`` (n_features,) with the least leave-one-out error, and the errors that were seen.
+def search_bandwidth(loo: LeaveOneOut, coarse: LeaveOneOut | None, unit: Tensor, verbose: int) -> tuple[Tensor, Curve]:
+    """Return the multiple of ``unit`` (n_features,) with the least leave-one-out error, and all errors computed.
 
-    There may be several minima: bandwidths a factor apart are looked at first, by ``look`` if it is given, which leaves
-    out fewer points than ``loo``. The lowest few minima among them are then searched side by side.
+    The error may have several minima, so a coarse logarithmic grid comes first, evaluated by ``coarse`` (which leaves
+    out fewer points) if given. The lowest few minima on the grid are then refined in parallel.
     """
     count = len(loo.smoother.key)
     narrow = 0.25 * min(rule_of_thumb("scott", count, len(unit)), count ** (-1 / len(unit)))
@@ -260,11 +260,11 @@ def search_bandwidth(loo: LeaveOneOut, look: LeaveOneOut | None, unit: Tensor, v
     closer = CLOSER_JUMPY if loo.smoother.kernel.form.compact else CLOSER
 
     def bandwidths(places: list[int]) -> Tensor:
-        """Return those so many steps of ``EXACT`` wider than the narrowest."""
+        """Return the bandwidths this many steps of ``EXACT`` wider than the narrowest."""
         return narrow * torch.exp(EXACT * torch.tensor(places).to(unit))[:, None] * unit
 
     seen: dict[int, float] = {}
-    first = seen if look is None else {}
+    first = seen if coarse is None else {}
     with progress(verbose, "bandwidth", None) as report:
 
         def measure(by: LeaveOneOut, errors: dict[int, float], places: Iterable[int]) -> None:
@@ -273,19 +273,19 @@ def search_bandwidth(loo: LeaveOneOut, look: LeaveOneOut | None, unit: Tensor, v
                 errors[place] = error
                 report(1, f"error {min(errors.values()):.4g}")
 
-        measure(look or loo, first, grid)
+        measure(coarse or loo, first, grid)
         padded = [math.inf, *(first[place] for place in grid), math.inf]
         minima = [i for i in range(len(grid)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
-        # The lowest of few points may lie beside the lowest of all, which a search then goes on to.
-        reach = 1 if look is None else intervals
+        # The minimum on a subsample may differ from that on all points, so the search may move further.
+        reach = 1 if coarse is None else intervals
         starts: list[int] = []
         for i in sorted(minima, key=lambda i: padded[i + 1]):
             between = [padded[min(i, other) + 1 : max(i, other) + 2] for other in starts]
-            if look is None or all(max(each) > DEEP * padded[i + 1] for each in between):
+            if coarse is None or all(max(each) > DEEP * padded[i + 1] for each in between):
                 starts.append(i)
         searches = [
             ParabolaSearch(grid[max(i - reach, 0)], grid[min(i + reach, intervals)], grid[i], spacing, closer)
-            for i in starts[:SEARCHED]
+            for i in starts[:REFINED]
         ]
         for search in searches:
             search.advance(first)
@@ -305,12 +305,12 @@ def learn_bandwidths(
 ) -> tuple[Tensor, int, Curve]:
     """Return a bandwidth for each feature by gradient descent (L-BFGS) on the leave-one-out error.
 
-    It ends when an iteration gains less than a share ``tol`` of the error, or after ``max_iter`` iterations; what is
-    returned is the best that was seen, with the number of iterations.
+    It stops when an iteration reduces the error by less than a share ``tol``, or after ``max_iter`` iterations. Returns
+    the best bandwidths, the number of iterations, and the error of each step.
     """
-    unit = float(loo.error(begin)) or 1.0  # the search measures its gains against 1
+    unit = float(loo.error(begin)) or 1.0  # L-BFGS compares improvements with 1
     best = (unit, begin)
-    gone = [(begin.double().cpu().numpy(), unit)]
+    trace = [(begin.double().cpu().numpy(), unit)]
 
     def step(logs: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best
@@ -318,7 +318,7 @@ def learn_bandwidths(
         error = loo.error(log_width.exp())
         (slope,) = torch.autograd.grad(error, log_width)
         value = float(error.detach())
-        gone.append((np.exp(logs), value))
+        trace.append((np.exp(logs), value))
         if value < best[0]:
             best = (value, log_width.detach().exp())
         return value / unit, torch.nan_to_num(slope).double().cpu().numpy() / unit
@@ -330,5 +330,5 @@ def learn_bandwidths(
             step, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iter, "ftol": tol},
             callback=lambda _: report(1, f"error {best[0]:.4g}"),
         )  # fmt: skip
-    curve = Curve(np.stack([widths for widths, _ in gone]), np.array([error for _, error in gone]))
+    curve = Curve(np.stack([widths for widths, _ in trace]), np.array([error for _, error in trace]))
     return best[1], max(int(found.nit), 1), curve

@@ -46,17 +46,17 @@ class AttendedPoints(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """One prediction, and the points that made it; ``print`` shows a table.
+    """A prediction and the training points behind it; ``print`` shows a table.
 
     Attributes
     ----------
     prediction : object
-        What was predicted: a number, an array or a label.
+        A number, an array or a label.
     rows : list of dict
         For each point, the most important first: ``index`` (row of the training data), ``weight``, ``target``,
         ``distance`` (in bandwidths) and its features by name.
     share : float
-        The part of all weight (of absolute values, where some are negative) that these points have.
+        The share of these points in the total weight (of absolute values if some are negative).
     effective : float
         The effective number of points, ``1 / Σ α²`` of the kernel's weights.
     """
@@ -98,10 +98,10 @@ def _short(value: Any) -> str:
 
 
 class KernelEstimator(TrainingPoints):
-    """An estimator that weighs its training data by a kernel; subclasses say what the targets and predictions are."""
+    """An estimator that weights its training data by a kernel; subclasses define the targets and predictions."""
 
     def _display_target(self, row: int) -> Any:
-        """Return the target of a training row as users know it."""
+        """Return the target of a training row as passed to ``fit``."""
         raise NotImplementedError
 
     def predict(self, X: Any) -> Any:
@@ -114,17 +114,18 @@ class KernelEstimator(TrainingPoints):
 
     @torch.no_grad()
     def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the averages (n, M), and the targets' standard deviations about them where they are asked for."""
+        """Return the averages (n, M), and with ``spread`` the standard deviations of the targets about them."""
         check_is_fitted(self)
         smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = self._evaluate(smoother, query, bandwidth, spread)
         mean = found.mean.double().cpu().numpy() + self._center
-        lost = ~found.reached
-        if bool(lost.any()):
-            mean[lost.cpu().numpy()] = self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
+        unreached = ~found.reached
+        if bool(unreached.any()):
+            fallback = self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
+            mean[unreached.cpu().numpy()] = fallback
         beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
-        self._warn_of_extrapolation(beyond, lost)
+        self._warn_of_extrapolation(beyond, unreached)
         mean = mean.astype(self._result_dtype())
         if found.variance is None:
             return mean, None
@@ -132,29 +133,29 @@ class KernelEstimator(TrainingPoints):
         return mean, deviation.cpu().numpy().astype(self._result_dtype())
 
     def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool = False) -> Estimate:
-        """Return the estimate at queries (L, C) by the method asked for."""
+        """Return the estimate at queries (L, C) by the chosen method."""
         peak = smoother.kernel.form is smoother.kernel.distance_score
         with progress(self.verbose, "predicting", len(query)) as report:
             return self._evaluator.estimate(smoother, query, bandwidth, spread=spread, peak=peak, report=report)
 
     @property
     def plan_(self) -> Plan | None:
-        """How the last predictions were made: method, why, the bound on their errors, memory; None before any."""
+        """How the last predictions were computed: method, reason, error bound, memory; None before the first."""
         check_is_fitted(self)
         return self._evaluator.plan
 
     def _result_dtype(self) -> np.dtype:
         return np.dtype(str(self._dtype).removeprefix("torch."))
 
-    def _warn_of_extrapolation(self, beyond: Tensor, lost: Tensor) -> None:
-        """Say once how many queries lie beyond the training data, but for those that ``empty`` was set for."""
-        nearest = int(lost.sum()) if self.empty == "nearest" else 0
-        count = int(beyond.sum() - lost.sum()) + nearest
+    def _warn_of_extrapolation(self, beyond: Tensor, unreached: Tensor) -> None:
+        """Warn once with the number of queries beyond the training data, except those that ``empty`` handles."""
+        nearest = int(unreached.sum()) if self.empty == "nearest" else 0
+        count = int(beyond.sum() - unreached.sum()) + nearest
         if not count:
             return
         text = f"{count} of {len(beyond)} queries lie beyond the reach of the training data and are extrapolated"
         if nearest:
-            text += f"; {nearest} of them get the nearest point's target (empty= says what else they may get)"
+            text += f"; {nearest} of them get the target of the nearest training point (empty= sets another fallback)"
         text += ". extrapolates(X) says which."
         warnings.warn(f"{type(self).__name__}: {text}", ExtrapolationWarning, stacklevel=caller_stacklevel())
 
@@ -162,11 +163,12 @@ class KernelEstimator(TrainingPoints):
     def extrapolates(self, X: Any) -> Any:
         """Return which rows lie beyond the reach of the training data, so that predictions there are extrapolated.
 
-        A row is, if its nearest training point lies further than the kernel reaches: where a compact kernel ends, and
-        where the weight of the others is 1 % of that at no distance, 3 bandwidths for the Gaussian. No bandwidth counts
-        as wider than a third of its feature's standard deviation: however wide, nothing is known of where no point
-        lies. Where training points themselves lie further apart, as with many features, a row must lie √2 times as far
-        as 95 % of them do from their nearest neighbour. A row with a category that no training point has always does.
+        A row lies beyond if its nearest training point is further away than the kernel reaches: the support of a
+        compact kernel; for others, the distance at which the weight falls to 1 % (3 bandwidths for the Gaussian). For
+        this purpose a bandwidth counts as at most a third of its feature's standard deviation, because a wide kernel
+        adds no information in a region without data. If training points are themselves further apart, as with many
+        features, a row must lie √2 times as far as 95 % of them do from their nearest neighbour. A row with a category
+        that is not in the training data is always beyond.
 
         Parameters
         ----------
@@ -187,42 +189,42 @@ class KernelEstimator(TrainingPoints):
         smoother = replace(self._smoother(double=True), order=0)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         plan = self._evaluator.choose(smoother, len(query), bandwidth)
-        if plan.method != "nufft":  # which has transformed all targets
+        if plan.method != "nufft":  # NUFFT has already transformed all targets
             smoother = replace(smoother, target=smoother.target[:, :1])
         peak = smoother.kernel.form is smoother.kernel.distance_score
         found = self._evaluator.estimate(smoother, query, bandwidth, peak=peak, plan=plan)
         beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
         return like_input(X, beyond.cpu().numpy())
 
-    def _fallback_predictions(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
-        """Return what queries get that no point reaches."""
+    def _fallback_predictions(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
+        """Return the predictions for queries without any training point in reach, ``count`` being all queries."""
         if self.empty == "raise":
-            got = f"{len(lost)} of {count} queries beyond the reach of every training point"
+            got = f"{len(query)} of {count} queries beyond the reach of every training point"
             raise rejected(type(self).__name__, "X", "lie within the kernel's reach (empty='raise')", got)
         if self.empty == "nan":
-            return np.full((len(lost), len(self._center)), np.nan)
+            return np.full((len(query), len(self._center)), np.nan)
         if self.empty == "mean":
-            return np.broadcast_to(self._center, (len(lost), len(self._center)))
-        nearest = self._evaluator.nearest(smoother, lost, bandwidth).cpu().numpy()
+            return np.broadcast_to(self._center, (len(query), len(self._center)))
+        nearest = self._evaluator.nearest(smoother, query, bandwidth).cpu().numpy()
         return np.where((nearest >= 0)[:, None], self._targets()[nearest], self._center)
 
     @torch.no_grad()
     def attention(self, X: Any, topk: int = 10) -> AttendedPoints:
-        """Return the training points that made each prediction, with their weights.
+        """Return the training points with the largest weights in each prediction.
 
         Parameters
         ----------
         X : array-like (n, n_features)
         topk : int, default 10
-            How many points; fewer where there are not so many.
+            The number of points, at most that of the training data.
 
         Returns
         -------
         AttendedPoints
             ``weights`` (n, topk) and ``indices`` (n, topk), rows of the training data in the order of ``fit`` and
-            ``partial_fit``; weight 0 and index −1 where there are fewer points, as for a query that none reaches (NaN
-            with ``empty="nan"``; with "nearest" that one has all the weight). With ``order=1`` a prediction is a sum
-            with weights that may be negative; the largest in size come first.
+            ``partial_fit``, padded with weight 0 and index −1. A query without any point in reach has only padding (NaN
+            with ``empty="nan"``; with "nearest" the nearest point has weight 1). With ``order=1`` weights may be
+            negative; those largest in absolute value come first.
         """
         check_is_fitted(self)
         k = min(size(self, "topk", topk), len(self._X))
@@ -238,13 +240,13 @@ class KernelEstimator(TrainingPoints):
         else:
             weights, indices = smoother.top_k(query, bandwidth, k)
             indices = torch.where(weights > 0, indices, -1)
-        lost = (indices < 0).all(1)
-        if bool(lost.any()) and self.empty == "nearest":
-            indices[lost, 0], weights[lost, 0] = smoother.nearest(query[lost], bandwidth), 1.0
+        unreached = (indices < 0).all(1)
+        if bool(unreached.any()) and self.empty == "nearest":
+            indices[unreached, 0], weights[unreached, 0] = smoother.nearest(query[unreached], bandwidth), 1.0
         elif self.empty == "nan":
-            weights[lost] = torch.nan
-        elif self.empty == "raise" and bool(lost.any()):
-            self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
+            weights[unreached] = torch.nan
+        elif self.empty == "raise" and bool(unreached.any()):
+            self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
         places = indices.cpu().numpy()
         own = np.where(places < 0, -1, self._rows[places])
         return AttendedPoints(like_input(X, weights.cpu().numpy()), like_input(X, own))
@@ -260,8 +262,8 @@ class KernelEstimator(TrainingPoints):
         Returns
         -------
         ndarray (n, n_train)
-            Of all rows given to ``fit`` and ``partial_fit``, in their order; each row sums to 1. Their products with
-            the targets are the predictions. Materialized: :meth:`attention` needs no such memory.
+            For all rows passed to ``fit`` and ``partial_fit``, in their order; each row sums to 1. ``weights(X) @ y``
+            are the predictions. The matrix is materialized; :meth:`attention` needs less memory.
         """
         check_is_fitted(self)
         smoother = self._smoother()
@@ -271,27 +273,27 @@ class KernelEstimator(TrainingPoints):
         for effective in smoother.effective_weights(query, bandwidth):
             found[done : done + len(effective), self._rows] = effective.cpu().numpy()
             done += len(effective)
-        lost = ~found.any(1)
-        if lost.any():
-            far = query[torch.from_numpy(lost).to(query.device)]
-            found[lost] = self._fallback_weights(smoother, far, bandwidth, len(query))
+        unreached = ~found.any(1)
+        if unreached.any():
+            far = query[torch.from_numpy(unreached).to(query.device)]
+            found[unreached] = self._fallback_weights(smoother, far, bandwidth, len(query))
         return like_input(X, found)
 
-    def _fallback_weights(self, smoother: Smoother, lost: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
-        found = np.zeros((len(lost), self._count))
+    def _fallback_weights(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, count: int) -> np.ndarray:
+        found = np.zeros((len(query), self._count))
         if self.empty == "raise":
-            self._fallback_predictions(smoother, lost, bandwidth, count)
+            self._fallback_predictions(smoother, query, bandwidth, count)
         elif self.empty == "nan":
             found[:] = np.nan
         elif self.empty == "mean":
             found[:, self._rows] = 1.0 if self._weight is None else self._weight
             found /= found.sum(1, keepdims=True)
         elif self.empty == "nearest":
-            found[np.arange(len(lost)), self._rows[smoother.nearest(lost, bandwidth).cpu().numpy()]] = 1.0
+            found[np.arange(len(query)), self._rows[smoother.nearest(query, bandwidth).cpu().numpy()]] = 1.0
         return found
 
     def explain(self, x: Any, topk: int = 10) -> Explanation:
-        """Return the training points that made one prediction, as a small table.
+        """Return the training points with the largest weights in one prediction, as a small table.
 
         Parameters
         ----------
@@ -307,7 +309,7 @@ class KernelEstimator(TrainingPoints):
             x = x.to_frame().T.infer_objects()  # a row of a pandas frame
         one = x if getattr(x, "ndim", None) == 2 else np.atleast_2d(np.asarray(as_array(x)))
         if len(one) != 1:
-            raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} of them")
+            raise rejected(type(self).__name__, "x", "be one row", f"{len(one)} rows")
         found = self.attention(one, topk)
         with torch.no_grad():
             smoother = self._smoother()
@@ -324,7 +326,7 @@ class KernelEstimator(TrainingPoints):
                 gap = gaps[place]
                 distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
                 values = [self._columns.decode(i, value) for i, value in enumerate(self._X[place].tolist())]
-                features = {_apart(name): value for name, value in zip(names, values)}
+                features = {_column_name(name): value for name, value in zip(names, values)}
                 target = self._display_target(place)
                 row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
                 rows.append(row | features)
@@ -333,46 +335,46 @@ class KernelEstimator(TrainingPoints):
 
     @torch.no_grad()
     def _left_out_averages(self) -> np.ndarray:
-        """Return the averages of the points kept, each from all the others (n, M); NaN where ``empty`` says so."""
+        """Return leave-one-out averages of the stored points (n, M)."""
         smoother = self._smoother(double=True)
         loo = LeaveOneOut(smoother, self.empty == "nearest", self._evaluator)
         found = loo.predictions(self._bandwidth(smoother))
         mean = found.mean.double().cpu().numpy() + self._center
-        lost = int((~found.reached).sum())
-        if lost and self.empty == "raise":
-            name, what = type(self).__name__, f"{lost} of {len(mean)} that no other reaches"
+        unreached = int((~found.reached).sum())
+        if unreached and self.empty == "raise":
+            name, what = type(self).__name__, f"{unreached} of {len(mean)} without a neighbour in reach"
             raise ValueError(f"{name}: training points must lie within each other's reach (empty='raise'), got {what}.")
-        if lost and self.empty == "nan":
+        if unreached and self.empty == "nan":
             mean[(~found.reached).cpu().numpy()] = np.nan
         return mean
 
     @torch.no_grad()
     def loo_error(self, bandwidth: Any = None) -> float:
-        """Return the mean squared error of predicting each training point from all the others.
+        """Return the leave-one-out mean squared error.
 
         Parameters
         ----------
         bandwidth : float or array-like (n_features,), optional
-            That of the fit where it is not given.
+            That of the fit by default.
 
         Returns
         -------
         float
-            The mean over points (each counted by its weight) and outputs; for a classifier the mean over classes of
-            the squared error of the probabilities. A point that no other reaches is predicted by its nearest
-            neighbour, or unless ``empty="nearest"`` by the mean of the others.
+            The mean over points (weighted) and outputs; for a classifier, the mean over classes of the squared error of
+            the probabilities. A point without any other in reach is predicted by its nearest neighbour with
+            ``empty="nearest"``, otherwise by the mean of the others.
         """
         check_is_fitted(self)
         name = type(self).__name__
         given = self.bandwidth_ if bandwidth is None else validate_bandwidth(name, bandwidth, self.n_features_in_)
         if isinstance(given, str):
-            raise rejected(name, "bandwidth", "be a number here, or one for each feature", repr(given))
+            raise rejected(name, "bandwidth", "be a number, or one for each feature", repr(given))
         smoother, evaluator = self._points_to_leave_out()
         error = LeaveOneOut(smoother, self.empty == "nearest", evaluator).error(as_tensor(given))
         self._evaluator.plan = evaluator.plan
         return float(error)
 
 
-def _apart(name: str) -> str:
-    """Return a feature's name as a column next to those that every explanation has."""
+def _column_name(name: str) -> str:
+    """Return a feature's column name in an explanation, distinct from the fixed columns."""
     return f"feature {name}" if name in ("index", "weight", "target", "distance") else str(name)

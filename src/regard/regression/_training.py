@@ -1,4 +1,4 @@
-"""Training points as estimators keep them: parameters checked, a bandwidth chosen, extrapolation noticed."""
+"""The training points of an estimator: parameter checks, bandwidth selection and extrapolation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from regard._utils.constraints import Integer, Number, OneOf, size
 from regard._utils.errors import RegardWarning, described, rejected
 from regard.engines.fused.morton import morton_order
-from regard.regression._bandwidth import LOOK, LeaveOneOut, learn_bandwidths, rule_of_thumb, search_bandwidth
+from regard.regression._bandwidth import COARSE, LeaveOneOut, learn_bandwidths, rule_of_thumb, search_bandwidth
 from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
 from regard.regression._sums.smoother import Estimate, Kernel, Smoother, resolve_kernel
@@ -35,7 +35,7 @@ CHOSEN = ("loo", "learned")
 
 
 def as_array(X: Any) -> Any:
-    """Return a tensor's numbers as a NumPy array, and everything else as it is."""
+    """Return a tensor as a NumPy array, and everything else unchanged."""
     if isinstance(X, Tensor):
         X = X.detach().cpu()
         return X.float().numpy() if X.dtype == torch.bfloat16 else X.numpy()
@@ -43,13 +43,13 @@ def as_array(X: Any) -> Any:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Return an array as a tensor, without a copy where nobody forbids to write to it."""
+    """Return an array as a tensor, with a copy only if the array is read-only."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def resolve_device(function: str, device: Any) -> torch.device:
-    """Return the device asked for, the CPU by default; raise where there is none of this name here."""
-    expected = "be the name of a device that torch has here, such as 'cpu' or 'cuda'"
+    """Return the requested device, the CPU by default; raise if it is not available."""
+    expected = "be the name of an available torch device, such as 'cpu' or 'cuda'"
     try:
         found = torch.device("cpu" if device is None else device)
         torch.empty(0, device=found)
@@ -59,12 +59,12 @@ def resolve_device(function: str, device: Any) -> torch.device:
 
 
 def like_input(X: Any, array: np.ndarray) -> Any:
-    """Return an array as a tensor on the device of X where that is a tensor, and as it is elsewhere."""
+    """Return an array as a tensor on the device of X if X is a tensor, otherwise unchanged."""
     return torch.from_numpy(array).to(X.device) if isinstance(X, Tensor) else array
 
 
 def resolve_dtype(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
-    """Return the dtype to calculate in: the one asked for, or that of X."""
+    """Return the dtype for computations: the requested one, or that of X."""
     if dtype is None:
         return torch.float32 if X.dtype == np.float32 else torch.float64
     expected = "be 'float32', 'float64' or None"
@@ -79,7 +79,7 @@ def resolve_dtype(function: str, dtype: Any, X: np.ndarray) -> torch.dtype:
 
 
 def validate_bandwidth(function: str, bandwidth: Any, width: int) -> np.ndarray | str:
-    """Return a bandwidth for each of ``width`` features, or the name of the way to choose it; else raise."""
+    """Return a bandwidth for each of ``width`` features, or the name of a selection rule."""
     ways = (*RULES, *CHOSEN)
     expected = f"be a positive number, {width} of them, or one of {', '.join(map(repr, ways))}"
     if isinstance(bandwidth, str):
@@ -107,40 +107,40 @@ def _has_bool(bandwidth: Any) -> bool:
 # Detect extrapolation: queries that lie too far from every training point ---------------------------------------------
 
 
-#: Where training points lie further apart: how many of them have a nearer neighbour, and how much further a query is.
+#: For sparse data: this share of training points have a nearer neighbour, and a query must be further by this factor.
 USUAL, FURTHER = 0.95, math.sqrt(2)
-#: No bandwidth counts as wider than this share of the one that has its feature's spread.
+#: The widest bandwidth that counts, as a share of the feature's spread.
 WIDEST = 1 / 3
-#: Training points whose nearest neighbours are looked for.
-LOOKED_AT = 512
-#: Points among which their neighbours are looked for first.
-SOME = 1 << 14
-#: Cells that may be held.
+#: How many training points to find nearest neighbours of.
+PROBES = 512
+#: The size of the subsample to search first.
+SUBSAMPLE = 1 << 14
+#: The most cells to allocate.
 CELLS = 1 << 28
 
 
 class ExtrapolationWarning(RegardWarning):
-    """Some of the rows to predict at lie beyond the training data."""
+    """Some rows to predict lie beyond the training data."""
 
 
 @dataclass(frozen=True)
 class DataSupport:
-    """The region in which predictions rest on training points.
+    """The region in which predictions are supported by training points.
 
-    A query is beyond reach if the nearest training point lies further than the kernel's radius, in bandwidths: that is
-    where the weight is 1 % of that at no distance, or 0 for a kernel that ends there. No bandwidth counts as wider than
-    a third of its feature's spread: however wide, nothing is known of where no point lies. And where training points
-    themselves lie further apart, as with many features, a query must lie √2 times as far as 95 % of them do from their
-    nearest neighbour. A category that no training point has is always beyond.
+    A query lies beyond it if the nearest training point is further away than the kernel's radius in bandwidths: where
+    the weight falls to 1 %, or to 0 for a compact kernel. A bandwidth counts as at most a third of its feature's
+    spread, because a wide kernel adds no information in a region without data. If training points are themselves
+    further apart, as with many features, a query must lie √2 times as far as 95 % of them do from their nearest
+    neighbour. A category that is not in the training data is always beyond.
 
     Attributes
     ----------
     narrow : ndarray (n_features,)
-        The bandwidths that count.
+        The bandwidths used here.
     as_given : bool
-        Whether these are all those of the kernel.
+        Whether these are the bandwidths of the kernel.
     least : float
-        Where a query is beyond: minus half the square of a distance, or minus a Manhattan distance.
+        The threshold: minus half the square of a distance, or minus a Manhattan distance.
     """
 
     narrow: np.ndarray
@@ -149,20 +149,20 @@ class DataSupport:
 
     @classmethod
     def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray, evaluator: Evaluator) -> DataSupport:
-        """Return the reach of the training points; ``spread`` (n_features,) is the bandwidth as wide as a feature."""
+        """Return the support of the training points; ``spread`` (n_features,) is the bandwidth equal to the spread."""
         kernel = smoother.kernel
         narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)
         least = -kernel.radius if kernel.form.manhattan else -(kernel.radius**2) / 2
         found = cls(narrow, not kernel.flat and bool((bandwidth <= narrow).all()), least)
         if found._weights_suffice(smoother) or len(smoother.key) < 2:
             return found
-        rows = torch.linspace(0, len(smoother.key) - 1, min(LOOKED_AT, len(smoother.key)), dtype=torch.float64).long()
+        rows = torch.linspace(0, len(smoother.key) - 1, min(PROBES, len(smoother.key)), dtype=torch.float64).long()
         rows = rows.to(smoother.key.device)
         times = FURTHER if kernel.form.manhattan else FURTHER**2
         unit = torch.from_numpy(narrow).to(smoother.key)
-        if len(smoother.key) > SOME + LOOKED_AT:
-            # If their nearest neighbours among some of the points are near enough, so are those among all.
-            some = torch.linspace(0, len(smoother.key) - 1, SOME + LOOKED_AT, dtype=torch.float64).long()
+        if len(smoother.key) > SUBSAMPLE + PROBES:
+            # If the nearest neighbours in a subsample are near enough, so are those among all points.
+            some = torch.linspace(0, len(smoother.key) - 1, SUBSAMPLE + PROBES, dtype=torch.float64).long()
             some = some.to(rows.device)[~torch.isin(some.to(rows.device), rows)]
             sample = replace(smoother, key=smoother.key[some], target=smoother.target[some], weight=None)
             apart = float(sample.closeness(smoother.key[rows], unit).double().quantile(1 - USUAL))
@@ -172,33 +172,33 @@ class DataSupport:
         return cls(narrow, found.as_given, min(least, times * apart))
 
     def extrapolates(self, smoother: Smoother, query: Tensor, found: Estimate, evaluator: Evaluator) -> Tensor:
-        """Return whether queries (L, C), of which this much was found, lie beyond it (L,)."""
+        """Return which queries (L, C) with these estimates lie beyond the support (L,)."""
         nowhere = ~found.reached | smoother.features.unseen(query)
         if self._weights_suffice(smoother):
             return nowhere
         if self.as_given and found.peak is not None:
             return (found.peak < self.least) | nowhere
         narrow = torch.from_numpy(self.narrow).to(query)
-        # Few queries lie in a cell that has no point, and these alone are compared with points.
+        # Compare only the queries in cells without a training point; usually these are few.
         far = torch.nonzero(~self._shares_cell(smoother, query))[:, 0]
         near = evaluator.closeness(smoother, query[far], narrow) >= self.least
         return nowhere.index_put((far,), ~near | nowhere[far])
 
     def _weights_suffice(self, smoother: Smoother) -> bool:
-        """Return whether it is enough to know which queries have a point of any weight."""
+        """Return whether a query is supported exactly if any point has a weight."""
         return self.as_given and smoother.kernel.form.compact
 
     def _shares_cell(self, smoother: Smoother, query: Tensor) -> Tensor:
-        """Return which queries are in a cell with a point, where all are near enough to each other (L,).
+        """Return which queries are certainly supported because they share a cell with a training point (L,).
 
-        Of many queries and many points alone: none elsewhere.
+        Used only for many pairs of queries and points; otherwise all are False.
         """
         C, N = query.shape[1], len(smoother.key)
         if float(len(query)) * N <= FEW_PAIRS:
             return torch.zeros(len(query), dtype=torch.bool, device=query.device)
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan
-        # A little smaller than it may be, so that rounding counts nobody in.
+        # Slightly smaller cells, so that rounding never marks an unsupported query.
         edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
         low, high = smoother.key.amin(0), smoother.key.amax(0)
         sizes = ((high - low) / edge).double().floor() + 1
@@ -223,7 +223,7 @@ class DataSupport:
 
 
 class TrainingPoints(BaseEstimator):
-    """An estimator that keeps its training data and chooses a bandwidth; subclasses say what the targets are."""
+    """An estimator that keeps its training data and chooses a bandwidth; subclasses define the targets."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class TrainingPoints(BaseEstimator):
         return 0
 
     def _targets(self) -> np.ndarray:
-        """Return what is averaged (n, M), float64."""
+        """Return the targets to average (n, M), float64."""
         raise NotImplementedError
 
     # Training data.
@@ -288,7 +288,7 @@ class TrainingPoints(BaseEstimator):
         return name
 
     def _store_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
-        """Store points; those of weight 0 are left out."""
+        """Store the training points with a positive weight."""
         rows = np.arange(len(X))
         weight = None
         if sample_weight is not None:
@@ -299,7 +299,7 @@ class TrainingPoints(BaseEstimator):
         self._count = len(X)
 
     def _append_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
-        """Add points to those that are there."""
+        """Add training points."""
         before = self._X, self._y, self._weight, self._rows, self._count
         self._store_points(X, y, sample_weight)
         old_X, old_y, old_weight, old_rows, old_count = before
@@ -317,7 +317,7 @@ class TrainingPoints(BaseEstimator):
         return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
 
     def _prepare(self, rechoose: bool = True) -> Self:
-        """Make coordinates of the points kept, and choose the bandwidth unless a costly one is to stay."""
+        """Compute coordinates of the stored points, and choose the bandwidth unless a searched one should stay."""
         name = self._validate_parameters()
         kernel = resolve_kernel(name, self.kernel)
         kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
@@ -327,18 +327,18 @@ class TrainingPoints(BaseEstimator):
         self._dtype = resolve_dtype(name, self.dtype, self._X)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
-        asked = validate_bandwidth(name, self.bandwidth, self.n_features_in_)
+        given = validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         self._residuals: np.ndarray | None = None
         self._left_out: np.ndarray | None = None
         for stale in ("loo_error_", "loo_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
         unit = self._features.spread(coordinates, self._weight) * kernel.canonical_factor(coordinates.shape[1])
-        if isinstance(asked, str):
-            if rechoose or asked in RULES or not hasattr(self, "bandwidth_"):
-                self._select_bandwidth(name, kernel, asked, unit)
+        if isinstance(given, str):
+            if rechoose or given in RULES or not hasattr(self, "bandwidth_"):
+                self._select_bandwidth(name, kernel, given, unit)
         else:
-            self.bandwidth_ = asked
+            self.bandwidth_ = given
             self.n_iter_ = 1
         with torch.no_grad():
             smoother = self._smoother(double=True)
@@ -346,7 +346,7 @@ class TrainingPoints(BaseEstimator):
             self._evaluator.prepare(smoother, self._bandwidth(smoother))
         plan = self._evaluator.plan
         if self.method == "nufft" and plan is not None and plan.method != "nufft":
-            text = f"{name}: {plan.reason}, so sums are {plan.method} although method='nufft'. plan_ says more."
+            text = f"{name}: {plan.reason}, so sums are {plan.method} despite method='nufft'. See plan_."
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
         return self
 
@@ -354,7 +354,7 @@ class TrainingPoints(BaseEstimator):
         return Evaluator(name, self.method, resolve_rtol(name, self.rtol, self._dtype), self._dtype)
 
     def _points_to_leave_out(self) -> tuple[Smoother, Evaluator]:
-        """Return the points in the order in which all pairs of them are compared fastest, and who evaluates them."""
+        """Return the points in the fastest order for comparing all pairs, and their evaluator."""
         name = type(self).__name__
         if resolve_kernel(name, self.kernel).form.compact:
             return self._smoother(in_order=True, double=True), self._new_evaluator(name)
@@ -362,19 +362,19 @@ class TrainingPoints(BaseEstimator):
 
     def _select_bandwidth(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
         if way == "learned" and not kernel.learnable:
-            expected = "be fixed, by rule or 'loo' where the kernel's weights do not change smoothly with it"
+            expected = "be a number, a rule of thumb or 'loo' for a kernel without a gradient"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
         self.n_iter_ = 1
         if way in RULES and math.isinf(kernel.form.variance(len(unit))):
             expected = "be fixed, 'loo' or 'learned' where the kernel has no variance by which to scale a rule"
             raise rejected(name, "bandwidth", expected, f"{way!r} with kernel={self.kernel!r}")
         if way in RULES:
-            # A weight counts repetitions, as elsewhere in scikit-learn.
+            # Weights count repetitions, as elsewhere in scikit-learn.
             size = float(len(self._X) if self._weight is None else self._weight.sum())
             if self._weight is not None and size < len(self._X) and (self._weight < 1).all():
                 warnings.warn(
-                    f"{name}: sample_weight counts repetitions, and sums to {size:.3g} for {len(self._X)} rows; "
-                    f"bandwidth={way!r} is chosen for so few. Give weights that average 1, or another bandwidth.",
+                    f"{name}: sample_weight counts repetitions and sums to {size:.3g} for {len(self._X)} rows; "
+                    f"bandwidth={way!r} assumes that few points. Pass weights that average 1, or another bandwidth.",
                     RegardWarning,
                     stacklevel=caller_stacklevel(),
                 )
@@ -386,9 +386,9 @@ class TrainingPoints(BaseEstimator):
         rows = self._subsample(len(self._X), self.subsample)
         nearest = self.empty == "nearest"
         loo = LeaveOneOut(smoother, nearest, evaluator, rows)
-        some = self._subsample(len(self._X), LOOK) if rows is None else None
-        look = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
-        begin, self.loo_curve_ = search_bandwidth(loo, look, torch.from_numpy(unit), self.verbose)
+        some = self._subsample(len(self._X), COARSE) if rows is None else None
+        coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
+        begin, self.loo_curve_ = search_bandwidth(loo, coarse, torch.from_numpy(unit), self.verbose)
         if way == "learned":
             begin, self.n_iter_, self.loo_curve_ = learn_bandwidths(
                 loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
@@ -400,7 +400,7 @@ class TrainingPoints(BaseEstimator):
         return hasattr(self, "bandwidth_")
 
     def _subsample(self, count: int, most: int | None) -> Tensor | None:
-        """Return at most so many rows, drawn at random; None for all."""
+        """Return a random sample of at most ``most`` rows; None for all."""
         if most is None or most >= count:
             return None
         drawn = check_random_state(self.random_state).choice(count, most, replace=False)
@@ -413,14 +413,14 @@ class TrainingPoints(BaseEstimator):
         return as_tensor(self.bandwidth_).to(smoother.key)
 
     def _smoother(self, in_order: bool = False, double: bool = False) -> Smoother:
-        """Return the points on the device.
+        """Return a smoother of the points on the device.
 
-        For kernels of short reach ``in_order``, so that neighbours are together; in float64 with ``double``, where
-        another method than "exact" may run.
+        ``in_order`` sorts neighbours together, for compact kernels. ``double`` uses float64 if a method other than
+        "exact" may run.
         """
         kernel = resolve_kernel(type(self).__name__, self.kernel)
         order = self._order
-        # Sums of products cancel too much for float32.
+        # Local lines and some methods suffer from cancellation in float32.
         place = self._device()
         double = double and place.type == "cpu" and self._evaluator.needs_double(len(self._X))
         dtype = torch.float64 if order or double else self._dtype
@@ -435,7 +435,7 @@ class TrainingPoints(BaseEstimator):
 
 
 def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Method decorator: what raises, a keyboard interrupt included, leaves the estimator as it was."""
+    """Method decorator: restore the estimator's state after any exception, including a keyboard interrupt."""
 
     @wraps(method)
     def guarded(self: TrainingPoints, *arguments: Any, **options: Any) -> Any:
@@ -452,7 +452,7 @@ def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def caller_stacklevel() -> int:
-    """Return the level of the caller's caller that is no code of this package, nor of what stands around it."""
+    """Return the stack level of the nearest caller outside this package and torch, for warnings."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):
         frame, level = frame.f_back, level + 1
@@ -460,5 +460,5 @@ def caller_stacklevel() -> int:
 
 
 def curve_order(key: Tensor) -> Tensor:
-    """Return the places of points (N, C) along a curve on which neighbours are together."""
+    """Return an order of points (N, C) along a space-filling curve, which keeps neighbours together."""
     return morton_order(key[None, None], key[None, None])[1][0, 0]

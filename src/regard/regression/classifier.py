@@ -23,16 +23,16 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     Parameters
     ----------
     kernel, bandwidth, metric, max_iter, tol, subsample, random_state, method, rtol, engine, device, dtype, verbose
-        As :class:`NadarayaWatsonRegressor` has them; the leave-one-out error is the Brier score.
+        As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
-        What a query gets that no training point reaches: the nearest one's class (with a warning that counts such
-        queries), the classes' shares of the training data, NaN probabilities, or an error.
+        What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
+        warning that counts such queries), the class frequencies of the training data, NaN probabilities, or an error.
 
     Attributes
     ----------
     classes_ : ndarray (n_classes,)
     bandwidth_, loo_error_, loo_curve_, n_iter_, n_features_in_, feature_names_in_
-        As :class:`NadarayaWatsonRegressor` has them.
+        As in :class:`NadarayaWatsonRegressor`.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         y : array-like (n,)
             Labels.
         sample_weight : array-like (n,), optional
-            How often each point counts; points of weight 0 are left out.
+            How often each point counts; points of weight 0 are ignored.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         X : array-like (n, n_features)
         y : array-like (n,)
         classes : array-like (n_classes,), optional
-            All classes there will be; for the first call, where its labels are not all of them.
+            All classes of all calls; needed if the first call does not contain each of them.
         sample_weight : array-like (n,), optional
 
         Returns
@@ -122,13 +122,13 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         first = not hasattr(self, "_X")
         X, y = self._validate_data(X, y, reset=first)
         check_classification_targets(y)
-        known = np.unique(y if classes is None else as_array(classes)) if first else self.classes_
-        if not first and classes is not None and not np.array_equal(np.unique(classes), known):
-            raise rejected(type(self).__name__, "classes", f"be those of the first call, {known}", classes)
-        codes = np.searchsorted(known, y).clip(max=len(known) - 1)
-        if unknown := np.unique(y[known[codes] != y]).tolist():
-            raise rejected(type(self).__name__, "y", f"be labels of the first call, {known}", unknown)
-        self.classes_ = known
+        labels = np.unique(y if classes is None else as_array(classes)) if first else self.classes_
+        if not first and classes is not None and not np.array_equal(np.unique(classes), labels):
+            raise rejected(type(self).__name__, "classes", f"be those of the first call, {labels}", classes)
+        codes = np.searchsorted(labels, y).clip(max=len(labels) - 1)
+        if unknown := np.unique(y[labels[codes] != y]).tolist():
+            raise rejected(type(self).__name__, "y", f"be labels of the first call, {labels}", unknown)
+        self.classes_ = labels
         (self._store_points if first else self._append_points)(X, codes, sample_weight)
         return self._prepare(rechoose=False)
 
@@ -164,13 +164,13 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             With ``empty="nan"``, if a query has no probabilities.
         """
         shares = self._estimate(X)[0]
-        if lost := int(np.isnan(shares).any(1).sum()):
-            expected = "lie within the kernel's reach (with empty='nan' there is no label elsewhere)"
-            raise rejected(type(self).__name__, "X", expected, f"{lost} of {len(shares)} queries beyond it")
+        if unreached := int(np.isnan(shares).any(1).sum()):
+            expected = "lie within the kernel's reach (empty='nan' gives no label beyond it)"
+            raise rejected(type(self).__name__, "X", expected, f"{unreached} of {len(shares)} queries beyond it")
         return self.classes_[shares.argmax(1)]
 
     def loo_predict_proba(self) -> np.ndarray:
-        """Return the probability of each class at each training point by all the others, (n, n_classes).
+        """Return leave-one-out class probabilities of the training points, (n, n_classes).
 
         Rows of weight 0 are NaN.
         """
@@ -181,9 +181,9 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         return found
 
     def loo_predict(self) -> np.ndarray:
-        """Return the most probable class of each training point by all the others, (n,).
+        """Return the leave-one-out class of each training point, (n,).
 
-        Rows of weight 0 get the class that is most frequent.
+        Rows of weight 0 get the most frequent class.
         """
         shares = self.loo_predict_proba()
         return self.classes_[np.where(np.isnan(shares).any(1, keepdims=True), self._center, shares).argmax(1)]

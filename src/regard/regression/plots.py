@@ -1,4 +1,4 @@
-"""Pictures of an estimator: its curve, its weights, and its error over bandwidths."""
+"""Plots of an estimator: its predictions, its weights, and its error over bandwidths."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from regard.regression._base import KernelEstimator
 from regard.regression._training import ExtrapolationWarning, as_array
 from regard.regression.classifier import NadarayaWatsonClassifier
 
-#: Training points that are drawn at most, and queries of a heat map.
+#: The most training points drawn, and the queries of a heat map.
 POINTS, QUERIES = 2000, 100
-#: The factors of the bandwidth that a curve of errors runs over.
+#: The default multiples of the bandwidth for a curve of errors.
 FACTORS = np.geomspace(0.1, 10, 25)
 
 
@@ -32,29 +32,29 @@ def plot_fit(
     points: bool = True,
     grid: int = 200,
 ) -> Any:
-    """Draw what is predicted over one feature, the others held where most of the training data lie.
+    """Draw predictions over one feature, with the others held at typical values.
 
-    The curve is dotted where it lies beyond the reach of the training data, as in a gap between them.
+    The curve is dotted beyond the reach of the training data, for example in a gap between points.
 
     Parameters
     ----------
     estimator : NadarayaWatsonRegressor or NadarayaWatsonClassifier
-        Fitted. Of a classifier the probability of each class is drawn.
+        A fitted estimator. For a classifier, the probability of each class is drawn.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
     feature : int or str, default 0
         Index or name of the feature. The others are held at the median of the training data, an angular one at the
         mean direction, a categorical one at the most frequent category.
     output : int, default 0
-        Which target of a regressor that has several.
+        Which target of a regressor with several.
     band : bool, default True
-        Whether to show two standard deviations of the targets about a regressor's prediction, each side; a gap where
+        Whether to show two standard deviations of the targets on each side of a regressor's prediction; with gaps where
         there is none.
     points : bool, default True
-        Whether to show the training points, of many 2,000 drawn at random; of a classifier as ticks, a row for each
+        Whether to show the training points, at most 2,000 at random; for a classifier as ticks, with a row for each
         class.
     grid : int, default 200
-        Queries between the least and the largest value. A categorical feature has one for each category.
+        The number of queries between the smallest and the largest value. A categorical feature has one per category.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def plot_fit(
     Raises
     ------
     ValueError
-        If an argument is wrong, or with ``empty="raise"`` a query lies beyond the kernel's reach.
+        If an argument is invalid, or with ``empty="raise"`` a query lies beyond the kernel's reach.
     sklearn.exceptions.NotFittedError
         If the estimator is not fitted.
 
@@ -84,7 +84,7 @@ def plot_fit(
         raise rejected("plot_fit", "output", f"be below the number of targets that are drawn, {several}", output)
     X = _line(estimator, place, grid)
     x, seen = X[:, place], estimator._X[:, place]
-    with _nameless():
+    with _quiet():
         beyond = np.asarray(estimator.extrapolates(X))
         if classifies:
             mean, deviation = estimator.predict_proba(X), None
@@ -126,17 +126,17 @@ def plot_fit(
 def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int | str = 0) -> Any:
     """Draw the weight of each training point in each prediction as a heat map.
 
-    Queries run down, training points across, both in the order of one feature. Weights of a local line
-    (``order=1``) may be negative; they are drawn in another colour then. The largest weights of a tenth of the queries
-    may lie beyond the colours, as a pointed colour bar says.
+    Rows are queries and columns training points, both sorted by one feature. Weights of a local line (``order=1``) may
+    be negative, which are drawn in another colour. The colour range covers the largest weights of 90 % of the queries;
+    a pointed colour bar shows that some exceed it.
 
     Parameters
     ----------
     estimator : NadarayaWatsonRegressor or NadarayaWatsonClassifier
-        Fitted.
+        A fitted estimator.
     X : array-like (n, n_features), optional
-        Queries; by default 100 over the feature, the others held as :func:`plot_fit` holds them. All n × n_train
-        weights are held.
+        Queries; by default 100 over the feature, with the others held as in :func:`plot_fit`. Memory grows with
+        n × n_train.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
     feature : int or str, default 0
@@ -163,7 +163,7 @@ def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int 
     place = _checked("plot_weights", estimator, ax, feature)
     if X is None:
         X = _line(estimator, place, QUERIES)
-        with _nameless():
+        with _quiet():
             weights = np.asarray(estimator.weights(X))
     else:
         weights = np.asarray(as_array(estimator.weights(X)))
@@ -173,7 +173,7 @@ def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int 
     picture = weights[:, estimator._rows][np.ix_(down, across)]
     ax = _axes(ax)
     heaviest = np.abs(picture[~np.isnan(picture).any(1)]).max(1)
-    # A few queries at an edge may rest on single points: they would leave no colour to the others.
+    # A few queries at an edge may depend on single points; without the quantile all others would look pale.
     top = float(np.quantile(heaviest, 0.9)) if len(heaviest) else 1.0
     signed = bool((picture < -1e-6 * top).any())
     beyond = ("both" if signed else "max") if (heaviest > top).any() else "neither"
@@ -200,18 +200,17 @@ def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
     Parameters
     ----------
     estimator : NadarayaWatsonRegressor or NadarayaWatsonClassifier
-        Fitted.
+        A fitted estimator.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
     factors : array-like (m,), optional
-        The multiples of the bandwidth to calculate the error at, n² pairs for each; 25 from a tenth to ten times by
-        default.
+        The multiples of the bandwidth at which to compute the error, with n² pairs each; by default 25 from 0.1 to 10.
 
     Returns
     -------
     matplotlib.axes.Axes
-        The bandwidth in the feature's units, or with several features as multiples of the one that the estimator has.
-        Dots are bandwidths that "loo" and "learned" tried, as far as they are multiples of that one.
+        The x axis is the bandwidth in the feature's units, or with several features the multiple of the estimator's
+        bandwidth. Dots are bandwidths tried by "loo" and "learned" that are such multiples.
 
     Raises
     ------
@@ -245,12 +244,12 @@ def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
     error = "Brier score" if isinstance(estimator, NadarayaWatsonClassifier) else "mean squared error"
     what = f"bandwidth of {_name(estimator, 0)}" if single else "bandwidth, as a multiple of the estimator's"
     ax.set(xscale="log", xlabel=what, ylabel=f"leave-one-out {error}")
-    ax.legend(edgecolor="none", framealpha=1.0)  # it may stand on the line of the bandwidth
+    ax.legend(edgecolor="none", framealpha=1.0)  # opaque, because it may overlap the bandwidth's line
     return ax
 
 
 def _checked(function: str, estimator: Any, ax: Any, feature: int | str) -> int:
-    """Return the index of the feature, or raise where an argument is wrong."""
+    """Check the arguments and return the index of the feature."""
     if isinstance(estimator, type) or not isinstance(estimator, KernelEstimator):
         expected = "be a NadarayaWatsonRegressor or a NadarayaWatsonClassifier"
         raise rejected(function, "estimator", expected, described(estimator), TypeError)
@@ -292,7 +291,7 @@ def _name(estimator: Any, place: int) -> str:
 
 
 def _line(estimator: Any, place: int, count: int) -> np.ndarray:
-    """Return queries (n, n_features) that differ in one feature."""
+    """Return queries (n, n_features) that vary one feature."""
     seen = estimator._X
     held = [_usual(kind, column) for kind, column in zip(estimator._features.kinds, seen.T)]
     if place in estimator._features.categories:
@@ -318,10 +317,10 @@ def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
 def _curve(
     ax: Any, x: np.ndarray, y: np.ndarray, style: str, beyond: np.ndarray, dotted: str = "_", **options: Any
 ) -> Any:
-    """Draw a curve, or a point for each category, faint and dotted where there are no training points near it."""
+    """Draw a curve, or a point for each category; faint and dotted beyond the training data."""
     (line,) = ax.plot(x, np.where(beyond, np.nan, y), style, **options)
     if beyond.any():
-        # Up to the points where the curve begins again.
+        # Extend the dotted part to the ends of the solid one.
         near = beyond if style == "o" else beyond | np.r_[beyond[1:], False] | np.r_[False, beyond[:-1]]
         faint = {"color": line.get_color(), "alpha": 0.5, "zorder": line.get_zorder(), "label": dotted}
         ax.plot(x, np.where(near, y, np.nan), "o" if style == "o" else ":", **faint)
@@ -334,8 +333,8 @@ def _column(found: Any, output: int) -> np.ndarray:
 
 
 @contextmanager
-def _nameless() -> Iterator[None]:
-    """Let queries have no names though the training data had: they are in its order; and lie anywhere."""
+def _quiet() -> Iterator[None]:
+    """Silence warnings about missing feature names and extrapolation, which plots cause on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
         warnings.filterwarnings("ignore", message="X does not have valid feature names")

@@ -20,19 +20,19 @@ from regard.regression._base import KernelEstimator
 from regard.regression._sums.smoother import Smoother
 from regard.regression._training import all_or_nothing, as_array, like_input
 
-# Conformal prediction intervals: how far predictions missed the targets of points that they did not see ---------------
+# Conformal prediction intervals from the residuals of held-out points -------------------------------------------------
 
 
 def half_width(residuals: np.ndarray, coverage: float, weight: np.ndarray | None = None) -> np.ndarray:
-    """Return how far an interval reaches on both sides of a prediction (M,).
+    """Return half the width of prediction intervals (M,).
 
-    The ``⌈(n + 1) coverage⌉``-th smallest of n absolute residuals (Lei et al. 2018); infinite where there are too few.
-    A weight counts repetitions, and one more point stands at infinity.
+    This is the ``⌈(n + 1) coverage⌉``-th smallest of n absolute residuals (Lei et al. 2018), or infinity if n is too
+    small. Weights count repetitions; one more point lies at infinity.
 
     Parameters
     ----------
     residuals : ndarray (n, M)
-        Absolute; NaN where a point had no prediction.
+        Absolute residuals; NaN for points without a prediction.
     coverage : float
     weight : ndarray (n,), optional
 
@@ -45,31 +45,32 @@ def half_width(residuals: np.ndarray, coverage: float, weight: np.ndarray | None
     """
     found = []
     for column in residuals.T:
-        known = ~np.isnan(column)
-        counts = np.ones(int(known.sum())) if weight is None else weight[known]
-        order = np.argsort(column[known])
-        reached = np.cumsum(counts[order])
-        # Rounding must not ask for one more.
-        wanted = math.ceil((reached[-1] + 1) * coverage - 1e-9) if len(reached) else 1
-        place = int(np.searchsorted(reached, wanted * (1 - 1e-12)))
-        found.append(column[known][order][place] if place < len(order) else math.inf)
+        valid = ~np.isnan(column)
+        counts = np.ones(int(valid.sum())) if weight is None else weight[valid]
+        order = np.argsort(column[valid])
+        cumulative = np.cumsum(counts[order])
+        # The tolerance keeps rounding from requiring one residual more.
+        wanted = math.ceil((cumulative[-1] + 1) * coverage - 1e-9) if len(cumulative) else 1
+        place = int(np.searchsorted(cumulative, wanted * (1 - 1e-12)))
+        found.append(column[valid][order][place] if place < len(order) else math.inf)
     return np.array(found)
 
 
 # Quantiles of the targets around a query ------------------------------------------------------------------------------
-# Without a line, shares of blocks of sorted targets first, then within one block; with one, targets move with it.
+# For local averages, first find the block of sorted targets, then the target in the block. For local lines, first
+# shift the targets along the line.
 
 
-#: Shares of blocks, and weights within blocks, that are held at one time.
+#: The most block shares, and weights within blocks, held at once.
 HELD = 1 << 20
-#: Points of a block at least.
+#: The fewest points in a block.
 SIZE = 32
-#: A share that is met but for so many roundings counts as met.
+#: The tolerance when comparing shares, in rounding errors.
 ROUNDINGS = 64
 
 
 def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target: Tensor, shares: Tensor) -> Tensor:
-    """Return for each query the least targets up to which these shares of the weight lie.
+    """Return weighted quantiles of the targets around each query: the least targets that reach these shares of weight.
 
     Parameters
     ----------
@@ -77,22 +78,22 @@ def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target
     query : Tensor (L, C)
     bandwidth : Tensor (n_features,)
     target : Tensor (N,)
-        One for each of the smoother's points.
+        One target for each of the smoother's points.
     shares : Tensor (q,)
 
     Returns
     -------
     Tensor (L, q)
-        NaN where no point reaches.
+        NaN for a query without any point in reach.
     """
     score = smoother.kernel.score(smoother.coordinate_bandwidth(bandwidth))
     order = target.argsort()
     met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
     shares = shares.double()
-    # Shares of blocks come from fused kernels; the weights within one are written out, which takes longer.
+    # Fused kernels compute the shares of blocks; weights within a block are materialized, which is slower.
     size = min(len(order), max(SIZE, round(len(order) ** 0.5 / 4)))
     missing = -len(order) % size
-    # Blocks of equal size: what fills the last one has no weight.
+    # Blocks have equal size: points without weight pad the last one.
     weight = pad(smoother.point_weights()[order, 0], (0, missing)).view(-1, size, 1)
     order = pad(order, (0, missing), value=int(order[-1])).view(-1, size)
     key = smoother.key[order]
@@ -108,7 +109,7 @@ def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target
         reached = most > -torch.inf
         mass = (logs - torch.where(reached, most, 0.0)).exp() * read[:, 0, :, 0].T
         before = pad(mass.cumsum(1), (1, 0))
-        # Of share 0, the first point that has any weight.
+        # The clamp makes share 0 the first point with any weight.
         wanted = (shares * before[:, -1:] * met).clamp(min=torch.finfo(mass.dtype).tiny)  # (l, q)
         block = torch.searchsorted(before[:, 1:].contiguous(), wanted).clamp(max=len(order) - 1)
         _, aux = attention(
@@ -120,7 +121,7 @@ def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target
         within = within / within.sum(2, keepdim=True).clamp(min=torch.finfo(within.dtype).tiny)
         share = before.gather(1, block)[..., None] + mass.gather(1, block)[..., None] * within.cumsum(2)
         place = torch.searchsorted(share.contiguous(), wanted[..., None])
-        # The block's last point with a weight, where rounding leaves the sum below what is wanted.
+        # If rounding leaves the sum below the wanted share, take the last point with a weight.
         last = torch.where(within > 0, torch.arange(size, device=within.device), 0).amax(2, keepdim=True)
         found = target[order[block].gather(2, torch.minimum(place, last))[..., 0]]
         parts.append(torch.where(reached, found.to(query.dtype), torch.nan))
@@ -128,10 +129,10 @@ def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target
 
 
 def local_linear_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, shares: Tensor) -> Tensor:
-    """Return for each query the least targets, moved along its local line, up to which these shares of the weight lie.
+    """Return weighted quantiles of the targets, shifted along the local line of each query.
 
-    So the residuals about the line keep their weights and stand about the line's value at the query, which is their
-    mean: the mean-corrected estimate of a conditional distribution of Hyndman, Bashtannyk and Grunwald (1996).
+    The residuals about the line keep their weights and are centered on the value of the line at the query, which is
+    their mean: the mean-corrected conditional density estimate of Hyndman, Bashtannyk and Grunwald (1996).
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ def local_linear_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor,
     Returns
     -------
     Tensor (L, M, q)
-        NaN where no point reaches.
+        NaN for a query without any point in reach.
     """
     parts = [query.new_zeros(0, smoother.target.shape[1], len(shares))]
     met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
@@ -152,7 +153,7 @@ def local_linear_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor,
         values, order = torch.where(some, targets, torch.inf).sort(2)
         share = weights.expand_as(order).gather(2, order).cumsum(2)
         wanted = (shares * share[..., -1:] * met).clamp(min=torch.finfo(share.dtype).tiny)
-        # The last point with a weight, where rounding leaves the sum below what is wanted.
+        # If rounding leaves the sum below the wanted share, take the last point with a weight.
         last = (some.sum(1) - 1).clamp(min=0)[:, None].expand(*share.shape[:2], 1)
         place = torch.minimum(torch.searchsorted(share, wanted), last)
         found = torch.where(some.any(1)[:, None], values.gather(2, place), torch.nan)
@@ -166,61 +167,62 @@ def local_linear_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor,
 class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     r"""Kernel regression, ``ŷ(x) = Σ_i K((x − x_i) / h) y_i / Σ_j K((x − x_j) / h)`` (Nadaraya 1964; Watson 1964).
 
-    It is attention without training: queries are the points to predict at, keys the inputs seen, values their
-    targets. With ``order=1`` a line is fitted around each query instead (Stone 1977), which mends the bias at the
-    edges. Nothing of the size of queries × training points is held.
+    It is attention without trained weights: queries are the points to predict at, keys the training inputs, values
+    their targets. With ``order=1`` it fits a line around each query instead (Stone 1977), which reduces the bias at
+    the edges. Memory does not grow with queries × training points.
 
     Parameters
     ----------
     kernel : str or callable, default "gaussian"
-        Of u, the distance in bandwidths: the name of a score of a distance, whose exponential it is, such as "gaussian"
-        ``exp(−u²/2)`` or "epanechikov" ``1 − u²`` where u < 1 (``regard catalogue`` has all formulas); "constant" is 1.
-        A function takes a tensor of u and returns weights of its shape.
+        The kernel as a function of u, the distance in bandwidths. Either the name of a distance score, whose
+        exponential is the kernel, such as "gaussian" ``exp(−u²/2)`` or "epanechikov" ``1 − u²`` for u < 1 (``regard
+        catalogue`` lists all formulas); or "constant", which is 1; or a function from a tensor of u to weights of the
+        same shape.
     bandwidth : float, array-like (n_features,), or str, default "scott"
         h in the units of the features, one for all or one for each; or how to choose it:
 
-        - "scott", "silverman": ``σ_j n^(−1/(d+4))``, or ``σ_j (n (d+2)/4)^(−1/(d+4))``, of each feature's standard
-          deviation σ_j, widened for kernels that are narrower than the Gaussian at the same h.
-        - "loo": the multiple of ``σ_j`` with the least leave-one-out error, searched; n² pairs for each that is tried.
-        - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get
-          wide ones; with ``order=1`` so do those whose effect is a straight line.
+        - "scott", "silverman": ``σ_j n^(−1/(d+4))`` or ``σ_j (n (d+2)/4)^(−1/(d+4))``, with the standard deviation σ_j
+          of each feature, widened for kernels that are narrower than the Gaussian at the same h.
+        - "loo": search the multiple of ``σ_j`` with the least leave-one-out error; each trial compares n² pairs.
+        - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get wide
+          bandwidths; with ``order=1`` so do features with a linear effect.
     order : {0, 1}, default 0
         0 averages (local constant), 1 fits a line around each query (local linear).
     metric : str, tuple, list or dict, default "euclidean"
-        How features differ, one for all, one for each, or by name or index: "euclidean"; "angular" (radians, or
-        ``("angular", period)``) along a circle; "categorical": 1 between different values. Text and categories of a
-        pandas frame are always categorical.
+        How to measure the difference of feature values, one metric for all features, one for each, or by name or index:
+        "euclidean"; "angular" (radians, or ``("angular", period)``) along a circle; "categorical": 1 between different
+        values. Text and categorical columns of a pandas frame are always categorical.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
-        What a query gets that no training point gives any weight: the nearest one's target (with a warning that counts
-        such queries), the mean target, NaN, or an error.
+        What to predict for a query where every kernel weight is 0: the target of the nearest training point (with a
+        warning that counts such queries), the mean target, NaN, or an error.
     max_iter : int, default 200
-        Most iterations of "learned".
+        The most iterations of "learned".
     tol : float, default 1e-5
-        "learned" ends when an iteration gains less than this share of the error.
+        "learned" stops when an iteration reduces the error by less than this share.
     subsample : int, optional
-        "loo" and "learned" leave out so many points, drawn at random, instead of each.
+        "loo" and "learned" evaluate the error on this many random training points instead of all.
     random_state : int, RandomState or None
-        Draws the subsample.
+        Seeds the subsample.
     method : {"auto", "exact", "nufft", "tiles"}, default "auto"
-        How the sums over training points are made:
+        How to compute the sums over training points:
 
         - "exact": all pairs of queries and points.
-        - "tiles": the same sums without points whose weights round away, which are found by tiles of neighbours; worth
-          it where a bandwidth reaches few of the points. In float64.
+        - "tiles": the same sums without points whose weights are below rounding, by tiles of neighbouring points. It
+          pays off if a bandwidth reaches few of the points. In float64.
         - "nufft": for the Gaussian in up to three coordinates, a non-uniform Fourier transform of the points and back
-          to the queries (``pip install 'regard[nufft]'``), in float64. Each query has a bound on its error; one whose
+          to the queries (``pip install 'regard[nufft]'``), in float64. Each query has an error bound; a query whose
           bound exceeds ``rtol`` gets exact sums.
         - "auto": the one that should be fastest, by a rule of sizes. :attr:`plan_` says what ran, and why.
     rtol : float, optional
-        The largest error of "nufft", in predictions and standard deviations, beside ``|ŷ − ȳ| + σ`` of each target,
-        with the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds what is lost
-        against exact sums; these have the rounding of their dtype.
+        The largest error of "nufft" in predictions and standard deviations, relative to ``|ŷ − ȳ| + σ`` of each target,
+        with the mean ȳ and the standard deviation σ of all training targets; 1e-6 by default. It bounds the error
+        against exact sums, which themselves have the rounding of their dtype.
     engine : str, default "auto"
-        Of exact sums, as :func:`regard.attention` has it.
+        The engine for exact sums, as in :func:`regard.attention`.
     device : str, optional
-        Where to calculate; the CPU by default.
+        The device for computations; the CPU by default.
     dtype : {"float32", "float64"}, optional
-        What to calculate in; X's own by default. A line (``order=1``) is always calculated in float64.
+        The dtype for computations; that of X by default. A line (``order=1``) always uses float64.
     verbose : int, default 0
         1 shows progress.
 
@@ -230,23 +232,23 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     loo_error_ : float
         The least leave-one-out error; after "loo" and "learned".
     loo_curve_ : Curve
-        ``bandwidths`` (m, n_features) and ``errors`` (m,) that were tried; after "loo" and "learned".
+        The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned".
     n_iter_ : int
-        Iterations of "learned"; 1 elsewhere.
+        Iterations of "learned"; otherwise 1.
     n_features_in_ : int
     feature_names_in_ : ndarray
 
     Notes
     -----
-    NumPy arrays, pandas frames and torch tensors go in; predictions are tensors where X is one, else arrays. Dates
-    count as days, also for a bandwidth in their unit.
+    X may be a NumPy array, a pandas frame or a torch tensor; predictions are tensors if X is one, otherwise arrays.
+    Dates count in days, and so does the bandwidth of a date.
 
-    Rows beyond the training data are counted by an :class:`ExtrapolationWarning`, named by :meth:`extrapolates`, and
-    have neither a standard deviation nor quantiles.
+    For rows beyond the training data, an :class:`ExtrapolationWarning` reports their number, :meth:`extrapolates` finds
+    them, and standard deviations and quantiles are NaN.
 
-    ``sample_weight`` multiplies the kernel (the bias ``log w`` of a score); an integer weight is a repetition. So
-    "scott" and "silverman" take the weights' sum for the number of points: give weights that average 1. What raises,
-    or is interrupted, leaves the estimator as it was.
+    ``sample_weight`` multiplies the kernel (a bias ``log w`` of the score); an integer weight equals repetition.
+    "scott" and "silverman" therefore use the sum of weights as the number of points: pass weights that average 1. If a
+    call raises or is interrupted, the estimator keeps its previous state.
 
     Examples
     --------
@@ -304,7 +306,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         X : array-like (n, n_features)
         y : array-like (n,) or (n, n_outputs)
         sample_weight : array-like (n,), optional
-            How often each point counts; points of weight 0 are left out.
+            How often each point counts; points of weight 0 are ignored.
 
         Returns
         -------
@@ -319,8 +321,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Append training data.
 
-        A bandwidth by rule follows the data; one that was chosen by "loo" or "learned" stays as the first call chose
-        it.
+        A bandwidth from a rule of thumb is updated; one from "loo" or "learned" stays as the first call chose it.
 
         Parameters
         ----------
@@ -342,7 +343,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         return self._prepare(rechoose=False)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the predictions, and on request how far the targets scatter about them.
+        """Return the predictions, and optionally the standard deviation of the targets about them.
 
         Parameters
         ----------
@@ -354,15 +355,14 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         y : ndarray (n,) or (n, n_outputs)
         std : ndarray, same shape
             Only with ``return_std``: the standard deviation of the targets about the prediction,
-            ``√(Σ α_i (y_i − ŷ)² / (1 − Σ α_i²))``; with ``order=1`` that about the local line, with the degrees of
-            freedom that the line leaves (Fan and Gijbels 1996, section 4.3). NaN where it is not known: beyond the
-            training data (:meth:`extrapolates`), and where no more points have weight than an average or a line goes
-            through.
+            ``√(Σ α_i (y_i − ŷ)² / (1 − Σ α_i²))``; with ``order=1`` about the local line, with its residual degrees of
+            freedom (Fan and Gijbels 1996, section 4.3). NaN beyond the training data (:meth:`extrapolates`), and where
+            too few points have weight to leave a degree of freedom.
 
         Warns
         -----
         ExtrapolationWarning
-            Once, with how many rows lie beyond the training data.
+            Once, with the number of rows beyond the training data.
         """
         mean, deviation = self._estimate(X, spread=return_std)
         shown = self._restore_shape(X, mean)
@@ -372,9 +372,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
         """Return quantiles of the targets around each query, weighed by the kernel.
 
-        With ``order=1`` each target is first moved along the line around the query, ``y_i − β(x) (x_i − x)``: the
-        residuals about the line, set upon its value at the query (Hyndman, Bashtannyk and Grunwald 1996). Quantiles
-        never cross, and their distribution has the prediction for its mean.
+        With ``order=1`` each target is first shifted along the line around the query, ``y_i − β(x) (x_i − x)``: the
+        residuals about the line plus its value at the query (Hyndman, Bashtannyk and Grunwald 1996). Quantiles never
+        cross, and the mean of their distribution is the prediction.
 
         Parameters
         ----------
@@ -384,9 +384,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         Returns
         -------
         ndarray (n, q) or (n, n_outputs, q)
-            For each quantile p the least target such that targets up to it have a share p of the weight. NaN where the
-            targets' scatter is not known: beyond the training data (:meth:`extrapolates`), and where no more points
-            have weight than an average or a line goes through.
+            For each quantile p, the least target such that targets up to it have a share p of the weight. NaN beyond
+            the training data (:meth:`extrapolates`), and where too few points have weight to leave a degree of freedom.
         """
         check_is_fitted(self)
         try:
@@ -399,11 +398,11 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = self._evaluate(smoother, query, bandwidth, spread=True)
         assert found.variance is not None
-        lost = ~found.reached
-        if self.empty == "raise" and bool(lost.any()):
-            self._fallback_predictions(smoother, query[lost], bandwidth, len(query))
+        unreached = ~found.reached
+        if self.empty == "raise" and bool(unreached.any()):
+            self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
         beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
-        self._warn_of_extrapolation(beyond, lost)
+        self._warn_of_extrapolation(beyond, unreached)
         smoother = self._smoother()
         query, bandwidth = query.to(smoother.key), bandwidth.to(smoother.key)
         wanted = torch.from_numpy(shares).to(query)
@@ -421,12 +420,12 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         return self._restore_shape(X, result)
 
     def calibrate(self, X: Any, y: Any) -> Self:
-        """Keep how far predictions miss the targets of rows that were not fitted, for :meth:`predict_interval`.
+        """Store the residuals of held-out rows for :meth:`predict_interval`.
 
         Parameters
         ----------
         X : array-like (n, n_features)
-            None of these may be among the training data.
+            Rows that are not in the training data.
         y : array-like (n,) or (n, n_outputs)
 
         Returns
@@ -444,23 +443,23 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         return self
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Any:
-        """Return intervals that hold the targets of new rows with a probability of ``coverage``.
+        """Return conformal prediction intervals, which contain the targets of new rows with probability ``coverage``.
 
-        They reach as far on both sides of a prediction as a share ``coverage`` of absolute residuals do: of the rows
-        given to :meth:`calibrate` (split conformal; Lei et al. 2018), and then hold at least that share of new targets
-        on average over data, whatever their distribution; without those, of each training point predicted from all the
-        others, which uses all data and comes near that share, without a guarantee.
+        Their half-width is the ``coverage`` quantile of absolute residuals. After :meth:`calibrate` these are the
+        residuals of its held-out rows (split conformal; Lei et al. 2018), and the intervals contain at least this share
+        of new targets on average, for any distribution. Otherwise they are leave-one-out residuals, which use all data
+        and come close to this coverage, without a guarantee.
 
         Parameters
         ----------
         X : array-like (n, n_features)
-            Rows drawn as the training data were: it is over such rows that the share is meant.
+            Rows from the same distribution as the training data; the coverage is an average over such rows.
         coverage : float in (0, 1), default 0.9
 
         Returns
         -------
         ndarray (n, 2) or (n, n_outputs, 2)
-            The lower and the upper end; infinite where there are too few residuals for this coverage.
+            The lower and upper ends; infinite if there are too few residuals for this coverage.
 
         Examples
         --------
@@ -485,10 +484,10 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         return self._restore_shape(X, found)
 
     def loo_predict(self) -> np.ndarray:
-        """Return the prediction of each training point from all the others, (n,) or (n, n_outputs).
+        """Return leave-one-out predictions of the training points, (n,) or (n, n_outputs).
 
-        Rows of weight 0 are NaN. A point that no other reaches gets what ``empty`` says: its nearest neighbour's
-        target, the mean of the others, NaN, or an error.
+        Rows of weight 0 are NaN. For a point without any other in reach, ``empty`` decides: the target of its nearest
+        neighbour, the mean of the others, NaN, or an error.
         """
         check_is_fitted(self)
         found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())
@@ -496,7 +495,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         return self._restore_shape(None, found)
 
     def _restore_shape(self, X: Any, found: np.ndarray) -> Any:
-        """Return estimates (n, n_outputs, ...) on the device of X, without outputs where targets have none."""
+        """Return estimates (n, n_outputs, ...) on the device of X; drop the output axis for 1-D targets."""
         return like_input(X, found if self._y.ndim == 2 else found[:, 0])
 
     @property

@@ -1,4 +1,4 @@
-"""For tests: what attention should be, how far off an engine may be, and the laws that every part must keep.
+"""Conformance testing: an oracle, error budgets, and the laws that every score, normalizer and engine must satisfy.
 
 Needs the extra ``regard[testing]``; ``import regard`` never imports it. A new score, normalizer or engine is tested
 by registering it and running the suite:

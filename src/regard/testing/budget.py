@@ -1,15 +1,15 @@
-"""Error budgets: twice that of the plain eager formula in the same dtype, plus one rounding (law 6).
+"""Error budgets: twice the error of the plain eager formula in the same dtype, plus one rounding (law 6).
 
-Eager's error on a single tiny problem may be small by luck, or nothing. It is therefore the largest over the problem
-and neighbours of it, whose inputs and scale differ by a random relative 2⁻⁶, each against its own oracle: as many as
-make the largest of their errors a fair sample. Nothing here is a tolerance chosen by hand.
+On a single tiny problem, the eager error may be small by luck, or zero. It is therefore the maximum over the problem
+and its neighbours, whose inputs and scale differ by random relative factors of 2⁻⁶, each against its own oracle, with
+enough neighbours for a fair sample. No tolerance is chosen by hand.
 
-One rounding is that of the result's dtype, relative to the *amplitude* of the result: the sum of the absolute values
-of the terms it is a sum of (Σ α |v| for an output Σ α v). Relative to the result itself it would be nothing where terms
-cancel, such as in the gradient to the score of an only key, α (d − d): eager happens to subtract two equal numbers
-there, but a formula that sums the same terms in another order does as well as can be. A statistic that a formula must
-hold is rounded, too: the threshold of a sparse normalizer; and the log-sum-exp of a row, where a backward pass has
-nothing else (:func:`~regard.testing.trial.keeps_lse`). By how much this moves the weights is part of the amplitude.
+One rounding is that of the result's dtype, relative to the *amplitude* of the result: the sum of the absolute values of
+its terms (Σ α |v| for an output Σ α v). Relative to the result itself, it would vanish where terms cancel, as in the
+gradient with respect to the score of a single key, α (d − d): eager happens to subtract two equal numbers there, while
+an equally good formula may sum the terms in another order. Stored statistics are rounded too: the threshold of a sparse
+normalizer, and the log-sum-exp of a row if the backward pass keeps nothing else
+(:func:`~regard.testing.trial.keeps_lse`). The effect of this rounding on the weights is part of the amplitude.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from torch import Tensor
 from regard.testing.formulas import Array
 from regard.testing.oracle import WithAmplitude
 
-#: Pairs over which eager's error is sampled, at least: a problem of fewer gets neighbours to make them up.
+#: The fewest pairs over which the eager error is sampled; smaller problems get more neighbours.
 PAIRS = 512
 
-#: How many neighbours, at least and at most.
+#: The fewest and the most neighbours.
 FEW, MANY = 5, 15
 
 
 def neighbours(pairs: int) -> int:
-    """Return how many neighbours a problem of so many (query, key) pairs needs."""
+    """Return the number of neighbours for a problem with this many (query, key) pairs."""
     return min(max(-(-PAIRS // max(pairs, 1)), FEW), MANY)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The right result, and the error that is allowed.
+    """The correct result and the allowed error.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Budget:
     rounding : float
         One rounding of the result's dtype.
     largest : float
-        The largest number of that dtype; what exceeds it is infinite there, as every conversion makes it.
+        The largest number of that dtype; larger values become infinite.
     """
 
     oracle: Array
@@ -62,18 +62,18 @@ class Budget:
 
     @classmethod
     def of(cls, oracle: WithAmplitude, eager: Tensor, dtype: torch.dtype) -> Budget:
-        """Return the budget of the first of K problems, given oracle (K, ...) and eager (K, ...)."""
+        """Return the budget of the first of K problems from oracle (K, ...) and eager (K, ...)."""
         rounding, largest = one_rounding(oracle.amplitude[0], dtype), torch.finfo(dtype).max
         return cls(oracle.value[0], error(oracle.value, eager, largest - rounding), rounding, largest)
 
     def check(self, what: str, result: Tensor) -> float:
-        """Raise AssertionError if a result is off by more than it may be; return error / limit."""
+        """Raise AssertionError if the error of a result exceeds the limit; return error / limit."""
         found = error(self.oracle, result, self.largest - self.limit)
         if found <= self.limit:
             return 0.0 if found == 0 else float(found / self.limit)
         place, got, expected = _worst(self.oracle, result)
         raise AssertionError(
-            f"{what} is off by {found:.3g}, where {self.limit:.3g} is fair (eager's own error {self.eager:.3g}, "
+            f"{what} is off by {found:.3g}; the limit is {self.limit:.3g} (eager error {self.eager:.3g}, "
             f"one rounding {self.rounding:.3g}): {got!r} at {place}, expected {expected!r}"
         )
 
@@ -86,13 +86,13 @@ def one_rounding(amplitude: Array, dtype: torch.dtype) -> float:
 
 
 def error(oracle: Array, result: Tensor, overflow: float = np.inf) -> float:
-    """Return the largest difference; equal infinities differ by nothing, NaN by infinity.
+    """Return the largest difference; equal infinities differ by 0, NaN by infinity.
 
-    Nor does a result that is infinite differ where the right one is beyond ``overflow``, and of the same sign.
+    An infinite result also counts as equal to an oracle beyond ``overflow`` of the same sign.
     """
     got = array(result, oracle.dtype)
     if got.size != oracle.size:
-        raise AssertionError(f"shape {tuple(result.shape)} where {oracle.shape} was expected")
+        raise AssertionError(f"shape {tuple(result.shape)}, expected {oracle.shape}")
     got = got.reshape(oracle.shape)
     with np.errstate(invalid="ignore"):
         apart = np.where((got == oracle) | overflowed(oracle, got, overflow), 0, np.abs(got - oracle))
@@ -100,7 +100,7 @@ def error(oracle: Array, result: Tensor, overflow: float = np.inf) -> float:
 
 
 def overflowed(oracle: Array, got: Array, overflow: float) -> Array:
-    """Return where a result is infinite and should be: the right one is beyond ``overflow``, and of the same sign."""
+    """Return where an infinite result is correct: the oracle is beyond ``overflow`` with the same sign."""
     found: Array = np.isinf(got) & (np.abs(oracle) > overflow) & (np.signbit(got) == np.signbit(oracle))
     return found
 

@@ -1,4 +1,4 @@
-"""The laws over many cases, judged by processes that may die, with a journal."""
+"""Test the laws on many random cases in worker processes that may crash, with a journal to resume from."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from regard.testing.conformance import combinations, draw_for, judge
 from regard.testing.guarded_memory import guarded_kernels
 from regard.testing.laws import LAWS, Law
 
-# Work that may kill or hang its process, done by processes that are replaced ------------------------------------------
+# Run work that may crash or hang in worker processes that are replaced ------------------------------------------------
 
 
-#: Seconds between two looks for processes that hang.
-_LOOK = 1.0
+#: Seconds between checks for hanging processes.
+_POLL = 1.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no answer: the process "died", with ``exit_code`` (minus the signal), or "hung" and was ended."""
+    """The process "died", with ``exit_code`` (minus the signal number), or "hung" and was killed."""
 
     what: str
     exit_code: int | None = None
 
     def __str__(self) -> str:
-        """Return the failure as one would say it."""
+        """Return a description of the failure."""
         return f"the process {self.what}" + ("" if self.exit_code is None else f" with exit code {self.exit_code}")
 
 
 @dataclass
 class _Worker:
-    """A process that answers, and the item that it is at."""
+    """A worker process and its current item."""
 
     process: Any
     pipe: Connection
@@ -70,16 +70,16 @@ def _answer(function: Callable[[int], Any], pipe: Connection) -> None:
 def answers(
     function: Callable[[int], Any], items: Iterable[int], workers: int = 1, patience: float = 900.0
 ) -> Iterator[tuple[int, Any]]:
-    """Yield ``(item, function(item))`` as they come from so many processes; a :class:`Failure` where one died or hung.
+    """Yield ``(item, function(item))`` from worker processes in order of completion; a :class:`Failure` for a crash.
 
     Parameters
     ----------
     function : callable
-        Anything that can be pickled; each process runs it with one thread of torch.
+        Must be picklable; each process runs it with one torch thread.
     items : iterable of int
     workers : int
     patience : float
-        Seconds after which a process that has not answered is ended.
+        Seconds after which a process without an answer is killed.
     """
     context = multiprocessing.get_context("spawn")
     remaining, busy = iter(items), dict[Connection, _Worker]()
@@ -102,7 +102,7 @@ def answers(
         for _ in range(workers):
             employ(None)
         while busy:
-            for pipe in wait(list(busy), _LOOK):
+            for pipe in wait(list(busy), _POLL):
                 worker = busy.pop(pipe)  # type: ignore[call-overload]
                 try:
                     answer = worker.pipe.recv()
@@ -129,12 +129,12 @@ def _end(worker: _Worker) -> None:
     worker.pipe.close()
 
 
-# A campaign: the laws on thousands of drawn cases, in processes that may die, with a journal by which it goes on ------
+# A campaign: the laws on thousands of random cases, with a journal to resume from -------------------------------------
 
 
-#: Failures that are told in full.
-TOLD = 40
-#: Laws and engines that are drawn for one case before none is believed to go together.
+#: How many failures to print in full.
+PRINTED = 40
+#: How many laws and engines to draw for one case before giving up.
 _DRAWS = 200
 #: Masks that are drawn before a kind is taken to be one that is never drawn.
 _MASKS = 2000
@@ -142,7 +142,7 @@ _MASKS = 2000
 
 @dataclass(frozen=True)
 class Plan:
-    """The parameters that decide every case of a campaign.
+    """The parameters that determine every case of a campaign.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class Plan:
         ]
 
     def case(self, index: int) -> tuple[Law, Engine, Case]:
-        """Return a case by its number alone; the first of the draws that the law concerns."""
+        """Return the case with this number: the first draw to which its law applies."""
         dice = CaseSampler(hash((self.seed, index)))
         for _ in range(_DRAWS):
             name = random.Random(dice.seed()).choices(self.laws, [LAWS[law].share for law in self.laws])[0]
@@ -214,7 +214,7 @@ class Entry:
 
     @property
     def is_broken(self) -> bool:
-        """True unless it held or was refused."""
+        """True unless the law held or the engine refused the case."""
         return self.outcome not in ("held", "refused")
 
 
@@ -235,7 +235,7 @@ def parts_of(case: Case) -> tuple[str, ...]:
 
 
 def entries(plan: Plan, indices: Sequence[int], workers: int = 0) -> Iterator[Entry]:
-    """Yield what comes of cases, judged in this process, or in so many others, which may die."""
+    """Yield the outcomes of cases, judged in this process or in worker processes."""
     if not workers:
         yield from (entry(plan, index) for index in indices)
         return
@@ -266,11 +266,11 @@ class Tally:
             self.broken.append(found)
 
     def total(self) -> int:
-        """Return how many cases there were."""
+        """Return the number of cases."""
         return sum(self.counts.values())
 
     def table(self) -> str:
-        """Return laws down, engines across: cases held (and broken), refusals apart."""
+        """Return a table of laws (rows) and engines (columns) with the counts of held, refused and broken cases."""
         names = sorted({engine for _, engine, _ in self.counts})
         lines = ["law".ljust(20) + "".join(name.rjust(18) for name in names) + "ms/case".rjust(10)]
         for law in LAWS:
@@ -295,7 +295,7 @@ class Tally:
 
 
 def code() -> str:
-    """Return a checksum of the package's modules that a case runs through: a journal is of one state of them."""
+    """Return a checksum of the modules that cases run; a journal is valid for one version of them."""
     root, found = Path(regard.__file__).parent, hashlib.sha256()
     for folder in ("", "engines", "masks", "normalizers", "scores", "testing"):
         paths = (root / folder).glob("*.py") if folder in ("", "testing") else (root / folder).rglob("*.py")
@@ -305,12 +305,12 @@ def code() -> str:
 
 
 class Journal:
-    """A file of one line for each case, after a line that says what of; what was broken off goes on with the rest.
+    """A file with a header and one line for each case, from which an interrupted campaign resumes.
 
     Raises
     ------
     ValueError
-        If the file is of another plan, or of another state of the code.
+        If the file belongs to another plan or another version of the code.
     """
 
     def __init__(self, path: Path, plan: Plan) -> None:
@@ -319,10 +319,10 @@ class Journal:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if lines:
             if json.loads(lines[0]) != head:
-                raise ValueError(f"{path} is of another campaign, or of other code: delete it to begin anew.")
+                raise ValueError(f"{path} belongs to another campaign or another version of the code. Delete it first.")
             self.found = [Entry(**json.loads(line)) for line in lines[1:] if line.endswith("}")]
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written anew, as its last line may be half a line.
+        # Rewrite the file, because its last line may be incomplete.
         temporary = path.with_suffix(".new")
         temporary.write_text(
             "".join(f"{json.dumps(each)}\n" for each in [head, *map(asdict, self.found)]), encoding="utf-8"
@@ -331,7 +331,7 @@ class Journal:
         self._file: Any = path.open("a", encoding="utf-8", buffering=1)
 
     def add(self, found: Entry) -> None:
-        """Write down what came of a case."""
+        """Write the outcome of a case."""
         self._file.write(f"{json.dumps(asdict(found))}\n")
 
     def close(self) -> None:
@@ -340,56 +340,56 @@ class Journal:
 
 
 def run(cases: int, plan: Plan, workers: int = 0, journal: Path | None = None, progress: bool = True) -> Tally:
-    """Judge the cases of a plan that a journal does not hold yet; the same plan draws the same ones."""
+    """Judge the cases of a plan that its journal lacks; the same plan always draws the same cases."""
     tally, began = Tally(), time.monotonic()
     kept = None if journal is None else Journal(journal, plan)
-    known = [] if kept is None else [each for each in kept.found if each.index < cases]
-    for each in known:
+    previous = [] if kept is None else [each for each in kept.found if each.index < cases]
+    for each in previous:
         tally.add(each)
-    done = {each.index for each in known}
+    done = {each.index for each in previous}
     try:
         for found in entries(plan, [index for index in range(cases) if index not in done], workers):
             tally.add(found)
             if kept is not None:
                 kept.add(found)
-            if found.is_broken and len(tally.broken) <= TOLD:
-                _tell(progress, f"\r{found.reason}\n")
+            if found.is_broken and len(tally.broken) <= PRINTED:
+                _print(progress, f"\r{found.reason}\n")
             if tally.total() % 100 == 0:
-                rate = (tally.total() - len(known)) / (time.monotonic() - began)
-                _tell(progress, f"\r{tally.total()} of {cases} cases, {rate:.0f}/s, {len(tally.broken)} broken ")
+                rate = (tally.total() - len(previous)) / (time.monotonic() - began)
+                _print(progress, f"\r{tally.total()} of {cases} cases, {rate:.0f}/s, {len(tally.broken)} broken ")
     finally:
         if kept is not None:
             kept.close()
-    _tell(progress, "\n")
+    _print(progress, "\n")
     return tally
 
 
-def _tell(progress: bool, text: str) -> None:
+def _print(progress: bool, text: str) -> None:
     if progress:
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options of a campaign."""
+    """Return the argument parser of a campaign."""
     made = argparse.ArgumentParser(prog="python -m regard.testing", description="Test the laws of attention.")
-    made.add_argument("--cases", type=int, default=2000, help="how many to draw (default: 2000)")
-    made.add_argument("--seed", type=int, default=0, help="draws the same cases again (default: 0)")
+    made.add_argument("--cases", type=int, default=2000, help="number of random cases (default: 2000)")
+    made.add_argument("--seed", type=int, default=0, help="random seed; equal seeds draw equal cases (default: 0)")
     made.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
     made.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
     made.add_argument("--score", choices=score_names(), metavar="NAME", help="only cases of this score")
     made.add_argument("--normalizer", choices=list(NORMALIZERS), metavar="NAME", help="only cases of this normalizer")
     made.add_argument("--mask", choices=mask_names(), metavar="NAME", help="only cases with this kind of mask")
     made.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="processes of one thread each; 0 for this one"
+        "--workers", type=int, default=os.cpu_count() or 1, help="worker processes; 0 runs in this process"
     )
-    made.add_argument("--journal", type=Path, help="a file that keeps what is done; with it, the same command goes on")
+    made.add_argument("--journal", type=Path, help="file of finished cases, from which the same command resumes")
     made.add_argument("--guard", action="store_true", help="run compiled kernels on guarded memory")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a campaign as told on the command line; return 1 if a law is broken."""
+    """Run a campaign from the command line; return 1 if a law is broken."""
     given = parser().parse_args(arguments)
     began = time.monotonic()
     laws, among = tuple(given.law or LAWS), tuple(given.engine or engines.TABLE)

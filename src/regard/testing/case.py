@@ -1,4 +1,4 @@
-"""One case of a law: scores, masks as recipes, and a call of attention made of them."""
+"""Test cases: scores, masks as recipes, and the calls of attention built from them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from regard.scores.base import TABLE
 from regard.scores.kernels import Distance, kernels
 from regard.testing.formulas import Array
 
-# Scores for cases: of every registered class its own sample, and variants that a sample does not show -----------------
+# Scores for cases: the sample of every registered class, and further variants -----------------------------------------
 
 
 @dataclass(frozen=True)
 class Widths:
-    """The sizes that a score must fit: query and key widths, the number of keys, query heads H and key heads G."""
+    """The sizes for a score: query and key widths, the number of keys, query heads H and key heads G."""
 
     query: int
     key: int
@@ -42,12 +42,12 @@ Maker = Callable[[Widths, torch.Generator], Score]
 
 
 def near_is_more(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
-    """Take a quarter of the distance from a score."""
+    """Subtract a quarter of the distance from a score."""
     return score - 0.25 * (q_idx - kv_idx).abs()
 
 
 def by_sequence(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
-    """Square a score, with a share that depends on the sequence and the head."""
+    """Add the square of a score, times a factor that depends on the sequence and the head."""
     return score + 0.125 * (b + 2 * h) * score * score
 
 
@@ -73,7 +73,7 @@ def _positive(generator: torch.Generator, *size: int) -> Tensor:
 
 
 def _kernel(cls: type[Distance], size: Callable[[Widths], tuple[int, ...]]) -> Maker:
-    """Return what makes a kernel with a width that is a tensor of this size, around that of its sample."""
+    """Return a factory of kernels whose width is a tensor of this size, near that of the kernel's sample."""
 
     def make(w: Widths, generator: torch.Generator) -> Score:
         usual = cls.sample(w.query, w.key, w.keys, generator).width
@@ -109,20 +109,20 @@ def _key_heads(w: Widths) -> tuple[int, ...]:
 
 
 def score_names() -> list[str]:
-    """Return the name of every score and variant there is."""
+    """Return the names of all scores and variants."""
     variants = [name for name in VARIANTS if name.split("/")[0] in (*TABLE, "score_mod")]
     return [*TABLE, *variants]
 
 
 def make_score(name: str, widths: Widths, generator: torch.Generator) -> Score:
-    """Return the score of a name, with random parameters that fit."""
+    """Return the score of this name with random parameters."""
     if name in VARIANTS:
         return VARIANTS[name](widths, generator)
     return TABLE[name].sample(widths.query, widths.key, widths.keys, generator)
 
 
 def mixes_widths(name: str) -> bool:
-    """Return whether the score takes keys of another width than the queries."""
+    """Return whether the score accepts keys and queries of different widths."""
     base = name.split("/", maxsplit=1)[0]
     return name not in SAME_WIDTHS and base in TABLE and TABLE[base].mixed_widths
 
@@ -136,7 +136,7 @@ Recipe = tuple[Any, ...]
 
 
 def build_mask(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype: torch.dtype) -> Mask:
-    """Return the mask of a recipe; the generator decides what its tensors hold.
+    """Return the mask of a recipe, with random tensors.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def build_mask(recipe: Recipe, extent: Extent, generator: torch.Generator, dtype
 
 
 def has_bias(recipe: Recipe | None) -> bool:
-    """Return whether the mask of a recipe adds something to the scores."""
+    """Return whether the mask of a recipe has a bias."""
     if recipe is None:
         return False
     if recipe[0] in sampled():
@@ -190,7 +190,7 @@ def mask_names() -> list[str]:
 
 
 def plain_recipe(recipe: Recipe | None) -> Recipe | None:
-    """Return the recipe with dense masks plain in memory and biases around 0, where differences are taken."""
+    """Return the recipe with contiguous dense masks and biases around 0, for finite differences."""
     if recipe is None or recipe[0] in ("dense", "bias"):
         return None if recipe is None else recipe[:3]
     return tuple(plain_recipe(part) if isinstance(part, tuple) else part for part in recipe)
@@ -272,7 +272,7 @@ def _size(extent: Extent, shared: str) -> tuple[int, ...]:
 
 
 def _stored(values: Tensor, layout: str, extent: Extent, shared: str) -> Tensor:
-    """Return a dense mask's values in memory as a layout says.
+    """Return a dense mask's values with a memory layout.
 
     "expanded": what is shared has stride 0; "transposed": queries stand side by side, not keys; "sliced": with gaps.
     """
@@ -337,7 +337,7 @@ def _hidden_keys(extent: Extent, generator: torch.Generator, _: Any) -> Mask:
     return masks.dense(keys)
 
 
-#: What builds each kind: ``(extent, generator, dtype of floats, *arguments) -> Mask``.
+#: The builder of each kind: ``(extent, generator, dtype of floats, *arguments) -> Mask``.
 KINDS: dict[str, Callable[..., Mask]] = {
     "alibi": _alibi,
     "bias": _bias,
@@ -359,16 +359,16 @@ KINDS: dict[str, Callable[..., Mask]] = {
     "window": _window,
 }
 
-#: The kinds that add something to the scores, which "or" and "not" refuse.
+#: The kinds with a bias, which "or" and "not" reject.
 BIASES = {"alibi", "bias", "relative"}
 
 
 def sampled() -> dict[str, type[Any]]:
-    """Return the public masks that make a sample of themselves, ``sample(extent, generator)``, by their names."""
+    """Return the public masks with a method ``sample(extent, generator)``, by name."""
     return {name: cls for name, cls in vars(masks).items() if isinstance(cls, type) and hasattr(cls, "sample")}
 
 
-# A case: one call of ``attention`` in a few numbers and names, which print, compare and shrink ------------------------
+# A case: a call of ``attention`` described by numbers and names, which print, compare and shrink ----------------------
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ class Case:
     lead : tuple of int
         Leading dimensions, before heads.
     key_heads, group : int
-        G, and how many query heads share one of them.
+        G, and the number of query heads per key head.
     queries, keys, width, key_width, value_width : int
         L, S, E, Ek (0 for E) and V.
     mask : recipe or None
@@ -392,21 +392,20 @@ class Case:
     magnitude : float
         Standard deviation of queries and keys.
     values : float
-        That of values.
+        Standard deviation of values.
     layout : str
         "plain", "transposed", "sliced", "expanded" (keys and values shared by stride 0), "broadcast" (keys and
-        values without the first leading dimension), "broadcast query", or "matrix" (no dimensions for batch and head,
-        where there is one of each).
+        values without the first leading dimension), "broadcast query", or "matrix" (2-D, for one sequence and head).
     rows : str
-        "random"; "zeros", the first query and key are 0; or "twins", the first two keys are the first query where the
-        widths allow it, and one another in any case.
+        "random"; "zeros": the first query and key are 0; or "twins": the first two keys are equal, and equal to the
+        first query if the widths match.
     learned : bool
-        Whether gradients to the tensors of score and mask are asked for.
+        Whether to compute gradients of the tensors of score and mask.
     wide : bool
-        Whether those tensors are float32 where the inputs are narrower.
+        Whether those tensors are float32 when the inputs are narrower.
     dropout_p : float
     tile : (int, int)
-        Rows and columns of a tile, where an engine lets itself be told.
+        Rows and columns of a tile, for engines with a configurable tile size.
     seed : int
     device : str
     """
@@ -450,15 +449,15 @@ class Case:
         return replace(self, mask=recipe if self.mask is None else ("and", self.mask, recipe))
 
     def __str__(self) -> str:
-        """Return code that makes the case: fields that are not the default."""
+        """Return code for the case, with the fields that differ from the defaults."""
         plain = Case()
-        told = [f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(plain, name)]
-        return f"Case({', '.join(told)})"
+        changed = [f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(plain, name)]
+        return f"Case({', '.join(changed)})"
 
 
 @dataclass
 class CaseCall:
-    """The tensors and parts of a case, ready to call ``attention`` with; any of them may be exchanged."""
+    """The tensors and parts of a case as arguments of ``attention``; any of them may be replaced."""
 
     query: Tensor
     key: Tensor
@@ -520,8 +519,8 @@ class CaseCall:
         """Return the output of an engine."""
         return regard.attention(**self.arguments(), engine=engine)
 
-    def look(self, engine: Engine | str, **request: Any) -> tuple[Tensor, regard.Aux]:
-        """Return the output of an engine, and what ``AuxRequest(**request)`` asks for."""
+    def run_with_aux(self, engine: Engine | str, **request: Any) -> tuple[Tensor, regard.Aux]:
+        """Return the output of an engine and the auxiliary outputs of ``AuxRequest(**request)``."""
         return regard.attention(**self.arguments(), engine=engine, return_aux=regard.AuxRequest(**request))
 
     def but(self, **changes: Any) -> CaseCall:
@@ -537,7 +536,7 @@ class CaseCall:
         return engine.refusal(self.problem())
 
     def leaves(self) -> dict[str, Tensor]:
-        """Return the tensors that gradients are asked for, by name; query, key and value are made to want one."""
+        """Return the tensors to differentiate, by name; sets ``requires_grad`` of query, key and value."""
         found = {"query": self.query, "key": self.key, "value": self.value}
         for tensor in found.values():
             tensor.requires_grad_()
@@ -547,7 +546,7 @@ class CaseCall:
 
 
 def named(what: str, part: Part | None) -> list[tuple[str, Tensor]]:
-    """Return a part's tensors, those that want a gradient with a name; binding a mask may add some that do not."""
+    """Return a part's tensors, with names for those that require gradients; binding a mask may add others."""
     tensors = [] if part is None else part.tensors()
     count = iter(range(len(tensors)))
     return [(f"{what} tensor {next(count)}" if t.requires_grad else "", t) for t in tensors]
@@ -563,7 +562,7 @@ def gradients(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[s
 
 
 def has_graph(output: Tensor, leaves: dict[str, Tensor]) -> bool:
-    """Return whether an output has a gradient to give; raise AssertionError if a leaf wants one and it has none."""
+    """Return whether an output requires gradients; raise AssertionError if a leaf does but the output does not."""
     if not output.requires_grad and any(leaf.requires_grad for leaf in leaves.values()):
         raise AssertionError("an input wants a gradient, and the output has no graph")
     return output.requires_grad
@@ -575,7 +574,7 @@ def engine_of(name: str) -> Engine:
 
 
 def _special(rows: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys with the rows that a case asks for; without queries, keys or heads, as they are."""
+    """Return queries and keys with the special rows of a case; unchanged if queries, keys or heads are empty."""
     if rows == "zeros":
         query[..., :1, :], key[..., :1, :] = 0, 0
     if rows == "twins" and query.numel() and key.numel():
@@ -586,7 +585,7 @@ def _special(rows: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _laid_out(values: Tensor, layout: str, shared: bool, dtype: torch.dtype, device: str) -> Tensor:
-    """Return the values in memory as a layout says."""
+    """Return values with a memory layout."""
     values = values.to(device, dtype)
     if layout == "matrix" and values.shape[:-2].numel() == 1:
         return values.reshape(values.shape[-2:]).clone()

@@ -13,25 +13,25 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """A source of choices. The first of the options is the simplest."""
+    """A source of choices. The first option is the simplest."""
 
     def pick(self, options: Sequence[T]) -> T:
         """Return one of the options."""
         ...
 
     def seed(self) -> int:
-        """Return a number for a random generator."""
+        """Return a seed for a random generator."""
         ...
 
 
 class CaseSampler:
-    """Choices from Python's random numbers."""
+    """Choices from Python's random number generator."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def pick(self, options: Sequence[T]) -> T:
-        """Return one of the options, each as likely as another."""
+        """Return one of the options with equal probability."""
         return self.random.choice(options)
 
     def seed(self) -> int:
@@ -39,16 +39,16 @@ class CaseSampler:
         return self.random.randrange(1 << 16)
 
 
-#: Lengths; those past the usual tile are there to cross its border, the last past a block of compiled kernels.
+#: Lengths; some cross the border of a tile, the last that of a block of compiled kernels.
 LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13) * 3 + (67,)
 WIDTHS = (3, 1, 2, 4, 8)
-#: Sizes of values; the smallest and largest where the dtype has them.
+#: Magnitudes of values; the smallest and largest only for dtypes that can represent them.
 VALUES = (1.0,) * 10 + (1e-36, 1e30)
 TILES = ((4, 4), (3, 5), (2, 8), (8, 2), (16, 16))
 LAYOUTS = ("plain", "plain", "transposed", "sliced", "expanded", "broadcast", "broadcast query", "matrix")
-#: Which dimensions of a dense mask are its own, in upper case, and which it shares, in lower case: every broadcast.
+#: The dimensions of a dense mask, in upper case, and those it broadcasts, in lower case: every combination.
 SHARED = ("LS", *map("".join, product("Bb", "Hh", "Ll", "Ss")), "lS", "Ls", "ls")
-#: How a dense mask stands in memory, and around which number its biases are.
+#: Memory layouts of dense masks, and the levels around which their biases lie.
 STORED = ("plain", "plain", "plain", "expanded", "transposed", "sliced")
 LEVELS = (0.0, 0.0, 0.0, -40.0, -1e9, 1e5)
 DTYPES = ("float32", "float32", "float64", "float64", "bfloat16", "float16")
@@ -56,7 +56,7 @@ WHERE: tuple[Any, ...] = ("upper_left", "lower_right", 2, -1, "each")
 
 
 def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
-    """Return a case of a score, a normalizer and a dtype; everything else is drawn."""
+    """Return a random case for a score, a normalizer and a dtype."""
     zero = source.pick(("",) * 30 + ("queries", "keys", "lead", "width", "value_width"))
     lead = source.pick(((1,), (1,), (2,), (3,), (2, 2), (), (1, 2, 1)))
     sizes: dict[str, Any] = {
@@ -90,19 +90,19 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
 
 
 def _value(size: float, normalizer: str, dtype: str) -> float:
-    """Return a size of values that the dtype has, and that gradients have: entmax's slopes alone can be of 1e30."""
+    """Limit the magnitude of values to the range of the dtype and of gradients: entmax slopes can reach 1e30."""
     if dtype == "float16":
         return 1.0
     return min(size, 1.0) if normalizer == "entmax" else size
 
 
 def mask(source: Source, depth: int, bias: bool) -> Recipe:
-    """Return the recipe of a mask, composed of others up to a depth; only "and" takes masks with a bias."""
+    """Return the recipe of a mask, composed up to a depth; only "and" accepts masks with a bias."""
     kinds = ("single", "single", "and", "causal", "causal", "function", "or", "not", "part")
     kind = source.pick(kinds) if depth else "single"
-    if kind == "function":  # beside a mask that is planned, and perhaps learned
+    if kind == "function":  # combined with a structured mask, which may be learned
         return "and", mask(source, 0, bias), ("predicate", source.pick((3, 2)))
-    if kind == "causal":  # as models compose it with padding, documents and biases
+    if kind == "causal":  # combined with padding, documents or biases, as in models
         rest: Sequence[Recipe] = (("key_padding", False), ("padding", False), ("document", True), mask(source, 0, bias))
         return "and", ("causal", source.pick(("upper_left", "lower_right"))), source.pick(rest)
     if kind == "and":

@@ -1,4 +1,4 @@
-"""The conformance suite: one law, one engine, one case, and sweeps over all."""
+"""The conformance suite: judge one law on one engine and case, or sweep over all parts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.parts import refused
 
-# Tiny tiles: with them, a problem of a dozen keys crosses every border that one of thousands does ---------------------
+# Tiny tiles: a problem of a dozen keys then crosses as many tile borders as one of thousands --------------------------
 
 
 @contextmanager
 def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
-    """Make engines that cut a problem into tiles cut it into tiles of this size, for a ``with`` block.
+    """Set the tile size of all tiled engines in a ``with`` block.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
             clear_plans()
 
 
-# The suite: every law on every score, normalizer, dtype and engine that is registered ---------------------------------
+# The suite: every law on every registered score, normalizer, dtype and engine -----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Verdict:
     case : Case
         As adapted to the law.
     outcome : str
-        "held"; "refused", when the engine cannot run the case, and says so when named; or "broken".
+        "held"; "refused" if the engine cannot run the case and raises an error that says so; or "broken".
     reason : str
-        Why it is broken.
+        Why the law is broken.
     """
 
     law: str
@@ -77,12 +77,12 @@ class Verdict:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return the verdict with code that repeats it."""
+        """Return the verdict with code to reproduce it."""
         return f"{self.law} / {self.engine}: {self.reason}\n    judge({self.law!r}, {self.engine!r}, {self.case})"
 
 
 def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
-    """Check one law on one case with one engine; the case is taken as it is.
+    """Check one law on one case with one engine; the case must already be adapted to the law.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
                 refused(case, the_engine)
                 return Verdict(the_law.name, the_engine.name, case, "refused")
             the_law(case, the_engine)
-    except Exception as error:  # whatever a law raises breaks it, and is part of the verdict
+    except Exception as error:  # any exception breaks the law and is part of the verdict
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         return Verdict(the_law.name, the_engine.name, case, "broken", f"{kind}{error}")
     return Verdict(the_law.name, the_engine.name, case, "held")
@@ -113,10 +113,9 @@ def _combinations(engine: Engine, parts: tuple[str, ...], normalizers: tuple[str
 
 
 def combinations(engine: Engine) -> list[tuple[str, str, str]]:
-    """Return every registered (score, normalizer, dtype) that an engine runs in the plainest call.
+    """Return every registered (score, normalizer, dtype) that an engine can run in a default call.
 
-    Dtypes are repeated as they are in :data:`~regard.testing.case_generator.DTYPES`, which makes some of them more
-    frequent.
+    Dtypes repeat as in :data:`~regard.testing.case_generator.DTYPES`, so some are more frequent.
     """
     return _combinations(engine, tuple(score_names()), tuple(NORMALIZERS))
 
@@ -128,9 +127,9 @@ def sweep(
     normalizer: str | None = None,
     every_dtype: bool = True,
 ) -> list[Verdict]:
-    """Check one law once for every (score, normalizer, dtype) that an engine runs, or those of one score or normalizer.
+    """Check one law for every (score, normalizer, dtype) that an engine can run, or those of one score or normalizer.
 
-    Everything else is drawn, always alike. Without ``every_dtype``, each (score, normalizer) meets one dtype, in turn.
+    All else is random with a fixed seed. Without ``every_dtype``, each (score, normalizer) is tested with one dtype.
     """
     the_law = LAWS[law] if isinstance(law, str) else law
     the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
@@ -142,7 +141,7 @@ def sweep(
     for i, combination in enumerate(among):
         if score not in (None, combination[0]) or normalizer not in (None, combination[1]):
             continue
-        for seed in range(i, 4 * len(among), len(among)):  # a case that wants gradients may be refused only then
+        for seed in range(i, 4 * len(among), len(among)):  # an engine may refuse a case only when it needs gradients
             case = draw_for(CaseSampler(seed), the_law, the_engine, [combination])
             verdict = None if case is None else judge(the_law, the_engine, case)
             if verdict is not None and verdict.outcome != "refused":
@@ -152,7 +151,7 @@ def sweep(
     return verdicts
 
 
-#: How often a case is drawn again because it does not concern the law, or the engine refuses it.
+#: How often to draw another case if the law does not apply or the engine refuses it.
 TRIES = 40
 
 

@@ -25,13 +25,13 @@ Array = npt.NDArray[Any]
 #: ``formula(query, key, score)``: (..., L, Eq), (..., S, Ek) and the score's attributes as arrays -> (..., L, S).
 Formula = Callable[[Array, Array, Any], Array]
 
-#: The formula of each score. It must be analytic, as gradients are taken by complex steps: branch on ``.real``
-#: alone, and write no ``abs`` or ``conj``.
+#: The formula of each score. It must be analytic, because gradients use complex steps: branch only on ``.real``, and do
+#: not use ``abs`` or ``conj``.
 FORMULAS: dict[type[Score], Formula] = {}
 
 
 def register_formula(cls: type[Score], formula: Formula) -> Formula:
-    """OnlineSoftmax the formula of a score, by which the conformance suite judges it.
+    """Register the formula of a score, which serves as its oracle in the conformance suite.
 
     A score without a formula is judged by its own ``compare`` in float64.
 
@@ -61,7 +61,7 @@ def register_formula(cls: type[Score], formula: Formula) -> Formula:
 
 @contextmanager
 def formula_of(cls: type[Score], formula: Formula) -> Iterator[None]:
-    """OnlineSoftmax a formula for the duration of a ``with`` block."""
+    """Register a formula for the duration of a ``with`` block."""
     before = FORMULAS.get(cls)
     FORMULAS[cls] = formula
     try:
@@ -133,7 +133,7 @@ def _cosine(query: Array, key: Array, score: Any) -> Array:
 
 
 def _kernel(cls: type[Distance]) -> Formula:
-    """Return the formula of a kernel, from its own of the distance."""
+    """Return the formula of a kernel from its function of the distance."""
 
     def formula(query: Array, key: Array, score: Any) -> Array:
         apart = (query[..., :, None, :] - key[..., None, :, :]) / score.width
@@ -141,7 +141,7 @@ def _kernel(cls: type[Distance]) -> Formula:
             reach = distance = (apart * np.sign(apart.real)).sum(-1)
         else:
             reach = (apart * apart).sum(-1)
-            moved = reach.real > np.finfo(reach.real.dtype).tiny ** 0.5  # a complex step alone is no distance
+            moved = reach.real > np.finfo(reach.real.dtype).tiny ** 0.5  # ignore the complex step itself
             distance = np.where(moved, np.sqrt(np.where(moved, reach, 1)), 0)
         met = (reach.real <= 1) | (not cls.compact)
         with np.errstate(divide="ignore"):
@@ -171,7 +171,7 @@ FORMULAS |= {
 # Formulas of the normalizers in NumPy: sorting and bisection instead of Newton's method, and its derivative -----------
 
 
-#: Halvings at most, far more than any precision here leaves room for.
+#: The most bisection steps, far more than any precision here needs.
 HALVINGS = 400
 
 
@@ -204,13 +204,13 @@ class NormalizerFormula:
     bend: Callable[[Normalizer], float] = lambda _: 1.0
 
     def shaken(self, weights: Array, normalizer: Normalizer) -> Array:
-        """Return by how much a rounding of the row's threshold, a number that must be held, moves each weight."""
+        """Return the effect on each weight of rounding the row's stored threshold."""
         if self.threshold is None:
             return np.zeros_like(weights)
         return self.slope(weights, normalizer) * self.threshold(weights, normalizer)
 
     def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
-        """Return the gradient to the scores, given that to the weights."""
+        """Return the gradient with respect to the scores, given that with respect to the weights."""
         slope = self.slope(weights, normalizer)
         if not self.row_normalized:
             return slope * grad
@@ -219,7 +219,7 @@ class NormalizerFormula:
         return slope * (grad - mean)
 
     def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:
-        """Return what :meth:`pull` adds and subtracts, without its cancellation, for ``grad`` ≥ 0."""
+        """Return the sum of the absolute terms of :meth:`pull`, for ``grad`` ≥ 0."""
         slope = self.slope(weights, normalizer)
         if not self.row_normalized:
             return slope * grad
@@ -228,13 +228,13 @@ class NormalizerFormula:
 
 
 def _relative(scores: Array) -> tuple[Array, Array]:
-    """Return scores relative to the largest of their row, and which rows have any."""
+    """Return scores relative to the largest of their row, and which rows have a finite one."""
     peak = scores.max(-1, keepdims=True, initial=-np.inf)
     return scores - np.where(peak == -np.inf, 0, peak), peak > -np.inf
 
 
 def softmax(scores: Array, normalizer: Normalizer | None = None) -> Array:  # noqa: ARG001
-    """Return exp(s) / Σ exp(s), 0 in rows of nothing but −inf."""
+    """Return exp(s) / Σ exp(s); 0 in rows where every score is −inf."""
     relative, _ = _relative(scores)
     powers = np.exp(relative)
     total = powers.sum(-1, keepdims=True)
@@ -261,7 +261,7 @@ def entmax(scores: Array, alpha: float) -> Array:
     slope, power = scores.dtype.type(alpha) - 1, 1 / (scores.dtype.type(alpha) - 1)
     low = np.full((*scores.shape[:-1], 1), -1 / slope, dtype=scores.dtype)
     high = np.zeros_like(low)
-    for _ in range(HALVINGS):  # until no number lies between: a threshold near 0 has its digits far behind the point
+    for _ in range(HALVINGS):  # until the bounds are adjacent numbers; a threshold near 0 needs many steps
         middle = (low + high) / 2
         if ((middle == low) | (middle == high)).all():
             break
@@ -308,7 +308,7 @@ def alpha_of(normalizer: Normalizer) -> float:
     return float(getattr(normalizer, "alpha", 1.5))
 
 
-#: How each normalizer weighs. One that is random, or is not listed here, is not compared with an oracle.
+#: The formula of each normalizer. Random normalizers, and those not listed, have no oracle.
 NORMALIZER_FORMULAS: dict[type[Normalizer], NormalizerFormula] = {
     normalizers.Softmax: NormalizerFormula(softmax, lambda weights, _: weights),
     normalizers.Sparsemax: _of_family(sparsemax),
@@ -322,6 +322,6 @@ NORMALIZER_FORMULAS: dict[type[Normalizer], NormalizerFormula] = {
 
 
 def register_weighing(cls: type[Normalizer], weighing: NormalizerFormula) -> NormalizerFormula:
-    """OnlineSoftmax how a normalizer weighs, by which the conformance suite judges it."""
+    """Register the formula of a normalizer, which serves as its oracle in the conformance suite."""
     NORMALIZER_FORMULAS[cls] = weighing
     return weighing

@@ -1,8 +1,8 @@
-"""Guarded memory: every array of a compiled kernel between pages that nobody may touch.
+"""Guarded memory: place every array of a compiled kernel between inaccessible pages.
 
-A kernel that reads or writes past an array's end dies at once, with a signal, instead of answering from memory that is
-not its own. Memory before the array, and all scratch memory, holds NaN, so that a wrong read shows; a wrong write
-before the array is found when the kernel is done.
+A kernel that reads or writes past the end of an array then crashes immediately with a signal. Memory before the array,
+and all scratch memory, holds NaN, which exposes wrong reads; wrong writes before the array are detected after the
+kernel returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.kernels.arguments import FIELDS
 
 _PAGE = mmap.PAGESIZE
-#: Bytes of NaN in every type of float, and −1 in every type of int.
+#: A byte that makes NaN in every float type and −1 in every int type.
 _POISON = 0xFF
 _READ_WRITE, _NOTHING = 3, 0
 
@@ -40,12 +40,12 @@ _mprotect = _system("mprotect", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, 
 
 @contextmanager
 def guarded(size: int) -> Iterator[int]:
-    """Lend the address of so many bytes that end where a page begins which nobody may touch; they hold poison.
+    """Yield the address of ``size`` poisoned bytes that end at an inaccessible page.
 
     Raises
     ------
     AssertionError
-        If something was written to the bytes before them.
+        If the bytes before them were overwritten.
     """
     inner = -(-max(size, 1) // _PAGE) * _PAGE
     whole = inner + 2 * _PAGE
@@ -59,16 +59,16 @@ def guarded(size: int) -> Iterator[int]:
             _mprotect(page, _PAGE, _NOTHING)
         yield first + margin
         if ctypes.string_at(first, margin) != bytes([_POISON]) * margin:
-            raise AssertionError(f"a kernel wrote before the first of {size} bytes that it was given")
+            raise AssertionError(f"a kernel wrote before the start of its array of {size} bytes")
     finally:
         _munmap(base, whole)
 
 
 @contextmanager
 def guarded_kernels() -> Iterator[None]:
-    """Run the kernels of engine ``fused`` on guarded copies of all their arrays, for a ``with`` block.
+    """Run the kernels of engine ``fused`` on guarded copies of all their arrays in a ``with`` block.
 
-    Parts of the scratch memory are guarded each by itself. Kernels run one at a time.
+    Each part of the scratch memory is guarded separately. Kernels run one at a time.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def guarded_kernels() -> Iterator[None]:
         numbers: Mapping[str, int],
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        arguments = call.filled(arrays, numbers, sizes)  # checked as ever
+        arguments = call.filled(arrays, numbers, sizes)  # with the usual checks
         given = {name: tensor for name, tensor in {**call.arrays, **arrays}.items() if tensor is not None}
         filled = dict(zip(FIELDS, arguments))
         with lock, ExitStack() as stack:
@@ -104,7 +104,7 @@ def guarded_kernels() -> Iterator[None]:
 
 
 def _guard_scratch(stack: ExitStack, filled: dict[str, int], size: int, item: int) -> None:
-    """Put each part of the scratch memory, which ends where the next begins, into guarded memory of its own."""
+    """Put each part of the scratch memory into separate guarded memory; a part ends where the next begins."""
     filled["scratch"] = stack.enter_context(guarded(size * item))
     starts = {name: place for name, place in filled.items() if name.startswith("at_")}
     for name, start in starts.items():

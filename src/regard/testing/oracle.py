@@ -1,4 +1,4 @@
-"""The right result in float64, by formulas in NumPy or by stand-ins for parts without one."""
+"""The correct result in float64, from NumPy formulas, or from a part's own code if it has no formula."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.testing.statement import NumpyCall
 
 
-# Stand-ins for formulas that nobody stated: the part's own code, in float64 -------------------------------------------
+# For parts without a formula: their own code in float64 ---------------------------------------------------------------
 
 
 def _tensor(array: Array) -> Tensor:
@@ -48,7 +48,7 @@ class OwnComparison:
         K, B = grad.shape[:2]
         found: dict[str, tuple[Array, Array]] = {}
         parts = []
-        for k in range(K):  # one problem at a time, as the score's tensors are common to all
+        for k in range(K):  # one problem at a time, because all share the score's tensors
             share = np.zeros_like(grad)
             share[k] = np.where(self.values[k] > -np.inf, grad[k], 0)
             parts.append(self._pulled(leaves, share.reshape(K * B, *grad.shape[2:])))
@@ -71,7 +71,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def own_modification(statement: NumpyCall, scores: Array) -> tuple[Array, Array]:
-    """Return what a score's ``modify`` makes of scaled scores (K, B, H, L, S), and its derivative."""
+    """Apply a score's ``modify`` to scaled scores (K, B, H, L, S), and return the result and its derivative."""
     from regard.testing.statement import indices
 
     score = statement.score
@@ -96,7 +96,7 @@ class OwnWeighing(NormalizerFormula):
         super().__init__(_own_weights, lambda weights, _: weights)
 
     def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
-        """Return the gradient to the scores, given that to the weights."""
+        """Return the gradient with respect to the scores, given that with respect to the weights."""
         source = _tensor(scores).requires_grad_()
         with torch.enable_grad():
             found = normalizer.map_tensors(_leaf).weights(source)
@@ -105,7 +105,7 @@ class OwnWeighing(NormalizerFormula):
         return torch.autograd.grad(found, source, _tensor(grad))[0].numpy().astype(grad.dtype)
 
     def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
-        """Return the size of what is summed, taken as softmax's."""
+        """Return the amplitude of the gradient, approximated by that of softmax."""
         return weights * (grad + (weights * grad).sum(-1, keepdims=True))
 
 
@@ -114,12 +114,12 @@ def _own_weights(scores: Array, normalizer: Normalizer) -> Array:
         return normalizer.map_tensors(_leaf).weights(_tensor(scores)).numpy().astype(scores.dtype)
 
 
-# Compare queries and keys, with the derivative: by a written-out formula, or by the score's own code ------------------
+# Compare queries and keys, with derivatives: by a formula, or by the score's own code ---------------------------------
 
 
-#: The imaginary step by which derivatives are taken: its square vanishes beside anything.
+#: The imaginary step for derivatives; its square is negligible.
 STEP = 2.0**-100
-#: Numbers that are held at once where slopes are taken.
+#: The most numbers held at once for derivatives.
 _NUMBERS = 2**18
 
 #: A gradient and its amplitude.
@@ -132,12 +132,12 @@ class Comparison(Protocol):
     values: Array
 
     def pull(self, grad: Array, amplitude: Array) -> dict[str, Pair]:
-        """Return gradient and amplitude for query, key and each tensor of the score, given those of the scores."""
+        """Return gradients and amplitudes of query, key and each tensor of the score, given those of the scores."""
         ...
 
 
 def comparison_of(score: Score, query: Array, key: Array, tensors: list[Array]) -> Comparison:
-    """Compare query (K, B, H, L, E) with key (K, B, H, S, E); gradients go to those of its tensors that want them."""
+    """Compare query (K, B, H, L, E) with key (K, B, H, S, E), with gradients for tensors that require them."""
     base = stated(score)
     formula = FORMULAS.get(type(base))
     if formula is None:
@@ -146,19 +146,19 @@ def comparison_of(score: Score, query: Array, key: Array, tensors: list[Array]) 
 
 
 def stated(score: Score) -> Score:
-    """Return the score whose formula is asked for: inside a ScoreMod, its base."""
+    """Return the score to look up a formula for: the base of a ScoreMod, otherwise the score itself."""
     while isinstance(score, ScoreMod):
         score = score.base
     return score
 
 
 def has_formula(score: Score) -> bool:
-    """Return whether a score is judged by a formula, and not by its own code."""
+    """Return whether a score has a formula."""
     return type(stated(score)) in FORMULAS
 
 
 class _Stated:
-    """A formula, differentiated by complex steps: exact to the last digit, as nothing is subtracted."""
+    """A formula differentiated by complex steps, which are exact because nothing is subtracted."""
 
     def __init__(self, formula: Formula, score: Score, query: Array, key: Array, tensors: list[Array]) -> None:
         self.formula, self.score, self.query, self.key, self.tensors = formula, score, query, key, tensors
@@ -170,10 +170,10 @@ class _Stated:
         return self.formula(query, key, attributes(self.score, lambda _: next(remaining)))
 
     def _slopes(self, at: Callable[[Array], Array], source: Array) -> Array:
-        """Return the derivative of all scores to each feature of the rows: (width, K, B, H, L, S)."""
+        """Return the derivative of all scores with respect to each feature of the rows: (width, K, B, H, L, S)."""
         width = source.shape[-1]
         steps = (1j * STEP * np.eye(width, dtype=source.dtype)).reshape(width, *(1,) * (source.ndim - 1), width)
-        # So many features at once as stay near the processor: a formula may hold every pair's features.
+        # Process as many features at once as fit in the cache: a formula may hold the features of every pair.
         parts = min(max(width, 1), 1 + self.values.size * width**2 // _NUMBERS)
         with np.errstate(all="ignore"):
             moved = np.concatenate(
@@ -197,7 +197,7 @@ class _Stated:
         return found
 
     def _pull_tensor(self, i: int, tensor: Array, grad: Array, amplitude: Array) -> Pair:
-        """Return the gradient to one of the score's tensors, (K, *shape), one number at a time."""
+        """Return the gradient with respect to one of the score's tensors, (K, *shape), one element at a time."""
         found = np.zeros((2, grad.shape[0], tensor.size), dtype=grad.dtype)
         for place in range(tensor.size):
             step = np.zeros(tensor.size, dtype=np.result_type(tensor.dtype, np.complex64))
@@ -213,7 +213,7 @@ class _Stated:
 
 
 def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
-    """Return the derivative of a mask's bias to its i-th tensor: (B · H · L · S, numel)."""
+    """Return the derivative of a mask's bias with respect to its i-th tensor: (B · H · L · S, numel)."""
     tensors = [t.detach().double() if t.is_floating_point() else t for t in mask.tensors()]
     shape = (extent.B, extent.H, extent.L, extent.S)
     pairs, numel = math.prod(shape), tensors[i].numel()
@@ -225,18 +225,18 @@ def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
         assert found is not None
         return found.expand(shape).reshape(-1)
 
-    # A copy: forward mode takes no tensor whose elements share memory.
+    # Copy, because forward mode rejects tensors whose elements share memory.
     return torch.func.jacfwd(bias)(tensors[i].contiguous()).reshape(pairs, numel).cpu().numpy()
 
 
 # The oracle: attention in NumPy, in a precision wider than the call's, with gradients by complex steps ----------------
-# The oracle shares no code with the engines: scores are the written-out :data:`~regard.testing.formulas.FORMULAS`,
-# weights those of :mod:`~regard.testing.formulas`, and masks are asked for each pair. It calculates in 80-bit
-# numbers where the platform has them and the call is in float64, and in float64 for narrower calls.
+# The oracle shares no code with the engines: scores and weights come from :mod:`~regard.testing.formulas`, and masks
+# are evaluated for each pair. It uses 80-bit numbers for float64 calls where the platform has them, and float64 for
+# narrower calls.
 
 
 class WithAmplitude(NamedTuple):
-    """A result and its amplitude: the sum of the absolute values of the terms that the result is a sum of."""
+    """A result and its amplitude: the sum of the absolute values of its terms."""
 
     value: Array
     amplitude: Array
@@ -244,7 +244,7 @@ class WithAmplitude(NamedTuple):
 
 @dataclass(frozen=True)
 class Oracle:
-    """The right answers to a statement; each is calculated when first asked for.
+    """The correct answers for a statement, each computed on first use.
 
     All arrays have the neighbours K in front.
 
@@ -252,7 +252,7 @@ class Oracle:
     ----------
     statement : NumpyCall
     keeps_lse : bool
-        Whether gradients are made from the log-sum-exp of each row alone, which its rounding then belongs to.
+        Whether the backward pass keeps only the log-sum-exp of each row, whose rounding then counts.
     """
 
     statement: NumpyCall
@@ -274,7 +274,7 @@ class Oracle:
 
     @cached_property
     def _scored(self) -> tuple[Array, Array]:
-        """Return the final scores (K, B, H, L, S), and their derivative to what the comparison yields."""
+        """Return the final scores (K, B, H, L, S), and their derivative with respect to the comparison's scores."""
         s = self.statement
         raw = self.comparison.values
         excluded = raw == -np.inf
@@ -292,7 +292,7 @@ class Oracle:
         return np.where(hidden, -np.inf, scores), np.where(hidden, 0, slope)
 
     def _modified(self, scores: Array) -> tuple[Array, Array]:
-        """Return what a score_mod makes of scaled scores, and its derivative."""
+        """Apply a score_mod to scaled scores, and return the result and its derivative."""
         s = self.statement
         if not isinstance(s.score, ScoreMod) or s.score.score_mod not in MODS:
             return own_modification(s, scores)
@@ -318,7 +318,7 @@ class Oracle:
 
     @cached_property
     def output(self) -> WithAmplitude:
-        """Σ weights · values (K, B, H, L, V). What is not finite and weighs nothing counts nothing."""
+        """Σ weights · values (K, B, H, L, V). Values that are not finite count as 0 where their weight is 0."""
         value, keep = self._rows[2], self._keep
         shaken = self.weights + self.shaken(self.statement.query.dtype, by_lse=False)
         return WithAmplitude((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
@@ -329,7 +329,7 @@ class Oracle:
         return np.ones((), s.wide) if s.keep is None else s.keep.astype(s.wide)
 
     def shaken(self, dtype: torch.dtype, by_lse: bool) -> Array:
-        """Return by how much a rounding of its row's statistic moves each weight (K, B, H, L, S).
+        """Return the effect on each weight (K, B, H, L, S) of rounding the statistic of its row.
 
         The statistic is a number that must be held in the dtype of calculation: a threshold always, a log-sum-exp
         where there is nothing else to make the weights from. In units of one rounding of ``dtype``.
@@ -342,7 +342,7 @@ class Oracle:
         return moved * (torch.finfo(calculated).eps / torch.finfo(dtype).eps)
 
     def _lost(self, dtype: torch.dtype) -> Array:
-        """Return by how much a rounding of biased scores moves each weight (K, B, H, L, S), as :meth:`shaken` does.
+        """Return the effect on each weight (K, B, H, L, S) of rounding biased scores, like :meth:`shaken`.
 
         Beside a bias of −1e9 nothing is left of a score in float32: weights become even, and the gradient of a key
         near a kernel's rim, where a small weight meets a steep slope, is that of another weight, whatever the formula.
@@ -386,7 +386,7 @@ class Oracle:
         return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
     def lse_gradients(self, grad: Array) -> dict[str, WithAmplitude]:
-        """Return the gradients of ``(lse · grad).sum()`` over rows that see something, as :meth:`gradients` does."""
+        """Return the gradients of ``(lse · grad).sum()`` over rows with a visible key, like :meth:`gradients`."""
         s = self.statement
         safe = np.where(np.isfinite(self.lse), self.lse, np.inf)
         weights = np.exp(self.scores - safe[..., None])  # softmax, whatever the normalizer
@@ -410,7 +410,7 @@ class Oracle:
         return self.statement.summed(rows, tuple(shape[1:]))
 
     def _bias_gradients(self, d_scores: Array, a_scores: Array) -> dict[str, tuple[Array, Array]]:
-        """Return the gradients to the mask's tensors, through the derivative of its bias."""
+        """Return the gradients with respect to the mask's tensors, through the derivative of its bias."""
         mask = self.statement.mask
         if mask is None or not mask.has_bias:
             return {}

@@ -1,4 +1,4 @@
-"""A call stated in NumPy, along with neighbours of it: what the oracle answers."""
+"""A call and its neighbours as NumPy arrays: the input of the oracle."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from regard.scores import Score
 from regard.testing.case import CaseCall
 from regard.testing.formulas import Array
 
-#: How far, relatively, the inputs of a neighbour lie from those of the call; absolutely where they are 0.
+#: The relative distance of a neighbour's inputs from those of the call; absolute for inputs of 0.
 JITTER = 2.0**-6
 
 
 @dataclass(frozen=True)
 class NumpyCall:
-    """K problems that differ in their inputs and their scale alone; the first is the call itself.
+    """K problems that differ only in their inputs and scale; the first is the call itself.
 
     Attributes
     ----------
     query, key, value : Tensor (K, ...)
-        In the dtype of the call, with its own dimensions behind K.
+        In the dtype of the call, with its dimensions after K.
     mask : Mask or None
         Bound to the extent.
     visible : array (B, H, L, S), bool
     bias : array (B, H, L, S) or None
     keep : array (B, H, L, S) or None
-        What each weight is multiplied by before the values are read, as dropout does.
+        Factors for the weights, as from dropout.
     scales : array (K,)
         The scale of each problem.
     lead : tuple of int
-        What the leading dimensions broadcast to.
+        The broadcast leading dimensions.
     """
 
     query: Tensor
@@ -56,7 +56,7 @@ class NumpyCall:
 
     @classmethod
     def of(cls, call: CaseCall, neighbours: int = 0) -> NumpyCall:
-        """OnlineSoftmax a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
+        """Return a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
         query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
         leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]
         lead = tuple(torch.broadcast_shapes(*leads))
@@ -65,7 +65,7 @@ class NumpyCall:
             heads = 0
         extent = Extent(math.prod(lead), heads, query.shape[-2], key.shape[-2])
         mask = None if call.mask is None else call.mask.bind(extent, query.device)
-        visible, bias = look(mask, extent)
+        visible, bias = evaluate_mask(mask, extent)
         scale = call.score.default_scale(query.shape[-1]) if call.scale is None else call.scale
         scales = scale + JITTER * (scale or 1.0) * np.random.default_rng(0).uniform(-1, 1, neighbours + 1)
         scales[0] = scale
@@ -80,7 +80,7 @@ class NumpyCall:
 
     @property
     def wide(self) -> type[np.floating[Any]]:
-        """The NumPy type to answer in: one wider than the call's own dtype."""
+        """The NumPy type for computations, wider than the dtype of the call."""
         return np.longdouble if self.query.dtype == torch.float64 else np.float64
 
     def array(self, tensor: Tensor) -> Array:
@@ -88,7 +88,7 @@ class NumpyCall:
         return tensor.detach().double().cpu().numpy().astype(self.wide)
 
     def but(self, **changes: Any) -> NumpyCall:
-        """Return the statement with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
     def canonical(self, rows: Any) -> Any:
@@ -112,8 +112,8 @@ class NumpyCall:
         return rows.sum(axes, keepdims=True).reshape(K, *shape)
 
 
-def look(mask: Mask | None, extent: Extent) -> tuple[Array, Array | None]:
-    """Return which pairs are visible, and what is added to their scores: (B, H, L, S), by asking for every pair."""
+def evaluate_mask(mask: Mask | None, extent: Extent) -> tuple[Array, Array | None]:
+    """Return which pairs are visible, and the bias of their scores: (B, H, L, S), by evaluating the mask for each."""
     shape = (extent.B, extent.H, extent.L, extent.S)
     if mask is None:
         return np.ones(shape, dtype=bool), None
@@ -132,7 +132,7 @@ def indices(extent: Extent, mask: Mask | None = None) -> tuple[Tensor, Tensor, T
 
 
 def _neighbours(tensor: Tensor, count: int, salt: int) -> Tensor:
-    """Return the tensor and its neighbours, stacked in front."""
+    """Return the tensor and its neighbours, stacked along a new first dimension."""
     tensor = tensor.detach()
     if not count:
         return tensor.unsqueeze(0)

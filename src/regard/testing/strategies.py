@@ -29,26 +29,26 @@ class _Drawn:
         return self.drawn(st.sampled_from(options))
 
     def seed(self) -> int:
-        """Return a number for a random generator."""
+        """Return a seed for a random generator."""
         return self.drawn(st.integers(0, (1 << 16) - 1))
 
 
 @st.composite
 def masks(draw_: st.DrawFn, depth: int = 2, bias: bool = True) -> Recipe:
-    """Recipes of masks, composed of others up to a depth, with or without biases."""
+    """Recipes of masks, composed up to a depth, with or without biases."""
     return mask(_Drawn(draw_), depth, bias)
 
 
 @st.composite
 def cases(draw_: st.DrawFn, law: str | Law | None = None, engine: str | Engine | None = None) -> Case:
-    """Cases: shapes from 0 up that cross tiles, grouped heads, leading dimensions, layouts, dtypes, masks, parts.
+    """Cases: empty to multi-tile shapes, grouped heads, leading dimensions, layouts, dtypes, masks and parts.
 
     Parameters
     ----------
     law : str or Law, optional
-        Only cases that the law speaks of, adapted to it.
+        Only cases to which the law applies, adapted to it.
     engine : str or Engine, optional
-        Only cases that the engine runs.
+        Only cases that the engine can run.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A call of an engine on trial: its results against the oracle, within eager's own error."""
+"""Check the results of an engine against the oracle, within the error budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.testing.formulas import NORMALIZER_FORMULAS, Array, NormalizerFormul
 from regard.testing.oracle import Oracle, WithAmplitude, has_formula
 from regard.testing.statement import NumpyCall, indices
 
-# The plain eager formula in the call's own dtype, by whose error engines are measured ---------------------------------
+# The plain eager formula in the dtype of the call, whose error sets the budget ----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Eager:
 
     @cached_property
     def leaves(self) -> dict[str, Tensor]:
-        """Return what gradients are taken to: (K, ...) inputs, and the tensors of the parts as they are."""
+        """Return the tensors to differentiate: the inputs (K, ...) and the tensors of the parts."""
         s = self.statement
         found = {name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
         for what, part in (("score", s.score), ("mask", s.mask)):
@@ -48,7 +48,7 @@ class Eager:
         s = self.statement
         part = s.score if what == "score" else s.mask
         tensors = [self.leaves.get(name, t) for name, t in named(what, part)]
-        # A mask that is wider than 16-bit inputs is added in float32, as torch adds it.
+        # A mask wider than 16-bit inputs is added in float32, as in torch.
         wide = torch.promote_types(s.query.dtype, torch.float32) if what == "mask" else s.query.dtype
         dtypes = (s.query.dtype if t.dtype == s.query.dtype else wide for t in tensors)
         return [t.to(dtype) if t.is_floating_point() else t for t, dtype in zip(tensors, dtypes)]
@@ -62,7 +62,7 @@ class Eager:
         with torch.enable_grad():
             scores = score.compare(*score.project(self._rows("query"), self._rows("key")))
             excluded = scores == -torch.inf
-            # As torch multiplies by a Python number: in float32 for narrower dtypes, rounded once.
+            # Torch multiplies narrower dtypes by a Python number in float32, with one rounding.
             scale = torch.from_numpy(s.scales).to(scores.device, torch.promote_types(s.query.dtype, torch.float32))
             scale = scale.repeat_interleave(s.extent.B).view(-1, 1, 1, 1)
             scores = (torch.where(excluded, 0.0, scores) * scale).to(s.query.dtype)
@@ -100,13 +100,13 @@ class Eager:
             return weights.to(value.dtype) @ value
 
     def gradients(self, grad: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of ``(output · grad).sum()`` of each problem, K in front; grad (B, H, L, V)."""
+        """Return the gradients of ``(output · grad).sum()`` of each problem, (K, ...); grad (B, H, L, V)."""
         K = self.statement.query.shape[0]
         grads = grad.to(self.output.dtype).repeat(K, 1, 1, 1)
         rows = {name: self.leaves[name] for name in ("query", "key", "value")}
         found = _autograd(self.output, rows, grads)
         shared = {name: leaf for name, leaf in self.leaves.items() if name not in rows}
-        if shared:  # tensors that the problems have in common, one problem at a time
+        if shared:  # one problem at a time for tensors that the problems share
             each = []
             for k in range(K):
                 share = torch.zeros_like(grads).unflatten(0, (K, -1))
@@ -169,11 +169,11 @@ def _autograd(output: Tensor, leaves: dict[str, Tensor], grad: Tensor) -> dict[s
     return {name: torch.zeros_like(t) if g is None else g for (name, t), g in zip(leaves.items(), found)}
 
 
-# A trial of one call: what any engine should answer, and how far off it may be ----------------------------------------
+# A trial of one call: the correct answer and its error budget ---------------------------------------------------------
 
 
-#: Copies of a problem, off by rounding errors, by which it is told which rows hang on them.
-WOBBLES = 4
+#: How many perturbed copies of a problem serve to find rows that depend on rounding.
+PERTURBATIONS = 4
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ class Trial:
     ----------
     call : CaseCall
     keep : array (B, H, L, S), optional
-        What each weight is multiplied by before the values are read, as dropout does.
+        Factors for the weights, as from dropout.
     keeps_lse : bool
-        Whether the engine's backward pass knows a row's statistic through its log-sum-exp alone; see :func:`keeps_lse`.
+        Whether the engine's backward pass keeps only the log-sum-exp of a row; see :func:`keeps_lse`.
     """
 
     call: CaseCall
@@ -202,7 +202,7 @@ class Trial:
 
     @cached_property
     def oracle(self) -> Oracle:
-        """The right answer."""
+        """The correct answer."""
         return Oracle(self.statement, self.keeps_lse)
 
     @cached_property
@@ -212,9 +212,9 @@ class Trial:
 
     @cached_property
     def undecided(self) -> Array:
-        """Rows (B, H, L) whose choice of keys hangs on rounding: a tie for the maximum, a key at a kernel's rim.
+        """Rows (B, H, L) whose keys depend on rounding: a tie for the maximum, or a key at the edge of a kernel.
 
-        Nothing is said of them: weights jump there, and either side is right.
+        They are not checked: weights are discontinuous there, and both sides are correct.
         """
         s = self.statement
         weighing = NORMALIZER_FORMULAS.get(type(s.normalizer))
@@ -224,17 +224,17 @@ class Trial:
         oracle, found = self.oracle, np.zeros(self.oracle.scores.shape[:-1], dtype=bool)
         generator = np.random.default_rng(0)
         eps = torch.finfo(torch.promote_types(s.query.dtype, torch.float32)).eps * (s.query.shape[-1] + 4)
-        for i in range(WOBBLES):
-            moved = Oracle(s.but(query=_wobbled(s.query, eps, generator), key=_wobbled(s.key, eps, generator)))
+        for i in range(PERTURBATIONS):
+            moved = Oracle(s.but(query=_perturbed(s.query, eps, generator), key=_perturbed(s.key, eps, generator)))
             found |= ((moved.scores == -np.inf) != (oracle.scores == -np.inf)).any(-1)
             if jumps and weighing is not None:
                 against = eps * _against(oracle.weights, i, generator)
-                for scores in (moved.scores, oracle.scores):  # the latter have exact ties, as those of equal keys
+                for scores in (moved.scores, oracle.scores):  # only the latter keep exact ties, such as equal keys
                     shaken = scores + against * (1 + _finite(scores))
                     weights = weighing.weigh(shaken.astype(oracle.scores.dtype), s.normalizer)
                     found |= ((weights > 0) != (oracle.weights > 0)).any(-1)
-        hangs: Array = np.asarray(found.any(0))
-        return hangs
+        undecided: Array = np.asarray(found.any(0))
+        return undecided
 
     def check_output(self, output: Tensor, what: str = "output") -> float:
         """Raise AssertionError unless an output (..., H, L, V) is within budget."""
@@ -246,7 +246,7 @@ class Trial:
         return budget.check(what, self.canonical(output).double() * torch.from_numpy(decided))
 
     def upstream(self, like: Tensor) -> Tensor:
-        """Return a gradient to the output, random, and 0 in rows that are undecided."""
+        """Return a random gradient of the output, with 0 in undecided rows."""
         generator = torch.Generator().manual_seed(1)
         grad = torch.randn(like.shape, generator=generator)
         decided = torch.from_numpy(~self.undecided).unsqueeze(-1).expand(self.canonical(grad).shape).reshape(like.shape)
@@ -264,10 +264,10 @@ class Trial:
         return worst
 
     def check_finite(self, found: dict[str, Tensor], upstream: Tensor, what: str) -> None:
-        """Raise AssertionError if a gradient is NaN, or infinite where its dtype has a number for the right one.
+        """Raise AssertionError if a gradient is NaN, or infinite although the dtype can represent the correct value.
 
-        α-entmax for α > 2 gives small weights a slope beyond all bounds: weights of ⅙ have one of 6⁶ for α = 8. Such
-        gradients exceed float16, and infinity is then the right answer.
+        α-entmax with α > 2 has unbounded slopes at small weights: 6⁶ at a weight of ⅙ for α = 8. Such gradients exceed
+        float16, and infinity is then correct.
         """
         if all(gradient.isfinite().all() for gradient in found.values()):
             return
@@ -294,17 +294,17 @@ class Trial:
 
 
 def keeps_lse(engine: Engine) -> bool:
-    """Return whether an engine's backward pass knows a row's statistic through its log-sum-exp alone.
+    """Return whether an engine's backward pass keeps only the log-sum-exp of a row.
 
-    Fused kernels keep nothing else of a row. A weight is then exp(score − lse), and one rounding of the log-sum-exp
-    changes it by so much, relatively, also where one key has all the weight and eager errs by nothing. An engine
-    that says so (``keeps_lse = True``) has this rounding added to the budget of its gradients.
+    Fused kernels do. A weight is then exp(score − lse), and rounding the log-sum-exp changes it by the same relative
+    amount, even if one key has all the weight and eager is exact. For an engine with ``keeps_lse = True``, this
+    rounding is part of the gradient budget.
     """
     return bool(getattr(engine, "keeps_lse", engine.name == "sdpa"))
 
 
 def is_judged(call: CaseCall) -> bool:
-    """Return whether a call has an oracle: nothing in it is drawn, and its score is stated in a wider precision."""
+    """Return whether a call has an oracle: it is not random, and its score has a formula or a wider dtype."""
     if call.normalizer.random:
         return False
     stated = has_formula(call.score) and type(call.normalizer) in NORMALIZER_FORMULAS
@@ -316,7 +316,7 @@ def _finite(scores: Array) -> Array:
 
 
 def _against(weights: Array, i: int, generator: np.random.Generator) -> Array:
-    """Return changes of scores that are bent on changing who has weight: against all that have, against the least."""
+    """Return score changes that may change the support: against all keys with weight, against the least, or random."""
     if i == 0:
         return np.where(weights > 0, -1.0, 1.0)
     if i == 1:
@@ -325,6 +325,6 @@ def _against(weights: Array, i: int, generator: np.random.Generator) -> Array:
     return generator.uniform(-1, 1, weights.shape)
 
 
-def _wobbled(rows: Tensor, size: float, generator: np.random.Generator) -> Tensor:
+def _perturbed(rows: Tensor, size: float, generator: np.random.Generator) -> Tensor:
     noise = torch.from_numpy(generator.uniform(-size, size, tuple(rows.shape)))
     return rows.detach().double().cpu() * (1 + noise)

@@ -60,7 +60,7 @@ def test_a_package_that_does_not_fit_is_left_out(regard, monkeypatch: pytest.Mon
     monkeypatch.setattr(app, "entry_points", lambda group: [Entry()])
     try:
         outcome = regard("translate", "a")
-        assert outcome.code == 2 and "commands of regard-lab are left out: regard_lab 0.1.0 needs" in outcome.err
+        assert outcome.code == 2 and "skipped the commands of regard-lab: regard_lab 0.1.0 needs" in outcome.err
     finally:
         app.sources.cache_clear()
 

@@ -132,7 +132,7 @@ def test_memory_that_is_not_there(regard, model, monkeypatch) -> None:
 
     monkeypatch.setattr(TextGenerator, "generate", full)
     result = regard("generate", "--model", model, "a")
-    assert (result.code, result.err) == (2, "regard: memory is full: a smaller model, batch or length takes less\n")
+    assert (result.code, result.err) == (2, "regard: out of memory; use a smaller model, batch or length\n")
 
 
 def test_a_folder_of_sixteen_bits_in_eight(regard, model, tmp_path) -> None:

@@ -157,7 +157,7 @@ def test_without_a_working_directory(tmp_path: Path) -> None:
     # A relative path there would end Python itself.
     environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    sentence = "regard: the working directory must exist, got one that was removed.\n"
+    sentence = "regard: the current directory no longer exists. Change to another one.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
 
 

@@ -38,10 +38,10 @@ def test_what_is_there_is_not_compiled_again(regard, cache: Path, monkeypatch: p
     first = regard("warmup")
     assert (first.code, first.err) == (0, "")
     assert first.out.splitlines()[:2] == [
-        f"0 of 1 kernels are compiled already, in {cache}.",
+        f"0 of 1 kernels are already compiled in {cache}.",
         f"compiled {SMALL} for float32 (1 of 1)",
     ]
-    assert regard("warmup").out == f"1 of 1 kernels are compiled already, in {cache}.\n"
+    assert regard("warmup").out == f"1 of 1 kernels are already compiled in {cache}.\n"
     assert f"compiled {SMALL} for float64 (1 of 1)" in regard("warmup", "--all").out
 
 
@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_written(regard, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("REGARD_CACHE_DIR", str(tmp_path / "file" / "cache"))
     outcome = regard("warmup")
     assert outcome.code == 2
-    assert outcome.err == "regard: warmup: the cache folder cannot be written; REGARD_CACHE_DIR names another.\n"
+    assert outcome.err == "regard: warmup: the cache folder is not writable; set REGARD_CACHE_DIR to another folder.\n"
 
 
 def test_a_kernel_that_cannot_be_compiled(cache: Path) -> None:

@@ -68,12 +68,12 @@ def test_a_journal_of_another_campaign_is_refused(tmp_path, capsys):
     arguments = ["--law", "plan", "--engine", "sdpa", "--workers", "0", "--journal", str(journal)]
     assert main(["--cases", "2", *arguments]) == 0
     assert main(["--cases", "2", "--seed", "1", *arguments]) == 2
-    assert f"{journal} is of another campaign, or of other code" in capsys.readouterr().err
+    assert f"{journal} belongs to another campaign or another version" in capsys.readouterr().err
 
 
 def test_laws_that_concern_no_case_are_said(capsys):
     assert main(["--cases", "1", "--law", "drawn", "--engine", "fused", "--workers", "0"]) == 2
-    assert "the laws drawn concern no case of fused" in capsys.readouterr().err
+    assert "the laws drawn apply to no case of fused" in capsys.readouterr().err
 
 
 def answer(item):
@@ -130,7 +130,7 @@ def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
 def test_a_write_before_guarded_memory_is_found():
     import ctypes
 
-    with pytest.raises(AssertionError, match="a kernel wrote before the first of 24 bytes"), guarded(24) as address:
+    with pytest.raises(AssertionError, match="a kernel wrote before the start of its array"), guarded(24) as address:
         ctypes.memset(address - 1, 0, 1)
     with guarded(24) as address:
         ctypes.memset(address, 0, 24)

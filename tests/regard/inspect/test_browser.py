@@ -252,7 +252,7 @@ def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Pa
     page.wait_for_timeout(300)
     page.mouse.move(*cell(page, 9, 3))
     page.wait_for_timeout(50)
-    assert page.locator(".room canvas").count() == 1 and " less " in page.locator("figcaption").text_content()
+    assert page.locator(".room canvas").count() == 1 and " minus " in page.locator("figcaption").text_content()
     assert float(status(page).rpartition(": ")[2]) == pytest.approx(
         float(first[9, 3] - second[9, 3]), rel=2e-3, abs=1e-6
     )

@@ -483,7 +483,7 @@ class TestCapturing:
             pass
         with capture(nn.Linear(2, 2)) as record:
             record_of_nothing = record
-        with pytest.raises(ValueError, match="record: layer must be one of a model that attends to something"):
+        with pytest.raises(ValueError, match="record: layer must be a recorded layer, got an empty record"):
             record_of_nothing[0]
 
 
@@ -531,7 +531,7 @@ class TestReading:
         for given, message in (
             (2, "record: layer must be a name, or a number below 2, got 2"),
             ("transformer.h.0.atn", "did you mean"),
-            ((0, 1), "record: run must be below 1, as often as the layer ran, got 1"),
+            ((0, 1), "record: run must be below 1, the number of runs of the layer, got 1"),
         ):
             with pytest.raises(ValueError, match=message):
                 record[given]
@@ -588,7 +588,7 @@ class TestFiles:
         query = drawn(1, 1, 6, 4)
         with capture() as record:
             regard.attention(query, query, query, score=lambda score, b, h, q, k: score / 2)
-        with pytest.raises(ValueError, match="save: score must be one that a name stands for"):
+        with pytest.raises(ValueError, match="save: score must be a built-in one such as"):
             record.save(tmp_path / "run.regard")
 
 

@@ -153,14 +153,14 @@ def test_where_there_are_none(given: dict[str, Any]) -> None:
     query = drawn(1, 2, 5, 8)
     with capture(**given) as record:
         F.scaled_dot_product_attention(query, query, query)
-    with pytest.raises(ValueError, match=r"gradients: record must be captured with gradients=True, of a model that"):
+    with pytest.raises(ValueError, match=r"gradients: record must be captured with gradients=True and with"):
         record[0].gradients()
     with capture(gradients=True) as record:
         F.scaled_dot_product_attention(query.requires_grad_(), query, query)
-    with pytest.raises(ValueError, match="gradients: record must be of a run that a backward pass went through"):
+    with pytest.raises(ValueError, match="gradients: record must be of a run with a backward pass"):
         record[0].gradients()
     with (
-        pytest.raises(ValueError, match="capture: gradients must be False where summaries are kept"),
+        pytest.raises(ValueError, match="capture: gradients must be False with keep='summaries'"),
         capture(keep="summaries", gradients=True),
     ):
         pass

@@ -285,13 +285,13 @@ class TestWrong:
     def test_a_layer_that_does_not_run(self) -> None:
         model, given = made(DECODERS["gpt2"]()), tokens()
         for layer, message in (
-            (2, "ablate: layer must be below 2, as many as ran, got 2"),
+            (2, "ablate: layer must be below 2, the number of layers, got 2"),
             ("transformer.h.1.atn", r"ablate: layer must be one of .* \(did you mean 'transformer.h.1.attn'\?\)"),
         ):
             with pytest.raises(ValueError, match=message), ablate(model, layer):
                 model(given)
         with (
-            pytest.raises(ValueError, match="ablate: layer must run in the block, got no call of attention"),
+            pytest.raises(ValueError, match="ablate: layer must run in the block, got no call of attention that"),
             ablate(model, 0),
         ):
             pass

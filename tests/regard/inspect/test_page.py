@@ -193,7 +193,7 @@ class TestTexts:
     def test_more_tokens_than_columns(self) -> None:
         with pytest.raises(ValueError, match="texts must have as many tokens as the layer has rows, 9, got 10"):
             attended().describe(["a"] * 10)
-        with pytest.raises(ValueError, match="texts must be one, or what was read and what was written, got 3 texts"):
+        with pytest.raises(ValueError, match="texts must be one text, or the texts read and written, got 3 texts"):
             attended().describe(["a"], ["a"], ["b"])
 
     def test_the_last_rows_of_a_text(self) -> None:
@@ -263,7 +263,7 @@ class TestTheFile:
         assert (
             np.abs(page.weights(page.described["heads"][0]) - record[0].weights(batch=2, head=0).numpy()).max() < 1e-6
         )
-        with pytest.raises(ValueError, match="page: batch must be below 3, as many sequences as there are, got 3"):
+        with pytest.raises(ValueError, match="page: batch must be below 3, the batch size, got 3"):
             render_html(record, batch=3)
 
     def test_nothing_to_show(self) -> None:
@@ -294,7 +294,7 @@ def test_learned_scores_come_back_from_a_file(tmp_path: Path) -> None:
         assert torch.allclose(mine.weights(), theirs.weights(), atol=1e-6)
     with capture() as record:
         regard.attention(x, x, x, score=lambda score, b, h, q, k: score * 2)
-    with pytest.raises(ValueError, match="save: score must be one that a name stands for"):
+    with pytest.raises(ValueError, match="save: score must be a built-in one such as"):
         record.save(tmp_path / "b.regard")
 
 

@@ -217,7 +217,7 @@ class TestImages:
     @pytest.mark.parametrize(
         ("weights", "image", "message"),
         [
-            (torch.ones(5), np.ones((4, 4, 3)), "weights must be a tensor of 4, as many as there are patches, got 5"),
+            (torch.ones(5), np.ones((4, 4, 3)), "weights must be a tensor of 4, one weight for each patch, got 5"),
             ([1, 2, 3, 4], np.ones((4, 4, 3)), "weights must be a tensor of 4"),
             (torch.ones(4), np.ones(4), "image must have a height, a width and colours, got 1 dimensions"),
         ],

@@ -73,7 +73,7 @@ def test_a_part_of_the_layers() -> None:
     with capture(model := nn.ModuleDict({"shared": _Attend()})) as record:
         for i in range(3):
             model["shared"](drawn(1, 2, 5, 4, seed=i), drawn(1, 2, 5, 4, seed=9 + i))
-    with pytest.raises(ValueError, match="rollout: layers must name runs of the one layer that there is, got 3 runs"):
+    with pytest.raises(ValueError, match="rollout: layers must name runs of the only layer, got 3 runs"):
         rollout(record)
     each = [(run.weights(batch=0).double().mean(0).numpy() + np.eye(5)) / 2 for run in record.runs(0)]
     found = rollout(record, layers=[("shared", i) for i in range(3)])
@@ -125,7 +125,7 @@ def test_encoders_and_decoders_are_chosen_by_name() -> None:
         model(tokens(), decoder_input_ids=tokens(length=9))
     for function in (rollout, flow, average):
         name = function.__name__
-        with pytest.raises(ValueError, match=f"{name}: layers must name layers of one sequence, got layers that read"):
+        with pytest.raises(ValueError, match=f"{name}: layers must name layers of one sequence, got both self- and"):
             function(record)
     assert rollout(record, layers=["model.encoder"]).shape == (14, 14)
     chosen = [name for name in record.layers if "decoder" in name and "self_attn" in name]
@@ -153,7 +153,7 @@ def test_a_query_that_sees_nothing() -> None:
         ({"residual": 1.5}, r"rollout: residual must be in \[0, 1\], got 1.5"),
         ({"discard": 1.0}, r"rollout: discard must be in \[0, 1\), got 1.0"),
         ({"head_fusion": "men"}, r"rollout: head_fusion must be one of .* \(did you mean 'mean'\?\)"),
-        ({"layers": []}, "rollout: layers must name a layer at least, got none"),
+        ({"layers": []}, "rollout: layers must name at least one layer, got none"),
         ({"layers": [7]}, "record: layer must be a name, or a number below 4, got 7"),
         ({"batch": 2}, "weights: batch must be a slice, or a number below 2, got 2"),
     ],
@@ -173,7 +173,7 @@ def test_differences() -> None:
     assert torch.equal(part, difference(first, second)["layers/0/attn"][1, 2, :3])
     with pytest.raises(ValueError, match=r"records must be of one shape, got \(2, 3, 6, 6\) and \(2, 3, 5, 5\)"):
         difference(first, recorded(length=5))
-    with pytest.raises(ValueError, match="have layers of the same names, got 'layers/3/attn' in one of them"):
+    with pytest.raises(ValueError, match="have the same layer names, got 'layers/3/attn' in only one of them"):
         difference(first, recorded(layers=3))
-    with pytest.raises(TypeError, match="be two of Record or two of LayerRecord"):
+    with pytest.raises(TypeError, match="be two Records or two LayerRecords"):
         difference(first, second[0])  # type: ignore[call-overload]

@@ -146,7 +146,7 @@ class TestFiles:
     def test_what_is_gone_is_said(self, record: Record) -> None:
         with pytest.raises(ValueError, match="weights: record must be captured with its queries and keys, got"):
             record[0].weights()
-        with pytest.raises(ValueError, match=r"topk: k must be in \[1, 4\], as many as the summary keeps, got 5"):
+        with pytest.raises(ValueError, match=r"topk: k must be in \[1, 4\], the number of weights in the summary"):
             record[0].topk()
 
 

@@ -67,8 +67,8 @@ def test_words_are_those_of_a_tokenizer_of_others() -> None:
     ("groups", "message"),
     [
         ([0, 1], "groups must be 3 numbers, one for each token, got 2"),
-        ([0, 2, 2], r"groups must be numbers from 0, none left out, got \[0, 2, 2\]"),
-        ([-1, 0, 1], "groups must be numbers from 0, none left out"),
+        ([0, 2, 2], r"groups must be numbers from 0 without gaps, got \[0, 2, 2\]"),
+        ([-1, 0, 1], "groups must be numbers from 0 without gaps"),
     ],
 )
 def test_what_is_wrong_is_said(groups: list[int], message: str) -> None:

@@ -11,7 +11,7 @@ from regard import masks
 from regard.masks import Extent
 from regard.testing import strategies
 from regard.testing.case import build_mask
-from regard.testing.statement import look
+from regard.testing.statement import evaluate_mask
 
 SETTINGS = settings(max_examples=300, deadline=None, derandomize=True)
 extents = st.builds(Extent, st.integers(0, 2), st.integers(0, 3), st.integers(0, 9), st.integers(0, 9))
@@ -40,7 +40,7 @@ def check(mask, extent):
     found = bound.intervals(extent)
     if found is None:
         return False
-    assert torch.equal(shown(found, extent), torch.from_numpy(look(bound, extent)[0])), f"{mask!r} {extent}"
+    assert torch.equal(shown(found, extent), torch.from_numpy(evaluate_mask(bound, extent)[0])), f"{mask!r} {extent}"
     return True
 
 
@@ -77,7 +77,7 @@ def test_intervals_of_compositions_are_exact_and_complete(data, extent):
     assume(check(one, extent) and check(other, extent))
     assert check(one & other, extent)
     for mask in (one | other, ~one, ~(one & other), (one & other) | ~other):
-        seen = torch.nn.functional.pad(torch.from_numpy(look(mask.bind(extent, "cpu"), extent)[0]), (1, 1))
+        seen = torch.nn.functional.pad(torch.from_numpy(evaluate_mask(mask.bind(extent, "cpu"), extent)[0]), (1, 1))
         is_run = bool((seen.int().diff().clamp(min=0).sum(-1) <= 1).all())
         parts = mask.masks if isinstance(mask, masks.OrMask) else ()
         known = all(part.bind(extent, "cpu").intervals(extent) is not None for part in parts)

@@ -147,7 +147,7 @@ def test_learning_may_be_asked_for_without_gradients():
 @pytest.mark.parametrize("kernel", [lambda u: (u < 1).double(), lambda u: np.exp(-u.numpy())])
 def test_a_kernel_without_a_gradient_is_not_learned(kernel):
     X, y = made(n=30)
-    with pytest.raises(ValueError, match="kernel must have weights with a gradient in torch to the distance"):
+    with pytest.raises(ValueError, match="kernel must have weights that are differentiable in torch"):
         NadarayaWatsonRegressor(kernel, bandwidth="learned").fit(X, y)
 
 
@@ -167,7 +167,7 @@ def test_parts_make_no_difference(order, monkeypatch):
 
 def test_a_rule_says_what_it_takes_for_the_number_of_points():
     X, y = made(n=60)
-    with pytest.warns(RegardWarning, match="sample_weight counts repetitions, and sums to 1 for 60 rows"):
+    with pytest.warns(RegardWarning, match="sample_weight counts repetitions and sums to 1 for 60 rows"):
         NadarayaWatsonRegressor().fit(X, y, np.full(60, 1 / 60))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -189,7 +189,7 @@ def test_a_subsample_is_seeded_and_near():
 def test_a_look_at_some_finds_the_minimum_over_all(monkeypatch):
     X, y = made(n=600)
     exact = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
-    monkeypatch.setattr("regard.regression._bandwidth.LOOK", 300)
+    monkeypatch.setattr("regard.regression._bandwidth.COARSE", 300)
     looked = NadarayaWatsonRegressor(bandwidth="loo", random_state=0).fit(X, y)
     assert looked.loo_error_ == pytest.approx(exact.loo_error_, rel=1e-3)
 
@@ -207,7 +207,7 @@ class TestLeftOut:
         nothing = NadarayaWatsonRegressor("boxcar", 1.0, empty="nan").fit(X, y)
         np.testing.assert_allclose(nothing.loo_predict(), [2.0, 1.0, np.nan])
         assert nothing.loo_error() == mean.loo_error()
-        with pytest.raises(ValueError, match=r"reach \(empty='raise'\), got 1 of 3 that no other reaches"):
+        with pytest.raises(ValueError, match=r"reach \(empty='raise'\), got 1 of 3 without a neighbour in reach"):
             NadarayaWatsonRegressor("boxcar", 1.0, empty="raise").fit(X, y).loo_predict()
 
     def test_rows_without_weight(self):
@@ -218,7 +218,7 @@ class TestLeftOut:
 
     def test_a_name_is_no_bandwidth_here(self):
         model = NadarayaWatsonRegressor().fit(*made())
-        with pytest.raises(ValueError, match="bandwidth must be a number here, or one for each feature, got 'loo'"):
+        with pytest.raises(ValueError, match="bandwidth must be a number, or one for each feature, got 'loo'"):
             model.loo_error("loo")
 
     @pytest.mark.parametrize("way", ["loo", "learned"])

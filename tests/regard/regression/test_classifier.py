@@ -77,7 +77,7 @@ class TestEmpty:
     def test_nan(self):
         found = self.model("nan").predict_proba(self.query)
         assert found[0].tolist() == [1, 0] and np.isnan(found[1]).all()
-        with pytest.raises(ValueError, match=r"with empty='nan' there is no label elsewhere\), got 1 of 2 queries"):
+        with pytest.raises(ValueError, match=r"empty='nan' gives no label beyond it\), got 1 of 2 queries"):
             self.model("nan").predict(self.query)
 
     def test_raise(self):

@@ -74,7 +74,7 @@ def test_a_kernel_of_ones_own():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda u: u.sum(), "kernel must return a weight for each of the distances"),
+        (lambda u: u.sum(), "kernel must return a weight for each distance"),
         (lambda u: 1 / (u - u), "kernel must return finite weights of at least 0, got inf|got nan"),
         (lambda u: 0.5 - u, "kernel must return finite weights of at least 0, got -"),
     ],
@@ -161,7 +161,7 @@ class TestEmpty:
 
     def test_nearest_warns_once_with_a_count(self):
         message = (
-            r"2 of 3 queries lie beyond the reach of the training data .*; 2 of them get the nearest point's target"
+            r"2 of 3 queries lie beyond the reach of the training data .*; 2 of them get the target of the nearest"
         )
         with pytest.warns(ExtrapolationWarning, match=message) as caught:
             found = self.model("nearest").predict(self.query)
@@ -205,7 +205,7 @@ class TestEmpty:
         with pytest.warns(ExtrapolationWarning, match=r"2 of 2 queries lie .* extrapolated\. extrapolates"):
             np.testing.assert_allclose(model.predict([[1e3], [-1e3]]), [6.0, 1.0])
         tiny = NadarayaWatsonRegressor(bandwidth=1e-200).fit(self.X, self.y)
-        with pytest.warns(ExtrapolationWarning, match="1 of 2 queries .* 1 of them get the nearest"):
+        with pytest.warns(ExtrapolationWarning, match="1 of 2 queries .* 1 of them get the target of the nearest"):
             np.testing.assert_allclose(tiny.predict([[1.0], [1.9]]), [2.0, 6.0])
 
 
@@ -510,7 +510,7 @@ class TestAmongOthers:
         ({"bandwidth": "learned", "kernel": "boxcar"}, ValueError, "bandwidth must be fixed, .* with kernel='boxcar'"),
         ({"bandwidth": ["1", "1"]}, ValueError, "bandwidth must be a positive number"),
         ({"bandwidth": [True, 2.0]}, ValueError, "bandwidth must be a positive number"),
-        ({"device": "nonsense"}, ValueError, "device must be the name of a device that torch has here"),
+        ({"device": "nonsense"}, ValueError, "device must be the name of an available torch device"),
         ({"order": 2}, ValueError, "order must be one of 0, 1, got 2"),
         ({"order": True}, TypeError, "order must be one of 0, 1, got True"),
         ({"empty": "zero"}, ValueError, "empty must be one of 'mean', 'nan', 'nearest', 'raise', got 'zero'"),

@@ -1,4 +1,4 @@
-"""Record what a model attends to while it runs as it is."""
+"""Record what an unmodified model attends to while it runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import nn
 
 from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard._utils.torch_private import is_compiled, is_forced_eager, uncompiled
-from regard.inspect._capture.interception import telling
+from regard.inspect._capture.interception import recording
 from regard.inspect._capture.record import Record
 from regard.inspect._record.recording import PRECISIONS
 
-#: How compiled code is recorded.
-_EAGER = 'torch.compiler.set_stance("force_eager") around the capture runs it as it was written'
-#: What is kept of a call.
+#: How to record compiled code.
+_EAGER = 'to record it, run the capture under torch.compiler.set_stance("force_eager")'
+#: What to keep of each call.
 KEPT = ("rows", "summaries")
 
 
@@ -27,35 +27,35 @@ def capture(
 ) -> Iterator[Record]:  # fmt: skip
     """Record the attention of a model, or of everything that runs in a ``with`` block.
 
-    It sees :func:`regard.attention`, all layers of :mod:`regard.nn` that call it, torch's
-    ``scaled_dot_product_attention``, ``flex_attention`` (also a compiled one) and modules with their fast paths, every
-    attention of Hugging Face's transformers, "eager" included, and any softmax that a module multiplies with values.
-    Queries and keys are kept, as they are after rotary positions; weights are computed when they are read. Of a softmax
-    that no function of attention computes, the weights themselves are kept, B · H · L · S numbers. The model's outputs
-    do not change by one bit.
+    It intercepts :func:`regard.attention` and all layers of :mod:`regard.nn` that call it; torch's
+    ``scaled_dot_product_attention``, ``flex_attention`` (compiled or not) and attention modules with their fast paths;
+    every attention implementation of Hugging Face's transformers, "eager" included; and any softmax that a module
+    multiplies with values. It keeps queries and keys, after rotary positions, and computes weights when you read them.
+    For a softmax outside an attention function it keeps the weights themselves, B · H · L · S numbers. The model's
+    outputs stay the same bit for bit.
 
-    The model is followed into every thread that runs it; without a model, calls of the block's own thread are recorded.
-    Of a beam search of transformers, each sequence has the rows of the beams that it came by. When the block ends,
-    ``record.coverage`` says what was recorded and what was not, and a warning says so where something is missing.
+    With a model, calls are recorded in every thread that runs it; without one, only in the thread of the block. For a
+    beam search of transformers, each returned sequence has the rows of its own beams. When the block ends,
+    ``record.coverage`` lists what was recorded and what was not, and a warning reports anything missing.
 
     Parameters
     ----------
     model : Module, optional
-        Whose modules give the layers their names; without it, names are empty.
+        The model whose module names become layer names; without it, names are empty.
     layers : sequence of int or str, optional
-        Which layers to keep: their numbers in the order in which they run, or names of modules that they are or that
-        hold them. All by default.
+        The layers to keep: their numbers in the order in which they run, or the names of modules that are or contain
+        them. All by default.
     precision : {"float32", "float16"}
-        What queries and keys are kept in. A number in float16 is off by 2⁻¹¹ of itself at most, so that a score q·k is
-        by 2⁻¹⁰ · Σ |q_e k_e| · scale at most, to first order, and a weight by twice that share of itself.
+        The dtype of the kept queries and keys. float16 has a relative error of at most 2⁻¹¹, so a score q·k is off by
+        at most 2⁻¹⁰ · Σ |q_e k_e| · scale to first order, and the relative error of a weight is at most twice that.
     keep : {"rows", "summaries"}
-        "summaries" computes, while the model runs, each layer's ``topk``, ``entropy``, ``received`` and ``pyramid``,
-        and lets go of queries and keys: an :class:`AttentionSummary`, whose memory grows with L + S.
+        "summaries" computes each layer's ``topk``, ``entropy``, ``received`` and ``pyramid`` while the model runs and
+        drops queries and keys. Each run is then an :class:`AttentionSummary`, whose memory grows with L + S.
     topk : int
         How many weights of each query summaries keep.
     gradients : bool
-        Keep values and, when a backward pass comes by, the outputs' gradients, of which
-        :meth:`AttentionRecord.gradients` makes those in the weights.
+        Also keep values and, after a backward pass, the gradients of the outputs, from which
+        :meth:`AttentionRecord.gradients` computes the gradients of the weights.
 
     Yields
     ------
@@ -65,12 +65,12 @@ def capture(
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        If an argument has the wrong type or value.
 
     Warns
     -----
     RegardWarning
-        If something ran unrecorded, once, when the block ends: see :class:`regard.inspect._record.recording.Coverage`.
+        Once, when the block ends, if anything ran unrecorded: see :class:`regard.inspect._record.recording.Coverage`.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def capture(
     if keep not in KEPT:
         raise unknown_name("capture", "keep", keep, KEPT)
     if gradients and keep == "summaries":
-        raise rejected("capture", "gradients", "be False where summaries are kept", gradients)
+        raise rejected("capture", "gradients", "be False with keep='summaries'", gradients)
     if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
         raise rejected("capture", "topk", "be an int of at least 1", repr(topk))
     names = {} if model is None else {id(module): name for name, module in uncompiled(model).named_modules()}
@@ -97,7 +97,7 @@ def capture(
         names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients
     )
     try:
-        with telling(record, model):
+        with recording(record, model):
             yield record
     finally:
         record.coverage = record.ledger.coverage(record.layers, _notes(record, model))
@@ -106,21 +106,22 @@ def capture(
 
 
 def _notes(record: Record, model: nn.Module | None) -> Iterator[str]:
-    """Yield what else is to be said of a record."""
+    """Yield the remaining notes on what a record lacks."""
     if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
-        yield f"What torch.compile has compiled runs where no call is seen: {_EAGER}."
+        yield f"Calls in code that torch.compile compiled are not recorded; {_EAGER}."
     elif not len(record) and record.tracker.layers:
-        yield f"None of the layers that ran is among layers={record.wanted!r}: {', '.join(record.tracker.layers[:4])}."
+        ran = ", ".join(record.tracker.layers[:4])
+        yield f"No layer that ran is among layers={record.wanted!r}; these ran: {ran}."
     elif not len(record) and model is not None and not record.ledger.modules:
         yield (
-            "The model did not run in the block, or not where its modules are called: "
-            f"in a compiled function, {_EAGER}; in another process, capture there."
+            "The model did not run in the block, or it ran in a compiled function or another process: "
+            f"for compiled code, {_EAGER}; for another process, capture there."
         )
     elif not len(record):
-        yield "Nothing that ran in the block attends in a way that is seen."
+        yield "No attention that capture can see ran in the block."
     if record.tracker.ambiguous:
         names = ", ".join(sorted(record.tracker.ambiguous)[:4])
         yield (
-            f"Steps of {names} are runs of their own: several sequences read the same keys, as the beams of a search "
-            "do, and which row goes on with which is not known."
+            f"Each step of {names} is recorded as a separate run: several sequences read the same keys, as beams do, "
+            "so rows cannot be matched between steps."
         )

@@ -1,4 +1,4 @@
-"""Calls of attention that are intercepted while a model runs: recorded, patched or ablated.
+"""Intercept calls of attention while a model runs, to record, patch or ablate them.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
 """
@@ -55,10 +55,10 @@ from regard.inspect._record.recording import UNKNOWN, looks_like_attention
 from regard.masks import Extent, Submatrix, as_mask
 from regard.scores import ScoreMod, ScoreModFunction
 
-# What a call of each function that computes attention says: its arguments as one call of attention --------------------
+# Turn the arguments of each function that computes attention into an AttentionCall ------------------------------------
 
 
-#: The side of a block of FlexAttention's that stands for no mask.
+#: The block size by which FlexAttention says "no mask".
 _UNLIMITED = 1 << 30
 
 
@@ -71,7 +71,7 @@ def of_sdpa(
 
 
 def of_kernel(given: Mapping[str, Any]) -> AttentionCall:
-    """One of torch's operators that ``scaled_dot_product_attention`` chooses from, with its arguments by name."""
+    """One of the operators that ``scaled_dot_product_attention`` dispatches to, with its arguments by name."""
     mask = given.get("attn_mask", given.get("attn_bias"))
     return AttentionCall(
         given["query"], given["key"], mask, is_causal=bool(given.get("is_causal", False)), scale=given.get("scale"),
@@ -80,7 +80,7 @@ def of_kernel(given: Mapping[str, Any]) -> AttentionCall:
 
 
 def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> AttentionCall:
-    """:func:`regard.attention`, whose signature comes first."""
+    """:func:`regard.attention`; the first argument is its signature."""
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
     names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap")
@@ -91,7 +91,7 @@ def of_flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: ScoreModFunction | None = None, block_mask: Any = None,
     scale: float | None = None, *_: Any, **__: Any,
 ) -> AttentionCall:  # fmt: skip
-    """Torch's ``flex_attention``; a mask of one block of unlimited size hides nothing."""
+    """Torch's ``flex_attention``; a mask of a single block of unlimited size hides nothing."""
     score = None if score_mod is None else ScoreMod(score_mod)
     hides = block_mask is not None and max(block_mask.BLOCK_SIZE) < _UNLIMITED
     mask = as_mask(block_mask) if hides else None
@@ -118,11 +118,11 @@ def of_fused_layer(source: Tensor, width: int, heads: int, weight: Tensor, bias:
 def _projected(
     query: Tensor, key: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor, mask: Tensor | None, kind: Any
 ) -> Projected:
-    if query.is_nested:  # whose padding was taken out
+    if query.is_nested:  # a batch without padding
         lengths = lengths_of(query)
         query = key = torch.nested.to_padded_tensor(query, 0.0)
         mask = visible_pairs(lengths, lengths)
-    elif mask is not None:  # True hides; kind 0 is of pairs, 1 of keys
+    elif mask is not None:  # True hides; kind 0 masks pairs, kind 1 masks keys
         mask = ~mask if mask.dtype == torch.bool else mask
         mask = mask[:, None, None] if kind == 1 and mask.dim() == 2 else mask
     return Projected(query, key, weight[: 2 * width], bias[: 2 * width], heads, mask)
@@ -138,9 +138,9 @@ def of_transformers(
     *_: Any,
     **kwargs: Any,
 ) -> AttentionCall | None:
-    """Any attention function of transformers; first comes which: a model's own ("eager"), ours, or another.
+    """Any attention function of transformers: the model's own ("eager"), ours ("regard"), or another.
 
-    None where a keyword may change what is attended to in a way that is not known.
+    None if the call has a keyword with an unknown effect on the weights.
     """
     from regard.integrations.transformers.attention_function import layer_inputs, unknown_keyword
     from regard.integrations.transformers.configuration import parts_of
@@ -150,11 +150,11 @@ def of_transformers(
     causal = kwargs.get("is_causal")
     if kind == "eager":
         causal = False
-        if isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:  # which is added like any other
+        if isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:  # eager adds it to the scores
             attention_mask = attention_mask.to(query.dtype)
-    elif kind == "other" and causal is None:  # as torch's kernel is called: no mask is a causal one
+    elif kind == "other" and causal is None:  # transformers then calls torch's kernel with is_causal
         causal = bool(getattr(module, "is_causal", True))
-    if kind != "regard":  # their masks say what is seen, whatever positions are
+    if kind != "regard":  # the masks of transformers already cover packed positions
         kwargs["packed"] = False
     names = inspect.signature(layer_inputs).parameters.keys() - {"is_causal", "others"}
     inputs = layer_inputs(
@@ -172,7 +172,7 @@ def of_transformers(
 
 @torch.no_grad()
 def _difference(module: nn.Module) -> float | None:
-    """Return λ of a differential layer (Ye et al. 2024, arXiv 2410.05258); None of any other."""
+    """Return λ of a differential layer (Ye et al. 2024, arXiv 2410.05258); None for any other layer."""
     names = [f"lambda_{name}" for name in ("q1", "k1", "q2", "k2", "init")]
     if not all(hasattr(module, name) for name in names):
         return None
@@ -182,7 +182,7 @@ def _difference(module: nn.Module) -> float | None:
 
 
 def _seen(query: Tensor, key: Tensor, mask: Any) -> tuple[Tensor, Any]:
-    """Return the keys, and the mask of them, without the room that a static cache has behind those that are there."""
+    """Return the keys and their mask without the unused end of a static cache."""
     (B, H, L, _), S = query.shape, key.shape[2]
     if mask is None or S <= L:
         return key, mask
@@ -197,50 +197,50 @@ def _seen(query: Tensor, key: Tensor, mask: Any) -> tuple[Tensor, Any]:
     return (key, mask) if stop >= S else (key[:, :, :stop], Submatrix(bound, extent, 0, 0))
 
 
-# Calls of attention, noticed wherever they are made, without changing what they compute -------------------------------
-# While something is captured, the functions that compute attention are replaced, in every module that holds them by
-# name, by wrappers that call them and then report the call. What reaches torch without these functions is seen operator
-# by operator: torch's kernels of attention, and softmaxes that are multiplied with values (products.py). Which modules
-# run, in every thread, is known by their calls (running.py). An intervention is of its own thread or task alone; a
-# capture also follows its model into other threads.
+# Observe every call of attention without changing its result ----------------------------------------------------------
+# During a capture, wrappers replace the functions that compute attention, in every Python module that holds them by
+# name; a wrapper calls the function and then reports the call. Calls that bypass these functions are seen operator by
+# operator: torch's attention kernels, and softmaxes that are multiplied with values (products.py). The calls of modules
+# show which ones run in each thread (running.py). An intervention applies to its own thread or task only; a capture
+# also follows its model into other threads.
 
 
 @dataclass(frozen=True)
 class _Watch:
-    """Who wants to know of calls."""
+    """What to do with the calls of a thread or task: a record to fill, and interventions to apply."""
 
     record: Record | None = None
     interventions: tuple[Intervention, ...] = ()
-    #: Of the output that the next call computes a second time, where somebody wants it.
+    #: Receives the output gradient of the next call, which runs a second time.
     output: OutputGradient | None = None
 
 
-#: Of a thread or task that knows of no capture, and of a call within another that is seen as a whole.
-_NOBODY, _SILENT = _Watch(), _Watch()
-_active: ContextVar[_Watch] = ContextVar("watch", default=_NOBODY)
-#: The records that are filled now, with their models.
+#: No capture in this thread or task; and a call inside another that is already recorded as a whole.
+_INACTIVE, _NESTED = _Watch(), _Watch()
+_active: ContextVar[_Watch] = ContextVar("watch", default=_INACTIVE)
+#: The records being filled, with their models.
 _captures: dict[int, tuple[Record, nn.Module | None]] = {}
-#: The code of :func:`regard.attention`, by whatever name it is called.
+#: The code of :func:`regard.attention`, whatever name it is called by.
 _OURS = regard.attention.__code__
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, staticmethod)
-#: Modules that compute what the call of another tells of, or what somebody reads of a record.
+#: Python modules whose calls are not replaced: they run inside a recorded call, or when a record is read.
 _INNER = ("regard.functional", "regard.engines", "regard.inspect")
 
 
 class _Replacement:
-    """The wrappers in place of the functions, as long as somebody watches in any thread."""
+    """The installed wrappers, as long as any thread has a capture or an intervention."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches = 0
         self._undo: list[Callable[[], None]] = []
-        #: What makes a wrapper of each function, by its identity, and those that were made.
+        #: A factory of wrappers for each function, by its id; and the ids of the wrappers made.
         self._makers: dict[int, Callable[[Any], Any]] = {}
         self._made: set[int] = set()
 
     @contextmanager
     def around(self, model: nn.Module | None) -> Iterator[None]:
-        """Replace the functions, those that a model's modules hold as attributes included, and put them back."""
+        """Replace the functions, including those that a model's modules hold as attributes; restore them at the end."""
         with self._lock:
             if not self._watches:
                 self._makers = _makers()
@@ -285,8 +285,8 @@ def _watching(watch: _Watch) -> Iterator[None]:
 
 
 @contextmanager
-def telling(record: Record, model: nn.Module | None) -> Iterator[None]:
-    """Let calls of attention tell a record of themselves."""
+def recording(record: Record, model: nn.Module | None) -> Iterator[None]:
+    """Add the calls of attention in the block to a record."""
     _captures[id(record)] = (record, model)
     try:
         with _replacement.around(model), _watching(replace(_active.get(), record=record)), _observing():
@@ -298,7 +298,7 @@ def telling(record: Record, model: nn.Module | None) -> Iterator[None]:
 
 @contextmanager
 def intervening(intervention: Intervention, model: nn.Module) -> Iterator[None]:
-    """Let calls of attention of one layer give what an intervention makes of their outputs."""
+    """Apply an intervention to the calls of one layer in the block."""
     watch = _active.get()
     watch = replace(watch, interventions=(*watch.interventions, intervention))
     with _replacement.around(model), _watching(watch):
@@ -306,23 +306,23 @@ def intervening(intervention: Intervention, model: nn.Module) -> Iterator[None]:
 
 
 def _makers() -> dict[int, Callable[[Any], Any]]:
-    tells: list[tuple[Callable[..., Any], Callable[..., AttentionCall]]] = [
+    parsers: list[tuple[Callable[..., Any], Callable[..., AttentionCall]]] = [
         (F.scaled_dot_product_attention, of_sdpa),
         (regard.attention, functools.partial(of_regard, inspect.signature(regard.attention))),
     ]
     if (flex := sys.modules.get("torch.nn.attention.flex_attention")) is not None:  # whose import takes seconds
-        tells.append((flex.flex_attention, of_flex_attention))
+        parsers.append((flex.flex_attention, of_flex_attention))
     found: dict[int, Callable[[Any], Any]] = {
-        id(function): functools.partial(_wrapped, tell=tell) for function, tell in tells
+        id(function): functools.partial(_wrapped, parse=parse) for function, parse in parsers
     }
-    return found | {id(F.multi_head_attention_forward): _weighing}
+    return found | {id(F.multi_head_attention_forward): _wrapped_multi_head}
 
 
 def _replace_fused(undo: list[Callable[[], None]]) -> None:
     wrappers: list[tuple[Any, str, Any]] = [
-        (torch, fused_attention.__name__, functools.partial(_wrapped, tell=of_fused_attention)),
-        (torch, fused_layer.__name__, functools.partial(_wrapped, tell=of_fused_layer, part="self_attn")),
-        (torch.backends.mha, "get_fastpath_enabled", _slow),
+        (torch, fused_attention.__name__, functools.partial(_wrapped, parse=of_fused_attention)),
+        (torch, fused_layer.__name__, functools.partial(_wrapped, parse=of_fused_layer, part="self_attn")),
+        (torch.backends.mha, "get_fastpath_enabled", _without_fast_path),
     ]
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         wrappers.append((modeling.AttentionInterface, "get_interface", _interface))
@@ -337,28 +337,28 @@ def _replace_fused(undo: list[Callable[[], None]]) -> None:
         setattr(owner, name, make(original))
 
 
-#: Of each module: its namespace, how many names that had, how many functions were looked for, and which names held one.
+#: For each Python module: the id and size of its namespace, the number of functions searched for, and the names found.
 _scanned: dict[str, tuple[int, int, int, tuple[str, ...]]] = {}
 
 
 def _holders(functions: Collection[int]) -> Iterator[tuple[Any, str]]:
-    """Yield the modules that hold functions, given by their identities, and the names; not those that compute them.
+    """Yield each Python module that holds one of the functions (given by their ids), with the name; skip inner ones.
 
-    A module is looked through once, and again when it has other names: thousands are loaded.
+    A module is scanned once, and again when its namespace changes: thousands of modules are loaded.
     """
     for name, module in list(sys.modules.items()):
         if module is None or name.startswith(_INNER):
             continue
         held = getattr(module, "__dict__", {})
-        known, now = _scanned.get(name), (id(held), len(held), len(functions))
-        if known is None or name == "__main__" or known[:3] != now:
+        scan, now = _scanned.get(name), (id(held), len(held), len(functions))
+        if scan is None or name == "__main__" or scan[:3] != now:
             keys = tuple(key for key, value in list(held.items()) if id(uncompiled(value)) in functions)
-            _scanned[name] = known = (*now, keys)
-        yield from ((module, key) for key in known[3] if key in held)
+            _scanned[name] = scan = (*now, keys)
+        yield from ((module, key) for key in scan[3] if key in held)
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
-    """Yield what a model's modules and their classes hold that may be a function of somebody else's, and the names."""
+    """Yield the modules of a model and their classes, with the name of each attribute that may hold a function."""
     classes = {each for module in model.modules() for each in type(module).__mro__} - {nn.Module, object}
     for owner in (*model.modules(), *classes):
         yield from ((owner, key) for key, value in list(vars(owner).items()) if isinstance(value, _FUNCTIONS))
@@ -366,42 +366,45 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
 
 def _wrapped(
     function: Callable[..., Any],
-    tell: Callable[..., AttentionCall | Projected | None],
+    parse: Callable[..., AttentionCall | Projected | None],
     *,
     part: str = "",
     rows_first: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that calls another, and tells those of its thread that watch.
+    """Return a wrapper that calls a function, records the call, and applies the interventions of its thread.
 
-    ``part`` is what a module calls the attention within it, and ``rows_first`` says that outputs are (B, L, H, V).
+    ``parse`` turns the arguments into an AttentionCall, ``part`` is the name of the attention inside its module, and
+    ``rows_first`` means that outputs are (B, L, H, V).
     """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        watch = _NOBODY if torch.compiler.is_compiling() else _active.get()
-        # Layers that are checkpointed compute again, in a backward pass, what was recorded.
-        record = None if watch is _NOBODY or in_backward() else watch.record
+        watch = _INACTIVE if torch.compiler.is_compiling() else _active.get()
+        # With activation checkpointing, the backward pass runs recorded layers again.
+        record = None if watch is _INACTIVE or in_backward() else watch.record
         if record is None and not watch.interventions:
-            if watch is _NOBODY and not torch.compiler.is_compiling():
-                _elsewhere()
+            if watch is _INACTIVE and not torch.compiler.is_compiling():
+                _count_other_thread()
             return function(*args, **kwargs)
-        with _watching(_SILENT):
+        with _watching(_NESTED):
             answer = function(*args, **kwargs)
         if record is not None and (is_proxied() or _is_empty(answer)):
-            record.ledger.leave_out(_TRACED if is_proxied() else _WITHOUT_VALUES)
+            record.ledger.skip(_TRACED if is_proxied() else _WITHOUT_VALUES)
             record, thread.recorded = None, thread.recorded + 1
             if not watch.interventions:
                 return answer
-        attended = tell(*args, **kwargs)
+        attended = parse(*args, **kwargs)
         if attended is None:
             if record is not None:
-                record.ledger.leave_out(_UNKNOWN)
+                record.ledger.skip(_UNKNOWN)
                 thread.recorded += 1
             if watch.interventions:
-                raise ValueError(f"a call of attention {_UNKNOWN}, nor changed.")
+                raise ValueError(
+                    "The model passes keywords of unknown meaning to its attention, which cannot be patched or ablated."
+                )
             return answer
         for each in watch.interventions:
-            assert isinstance(attended, AttentionCall)  # fused layers do not run while somebody intervenes
+            assert isinstance(attended, AttentionCall)  # fused layers do not run during an intervention
             if each.concerns(caller_of(each.names, part), attended):
                 answer, attended = _changed(each, answer, attended, rows_first)
         if record is None:
@@ -409,40 +412,40 @@ def _wrapped(
         if isinstance(attended, AttentionCall) and attended.query.is_nested:
             attended = attended.padded()
         elif isinstance(attended, AttentionCall) and attended.difference is not None and thread.stack:
-            if thread.stack[-1].combined:  # it reads the other half of the values with the same weights
+            if thread.stack[-1].combined:  # a second call applies the same weights to the other half of the values
                 return answer
             thread.stack[-1].combined = True
             attended = attended.combined()
         elif record.gradients and isinstance(attended, AttentionCall):
             attended = replace(attended, output=watch.output or _output_gradient(answer, rows_first))
-        _tell(record, attended, part)
+        _record_call(record, attended, part)
         return answer
 
     return call
 
 
-_TRACED = "ran while make_fx traced it, and could not be recorded"
-_UNKNOWN = "got keywords of its model whose meaning is not known, and could not be recorded"
-_WITHOUT_VALUES = "had tensors without values, as those on the meta device are, and could not be recorded"
+_TRACED = "ran under make_fx tracing and could not be recorded"
+_UNKNOWN = "got keywords of unknown meaning from the model and could not be recorded"
+_WITHOUT_VALUES = "had tensors without values (meta or fake tensors) and could not be recorded"
 
 
 def _is_empty(answer: Any) -> bool:
-    """Whether an output has a shape and no values."""
+    """Whether an output has a shape but no values."""
     output = answer[0] if isinstance(answer, tuple) else answer
     return isinstance(output, Tensor) and (output.is_meta or is_fake(output))
 
 
-def _elsewhere() -> None:
-    """Count a call of a thread that no capture follows, for those that were given no model to follow."""
+def _count_other_thread() -> None:
+    """Count a call in a thread without a capture, for the captures that have no model to follow."""
     for record, model in tuple(_captures.values()):
         if model is None:
-            record.ledger.leave_out("ran in other threads; capture(model) follows its model into any thread")
+            record.ledger.skip("ran in other threads; capture(model) follows its model into any thread")
 
 
-def _tell(
+def _record_call(
     record: Record, attended: AttentionCall | Projected, part: str = "", running: Sequence[Running] | None = None
 ) -> None:
-    """Add a call to a record, with what the modules that run say of it."""
+    """Add a call to a record, described by the modules that are running."""
     running = thread.stack if running is None else running
     caller = caller_of(record.names, part)
     if running is not thread.stack:
@@ -462,17 +465,17 @@ def _described(caller: Caller, attended: AttentionCall | Projected, running: Seq
 
 
 def _windows(outer: Running, B: int) -> int:
-    """Return into how many windows each sequence of a batch is cut, of which B are attended to."""
+    """Return how many windows each sequence is cut into; B is the batch size of the attention."""
     given = next((each for each in outer.inputs.values() if isinstance(each, Tensor) and each.dim() > 1), None)
     if given is None or not given.shape[0] or B % given.shape[0]:
         return 1
-    if given.dim() < 4 and B in given.shape[:2]:  # (L, B, C) too; of an image, the second are channels
+    if given.dim() < 4 and B in given.shape[:2]:  # also (L, B, C); for images, the second dimension is channels
         return 1
     return B // given.shape[0]
 
 
-def _heard() -> Record | None:
-    """Return the record that the operators of this thread are for now."""
+def _current_record() -> Record | None:
+    """Return the record that the operators of this thread go to; None while they are not recorded."""
     watch = _active.get()
     if watch.record is None or torch.compiler.is_compiling() or in_backward() or is_jit_tracing() or is_proxied():
         return None
@@ -480,10 +483,10 @@ def _heard() -> Record | None:
 
 
 def _read(read: Read) -> None:
-    """Record a softmax that was multiplied with values, once its module has run whole."""
-    record = _heard()
+    """Record a softmax that was multiplied with values, once its module has finished."""
+    record = _current_record()
     assert record is not None
-    if _is_left_out(record):
+    if _is_skipped(record):
         return
     found = matrices(read)
     if found is None:
@@ -498,7 +501,7 @@ def _read(read: Read) -> None:
         return
     attended = AttentionCall.of_weights(weights.detach().clone(), None if value is None else value.detach().clone())
     if owner is None:
-        _tell(record, attended, running=())
+        _record_call(record, attended, running=())
     else:
         caller = caller_of(record.names)
         named = (record.names[id(each.module)] for each in reversed(read.running) if id(each.module) in record.names)
@@ -507,19 +510,19 @@ def _read(read: Read) -> None:
 
 
 def _kernel(func: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any) -> bool:
-    """Record a call of one of torch's kernels, made by a function that holds no name that could be replaced."""
+    """Record a call of one of torch's attention kernels that did not go through a wrapper."""
     if func not in _kernels():
         return False
-    record = _heard()
+    record = _current_record()
     assert record is not None
-    if _is_left_out(record):
+    if _is_skipped(record):
         return True
     if _is_empty(answer):
-        record.ledger.leave_out(_WITHOUT_VALUES)
+        record.ledger.skip(_WITHOUT_VALUES)
         return True
     names = [each.name for each in func._schema.arguments]
     given = dict(zip(names, args)) | kwargs
-    _tell(record, of_kernel(given))
+    _record_call(record, of_kernel(given))
     return True
 
 
@@ -528,33 +531,31 @@ def _kernels() -> frozenset[Any]:
     return frozenset(kernels())
 
 
-def _is_left_out(record: Record) -> bool:
-    """Whether the call that is under way cannot be recorded where it is seen; count it if so."""
+def _is_skipped(record: Record) -> bool:
+    """Whether the running call cannot be recorded at this point; if so, count it."""
     if in_compiled_code():
-        record.ledger.leave_out("ran in compiled code, where no module is known")
+        record.ledger.skip("ran in compiled code, which hides its modules")
         return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _OURS:
         frame = frame.f_back
     if frame is None:
         return False
-    record.ledger.leave_out(
-        "ran in regard.attention by a reference that is not replaced, as a partial or a closure holds one"
-    )
+    record.ledger.skip("reached regard.attention through a partial or a closure, which capture cannot replace")
     return True
 
 
 def _observing() -> Observing:
-    return Observing(lambda: ProductObserver(lambda: _heard() is not None, _read, _kernel))
+    return Observing(lambda: ProductObserver(lambda: _current_record() is not None, _read, _kernel))
 
 
 def _begins(module: nn.Module) -> bool:
-    """Whether to follow a module that begins to run: where something is captured, or its model runs elsewhere."""
+    """Whether to follow a module that begins to run: in a capture, or in another thread that runs a captured model."""
     watch = _active.get()
-    known = _record_of(module) if watch.record is None else watch.record
-    if known is None or (isinstance(module, GraphModule) and id(module) not in known.names):  # what is compiled
+    record = _record_of(module) if watch.record is None else watch.record
+    if record is None or (isinstance(module, GraphModule) and id(module) not in record.names):  # compiled code
         return False
-    return watch.record is not None or watch is _NOBODY
+    return watch.record is not None or watch is _INACTIVE
 
 
 def _record_of(module: nn.Module) -> Record | None:
@@ -564,7 +565,7 @@ def _record_of(module: nn.Module) -> Record | None:
 
 def _begun(running: Running) -> None:
     watch = _active.get()
-    if watch is _NOBODY:  # in a thread or task that the capture was not begun in
+    if watch is _INACTIVE:  # a thread or task other than the capture's
         record = _record_of(running.module)
         _active.set(replace(watch, record=record))
         running.leave.append(_leave_record)
@@ -579,11 +580,11 @@ def _begun(running: Running) -> None:
 
 
 def _leave_record() -> None:
-    _active.set(_NOBODY)
+    _active.set(_INACTIVE)
 
 
 def _ended(running: Running) -> None:
-    """Record what was seen of a module that has run, or note that nothing was."""
+    """Record what was seen of a module that has finished, or note that nothing was seen."""
     record = _active.get().record
     leave = running.leave
     for each in reversed(leave):
@@ -607,19 +608,19 @@ _module_calls = ModuleCalls(_begins, _begun, _ended)
 
 
 def _beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return transformers' beam search, of which a record learns by which beams sequences came."""
+    """Wrap transformers' beam search, so that the record gets the beam indices of each returned sequence."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def search(*args: Any, **kwargs: Any) -> Any:
         watch = _active.get()
         bound = signature.bind(*args, **kwargs)
-        record = _record_of(bound.arguments["self"]) if watch is _NOBODY else watch.record
+        record = _record_of(bound.arguments["self"]) if watch is _INACTIVE else watch.record
         if record is None:
             return original(*args, **kwargs)
         wanted = bound.arguments["generation_config"]
-        bound.arguments["generation_config"] = told = copy.copy(wanted)
-        told.return_dict_in_generate = True
+        bound.arguments["generation_config"] = changed = copy.copy(wanted)
+        changed.return_dict_in_generate = True
         with record.beam_search() as found:
             answer = original(*bound.args, **bound.kwargs)
             found.indices = answer.beam_indices
@@ -629,7 +630,7 @@ def _beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_gradient(answer: Any, rows_first: bool) -> OutputGradient | None:
-    """Return what will hold the gradient of a function's output, where that has one."""
+    """Return a holder for the gradient of a function's output; None if the output requires no gradient."""
     output = answer[0] if isinstance(answer, tuple) else answer
     if not output.requires_grad:
         return None
@@ -641,7 +642,7 @@ def _output_gradient(answer: Any, rows_first: bool) -> OutputGradient | None:
 def _changed(
     intervention: Intervention, answer: Any, attended: AttentionCall, rows_first: bool
 ) -> tuple[Any, AttentionCall]:
-    """Return what a function answers, and what it attended to, after an intervention."""
+    """Return a function's output and its call of attention after an intervention."""
     change = intervention.change(attended)
     output, *rest = answer if isinstance(answer, tuple) else (answer,)
     assert attended.value is not None
@@ -660,7 +661,7 @@ def _changed(
 
 
 def _weights_with(change: Change, weights: Tensor) -> Tensor:
-    """Return a layer's weights (B, H, L, S) after a change of a part of its keys, or of all."""
+    """Return a layer's weights (B, H, L, S) after a change, whose weights may cover only the first keys."""
     if change.weights is not None:
         change = replace(change, weights=F.pad(change.weights, (0, weights.shape[-1] - change.weights.shape[-1])))
     found = change.over(Aux(weights=weights), 0, weights.shape[2]).weights
@@ -668,17 +669,17 @@ def _weights_with(change: Change, weights: Tensor) -> Tensor:
     return found
 
 
-def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's multi-head attention, which multiplies matrices by itself where weights are asked for.
+def _wrapped_multi_head(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap torch's multi-head attention, which with ``need_weights`` multiplies the matrices itself.
 
-    Where they are not it calls ``scaled_dot_product_attention``, which tells, and in which one can intervene.
+    Without it, it calls ``scaled_dot_product_attention``, which is wrapped and can be recorded and changed.
     """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        watch = _NOBODY if torch.compiler.is_compiling() else _active.get()
-        if watch is _NOBODY or watch is _SILENT:
+        watch = _INACTIVE if torch.compiler.is_compiling() else _active.get()
+        if watch is _INACTIVE or watch is _NESTED:
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -686,12 +687,12 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
         if not given["need_weights"] or (in_backward() and not watch.interventions):
             return original(*args, **kwargs)
         if not watch.interventions:
-            return _weighed(original, watch, given)
+            return _recorded_with_weights(original, watch, given)
         latest = [each.latest for each in watch.interventions]
-        with torch.random.fork_rng():  # for the case that nobody intervenes here
+        with torch.random.fork_rng():  # in case no intervention concerns this layer and it runs again
             output, _ = original(**given | {"need_weights": False})
         interventions = [each for each, before in zip(watch.interventions, latest) if each.latest is not before]
-        with _watching(_SILENT):
+        with _watching(_NESTED):
             if not interventions:
                 return original(*args, **kwargs)
             _, weights = original(**given | {"average_attn_weights": False})
@@ -704,9 +705,9 @@ def _weighing(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _weighed(original: Callable[..., Any], watch: _Watch, given: dict[str, Any]) -> Any:
-    """Return what torch's multi-head attention gives with its weights, and let a call without them tell of it."""
-    with _watching(_SILENT):
+def _recorded_with_weights(original: Callable[..., Any], watch: _Watch, given: dict[str, Any]) -> Any:
+    """Return the output and weights of torch's multi-head attention, and record a second call without weights."""
+    with _watching(_NESTED):
         answer = original(**given)
     output = None
     if watch.record is not None and watch.record.gradients and answer[0].requires_grad:
@@ -717,8 +718,8 @@ def _weighed(original: Callable[..., Any], watch: _Watch, given: dict[str, Any])
     return answer
 
 
-def _slow(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Return whether torch's modules may take their fast paths, which nobody can look into: not in an intervention."""
+def _without_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Wrap the check that allows the fast paths of torch's modules, to forbid them during an intervention."""
 
     @functools.wraps(original)
     def get_fastpath_enabled() -> bool:
@@ -728,36 +729,35 @@ def _slow(original: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def _interface(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return transformers' choice of an attention function, whose calls tell of themselves."""
+    """Wrap transformers' lookup of attention functions, so that the calls of each one are recorded."""
 
     @functools.wraps(original)
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, attn_implementation, default)
-        if _active.get() is _NOBODY and not _captures:
+        if _active.get() is _INACTIVE and not _captures:
             return function
         ours = getattr(function, "__module__", "").startswith("regard.")
         kind: Any = "eager" if function is default else "regard" if ours else "other"
-        tell = functools.partial(of_transformers, kind)
-        return _wrapped(function, tell, rows_first=True)
+        return _wrapped(function, functools.partial(of_transformers, kind), rows_first=True)
 
     return get_interface
 
 
-# Change what a layer attends to while a model runs: remove heads, or give them other weights --------------------------
+# Change the attention of a layer while a model runs: remove heads, or replace their weights ---------------------------
 # Dimensions: B batch, H query heads, L queries, S keys.
 
 
 class Intervention:
-    """What becomes of one layer's heads.
+    """A change to heads of one layer.
 
     Attributes
     ----------
     function : str
-        Who asked for it, for errors.
+        The function that the user called, for error messages.
     names : mapping of int to str
-        The model's modules, by their identities.
+        The names of the model's modules by ``id(module)``.
     latest : Change
-        That of the last call.
+        The change made to the last call.
     """
 
     def __init__(
@@ -778,7 +778,7 @@ class Intervention:
         self._calls = 0
 
     def concerns(self, caller: Caller, attended: AttentionCall) -> bool:
-        """Whether a call is of the layer."""
+        """Whether a call belongs to the layer."""
         if attended.query.is_nested:
             run, _ = self._tracker.run_of(caller, None, None)
         else:
@@ -787,9 +787,9 @@ class Intervention:
         return chosen(run.layer, self._tracker.layers, self._layer)
 
     def change(self, attended: AttentionCall) -> Change:
-        """Return the weights of a call."""
+        """Return the change to make to a call."""
         if attended.query.is_nested:
-            raise rejected(self.function, "layer", "attend in tensors that are not nested", repr(self._layer))
+            raise rejected(self.function, "layer", "use tensors that are not nested", repr(self._layer))
         *lead, H, L, _ = (1, 1, *attended.query.shape)
         B, S = torch.Size(torch.broadcast_shapes(lead, attended.key.shape[:-3])).numel(), attended.key.shape[-2]
         heads = self._heads(H)
@@ -815,16 +815,16 @@ class Intervention:
         return tuple(each % H for each in heads)
 
     def require_calls(self) -> None:
-        """Raise where the layer was not among those that ran."""
+        """Raise if the layer did not run."""
         self._tracker.forget()
         if self._calls:
             return
         if not self._tracker.layers:
-            raise rejected(self.function, "layer", "run in the block", "no call of attention that is seen")
+            raise rejected(self.function, "layer", "run in the block", "no call of attention that could be intercepted")
         if isinstance(self._layer, str):
             raise unknown_name(self.function, "layer", self._layer, self._tracker.layers)
         raise rejected(
-            self.function, "layer", f"be below {len(self._tracker.layers)}, as many as ran", repr(self._layer)
+            self.function, "layer", f"be below {len(self._tracker.layers)}, the number of layers", repr(self._layer)
         )
 
 
@@ -832,29 +832,28 @@ class Intervention:
 def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None = None) -> Iterator[None]:
     """Remove heads of a layer while a ``with`` block runs: their output is zero (Michel 2019, arXiv 1905.10650).
 
-    Seen are the models and functions that :func:`regard.inspect.capture` sees; torch's modules leave their fast paths
-    in this thread. The model itself is not changed.
+    It works on the same models and functions as :func:`regard.inspect.capture`. Torch's modules do not use their fast
+    paths in this thread meanwhile. The model itself is not changed.
 
     Parameters
     ----------
     model : Module
     layer : int or str
-        A layer as a :class:`Record` has it: its name, or its number in the order in which layers run in the block. A
-        module that is several layers, as ALBERT's is, means all of them, and "module#3" the third.
+        The name of a layer as in a :class:`Record`, or its number in the order in which layers run in the block. If a
+        module runs as several layers, as in ALBERT, its name means all of them, and "module#3" the third.
     head : int or sequence of int, optional
         All by default.
 
     Raises
     ------
     TypeError, ValueError
-        If the model is none, a head is not there, or the block ends without a call of the layer: a model compiled
-        before, for example, does not call what is replaced here.
+        If the model is not a module, the layer has no such head, or the layer did not run in the block. A model that
+        was compiled before, for example, does not call the replaced functions.
 
     Notes
     -----
-    Blocks nest: in one layer the inner one comes last. A capture of the same block records the weights as zero, and
-    the log-sum-exp of the scores as it was. A backward pass that computes checkpointed layers again belongs in the
-    block.
+    Blocks nest; within one layer the inner block applies last. A capture of the same block records zero weights and
+    the unchanged log-sum-exp of the scores. With activation checkpointing, run the backward pass inside the block too.
 
     Examples
     --------
@@ -862,7 +861,7 @@ def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None 
     >>> from regard.inspect import ablate
     >>> model = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
     >>> x = torch.randn(1, 5, 16)
-    >>> with ablate(model, 0):  # all heads: what is left is the bias
+    >>> with ablate(model, 0):  # without any head, only the bias remains
     ...     out, _ = model(x, x, x)
     >>> torch.equal(out, model.out_proj.bias.expand(1, 5, 16))
     True
@@ -880,23 +879,23 @@ def patch(
     weights: Tensor | LayerRecord | Record,
     head: int | Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Let a layer use other weights while a ``with`` block runs: those of another run, or any matrix.
+    """Replace the attention weights of a layer while a ``with`` block runs, by those of another run or any matrix.
 
-    The output of a head is ``Σ_j weights[i, j] · v_j``, with the values of the run; gradients flow to them. Weights
-    need not sum to one. Dropout does not apply to them.
+    The output of a head is ``Σ_j weights[i, j] · v_j`` with the values of the current run, which receive gradients.
+    Weights need not sum to one. Dropout does not apply to them.
 
     Parameters
     ----------
     model, layer, head
-        As :func:`ablate` takes them.
+        As in :func:`ablate`.
     weights : Tensor (B, H, L, S), (H, L, S) or (L, S), LayerRecord or Record
-        Of a record, those of the layer of this name or number: its first call in the block takes its first run, the
-        next one the next, and after the last comes the first again.
+        A record supplies the runs of the same layer: the first call in the block uses the first run, the second call
+        the second, and so on, starting over after the last.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`ablate` does, and if the weights are not of the shape of a call.
+        As in :func:`ablate`, and if the shape of the weights does not match a call.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Attention that no function names: a softmax whose weights are multiplied with values, operator by operator.
+"""Find attention outside attention functions: a softmax that is multiplied with values, operator by operator.
 
-Weights are found again by their storage, so that views of them need no care; what is computed of them element by
-element (casts, masks of heads, gates, dropout) is followed, and so are sums over heads (talking heads).
+Weights are identified by their storage, so views need no special case. Elementwise operations on them (casts, head
+masks, gates, dropout) are followed, and so are sums over heads (talking heads).
 
 Dimensions: B batch, H heads, L queries, S keys, V width of a value, N any number of dimensions in one.
 """
@@ -20,27 +20,27 @@ from regard._utils.torch_private import Observer, is_fake, softmaxes, to_copy
 from regard.inspect._capture.running import Running, thread
 
 _aten = torch.ops.aten
-#: Products of matrices: where the two stand among the arguments.
+#: Matrix products, and the position of the first matrix among the arguments.
 _PRODUCTS = {_aten.bmm.default: 0, _aten.mm.default: 0, _aten.baddbmm.default: 1, _aten.addmm.default: 1}
 _NOISE = {_aten.bernoulli_.float, _aten.bernoulli_.Tensor}
 _COPIES = {_aten.clone.default, to_copy, _aten.native_dropout.default}
-#: Softmaxes outside of modules that are remembered.
+#: How many softmaxes outside modules are kept.
 _MOST = 8
 
 SEVERAL = "it multiplies several softmaxes with each other"
 PARTS = "it attends in blocks, windows or chunks, and its softmax is multiplied with values in parts"
-EMPTY = "its tensors have no values, as those on the meta device have none"
+EMPTY = "its tensors have no values (meta or fake tensors)"
 FEATURES = "it attends between features, or between parts of positions"
 
 
 @dataclass(eq=False)
 class Softmax:
-    """A softmax that was computed.
+    """A computed softmax.
 
     Attributes
     ----------
     running : tuple of Running
-        The modules that ran, the outermost first.
+        The modules that were running, the outermost first.
     shape : torch.Size
     used : bool
         Whether its weights were multiplied with values.
@@ -58,14 +58,14 @@ class _Followed:
     Attributes
     ----------
     tensor : Tensor
-        Which keeps the storage.
+        Keeps the storage alive.
     dims : list of [size, stride]
-        The dimensions of the weights, in the order in which the softmax had them.
+        The dimensions of the weights, in the order of the softmax.
     key : int
-        Which of them the softmax sums over.
+        The dimension that the softmax normalizes over.
     origins : list of Softmax
     clean : Tensor, optional
-        The same without dropout, with the strides of ``tensor``.
+        The weights without dropout, with the strides of ``tensor``.
     mixed : bool
         Whether they are products of several softmaxes.
     """
@@ -78,9 +78,9 @@ class _Followed:
     mixed: bool = False
 
     def factor(self, view: Tensor) -> list[list[int]] | None:
-        """Return which dimensions each dimension of a view consists of, the outer ones first.
+        """Return the dimensions of the weights that make up each dimension of a view, the outer ones first.
 
-        None where the view is a part. A dimension that the view has cut in two is cut here, too.
+        None if the view covers only a part. If the view splits a dimension in two, ``dims`` is split as well.
         """
         if view.storage_offset() != self.tensor.storage_offset():
             return None
@@ -113,7 +113,7 @@ class _Followed:
         return True
 
     def weights(self, query: int | None) -> Tensor:
-        """Return the weights before dropout, (..., L, S), where a dimension is that of the queries; None is one row."""
+        """Return the weights before dropout, (..., L, S); ``query`` is the query dimension, None for one row."""
         lead = [self.dims[i] for i in range(len(self.dims)) if i not in (query, self.key)]
         order = [*lead, [1, 0] if query is None else self.dims[query], self.dims[self.key]]
         tensor = self.tensor if self.clean is None else self.clean
@@ -130,7 +130,7 @@ class Read:
     weights : Tensor (..., L, S)
         Before dropout.
     value : Tensor (N, S, V)
-        As the product had them.
+        As in the product.
     running : tuple of Running
         The modules in which both the softmax and the product ran, the outermost first.
     """
@@ -154,16 +154,16 @@ def _state() -> _State:
 
 
 class ProductObserver(Observer):
-    """Tells of each product of a softmax with values, and of each call of torch's kernels of attention.
+    """Reports each product of a softmax with values, and each call of torch's attention kernels.
 
     Parameters
     ----------
     wanted : callable
-        Whether operators are to be followed now.
+        Returns whether to follow operators at the moment.
     read : callable
-        Gets each :class:`Read`.
+        Receives each :class:`Read`.
     kernel : callable
-        Gets each kernel's operator and its arguments by name, and says whether it was one of attention.
+        Receives every other operator with its arguments and output; returns whether it was an attention kernel.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class ProductObserver(Observer):
     ) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
-            with self:  # where functions come whole that are made of others: what they are made of is what runs
+            with self:  # in inference mode, composite operators arrive undecomposed
                 answer = func.decompose(*args, **kwargs)
             if answer is not NotImplemented:
                 return answer
@@ -254,7 +254,7 @@ class ProductObserver(Observer):
 
 
 def _depth(running: Sequence[Running]) -> int:
-    """Return how many of the outer modules that ran then still run."""
+    """Return how many of these modules, from the outermost, are still running."""
     depth = 0
     for one, other in zip(running, thread.stack):
         if one is not other:
@@ -270,7 +270,7 @@ def _begin(state: _State, weights: Tensor, dim: int) -> None:
         for each in thread.stack:
             each.hints.append(EMPTY)
         return
-    if dim % weights.dim() != weights.dim() - 1:  # of kernels of convolutions, or over positions for each feature
+    if dim % weights.dim() != weights.dim() - 1:  # a convolution kernel, or a softmax over positions for each feature
         return
     origin = Softmax(tuple(thread.stack), weights.shape)
     dims = [list(each) for each in zip(weights.shape, weights.stride())]
@@ -284,7 +284,7 @@ def _begin(state: _State, weights: Tensor, dim: int) -> None:
 
 
 def _owner(running: Sequence[Running]) -> Running | None:
-    """Return the innermost module that is more than a function: one with modules or parameters of its own."""
+    """Return the innermost module that has submodules or parameters."""
     for each in reversed(running):
         if any(True for _ in each.module.children()) or any(True for _ in each.module.parameters()):
             return each
@@ -308,13 +308,13 @@ def _refuse(found: _Followed, reason: str) -> None:
 
 
 def _follow(state: _State, func: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any) -> None:
-    """Follow what is computed of weights element by element."""
+    """Follow an elementwise operation on weights."""
     out = answer[0] if isinstance(answer, tuple) else answer
     if not isinstance(out, Tensor) or not out.is_floating_point():
         return
     tensors = [(i, each) for i, each in enumerate(args) if isinstance(each, Tensor)]
     found = [(i, each, state.followed[_place(each)]) for i, each in tensors if _place(each) in state.followed]
-    if not found or _place(out) in state.followed:  # in place: read where it is multiplied
+    if not found or _place(out) in state.followed:  # an in-place operation: nothing to do until the product
         return
     at, view, source = next((each for each in found if each[1].shape == out.shape), found[0])
     if view.shape != out.shape:
@@ -352,9 +352,9 @@ def _place(tensor: Tensor) -> int:
 
 
 def matrices(read: Read) -> tuple[Tensor, Tensor | None] | None:
-    """Return weights (B, H, L, S) and values (B, H, S, V) of a read; None where there are more dimensions.
+    """Return weights (B, H, L, S) and values (B, H, S, V) of a read; None for weights with more dimensions.
 
-    Values are None where heads share them.
+    Values are None if heads share them.
     """
     weights = read.weights
     *lead, L, S = weights.shape
@@ -371,7 +371,7 @@ def matrices(read: Read) -> tuple[Tensor, Tensor | None] | None:
 
 
 def _split(N: int, L: int, running: Sequence[Running]) -> tuple[int, int]:
-    """Return how many sequences and heads there are in one dimension, by what the module was called with."""
+    """Split a dimension into sequences and heads, by the inputs or attributes of the running modules."""
     for each in reversed(running):
         for _, tensor in each.tensors():
             if tensor.dim() == 3:
@@ -385,7 +385,7 @@ def _split(N: int, L: int, running: Sequence[Running]) -> tuple[int, int]:
 
 
 def kernels() -> Iterator[Any]:
-    """Yield torch's operators that compute attention whole, of which each device has others."""
+    """Yield torch's attention kernels for all devices."""
     for name in dir(_aten):
         if name.startswith("_scaled_dot_product_") and "backward" not in name and "quantized" not in name:
             yield from (getattr(getattr(_aten, name), each) for each in getattr(_aten, name).overloads())

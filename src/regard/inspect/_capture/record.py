@@ -1,4 +1,4 @@
-"""The record of a capture as users have it: what was recorded, with files and pages."""
+"""The record that a capture returns, with files and pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.inspect._record.file import load_record, save_record
 from regard.inspect._record.recording import Recording
 from regard.inspect._view.page import render_html, save_html
 
-#: The bytes up to which a notebook shows a record.
+#: The largest record that a notebook shows, in bytes.
 _SHOWN = 32 << 20
 
 
@@ -27,11 +27,11 @@ class Record(Recording):
     layers : tuple of str
         The names of the layers that were recorded, in the order of their first calls.
     coverage : Coverage
-        What was recorded and what was not, once the block of the capture has ended.
+        What was recorded and what was missed; set when the block of the capture ends.
     title : str
         The heading of pictures and pages.
     texts : tuple of Text
-        The tokens that were read, or those that were read and those that were written; set by :meth:`describe`.
+        The text that was read, or the texts that were read and written; set by :meth:`describe`.
     sequence : int
         Which sequence of the batch has these texts; others are shown with numbers instead of tokens.
 
@@ -58,14 +58,14 @@ class Record(Recording):
         Raises
         ------
         ValueError
-            If the file is no record, damaged, or of an unknown version, in one sentence.
+            If the file is not a record, is damaged, or has an unknown version.
         """
         made = cls({}, torch.float32)
         made._runs, made.texts, made.title, made.sequence = load_record(path)
         return made
 
     def to_html(self, path: str | Path | None = None, *, batch: int = 0) -> str | Path:
-        """Return the page that shows the record, one file that works offline; or write it to ``path``.
+        """Return a page that shows the record in one HTML file that works offline, or write it to ``path``.
 
         Raises
         ------
@@ -75,9 +75,9 @@ class Record(Recording):
         return render_html(self, batch=batch) if path is None else save_html(self, path, batch=batch)
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame that can do nothing but show itself; a sentence where it is large."""
+        """Return the page in a sandboxed frame; a sentence for an empty or large record."""
         if not self._runs or self.nbytes > _SHOWN:
-            return escape(f"{self!r}; its to_html(path) writes a page, and regard view serves what save(path) writes")
+            return escape(f"{self!r}; to_html(path) writes a page, and save(path) a file for regard view")
         page = escape(str(self.to_html()))
         size = 'width="100%" height="560" style="border: 1px solid #8884"'
         return f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{page}" {size}></iframe>'

@@ -1,4 +1,4 @@
-"""Which modules run in each thread, while something is captured: their inputs, and what was seen of their attention.
+"""The modules that run in each thread during a capture: their inputs, and what was seen of their attention.
 
 Dimensions: B batch, L queries, S keys, C width of a row.
 """
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from regard._utils.torch_private import Observer, in_backward, is_compiled_frame, is_jit_tracing
 
-#: What models call the arguments that hold another sequence.
-_OTHERS = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
-#: What arguments are called that do not hold a sequence.
-_BESIDES = ("mask", "bias", "position", "cache", "past")
+#: Names of arguments that hold the other sequence of cross-attention.
+_CROSS_INPUTS = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
+#: Parts of the names of arguments that do not hold a sequence.
+_NO_SEQUENCES = ("mask", "bias", "position", "cache", "past")
 
 
 @dataclass(eq=False)
@@ -33,17 +33,17 @@ class Running:
     ----------
     module : Module
     inputs : dict of str to object
-        What it was called with; arguments without a name are numbered.
+        Its arguments; positional ones are numbered.
     recorded, missed : int
-        How many calls were recorded, and modules missed, in its thread before.
+        How many calls were recorded, and modules missed, in its thread before it began.
     pending : list of functions
-        That record what was seen of its attention, once it has run whole.
+        Each adds what was seen of its attention to the record; called when it has finished.
     reasons : list of str
-        Why nothing of its attention can be recorded.
+        Why its attention cannot be recorded.
     hints : list of str
-        Why nothing may have been recorded, if that is so.
+        Likely reasons, in case nothing is recorded.
     leave : list of functions
-        That are called when it has run.
+        Called when it has finished.
     combined : bool
         Whether the weights of a differential layer are recorded.
     """
@@ -61,11 +61,12 @@ class Running:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the sequences among its inputs: (B, L, C), (L, B, C), (L, C) or an image (B, C, H, W)."""
         for name, each in self.inputs.items():
-            if isinstance(each, Tensor) and each.is_floating_point() and not any(part in name for part in _BESIDES):
+            is_sequence = not any(part in name for part in _NO_SEQUENCES)
+            if is_sequence and isinstance(each, Tensor) and each.is_floating_point():
                 yield name, each
 
     def positions(self) -> set[int]:
-        """Return how many rows each of its inputs may have."""
+        """Return the possible row counts of its inputs."""
         found: set[int] = set()
         for _, each in self.tensors():
             if each.dim() in (2, 3):  # also (B, C, L)
@@ -75,8 +76,8 @@ class Running:
         return found
 
     def reads(self, L: int, S: int) -> str | None:
-        """Return whether it reads its own sequence, "self", or another, "cross"; None where inputs do not say."""
-        if any(isinstance(self.inputs.get(name), Tensor) for name in _OTHERS):
+        """Return "self" or "cross", whichever the attention is; None if the inputs do not show it."""
+        if any(isinstance(self.inputs.get(name), Tensor) for name in _CROSS_INPUTS):
             return "cross"
         if L == S:
             return None
@@ -87,7 +88,7 @@ class Running:
 
 
 class Thread(threading.local):
-    """What runs in a thread."""
+    """The state of one thread."""
 
     def __init__(self) -> None:
         self.stack: list[Running] = []
@@ -95,7 +96,7 @@ class Thread(threading.local):
         self.missed = 0
         self.observers = 0
         self.observer: Observer | None = None
-        #: What the observer follows.
+        #: The state of the observer.
         self.products: Any = None
 
 
@@ -103,7 +104,7 @@ thread = Thread()
 
 
 class Observing:
-    """The observer of a thread, once however many need it."""
+    """The observer of a thread, entered once no matter how many captures need it."""
 
     def __init__(self, make: Callable[[], Observer]) -> None:
         self._make = make
@@ -122,7 +123,7 @@ class Observing:
 
 @contextmanager
 def _unobserved() -> Iterator[None]:
-    """Take the observer of this thread away for a while."""
+    """Suspend the observer of this thread."""
     observer, thread.observer = thread.observer, None
     if observer is not None:
         observer.__exit__(None, None, None)
@@ -133,7 +134,7 @@ def _unobserved() -> Iterator[None]:
 
 
 def in_compiled_code() -> bool:
-    """Whether compiled code runs here, and no module that is followed within it."""
+    """Whether the innermost code is compiled, with no followed module inside it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == __file__ and "running" in frame.f_locals:
@@ -145,17 +146,17 @@ def in_compiled_code() -> bool:
 
 
 class ModuleCalls:
-    """All calls of modules, each of which is reported when it begins and when it has ended.
+    """Reports the beginning and end of each call of a module.
 
-    ``nn.Module.__call__`` is replaced, as torch's tracers do it: a compiler calls what is behind it, and torch warns of
-    global hooks where a module is compiled.
+    It replaces ``nn.Module.__call__``, as torch's tracers do: compiled code bypasses this method, and torch warns of
+    global hooks when it compiles a module.
 
     Parameters
     ----------
     follows : callable
         Whether to follow a module that begins to run.
     begun, ended : callable
-        Get what is followed.
+        Called with each followed module.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class ModuleCalls:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or in_backward() or not self._follows(module):
                 return original(module, *args, **kwargs)
-            if is_jit_tracing() or isinstance(module, torch.jit.ScriptModule):  # which hand numbers on as tensors
+            if is_jit_tracing() or isinstance(module, torch.jit.ScriptModule):  # these turn numbers into tensors
                 with _unobserved():
                     return original(module, *args, **kwargs)
             inputs = {str(i): each for i, each in enumerate(args)} | kwargs

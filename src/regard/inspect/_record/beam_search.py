@@ -1,6 +1,6 @@
-"""Rows that a beam search has written: of each sequence that it returns, those of the beams that this one came by.
+"""Rows of a beam search, rearranged so that each returned sequence has the rows of its own beams.
 
-Dimensions: B rows of the batch, which are beams; R sequences that are returned, T steps, G key heads, S keys.
+Dimensions: B rows of the batch (beams), R returned sequences, T steps, G key heads, S keys.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 from regard.inspect._record.calls import AttentionCall, dense_mask
 from regard.inspect._record.layer_tracker import Caller
 
-#: What is said of beams that cannot be followed.
-UNFOLLOWED = "The steps of a beam search are runs of their own: which beam each sequence came by is not known."
+#: The note for a beam search without beam indices.
+UNFOLLOWED = "Each step of a beam search is recorded as a separate run: the beams of each sequence are unknown."
 
 
 @dataclass
@@ -26,14 +26,14 @@ class BeamSearch:
     calls : dict of str to list of (Caller, AttentionCall)
         In the order of the steps.
     indices : Tensor (R, T), optional
-        The row of step t from which token t of a sequence was chosen; −1 behind its end.
+        The row of step t from which token t of a sequence was chosen; −1 after its end.
     """
 
     calls: dict[str, list[tuple[Caller, AttentionCall]]] = field(default_factory=dict)
     indices: Tensor | None = None
 
     def add(self, layer: str, caller: Caller, call: AttentionCall) -> None:
-        """Note a call of a layer."""
+        """Add a call of a layer."""
         self.calls.setdefault(layer, []).append((caller, call))
 
     def rename(self, layer: str, name: str) -> None:
@@ -41,7 +41,7 @@ class BeamSearch:
         self.calls = {name if each == layer else each: calls for each, calls in self.calls.items()}
 
     def followed(self) -> dict[str, list[AttentionCall]] | None:
-        """Return each layer's calls with the rows of the sequences that are returned; None where that is not known."""
+        """Return each layer's calls with the rows of the returned sequences; None if the beams are unknown."""
         if self.indices is None or not self.indices.numel():
             return None
         found: dict[str, list[AttentionCall]] = {}
@@ -55,7 +55,7 @@ class BeamSearch:
 
 def _followed(calls: list[AttentionCall], indices: Tensor) -> list[AttentionCall] | None:
     T = indices.shape[1]
-    whole = all(call.query.shape[2] == 1 for call in calls[1:])  # without a cache, each step computes all rows again
+    whole = all(call.query.shape[2] == 1 for call in calls[1:])  # without a cache, each step recomputes all rows
     if len(calls) < T or not whole or int(indices.max()) >= len(calls[0].query):
         return None
     valid, rows = indices >= 0, indices.clamp(min=0)
@@ -75,7 +75,7 @@ def _followed(calls: list[AttentionCall], indices: Tensor) -> list[AttentionCall
 
 
 def _begins(calls: list[AttentionCall], rows: Tensor) -> list[int]:
-    """Return where the keys of each call begin among all keys: they grow by one a step, or are the same in each."""
+    """Return the position of each call's first key: keys grow by one per step, or stay the same."""
     first = calls[0].key.shape[2]
     if len(calls) > 1 and calls[1].key.shape[2] == first:
         one, other = calls[0].marks, calls[1].marks

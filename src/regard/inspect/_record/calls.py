@@ -1,4 +1,4 @@
-"""One call of attention as it is kept: what its weights follow from.
+"""A recorded call of attention: everything that determines its weights.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E and V widths of a head, C width of the rows.
 """
@@ -24,31 +24,31 @@ from regard.scores import ScoreLike
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of attention: what its weights follow from.
+    """A call of attention: everything that determines its weights.
 
     Attributes
     ----------
     query : Tensor (B, H, L, E)
     key : Tensor (B, G, S, E)
     mask : Tensor, Mask, callable or None
-        As :func:`regard.attention` takes it.
+        As in :func:`regard.attention`.
     is_causal, scale, score, normalizer, softcap
-        The same.
+        As in :func:`regard.attention`.
     sinks : Tensor (1 or B, H, 1 or L), optional
-        Scores of a key without a value.
+        Scores of a learned sink, a key without a value.
     value : Tensor (B, G, S, V), optional
-        Kept where there is an output's gradient to come.
+        Kept if the output will receive a gradient.
     output : OutputGradient, optional
-        What a backward pass leaves there.
+        Filled by a backward pass.
     first : int
-        Where the first of the keys stands among those of the run.
+        The position of the first key among the keys of the run.
     changes : tuple of Change
-        Weights that interventions put in the place of the layer's own, in turn.
+        The weights by which interventions replaced the layer's own, in order.
     given : Tensor (B, H, L, S), optional
-        The weights themselves, where queries and keys are not known: these are of width 0 then, and ``value`` tells
-        one key from another.
+        The weights themselves, if queries and keys are unknown: those have width 0 then, and ``value`` identifies the
+        keys.
     difference : float, optional
-        λ of a differential layer, which uses the weights of its first half of heads, less λ times those of the second.
+        λ of a differential layer: the weights of its first half of heads, minus λ times those of the second half.
     """
 
     query: Tensor
@@ -69,19 +69,19 @@ class AttentionCall:
 
     @classmethod
     def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> AttentionCall:
-        """Return a call of which only the weights (B, H, L, S) are known, and values (B, G, S, V) if they are."""
+        """Return a call with known weights (B, H, L, S), and optionally values (B, G, S, V), but no queries or keys."""
         B, H, L, S = weights.shape
         return cls(weights.new_empty(B, H, L, 0), weights.new_empty(B, H, S, 0), given=weights, value=value)
 
     @property
     def marks(self) -> Tensor | None:
-        """Two numbers (B, G, S, 2) of each key, by which it is known again; None where keys cannot be told apart."""
+        """Two numbers (B, G, S, 2) that identify each key; None if keys cannot be identified."""
         rows = self.value if self.given is not None else self.key
         return None if rows is None or not rows.shape[-1] else rows[..., [0, rows.shape[-1] // 2]]
 
     @torch.no_grad()
     def flat(self) -> AttentionCall:
-        """Return the call in four dimensions, without its values where nothing will be read of them; no copy."""
+        """Return the call in four dimensions, without unused values; no copy."""
         if self.given is not None:
             return self
         values = () if self.value is None or self.output is None else (self.value,)
@@ -95,7 +95,7 @@ class AttentionCall:
 
     @torch.no_grad()
     def combined(self) -> AttentionCall:
-        """Return the weights that a differential layer uses: ``softmax(first) − λ · softmax(second)`` of its heads."""
+        """Return the weights of a differential layer, ``softmax(first half) − λ · softmax(second half)`` of heads."""
         assert self.difference is not None
         call = self.flat()
         weights = call.rows(0, call.query.shape[2], AuxRequest(weights=True)).weights
@@ -105,7 +105,7 @@ class AttentionCall:
 
     @torch.no_grad()
     def padded(self) -> AttentionCall:
-        """Return a call on nested tensors as one on tensors, whose mask leaves out what was added to sequences."""
+        """Return a call on nested tensors as one on padded tensors with a padding mask."""
         lengths, others = (lengths_of(each) for each in (self.query, self.key))
         query, key, value = (
             None if each is None else torch.nested.to_padded_tensor(each.detach(), 0.0)
@@ -116,7 +116,7 @@ class AttentionCall:
 
     @torch.no_grad()
     def kept(self, dtype: torch.dtype) -> AttentionCall:
-        """Return a copy that later changes of its tensors do not reach, in four dimensions."""
+        """Return a copy in four dimensions that shares no memory with the original tensors."""
         if self.given is not None:
             return replace(self, given=self.given.to(dtype, copy=True), value=None)
         call = self.flat()
@@ -128,16 +128,16 @@ class AttentionCall:
 
     @torch.no_grad()
     def rows(self, first: int, last: int, request: AuxRequest) -> Aux:
-        """Return what is asked for of the queries from ``first`` to before ``last``, learned sinks counted in."""
+        """Return the requested auxiliary outputs of the queries ``first`` to ``last`` − 1, including learned sinks."""
         if self.given is not None:
-            aux = _told(self.given[:, :, first:last].float(), request)
+            aux = _aux_of(self.given[:, :, first:last].float(), request)
             for change in self.changes:
                 aux = change.over(aux, first, last)
             return aux
         B, H, L, _ = self.query.shape
         S, device = self.key.shape[2], self.query.device
         score = as_score(self.score, self.query, self.key).at(first, 0)
-        if score is None:  # which goes by places, and knows none but those in the whole
+        if score is None:  # the score depends on positions and cannot be shifted
             return _cut(self.rows(0, last, request), first)
         mask, where = self._mask(), Extent(B, H, L, S)
         if mask is not None and (first, last) != (0, L):
@@ -148,18 +148,18 @@ class AttentionCall:
         _, aux = attention(
             query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=score,
             normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
-            engine="reference" if request.weights else "auto",  # which has the matrix at hand that is asked for
+            engine="reference" if request.weights else "auto",  # the reference engine computes the whole matrix anyway
         )  # fmt: skip
         if self.sinks is not None:
-            aux = _beside_sinks(aux, self.sinks if self.sinks.shape[2] == 1 else self.sinks[:, :, first:last])
+            aux = _with_sinks(aux, self.sinks if self.sinks.shape[2] == 1 else self.sinks[:, :, first:last])
         for change in self.changes:
             aux = change.over(aux, first, last)
         return aux
 
     def intervals(self) -> tuple[Tensor, Tensor] | None:
-        """Return the first key that each query sees and the one behind its last, (B, L) each.
+        """Return the first visible key of each query and the one after its last, (B, L) each.
 
-        None where that does not say all: where a mask has gaps or a bias, or heads see other keys.
+        None if intervals cannot express the mask: it has gaps or a bias, or it differs between heads.
         """
         if self.given is not None:
             return None
@@ -186,26 +186,26 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Change:
-    """Weights in the place of those that a layer computed.
+    """Weights that replace those of a layer.
 
     Attributes
     ----------
     heads : tuple of int
-        Whose.
+        The heads to change.
     weights : Tensor (B, len(heads), L, S), optional
-        None is zero.
+        None means zero.
     """
 
     heads: tuple[int, ...]
     weights: Tensor | None = None
 
     def copy(self) -> Change:
-        """Return a copy that later changes of its tensors do not reach, in float32."""
+        """Return a float32 copy that shares no memory with the original tensors."""
         given = self.weights
         return self if given is None else Change(self.heads, given.detach().to(torch.float32, copy=True))
 
     def output(self, output: Tensor, value: Tensor) -> Tensor:
-        """Return a layer's output (..., H, L, V) with what these weights read of values (..., G, S, V) in it."""
+        """Return a layer's output (..., H, L, V), the changed heads computed from values (..., G, S, V)."""
         whole = output[(None,) * (4 - output.dim())]
         lead, whole = whole.shape[:-3], whole.flatten(0, -4)
         heads = torch.tensor(self.heads, device=output.device)
@@ -221,9 +221,9 @@ class Change:
         return whole.index_copy(1, heads, read).reshape(output.shape)
 
     def over(self, aux: Aux, first: int, last: int) -> Aux:
-        """Return what is known of rows ``first`` to before ``last``, with these weights counted in; scores stay.
+        """Return auxiliary outputs of rows ``first`` to ``last`` − 1 after the change; the log-sum-exp stays.
 
-        Fields may have any number of dimensions before that of the heads.
+        Fields may have any number of dimensions before the heads.
         """
 
         def put(field: Tensor, tail: int, changed: Tensor | float) -> Tensor:
@@ -252,18 +252,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Projected:
-    """One call of a fused layer, whose queries and keys nobody has seen: rows and matrices, multiplied when read.
+    """A call of a fused layer, which exposes no queries and keys: its inputs and projections, multiplied on demand.
 
     Attributes
     ----------
     query, key : Tensor (B, L, C) and (B, S, C)
-        The rows.
+        The inputs.
     weight, bias : Tensor (2·C, C) and (2·C,)
-        That make queries and keys of them.
+        The projections to queries and keys.
     heads : int
     mask : Tensor, optional
     dtype : torch.dtype
-        Of the queries and keys.
+        The dtype of the queries and keys.
     """
 
     query: Tensor
@@ -276,7 +276,7 @@ class Projected:
 
     @torch.no_grad()
     def kept(self, dtype: torch.dtype) -> Projected:
-        """Return a copy that later changes of its tensors do not reach."""
+        """Return a copy that shares no memory with the original tensors."""
         query = self.query.detach().clone()
         key = query if self.key is self.query else self.key.detach().clone()
         weight, bias = _copied(self.weight), _copied(self.bias)
@@ -284,7 +284,7 @@ class Projected:
 
     @torch.no_grad()
     def attended(self) -> AttentionCall:
-        """Return the call with its queries and keys."""
+        """Return the call with computed queries and keys."""
         query, key = (
             F.linear(rows, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for rows, weight, bias in zip((self.query, self.key), self.weight.chunk(2), self.bias.chunk(2))
@@ -298,14 +298,14 @@ def lengths_of(nested: Tensor) -> Tensor:
 
 
 def visible_pairs(lengths: Tensor, others: Tensor) -> Tensor:
-    """Return which pairs (B, 1, L, S) are of queries and keys within sequences of these lengths."""
+    """Return which pairs (B, 1, L, S) of queries and keys are within sequences of these lengths."""
     rows, cols = (torch.arange(int(each.max()), device=each.device) < each[:, None] for each in (lengths, others))
     return rows[:, None, :, None] & cols[:, None, None, :]
 
 
 @torch.no_grad()
 def dense_mask(call: AttentionCall) -> Tensor | None:
-    """Return a call's mask, without its causal one, as a tensor that broadcasts to (B, H, L, S)."""
+    """Return a call's mask, without ``is_causal``, as a tensor that broadcasts to (B, H, L, S)."""
     if call.mask is None or isinstance(call.mask, Tensor):
         return call.mask if call.mask is None else call.mask[(None,) * (4 - call.mask.dim())]
     (B, H, L, _), S, device = call.query.shape, call.key.shape[2], call.query.device
@@ -322,13 +322,13 @@ def dense_mask(call: AttentionCall) -> Tensor | None:
 
 
 def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the first key that a tensor shows each query and the one behind its last, if it hides all others alone."""
+    """Return the first visible key of each query and the one after its last; None if a mask is not of this form."""
     mask = mask[(None,) * (4 - mask.dim())]
     if mask.dtype == torch.bool:
         seen = mask
     else:
         seen = mask == 0
-        # What adds the least number where it hides spreads the weights of a query that sees nothing over all keys.
+        # With an additive mask, a query that sees nothing spreads its weights over all keys.
         if not bool((seen | (mask <= torch.finfo(mask.dtype).min)).all() and seen.any(-1).all()):
             return None
     if not bool((seen == seen[:, :1]).all()):
@@ -341,21 +341,21 @@ def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def entropy_of(weights: Tensor) -> Tensor:
-    """Return the entropy (B, H, L) in nats of weights (B, H, L, S); of their share of all where some are negative."""
+    """Return the entropy (B, H, L) in nats of weights (B, H, L, S); if some are negative, of |w| / Σ|w|."""
     if bool((weights < 0).any()):
         weights = weights.abs() / weights.abs().sum(-1, keepdim=True)
     return torch.special.entr(weights).sum(-1)
 
 
 def topk_of(weights: Tensor, k: int) -> TopK:
-    """Return the k largest of weights (B, H, L, S); where there are fewer, weights of 0 and indices of −1."""
+    """Return the k largest of weights (B, H, L, S), padded with weight 0 and index −1."""
     top = weights.topk(min(k, weights.shape[-1]), -1)
     room = (0, k - top.values.shape[-1])
     return TopK(F.pad(top.values, room), F.pad(top.indices.where(top.values > 0, -1), room, value=-1))
 
 
-def _told(weights: Tensor, request: AuxRequest) -> Aux:
-    """Return what is asked for of weights (B, H, L, S) that are known."""
+def _aux_of(weights: Tensor, request: AuxRequest) -> Aux:
+    """Return the requested auxiliary outputs of known weights (B, H, L, S)."""
     return Aux(
         weights=weights if request.weights else None,
         entropy=entropy_of(weights) if request.entropy else None,
@@ -364,8 +364,8 @@ def _told(weights: Tensor, request: AuxRequest) -> Aux:
     )
 
 
-def _beside_sinks(aux: Aux, sinks: Tensor) -> Aux:
-    """Return weights (B, H, L, S) that leave a sink its share, and what follows from them."""
+def _with_sinks(aux: Aux, sinks: Tensor) -> Aux:
+    """Return auxiliary outputs whose weights (B, H, L, S) leave a learned sink its share."""
     assert aux.lse is not None
     share = torch.sigmoid(aux.lse - sinks.float()).unsqueeze(-1)
     weights = None if aux.weights is None else aux.weights * share
@@ -374,7 +374,7 @@ def _beside_sinks(aux: Aux, sinks: Tensor) -> Aux:
 
 
 def _cut(aux: Aux, first: int) -> Aux:
-    """Return what is known of the rows from ``first`` on."""
+    """Return the auxiliary outputs of the rows from ``first`` on."""
     topk = None if aux.topk is None else TopK(aux.topk.weights[..., first:, :], aux.topk.indices[..., first:, :])
     lse, entropy = (None if each is None else each[..., first:] for each in (aux.lse, aux.entropy))
     weights = None if aux.weights is None else aux.weights[..., first:, :]
@@ -382,7 +382,7 @@ def _cut(aux: Aux, first: int) -> Aux:
 
 
 def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
-    """Return keys once for each group, where a caller had repeated them for its heads."""
+    """Return keys once per group, if the caller repeated them for its heads."""
     H = key.shape[1]
     if query.shape[1] != H or H == 1:
         return key
@@ -395,7 +395,7 @@ def _ungrouped(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _kept_mask(mask: Any) -> Any:
-    """Return a copy of a mask, for scores in float32: what float64 has below their least number stays a number."""
+    """Return a copy of a mask for float32 scores: finite float64 values outside the range of float32 stay finite."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.float64:
         return _copied(mask)
     most = torch.finfo(torch.float32).max
@@ -408,24 +408,24 @@ def _copied(given: Any) -> Any:
     return given.map_tensors(lambda tensor: tensor.detach().clone()) if isinstance(given, Part) else given
 
 
-# Gradients in weights that nobody has held: the product of an output's gradient with the values that it was read from
+# Gradients of weights that are never stored: the product of an output's gradient with the values ----------------------
 # Dimensions: B batch, H query heads, G heads of values, L queries, S keys, V width of a value, C width of a row.
 
 
 class OutputGradient:
-    """The gradient of a call's output, once a backward pass has come by it.
+    """The gradient of a call's output, filled by a backward pass.
 
     Attributes
     ----------
     value : Tensor (B, H, L, V), optional
-        Of the latest backward pass.
+        The gradient of the latest backward pass.
     """
 
     def __init__(self, value: Tensor | None = None) -> None:
         self.value = value
 
     def watch(self, output: Tensor, arranged: Callable[[Tensor], Tensor]) -> None:
-        """Keep what an output's gradient becomes when it is arranged as (..., H, L, V)."""
+        """Keep the gradient of an output; ``arranged`` brings it into the shape (..., H, L, V)."""
 
         def keep(gradient: Tensor) -> None:
             found = arranged(gradient.detach())
@@ -435,7 +435,7 @@ class OutputGradient:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """The size of the gradient in bytes."""
         return 0 if self.value is None else self.value.nbytes
 
 
@@ -445,7 +445,7 @@ def heads_first(gradient: Tensor) -> Tensor:
 
 
 def before_projection(weight: Tensor, heads: int) -> Callable[[Tensor], Tensor]:
-    """Return what makes of the gradient (L, B, C) or (L, C) of a projected output that of its heads, (B, H, L, V)."""
+    """Return a function from the gradient (L, B, C) or (L, C) of a projected output to its heads' (B, H, L, V)."""
     matrix = weight.detach().clone()
 
     def arranged(gradient: Tensor) -> Tensor:
@@ -458,7 +458,7 @@ def before_projection(weight: Tensor, heads: int) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def gradients_of(call: AttentionCall, first: int, last: int) -> Tensor:
-    """Return the gradients (B, H, last − first, S) in a call's weights.
+    """Return the gradients (B, H, last − first, S) with respect to a call's weights.
 
     Raises
     ------
@@ -466,11 +466,11 @@ def gradients_of(call: AttentionCall, first: int, last: int) -> Tensor:
         If values were not kept, or no gradient reached the call.
     """
     if call.given is not None:
-        raise rejected("gradients", "record", "hold queries, keys and values of the layer", "its weights alone")
+        raise rejected("gradients", "record", "hold queries, keys and values of the layer", "only its weights")
     if call.value is None or call.output is None:
-        raise rejected("gradients", "record", "be captured with gradients=True, of a model that runs with them", "none")
+        raise rejected("gradients", "record", "be captured with gradients=True and with autograd enabled", "none")
     if call.output.value is None:
-        raise rejected("gradients", "record", "be of a run that a backward pass went through", "none")
+        raise rejected("gradients", "record", "be of a run with a backward pass", "none")
     rows = call.output.value[:, :, first:last]
     groups = rows.unflatten(1, (call.value.shape[1], -1))  # (B, G, H/G, l, V)
     return (groups @ call.value.float().mT.unsqueeze(2)).flatten(1, 2)

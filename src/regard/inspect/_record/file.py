@@ -1,4 +1,4 @@
-"""Records in one file: safetensors, which hold numbers alone, and a description in JSON.
+"""Records in one file: safetensors, which hold only numbers, and a description in JSON.
 
 Dimensions: B batch, H heads, L queries, S keys.
 """
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from regard.inspect._record.recording import Recording
 
 FORMAT, VERSION = "regard-record", 1
-#: What the tensors of a record are of.
+#: The dtypes of a record's tensors.
 _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64
 )  # fmt: skip
-#: Pairs of a mask that has to be written out, at most.
+#: The largest number of pairs of a mask that is saved as a matrix.
 _LARGEST = 1 << 30
 _FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "mask": str}
-#: Of each kind of part, those that a name stands for.
+#: The named parts of each kind.
 _PARTS: dict[str, Mapping[str, type[Part]]] = {"score": SCORES, "normalizer": NORMALIZERS}
 
 
 def save_record(path: str | Path, record: Recording) -> Path:
-    """Write a record to a file, whole or not at all."""
+    """Write a record to a file atomically."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -97,12 +97,12 @@ def _described_calls(run: AttentionRecord, at: str, tensors: dict[str, Tensor]) 
 
 
 def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str, int]:
-    """Return the runs in a file, layer by layer, its texts, its title, and which sequence the texts are of.
+    """Return the runs in a file by layer, its texts, its title, and the number of the sequence that has the texts.
 
     Raises
     ------
     ValueError
-        If it is no record, damaged, or of a version that is not known.
+        If the file is not a record, is damaged, or has an unknown version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -136,7 +136,7 @@ def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[LayerR
 
 
 def _require_plain(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse types that no record holds, such as floats of 8 bits, with which torch computes nothing."""
+    """Reject dtypes that no record holds, such as 8-bit floats, which torch cannot compute with."""
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name} is of {tensor.dtype}")
@@ -160,7 +160,7 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
             calls = [_call(call, name, str(at), i, tensors) for i, call in enumerate(run["calls"])]
             made = AttentionRecord(name, calls[0])
             for call in calls[1:]:
-                if not _goes_on(call, calls[0], made.key):
+                if not _continues(call, calls[0], made.key):
                     raise TypeError(f"calls of {name} have other sizes")
                 made.grow(call)
         made.reads, made.windows = run.get("reads"), _count(run.get("windows", 1), 1)
@@ -170,15 +170,15 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
     return found
 
 
-def _goes_on(call: AttentionCall, first: AttentionCall, keys: Tensor) -> bool:
-    """Whether a call's rows can stand below those of earlier ones, whose keys are all there."""
+def _continues(call: AttentionCall, first: AttentionCall, keys: Tensor) -> bool:
+    """Whether a call's rows can follow those of earlier calls."""
     same = call.query.shape[:2] == first.query.shape[:2] and call.query.shape[3] == first.query.shape[3]
     end = call.first + call.key.shape[2]
     return same and call.key.shape[::3] == keys.shape[::3] and call.first <= keys.shape[2] <= end
 
 
 def _fit(sinks: Tensor, query: Tensor) -> bool:
-    """Whether sinks (1 or B, H, 1 or L) belong to queries (B, H, L, E)."""
+    """Whether the shape of sinks, (1 or B, H, 1 or L), matches queries (B, H, L, E)."""
     B, H, L, _ = query.shape
     return sinks.dim() == 3 and len(sinks) in (1, B) and sinks.shape[1] == H and sinks.shape[2] in (1, L)
 
@@ -211,7 +211,7 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
 
 
 def _require_whole(call: AttentionCall, name: str) -> None:
-    """Refuse a call whose extents no model has, or whose weights do not fit it."""
+    """Reject a call with impossible sizes, or with weights of another shape."""
     (B, H, L, E), S = call.query.shape, call.key.shape[2]
     if min(B, H) == 0:
         raise TypeError(f"{name} has {B} sequences and {H} heads")
@@ -256,14 +256,12 @@ def _numbers(call: AttentionCall) -> dict[str, Any]:
 
 
 def _described(kind: str, given: Any, at: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a score or a normalizer as JSON holds it; its tensors go with the others."""
+    """Return a score or a normalizer as JSON, and add its tensors to ``tensors``."""
     if given is None or isinstance(given, str):
         return given
     name = next((name for name, each in _PARTS[kind].items() if type(given) is each), None)
     if name is None:
-        raise rejected(
-            "save", kind, f"be one that a name stands for, such as {next(iter(_PARTS[kind]))!r}", repr(given)
-        )
+        raise rejected("save", kind, f"be a built-in one such as {next(iter(_PARTS[kind]))!r}", repr(given))
     fields = {}
     for field in inspect.signature(type(given)).parameters:
         fields[field] = value = getattr(given, field)
@@ -285,7 +283,7 @@ def _made(kind: str, described: Any, at: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def _mask_tensors(call: AttentionCall) -> tuple[str | None, dict[str, Tensor]]:
-    """Return how a mask is written, and as what: as a tensor, as the keys that each query sees, or as a matrix."""
+    """Return how to save a mask (as a tensor, or as the interval of keys that each query sees), and its tensors."""
     if call.mask is None:
         return None, {}
     if isinstance(call.mask, Tensor):
@@ -294,10 +292,10 @@ def _mask_tensors(call: AttentionCall) -> tuple[str | None, dict[str, Tensor]]:
         return "intervals", {"start": span[0], "stop": span[1]}
     (B, H, L, _), S = call.query.shape, call.key.shape[2]
     if B * H * L * S > _LARGEST:
-        expected = f"be a tensor, or one run of keys for each query, beyond {_LARGEST:,} pairs"
+        expected = f"be a tensor or one interval of keys for each query, beyond {_LARGEST:,} pairs"
         raise rejected("save", "mask", expected, type(call.mask).__name__)
     mask = dense_mask(call)
-    assert mask is not None  # what hides nothing is an interval
+    assert mask is not None  # a mask that hides nothing is an interval
     return "tensor", {"mask": mask}
 
 

@@ -1,4 +1,4 @@
-"""The weights of one layer in one run, computed from what was kept when somebody looks.
+"""The attention weights of one layer in one run, computed on demand.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E and V widths of a head.
 """
@@ -18,14 +18,14 @@ from regard import AuxRequest, TopK
 from regard._utils.errors import rejected
 from regard.inspect._record.calls import AttentionCall, Projected, gradients_of
 
-#: What layers are called that read another sequence: in torch, BART, T5 and BERT, and in our recurrent decoders.
+#: Parts of the names of cross-attention layers: in torch, BART, T5 and BERT, and in our recurrent decoders.
 _CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
 
 
 class LayerRecord(ABC):
-    """What one layer attended to in one run: a matrix (B, H, L, S) of weights, or what is known of it.
+    """The attention weights (B, H, L, S) of one layer in one run, or a summary of them.
 
-    While a model writes, its layers are called with one query at a time, and keys that grow: these calls are one
+    During generation, a layer is called with one query at a time and a growing number of keys; these calls form one
     matrix.
 
     Attributes
@@ -33,9 +33,9 @@ class LayerRecord(ABC):
     name : str
         The layer's name in the model.
     windows : int
-        Into how many windows each sequence is cut, which stand in the batch one after the other; 1 where it is whole.
+        How many windows each sequence is cut into, consecutive in the batch; 1 for whole sequences.
     reads : str, optional
-        Whether it reads its own sequence, "self", or another, "cross", where what its module was called with says so.
+        "self" or "cross" attention, if the inputs of the module show it.
     """
 
     def __init__(self, name: str, reads: str | None = None, windows: int = 1) -> None:
@@ -54,16 +54,16 @@ class LayerRecord(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that are kept."""
+        """The size of the kept tensors in bytes."""
 
     @abstractmethod
     def weights(
         self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
         cols: int | slice | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return weights: of all, of one (an int, whose dimension falls away), or of some (a slice).
+        """Return weights: all, one (an int drops the dimension), or some (a slice).
 
-        Only the rows that are asked for are computed, each over all of its keys.
+        Only the requested rows are computed, each over all of its keys.
 
         Parameters
         ----------
@@ -73,23 +73,23 @@ class LayerRecord(ABC):
         Returns
         -------
         Tensor (B, H, L, S) of float32
-            Those dimensions of it that are not single.
+            Without the dimensions indexed by an int.
         """
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """Return the entropy (B, H, L) of each query's weights, in nats; of those over keys where there are sinks."""
+        """Return the entropy (B, H, L) of each query's weights in nats; learned sinks are excluded."""
 
     @abstractmethod
     def topk(self, k: int = 5) -> TopK:
         """Return the k largest weights of each query and the indices of their keys, (B, H, L, k) each.
 
-        Where there are fewer keys, weights are 0 and indices −1.
+        With fewer than k keys, the rest have weight 0 and index −1.
         """
 
     @abstractmethod
     def received(self) -> Tensor:
-        """Return how much each key is attended to, (B, H, S): the sum of its weights over all queries."""
+        """Return how much attention each key receives, (B, H, S): the sum of its weights over all queries."""
 
     @abstractmethod
     def grow(self, attended: AttentionCall) -> None:
@@ -97,9 +97,9 @@ class LayerRecord(ABC):
 
     @property
     def kind(self) -> str:
-        """Whether it reads its own sequence, "self", or another, "cross".
+        """Whether this is "self" or "cross" attention.
 
-        By its name, by what its module was called with, or where neither says it, as L and S differ.
+        Decided by the layer's name, else by the inputs of its module, else by whether L and S differ.
         """
         _, _, L, S = self.shape
         if any(each in self.name.lower() for each in _CROSS):
@@ -108,7 +108,7 @@ class LayerRecord(ABC):
 
 
 class AttentionRecord(LayerRecord):
-    """The weights of one layer in one run, computed from queries and keys where they are read.
+    """The attention weights of one layer in one run, computed from queries and keys on demand.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class AttentionRecord(LayerRecord):
 
     @property
     def calls(self) -> list[AttentionCall]:
-        """The calls, in turn, of which the rows are."""
+        """The calls, in order, that make up the rows."""
         self._calls = [each.attended() if isinstance(each, Projected) else each for each in self._calls]
         return self._calls  # type: ignore[return-value]
 
@@ -139,7 +139,7 @@ class AttentionRecord(LayerRecord):
 
     @property
     def value(self) -> Tensor | None:
-        """The values (B, G, S, V) of all calls, where they are kept."""
+        """The values (B, G, S, V) of all calls, if kept."""
         return self.calls[0].value if self._value is None else self._value
 
     def grow(self, attended: AttentionCall) -> None:
@@ -148,7 +148,7 @@ class AttentionRecord(LayerRecord):
             self._value = _after(self.value, attended.value, attended.first)
         value = self.value
         self.calls.append(attended)
-        for i, each in enumerate(self.calls):  # which hold parts of the whole
+        for i, each in enumerate(self.calls):  # each call holds a view of the whole
             at = slice(each.first, each.first + each.key.shape[2])
             self.calls[i] = replace(each, key=key[:, :, at], value=None if value is None else value[:, :, at])
 
@@ -178,21 +178,21 @@ class AttentionRecord(LayerRecord):
         self, *, batch: int | slice | None = None, head: int | slice | None = None, rows: int | slice | None = None,
         cols: int | slice | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the gradients of a loss in the weights, ``∂loss/∂α_ij = ∂loss/∂o_i · v_j``.
+        """Return the gradients of a loss with respect to the weights, ``∂loss/∂α_ij = ∂loss/∂o_i · v_j``.
 
-        Where what is captured was called with ``gradients=True`` and a backward pass ran; of the latest one. They
-        are computed when they are read, as weights are, and stand where these stand: ``weights() * gradients()`` is
-        attention times gradient. In training they are those in weights behind dropout.
+        They need a capture with ``gradients=True`` and a backward pass; the latest one counts. Like the weights, they
+        are computed on demand, in the same layout: ``weights() * gradients()`` is attention times gradient. In
+        training mode they are the gradients with respect to the weights after dropout.
 
         Parameters
         ----------
         batch, head, rows, cols
-            As :meth:`weights` takes them.
+            As in :meth:`weights`.
 
         Returns
         -------
         Tensor (B, H, L, S) of float32
-            Those dimensions of it that are not single.
+            Without the dimensions indexed by an int.
 
         Raises
         ------
@@ -231,10 +231,10 @@ class AttentionRecord(LayerRecord):
         Raises
         ------
         ValueError
-            If the weights alone were recorded.
+            If only the weights were recorded.
         """
         if any(each.given is not None for each in self.calls):
-            raise rejected("lse", "record", "hold queries and keys", f"weights alone in {self.name!r}")
+            raise rejected("lse", "record", "hold queries and keys", f"only weights in {self.name!r}")
         return torch.cat([_whole(each, AuxRequest(lse=True)).lse for each in self.calls], 2)
 
     def entropy(self) -> Tensor:
@@ -261,17 +261,17 @@ def _whole(call: AttentionCall, request: AuxRequest) -> Any:
 
 
 def _placed(values: Tensor, first: int, S: int) -> Tensor:
-    """Return values of a part of S keys as those of all, 0 elsewhere."""
+    """Pad values of some keys with zeros to all S keys."""
     return F.pad(values, (first, S - first - values.shape[-1]))
 
 
 def shifted(indices: Tensor, first: int) -> Tensor:
-    """Return indices of a part of the keys as those of all; −1 stays."""
+    """Shift indices of keys by ``first``; −1 stays."""
     return torch.where(indices < 0, indices, indices + first)
 
 
 def _after(old: Tensor, new: Tensor, first: int) -> Tensor:
-    """Return what a cache has held and holds now, which begins at a place; heads may have been told apart in one."""
+    """Return old and new keys of a cache, the new ones from position ``first``; either may repeat grouped heads."""
     groups = max(old.shape[1], new.shape[1])
     old, new = (each.repeat_interleave(groups // each.shape[1], 1) for each in (old, new))
     return torch.cat((old[:, :, :first], new), 2) if first else new

@@ -1,4 +1,4 @@
-"""Which layer a call of attention is of, and which matrix it goes on with: frames know the caller, without a hook.
+"""Find the layer that makes a call of attention, from stack frames instead of hooks, and the run that it continues.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
 """
@@ -22,18 +22,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a call of attention.
+    """The module that makes a call of attention.
 
     Attributes
     ----------
     name : str
-        Of the innermost module of the model that runs; empty where there is none.
+        The name of the innermost running module of the model; empty if there is none.
     model_pass : frame, optional
-        That in which the outermost module was called.
+        The frame in which the outermost module was called.
     reads : str, optional
-        Whether the module reads its own sequence, "self", or another, "cross"; None where that is not known.
+        "self" or "cross" attention; None if unknown.
     windows : int
-        Into how many windows each sequence of the batch is cut.
+        How many windows each sequence of the batch is cut into.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Caller:
 
 
 def caller_of(names: Mapping[int, str], part: str = "") -> Caller:
-    """Return who makes the call that is under way; ``part`` is what the module calls the attention within it."""
+    """Return the module that makes the running call; ``part`` is the name of the attention inside that module."""
     frame, name, model_pass = sys._getframe(1), None, None
     while frame is not None:
         code = frame.f_code
@@ -59,18 +59,18 @@ def caller_of(names: Mapping[int, str], part: str = "") -> Caller:
 
 @dataclass
 class Run:
-    """One run of a layer, which later calls may go on with.
+    """One run of a layer, which later calls may continue.
 
     Attributes
     ----------
     layer : str
-        A module's name; of one that calls again and again in a pass of its model, name#1, name#2 and so on.
+        The name of a module; name#1, name#2 and so on if the module runs several times in one forward pass.
     number : int
-        Which run of the layer it is, from 0.
+        The number of the run in its layer, from 0.
     heads : int
-        Of queries.
+        Query heads.
     marks : Tensor (B, G, S, 2)
-        Two numbers of each key that there has been.
+        Two numbers that identify each key so far.
     thread : int
         The thread that runs it.
     """
@@ -81,12 +81,12 @@ class Run:
     marks: Tensor | None
     thread: int
 
-    def goes_on(self, query: Tensor, marks: Tensor) -> int | None:
-        """Return where the first key of a call stands among this run's keys, if the call goes on with it.
+    def continued_at(self, query: Tensor, marks: Tensor) -> int | None:
+        """Return the position of a call's first key among this run's keys if the call continues it; None otherwise.
 
-        Its keys are those before and as many more as there are queries, or the last of those before, where a window
-        slides; or all the same, where one query reads them. Where sequences of the batch have the same keys, as the
-        beams of a source have, these do not say which row goes on with which.
+        A call continues the run if its keys are the previous ones (or, with a sliding window, the last of them)
+        followed by one new key for each query; or if a single query reads the very same keys. In the latter case,
+        sequences with equal keys, such as the beams of one source, cannot be matched to rows.
         """
         L, S = query.shape[2], marks.shape[2]
         if self.marks is None or self.heads != query.shape[1] or self.marks.shape[:2] != marks.shape[:2]:
@@ -94,17 +94,17 @@ class Run:
         keys = self.marks.shape[2]
         if L == 1 < keys == S and torch.equal(self.marks, marks):
             return None if _repeated(marks) else 0
-        again = S - L  # keys that were there before; a beam that took the place of another has others
+        again = S - L  # repeated keys; a beam that replaced another one has different keys
         if 0 < again <= keys and torch.equal(self.marks[:, :, keys - again :], marks[:, :, :again]):
             return keys - again
         return None
 
     def has_keys(self, marks: Tensor) -> bool:
-        """Whether a call reads the very keys of this run."""
+        """Whether a call reads the same keys as this run."""
         return self.marks is not None and self.marks.shape == marks.shape and torch.equal(self.marks, marks)
 
     def extend(self, marks: Tensor, first: int) -> None:
-        """Note the keys of a call, of which the first stands at a place."""
+        """Add the keys of a call, which begin at position ``first``."""
         self.marks = marks.clone() if self.marks is None else torch.cat((self.marks[:, :, :first], marks), 2)
 
 
@@ -119,22 +119,22 @@ class LayerTracker:
     def __init__(self) -> None:
         self.layers: list[str] = []
         self._runs: dict[str, list[Run]] = {}
-        #: Of each thread, the latest pass of a model and how often its modules have called in it.
+        #: For each thread, the latest forward pass and the number of calls of each module in it.
         self._passes: dict[int, tuple[FrameType | None, dict[str, int]]] = {}
-        #: Layers whose rows may be of other beams than those before, and are runs of their own therefore.
+        #: Layers whose rows may have changed beams, so that each call is a separate run.
         self.ambiguous: set[str] = set()
 
     @torch.no_grad()
     def run_of(self, caller: Caller, query: Tensor | None, marks: Tensor | None) -> tuple[Run, int | None]:
-        """Return the run that a call is of, and where its first key stands in that; None where it begins the run.
+        """Return the run of a call, and the position of its first key in that run; None if it begins a new run.
 
-        A call without queries (B, H, L, E) and marks of its keys (B, G, S, 2) goes on with nothing.
+        A call without queries (B, H, L, E) or key marks (B, G, S, 2) always begins a new run.
         """
         runs = self._runs.setdefault(caller.name, [])
         if query is not None and marks is not None:
             own = [run for run in reversed(runs) if run.thread == threading.get_ident()]
             for run in own:
-                if (first := run.goes_on(query, marks)) is not None:
+                if (first := run.continued_at(query, marks)) is not None:
                     run.extend(marks, first)
                     return run, first
             if query.shape[2] == 1 and _repeated(marks) and any(run.has_keys(marks) for run in own):
@@ -147,12 +147,12 @@ class LayerTracker:
         return run, None
 
     def begin(self, name: str, layer: str) -> None:
-        """Note a run of a layer, a module by its name, which no call goes on with."""
+        """Add a run of a layer that no later call continues."""
         runs = self._runs.setdefault(name, [])
         runs.append(Run(layer, sum(each.layer == layer for each in runs), 0, None, threading.get_ident()))
 
     def layer_of(self, caller: Caller) -> str:
-        """Return the layer that a module is in a call that begins a run, and count the call."""
+        """Return the name of the layer for a call that begins a run, and count the call."""
         name = caller.name
         latest, counts = self._passes.get(threading.get_ident(), (None, {}))
         if caller.model_pass is None or caller.model_pass is not latest:
@@ -173,30 +173,30 @@ class LayerTracker:
         return layer
 
     def forget(self) -> None:
-        """Let go of the latest passes, whose frames hold what the model was given and has returned."""
+        """Release the latest forward passes, whose frames keep the model's inputs and outputs alive."""
         self._passes.clear()
 
 
 def _repeated(marks: Tensor) -> bool:
-    """Whether two sequences of a batch have the same keys, as the beams of a source have."""
+    """Whether two sequences of a batch have the same keys, as beams of one source do."""
     rows = marks.flatten(1)
     return len(rows) > 1 and len(torch.unique(rows, dim=0)) < len(rows)
 
 
 def module_of(layer: str) -> str:
-    """Return the name of the module that a layer is, maybe as one of several: "name" of "name#3"."""
+    """Return the name of a layer's module: "name" for "name#3"."""
     name, sign, number = layer.rpartition("#")
     return name if sign and number.isdecimal() else layer
 
 
 def runs_of_module(runs: Mapping[str, list[_T]], module: str) -> list[_T]:
-    """Return the runs of all layers that a module is, pass by pass."""
+    """Return the runs of all layers of a module, one forward pass after the other."""
     layers = [each for layer, each in runs.items() if module_of(layer) == module]
     return [run for together in zip_longest(*layers) for run in together if run is not None]
 
 
 def chosen(layer: str, layers: list[str], wanted: int | str) -> bool:
-    """Whether a layer is meant by a number, a layer's name, or that of a module that it is or that holds it."""
+    """Whether ``wanted`` selects a layer: by its number, its name, or the name of a module that is or contains it."""
     if isinstance(wanted, int):
         return layers[wanted : wanted + 1 or None] == [layer]
     return wanted in (layer, module_of(layer)) or layer.startswith(f"{wanted}.")

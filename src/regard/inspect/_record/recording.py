@@ -1,4 +1,4 @@
-"""What a capture saw of a model, and what it did not."""
+"""What a capture recorded of a model, and what it missed."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from regard.inspect._record.layer_tracker import Caller, LayerTracker, chosen, r
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Text, as_texts, texts_of
 
-#: Classes of modules that attend, and the names that models give such modules.
+#: Class names of attention modules, and the attribute names that models use for them.
 _CLASS = re.compile(r"att(entio)?n|mha$|mhsa|gpsa|xca")
 _NAMES = ("attn", "attention", "self_attn", "cross_attn", "self_attention", "cross_attention")
-#: Classes of parts of them that do not attend themselves.
+#: Class names of their parts that compute no attention.
 _PART = re.compile(r"(output|bias|dropout|mask\w*|norm|embeddings?|intermediate|config|processor)\d*$")
-#: Modules that a warning names.
+#: How many modules a warning names.
 _NAMED = 4
-#: Why a module is unrecorded where nothing more is known.
+#: The default reason for an unrecorded module.
 UNKNOWN = "its attention is not a softmax whose product with values could be followed"
 
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """A module that looks like attention, ran, and is not in the record, or not with all that it attended to.
+    """A module that looks like attention and ran, but is missing from the record, wholly or in part.
 
     Attributes
     ----------
     module : str
-        Its name in the model; empty where the capture was given no model.
+        Its name in the model; empty for a capture without a model.
     class_name : str
     runs : int
         How often it ran unrecorded.
@@ -54,17 +54,17 @@ class Unrecorded:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a capture recorded, and what it did not.
+    """What a capture recorded, and what it missed.
 
     Attributes
     ----------
     recorded : tuple of str
         The names of the layers in the record.
     unrecorded : tuple of Unrecorded
-        Modules that look like attention, ran, and are missing in the record, at least from some of their runs.
+        Modules that look like attention and ran, with at least some runs missing from the record.
     notes : tuple of str
-        Sentences about everything else that is missing: calls in other threads, compiled code, tensors without
-        values, a record of no layer.
+        Sentences about anything else that is missing: calls in other threads, compiled code, tensors without
+        values, an empty record.
 
     Examples
     --------
@@ -101,43 +101,43 @@ class Coverage:
 
 
 class Ledger:
-    """What happens while something is captured, in any thread."""
+    """What a capture misses, in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._missed: dict[tuple[str, str], Counter[str]] = {}
-        self._left_out: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
-        #: Runs of modules, all of them.
+        #: How many modules ran.
         self.modules = 0
 
     def miss(self, module: str, class_name: str, reason: str) -> None:
-        """Note that a module ran and its attention was not seen."""
+        """Note that a module ran without its attention being recorded."""
         with self._lock:
             self._missed.setdefault((module, class_name), Counter())[reason] += 1
 
-    def leave_out(self, why: str) -> None:
-        """Count a call that is not recorded; ``why`` is a sentence whose subject is a number of calls."""
+    def skip(self, why: str) -> None:
+        """Count a call that is not recorded; ``why`` completes a sentence that begins with a number of calls."""
         with self._lock:
-            self._left_out[why] += 1
+            self._skipped[why] += 1
 
     def note(self, sentence: str) -> None:
-        """Note something once."""
+        """Add a note; the same one is added once."""
         with self._lock:
             self._notes[sentence] = None
 
     def coverage(self, recorded: Iterable[str], notes: Iterable[str] = ()) -> Coverage:
-        """Return what is known so far."""
+        """Return the coverage so far."""
         missed = [
             Unrecorded(module, kind, counts.total(), counts.most_common(1)[0][0])
             for (module, kind), counts in self._missed.items()
         ]
-        left_out = [f"{count} {_calls(count)} {why}." for why, count in self._left_out.items()]
-        return Coverage(tuple(recorded), tuple(missed), (*left_out, *self._notes, *notes))
+        skipped = [f"{count} {_calls(count)} {why}." for why, count in self._skipped.items()]
+        return Coverage(tuple(recorded), tuple(missed), (*skipped, *self._notes, *notes))
 
 
 def looks_like_attention(module: nn.Module, name: str) -> bool:
-    """Whether a module's class, or the name its parent has for it, mentions attention.
+    """Whether a module's class name, or its name in its parent, mentions attention.
 
     Examples
     --------
@@ -156,34 +156,34 @@ def _calls(count: int) -> str:
     return "call of attention" if count == 1 else "calls of attention"
 
 
-# What a model attended to: queries and keys of each layer, from which weights are computed when somebody looks --------
+# What a model attended to: queries and keys of each layer, from which weights are computed on demand ------------------
 # Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
 
 
-#: What queries and keys are kept in.
+#: The dtypes in which queries and keys are kept.
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 
 class Recording:
-    """What a model attended to, layer by layer, while it is recorded and after; :class:`Record` adds files and pages.
+    """What a model attended to, layer by layer; :class:`Record` adds files and pages.
 
-    ``record[layer]`` is the latest run of a layer, by its name or its number in the order of the first run;
-    ``record[layer, 0]`` the first one.
+    ``record[layer]`` is the latest run of a layer, by its name or its number in the order of first runs;
+    ``record[layer, 0]`` is its first run.
 
     Attributes
     ----------
     names : dict of int to str
-        The model's modules that are recorded, by their identities.
+        The names of the model's modules by ``id(module)``.
     wanted : sequence of int or str, optional
-        Which layers are kept; None is all.
+        The layers to keep; None keeps all.
     title : str
-        What pictures and pages are headed with.
+        The heading of pictures and pages.
     texts : tuple of Text
-        What was read, or what was read and what was written; see :meth:`describe`.
+        The text that was read, or the texts that were read and written; see :meth:`describe`.
     sequence : int
-        Which sequence of the batch the texts are of; others are shown with numbers in the place of tokens.
+        Which sequence of the batch has these texts; others are shown with numbers instead of tokens.
     coverage : Coverage
-        What was recorded and what was not, once the block of the capture has ended.
+        What was recorded and what was missed; set when the block of the capture ends.
     """
 
     def __init__(
@@ -198,11 +198,11 @@ class Recording:
         self._runs: dict[str, list[LayerRecord]] = {}
         self.tracker, self.ledger, self.coverage = LayerTracker(), Ledger(), Coverage()
         self._lock = threading.RLock()
-        #: Of each thread that writes with several beams.
+        #: The running beam search of each thread.
         self._searches: dict[int, BeamSearch] = {}
 
     def add(self, caller: Caller, attended: AttentionCall | Projected) -> None:
-        """Keep a call of a layer, if it is wanted: as rows of a run that it goes on with, or as a new run."""
+        """Keep a call of a layer, if it is wanted: append it to the run that it continues, or begin a new run."""
         with self._lock:
             search = self._searches.get(threading.get_ident())
             if search is not None and isinstance(attended, AttentionCall):
@@ -223,7 +223,7 @@ class Recording:
                 self._begin(of.layer, caller, call or attended)
 
     def _begin(self, layer: str, caller: Caller, call: AttentionCall | Projected) -> LayerRecord:
-        """Begin a run of a layer."""
+        """Begin a new run of a layer."""
         if self._topk:
             run: LayerRecord = AttentionSummary(layer, call, self._topk, caller.reads, caller.windows)
         else:
@@ -233,7 +233,7 @@ class Recording:
 
     @contextmanager
     def beam_search(self) -> Iterator[BeamSearch]:
-        """Collect the calls of this thread, whose rows are of beams, until it is known which beams sequences are of."""
+        """Collect the calls of this thread, one row per beam, until the search knows the beams of each sequence."""
         search = self._searches[threading.get_ident()] = BeamSearch()
         try:
             yield search
@@ -260,7 +260,7 @@ class Recording:
                 run.grow(call)
 
     def _named(self, caller: Caller, layer: str) -> str:
-        """Return a layer's name; where it is the second of its module, the first one gets a number, too."""
+        """Return a layer's name; if it is the second of its module, number the first one too."""
         if layer == f"{caller.name}#2":
             self._rename(caller.name, f"{caller.name}#1")
         return layer
@@ -278,18 +278,18 @@ class Recording:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers that were recorded, in the order of their first calls."""
+        """The names of the recorded layers, in the order of their first calls."""
         return tuple(self._runs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all queries and keys take."""
+        """The size of all kept tensors in bytes."""
         return sum(run.nbytes for runs in self._runs.values() for run in runs)
 
     def runs(self, layer: int | str) -> list[LayerRecord]:
-        """Return all runs of a layer; of a module that is several layers, by its name alone, those of all of them."""
+        """Return all runs of a layer; the name of a module with several layers returns the runs of all of them."""
         if not self._runs:
-            raise rejected("record", "layer", "be one of a model that attends to something", "no call of attention")
+            raise rejected("record", "layer", "be a recorded layer", "an empty record")
         if isinstance(layer, str):
             runs = self._runs.get(layer) or runs_of_module(self._runs, layer)
             if not runs:
@@ -306,7 +306,7 @@ class Recording:
             layer, which = layer
         runs = self.runs(layer)
         if not -len(runs) <= which < len(runs):
-            raise rejected("record", "run", f"be below {len(runs)}, as often as the layer ran", which)
+            raise rejected("record", "run", f"be below {len(runs)}, the number of runs of the layer", which)
         return runs[which]
 
     def __iter__(self) -> Iterator[LayerRecord]:
@@ -324,26 +324,26 @@ class Recording:
         Parameters
         ----------
         *texts : Text or sequence of str
-            The text; or what an encoder read, and what a decoder wrote.
+            The text; or the text that an encoder read and the text that a decoder wrote.
         title : str
         sequence : int
-            Which sequence of the batch they are of.
+            Which sequence of the batch has these texts.
 
         Raises
         ------
         ValueError
-            If a layer has another number of rows or columns than texts have tokens, or fewer sequences.
+            If the number of tokens differs from the rows or columns of a layer, or the batch has fewer sequences.
         """
         given = as_texts(texts)
         for run in self:
             texts_of(given, run)
             if not 0 <= sequence < run.shape[0]:
-                raise rejected("record", "sequence", f"be below {run.shape[0]}, as many as there are", sequence)
+                raise rejected("record", "sequence", f"be below {run.shape[0]}, the batch size", sequence)
         self.texts, self.title, self.sequence = given, title, sequence
         return self
 
     def texts_of(self, run: LayerRecord, sequence: int) -> tuple[Text, Text]:
-        """Return what the queries and the keys of a layer are in one sequence: tokens, or numbers where none are known.
+        """Return the tokens of a layer's queries and keys in one sequence; numbers for a sequence without texts.
 
         Raises
         ------

@@ -16,10 +16,10 @@ from regard._utils.errors import described, rejected, unknown_name
 from regard.inspect._record.layer_record import LayerRecord
 from regard.inspect._record.recording import Recording
 
-# Follow attention from the last layer to the input: rollout, and means over heads and layers --------------------------
+# Combine layers: rollout from the last layer to the input, and means over heads and layers ----------------------------
 
 
-#: Ways to make one matrix (L, S) of those of a layer's heads (H, L, S).
+#: Ways to fuse a layer's heads (H, L, S) into one matrix (L, S).
 HEAD_FUSIONS = {
     "mean": lambda weights: weights.mean(0),
     "max": lambda weights: weights.amax(0),
@@ -38,10 +38,10 @@ def rollout(
     discard: float = 0.0,
     layers: Sequence[LayerLike] | None = None,
 ) -> Tensor:
-    """Return how much each output of a stack of layers draws on each input: the product of the layers' matrices.
+    """Return the attention rollout of a stack of layers: how much each output depends on each input.
 
     With A the fused weights of a layer and r the share of the residual connection,
-    ``Â = normalize((1 − r) · A + r · I)`` by rows, and the rollout is ``Â_n · … · Â_2 · Â_1``
+    ``Â = normalize((1 − r) · A + r · I)`` by rows, and the rollout is the product ``Â_n · … · Â_2 · Â_1``
     (Abnar and Zuidema 2020, arXiv 2005.00928). Rows sum to one.
 
     Parameters
@@ -50,26 +50,26 @@ def rollout(
     batch : int
         Which sequence.
     head_fusion : {"mean", "max", "min"}
-        How the matrices of a layer's heads become one.
+        How to fuse the heads of a layer.
     residual : float in [0, 1]
         The share r of the residual connection; 0.5 in the paper.
     discard : float in [0, 1)
-        The share of the smallest fused weights of each row that are set to zero (Gildenblat 2020, vit-explain, does so
-        over whole matrices). Each row keeps its largest weight.
+        The share of the smallest fused weights to set to zero in each row (Gildenblat 2020, vit-explain, does so over
+        whole matrices). Each row keeps its largest weight.
     layers : sequence of int, str or (int or str, int), optional
-        Layers from the input upward, in the order of the record: numbers, names of modules that they are or that hold
-        them, or single runs of a layer such as ``("albert.attention", 3)``, which stay in the order given. All
-        by default; they must read one sequence.
+        Layers from the input upward, in the order of the record: numbers, or names of modules that are or contain
+        them. Or single runs of a layer such as ``("albert.attention", 3)``, in the given order. All layers by default.
+        They must be self-attention over one sequence.
 
     Returns
     -------
     Tensor (L, S) of float32
-        ``[i, j]``: how much output i draws on input j.
+        ``[i, j]``: how much output i depends on input j.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, the layers are not all of one sequence, or they cut it into windows.
+        If an argument is out of range, the layers read different sequences, or they cut the sequence into windows.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def average(
     Parameters
     ----------
     record, batch, head_fusion, layers
-        As :func:`rollout` takes them; layers may read another sequence if all are of one shape.
+        As in :func:`rollout`; cross-attention layers are allowed if all have one shape.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def average(
     Raises
     ------
     ValueError
-        If an argument is out of range, or the layers are of several shapes.
+        If an argument is out of range, or the layers have different shapes.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def mixed_weights(
 def fused_weights(
     function: str, record: Recording, batch: int, head_fusion: str, layers: Sequence[LayerLike] | None
 ) -> list[Tensor]:
-    """Return each layer's weights (L, S) in float64, its heads fused."""
+    """Return each layer's weights (L, S) in float64 with fused heads."""
     if head_fusion not in HEAD_FUSIONS:
         raise unknown_name(function, "head_fusion", head_fusion, HEAD_FUSIONS)
     runs = _chosen(function, record, layers)
@@ -172,28 +172,28 @@ def _chosen(function: str, record: Recording, layers: Sequence[LayerLike] | None
         record.runs(0)  # raises where nothing was recorded
         kinds = {run.kind for run in record}
         if len(kinds) > 1 or len({run.shape[2] for run in record}) > 1:
-            got = "layers of several sequences" if len(kinds) == 1 else "layers that read their own and another one"
+            got = "layers of several sequences" if len(kinds) == 1 else "both self- and cross-attention layers"
             raise rejected(function, "layers", "name layers of one sequence", got)
         if len(record) == 1 and (count := len(record.runs(0))) > 1:
-            raise rejected(function, "layers", "name runs of the one layer that there is", f"{count} runs")
+            raise rejected(function, "layers", "name runs of the only layer", f"{count} runs")
         return list(record)
     if not layers:
-        raise rejected(function, "layers", "name a layer at least", "none")
+        raise rejected(function, "layers", "name at least one layer", "none")
     if any(isinstance(each, tuple) for each in layers):
         return [record[each] for each in layers]
-    known = list(record.layers)
+    names = list(record.layers)
     chosen: set[int] = set()
     for each in layers:
-        within = [i for i, name in enumerate(known) if isinstance(each, str) and name.startswith(f"{each}.")]
-        chosen |= set(within or [known.index(record[each].name)])
+        within = [i for i, name in enumerate(names) if isinstance(each, str) and name.startswith(f"{each}.")]
+        chosen |= set(within or [names.index(record[each].name)])
     return [record[i] for i in sorted(chosen)]
 
 
-# Attention flow: how much can pass from each output to each input when layers are pipes as wide as their weights ------
+# Attention flow: the maximum flow from each output to each input, with the weights as capacities ----------------------
 # Dimensions: L queries, S keys, n layers.
 
 
-#: Capacities are integers: multiples of this part of one. What leaves a node is 1, so that sums stay below 2³¹.
+#: Capacities are integer multiples of this. Those that leave a node sum to 1, so all sums stay below 2³¹.
 _UNIT = 2.0**-30
 
 
@@ -208,14 +208,14 @@ def flow(
 ) -> Tensor:
     """Return the maximum flow from each output of a stack of layers to each input.
 
-    The nodes are the positions before and after each layer, and an edge from position i after a layer to position j
-    before it has the capacity Â_ij of :func:`rollout` (Abnar and Zuidema 2020, arXiv 2005.00928). Rows do not sum to
-    one: each flow is found by itself. The authors' pictures divide each row by its sum.
+    The nodes are the positions before and after each layer; an edge from position i after a layer to position j before
+    it has the capacity Â_ij of :func:`rollout` (Abnar and Zuidema 2020, arXiv 2005.00928). Rows do not sum to one,
+    because each flow is computed separately. The authors' pictures divide each row by its sum.
 
     Parameters
     ----------
     record, batch, head_fusion, residual, layers
-        As :func:`rollout` takes them.
+        As in :func:`rollout`.
     rows : slice, optional
         Which outputs; all by default. Each takes S flows through n · S² edges.
 
@@ -227,15 +227,15 @@ def flow(
     Raises
     ------
     ValueError
-        If an argument is out of range, or the layers are not all of one sequence.
+        If an argument is out of range, or the layers read different sequences.
     ImportError
         Without SciPy (``regard[sklearn]``).
 
     Notes
     -----
-    Capacities are rounded to multiples of 2⁻³⁰. By the theorem of maximum flow and minimum cut a flow is off by
-    at most 2⁻³¹ for each edge of a minimum cut, of which there are n · S² at most; the weights
-    themselves are rounded to float32, which is coarser for all that exceed 2⁻⁷.
+    Capacities are rounded to multiples of 2⁻³⁰. By the max-flow min-cut theorem, a flow is off by at most 2⁻³¹ for
+    each edge of a minimum cut, which has at most n · S² edges. The weights themselves are float32, whose rounding is
+    coarser above 2⁻⁷.
 
     Examples
     --------
@@ -280,19 +280,19 @@ def difference(first: Any, second: Any, **part: int | slice | None) -> Tensor | 
     Parameters
     ----------
     first, second : LayerRecord or Record
-        Of one shape; two records have layers of the same names.
+        Two runs of one shape, or two records with the same layer names.
     batch, head, rows, cols : int or slice, optional
-        The part of each matrix, as :meth:`LayerRecord.weights` takes it.
+        The part of each matrix, as in :meth:`LayerRecord.weights`.
 
     Returns
     -------
     Tensor (B, H, L, S) of float32, or dict of str to Tensor
-        Positive where the first attends more; for records, the latest run of each layer by its name.
+        Positive where the first attends more; for records, the latest run of each layer by name.
 
     Raises
     ------
     TypeError
-        If the two are not of one kind.
+        If the two have different types.
     ValueError
         If names or shapes differ.
 
@@ -314,8 +314,8 @@ def difference(first: Any, second: Any, **part: int | slice | None) -> Tensor | 
         return first.weights(**part) - second.weights(**part)
     if not isinstance(first, Recording) or not isinstance(second, Recording):
         got = f"{described(first)} and {described(second)}"
-        raise rejected("difference", "records", "be two of Record or two of LayerRecord", got, TypeError)
+        raise rejected("difference", "records", "be two Records or two LayerRecords", got, TypeError)
     if set(first.layers) != set(second.layers):
         odd = sorted(set(first.layers) ^ set(second.layers))
-        raise rejected("difference", "records", "have layers of the same names", f"{odd[0]!r} in one of them")
+        raise rejected("difference", "records", "have the same layer names", f"{odd[0]!r} in only one of them")
     return {name: difference(first[name], second[name], **part) for name in first.layers}

@@ -1,4 +1,4 @@
-"""What is known of a layer's weights where not even queries and keys are kept, in memory that grows with L + S.
+"""Summaries of a layer's weights without queries and keys, in memory that grows with L + S.
 
 Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head, R and C blocks.
 """
@@ -20,18 +20,18 @@ from regard.inspect._record.layer_record import LayerRecord, shifted
 
 #: Blocks along a side of a pyramid's base, at most; a power of two.
 BASE = 128
-#: Weights that are held at once while a call is summarized.
+#: How many weights to hold at once when summarizing a call.
 _AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
 class Level:
-    """A matrix seen from some distance: the largest weight and the mean of each block of size × size cells.
+    """A coarse view of a matrix: the largest weight and the mean of each block of size × size cells.
 
     Attributes
     ----------
     size : int
-        Cells along the side of a block; those at the right and the lower edge may be smaller.
+        Cells along the side of a block; blocks at the right and bottom edges may be smaller.
     max, mean : Tensor (B, H, R, C) of float32
     """
 
@@ -41,7 +41,7 @@ class Level:
 
 
 class Pyramid:
-    """Largest weights and means of the blocks of a matrix that grows, rows by rows.
+    """Largest weights and means of the blocks of a matrix that grows row by row.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ class Pyramid:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """The size of the blocks in bytes."""
         return self.largest.nbytes + self.total.nbytes
 
     @classmethod
     def of(cls, largest: Tensor, total: Tensor, size: int, shape: tuple[int, int]) -> Self:
-        """Return the pyramid over a base of these blocks of a matrix of so many rows and columns."""
+        """Return a pyramid from the blocks of its base and the shape of its matrix."""
         made = cls((0, 0))
         made.size, (made.rows, made.cols) = size, shape
         made.largest, made.total = largest, total
@@ -73,7 +73,7 @@ class Pyramid:
         return made
 
     def add(self, weights: Tensor) -> None:
-        """Append rows of weights (B, H, l, S), of as many keys as before or more."""
+        """Append rows of weights (B, H, l, S), with at least as many keys as before."""
         l, S = weights.shape[2:]  # noqa: E741
         first = self.rows
         self.rows, self.cols = first + l, max(self.cols, S)
@@ -81,7 +81,7 @@ class Pyramid:
             self.size *= 2
             self.largest = _halved(self.largest, "max")
             self.total = _halved(self.total, "sum")
-        size, lead = self.size, first % self.size  # rows of the first block that were there before
+        size, lead = self.size, first % self.size  # earlier rows of the first block
         blocks = F.pad(weights, (0, -S % size, lead, -(lead + l) % size))
         blocks = blocks.unflatten(3, (-1, size)).unflatten(2, (-1, size))
         down, across = (-(-each // size) for each in (self.rows, self.cols))
@@ -92,7 +92,7 @@ class Pyramid:
         self.total[at] += blocks.sum((3, 5))
 
     def levels(self) -> list[Level]:
-        """Return the matrix from its base to a single block, each level of blocks of twice the side."""
+        """Return all levels, from the base to a single block; the block size doubles at each level."""
         size, largest, total, found = self.size, self.largest, self.total, []
         while True:
             down, across = (_cells(each, size) for each in (self.rows, self.cols))
@@ -103,16 +103,16 @@ class Pyramid:
 
 
 class AttentionSummary(LayerRecord):
-    """A layer's largest weights, entropies, sums and pyramid in one run; what else there was is gone.
+    """A layer's largest weights, entropies, column sums and pyramid in one run, without queries and keys.
 
     Parameters
     ----------
     name : str
         The layer's name in the model.
     attended : AttentionCall or Projected
-        Its first call.
+        The first call.
     k : int
-        How many of each query's weights are kept.
+        How many weights of each query to keep.
     """
 
     def __init__(
@@ -129,24 +129,24 @@ class AttentionSummary(LayerRecord):
         self.grow(call)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is kept, as a file holds it."""
+        """Return the tensors to save."""
         return {
             "entropy": self._entropy, "received": self._received, "topk.weights": self._top.weights,
             "topk.indices": self._top.indices, "largest": self._pyramid.largest, "total": self._pyramid.total,
         }  # fmt: skip
 
     def numbers(self) -> dict[str, int]:
-        """Return what goes with :meth:`tensors`."""
+        """Return the numbers to save with :meth:`tensors`."""
         return {"groups": self._groups, "size": self._pyramid.size}
 
     @classmethod
     def of(cls, name: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Self:
-        """Return the summary that :meth:`tensors` and :meth:`numbers` are of.
+        """Return a summary from its :meth:`tensors` and :meth:`numbers`.
 
         Raises
         ------
         TypeError
-            If they do not go together.
+            If they do not match.
         """
         made = cls.__new__(cls)
         LayerRecord.__init__(made, name)
@@ -215,11 +215,11 @@ class AttentionSummary(LayerRecord):
 
     def topk(self, k: int = 5) -> TopK:
         if not 1 <= k <= self.k:
-            raise rejected("topk", "k", f"be in [1, {self.k}], as many as the summary keeps", k)
+            raise rejected("topk", "k", f"be in [1, {self.k}], the number of weights in the summary", k)
         return TopK(self._top.weights[..., :k], self._top.indices[..., :k].long())
 
     def pyramid(self) -> list[Level]:
-        """Return the largest weights and the means of blocks, of 128 × 128 at most, and of ever fewer."""
+        """Return the largest weights and means of blocks: at most 128 × 128, then ever fewer."""
         return self._pyramid.levels()
 
     def __repr__(self) -> str:
@@ -230,13 +230,13 @@ class AttentionSummary(LayerRecord):
 
 
 def _halved(blocks: Tensor, how: str) -> Tensor:
-    """Return blocks of twice the side."""
+    """Return blocks with twice the side."""
     blocks = F.pad(blocks, (0, blocks.shape[3] % 2, 0, blocks.shape[2] % 2))
     blocks = blocks.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
     return blocks.amax((3, 5)) if how == "max" else blocks.sum((3, 5))
 
 
 def _cells(length: int, size: int) -> Tensor:
-    """Return how many rows, or columns, each block has."""
+    """Return the number of rows (or columns) of each block."""
     starts = torch.arange(0, max(length, 1), size)
     return (length - starts).clamp(1, size).float()

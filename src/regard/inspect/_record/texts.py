@@ -1,4 +1,4 @@
-"""The texts and images that were read, token by token, and the words that tokens make up."""
+"""The texts and images that a model reads, as tokens, and the words that tokens form."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from regard.inspect._record.layer_record import LayerRecord
 
 
-# What was read, token by token, and the image whose patches some tokens are -------------------------------------------
+# Tokens of a text, and the image whose patches some of them are -------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Patches:
-    """An image that was cut into patches, each of which is a token.
+    """An image that is cut into patches, one token each.
 
     Attributes
     ----------
     image : bytes
-        The picture's file: PNG, JPEG, WebP or GIF.
+        The contents of an image file: PNG, JPEG, WebP or GIF.
     rows, cols : int
-        How many patches stand below and beside each other.
+        The rows and columns of the grid of patches.
     first : int
-        The number of the first patch among the tokens; the others follow, row by row.
+        The position of the first patch among the tokens; the others follow row by row.
     """
 
     image: bytes
@@ -48,7 +48,7 @@ class Patches:
 
     @property
     def media_type(self) -> str | None:
-        """The kind of image, by how its file begins."""
+        """The media type of the image, from the first bytes of its file."""
         begins = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
         if self.image[:4] == b"RIFF" and self.image[8:12] == b"WEBP":
             return "image/webp"
@@ -62,11 +62,11 @@ class Text:
     Attributes
     ----------
     tokens : tuple of str
-        One string for each of the sequence's numbers.
+        One string for each token of the sequence.
     special : tuple of int
-        Which of them are special tokens, such as ``[CLS]``.
+        The positions of special tokens, such as ``[CLS]``.
     patches : Patches, optional
-        The image that some of them stand for.
+        The image whose patches some tokens are.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Text:
         object.__setattr__(self, "tokens", tuple(self.tokens))
         object.__setattr__(self, "special", tuple(self.special))
         if any(not 0 <= each < len(self.tokens) for each in self.special):
-            raise rejected("Text", "special", f"be below {len(self.tokens)}, as many as there are tokens", self.special)
+            raise rejected("Text", "special", f"be below {len(self.tokens)}, the number of tokens", self.special)
         if self.patches is not None:
             end = self.patches.first + self.patches.rows * self.patches.cols
             if end > len(self.tokens):
@@ -92,7 +92,7 @@ class Text:
 
 
 def as_texts(given: Sequence[Text | Sequence[str]]) -> tuple[Text, ...]:
-    """Return sequences of tokens as texts: one, or what was read and what was written.
+    """Return sequences of tokens as texts: one, or the text that was read and the text that was written.
 
     Raises
     ------
@@ -101,12 +101,12 @@ def as_texts(given: Sequence[Text | Sequence[str]]) -> tuple[Text, ...]:
     """
     texts = tuple(each if isinstance(each, Text) else Text(tuple(each)) for each in given)
     if len(texts) > 2:
-        raise rejected("record", "texts", "be one, or what was read and what was written", f"{len(texts)} texts")
+        raise rejected("record", "texts", "be one text, or the texts read and written", f"{len(texts)} texts")
     return texts
 
 
 def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
-    """Return the texts that a layer's queries and keys are of; numbers where nobody has named any.
+    """Return the texts of a layer's queries and keys; numbers if there are no texts.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
     if not texts:
         queries, keys = (Text(tuple(map(str, range(size)))) for size in (L, S))
         return (keys, keys) if L == S else (queries, keys)
-    if L != S and len(texts) == 1 and len(texts[0].tokens) == S:  # the last rows of a text whose first have been read
+    if L != S and len(texts) == 1 and len(texts[0].tokens) == S:  # the last tokens of a text, with a cache of the rest
         special = tuple(each - (S - L) for each in texts[0].special if each >= S - L)
         return Text(texts[0].tokens[S - L :], special), texts[0]
     reader, read = texts[-1], texts[0]
@@ -133,28 +133,28 @@ def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
     return reader, read
 
 
-# Merge the tokens of a word: which tokens make one, and what its attention is -----------------------------------------
+# Merge the tokens of each word, and their attention -------------------------------------------------------------------
 # Dimensions: L queries, S keys, M and N words.
 
 
-#: Tokens that are no part of a text: [CLS], <s>, <|endoftext|>, ...; <0xE2> is a byte of one.
+#: Special tokens: [CLS], <s>, <|endoftext|>, ...; but <0xE2> is a byte of text.
 _SPECIAL = re.compile(r"\[[A-Z][A-Z0-9_]*\]|<(?!0x[0-9A-F]{2}>)[^<>\s]+>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def merge_tokens(weights: Tensor, groups: Sequence[int], key_groups: Sequence[int] | None = None) -> Tensor:
-    """Return the weights between words: sums over the keys of a word, means over its queries.
+    """Return the weights between words: summed over the keys of a word, averaged over its queries.
 
-    ``merged[m, n] = 1/|m| · Σ_{i ∈ m} Σ_{j ∈ n} weights[i, j]`` (Clark et al. 2019, arXiv 1906.04341): rows that
-    sum to one still do.
+    ``merged[m, n] = 1/|m| · Σ_{i ∈ m} Σ_{j ∈ n} weights[i, j]`` (Clark et al. 2019, arXiv 1906.04341). Rows still sum
+    to one.
 
     Parameters
     ----------
     weights : Tensor (..., L, S)
     groups : sequence of L int
-        The number of each query's word, as :func:`words_of` gives it: 0 to M − 1.
+        The number of each query's word, from 0 to M − 1, as returned by :func:`words_of`.
     key_groups : sequence of S int, optional
-        The same of the keys, where they are of another sequence.
+        The same for the keys, if they belong to another sequence.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def merge_tokens(weights: Tensor, groups: Sequence[int], key_groups: Sequence[in
     Raises
     ------
     ValueError
-        If there are not as many numbers as tokens, or a word has none.
+        If the number of entries differs from the number of tokens, or a word has no token.
 
     Examples
     --------
@@ -182,20 +182,20 @@ def merge_tokens(weights: Tensor, groups: Sequence[int], key_groups: Sequence[in
 
 
 def words_of(tokens: Sequence[str], scheme: str | None = None) -> tuple[list[int], list[str]]:
-    """Return which tokens make a word, and the words.
+    """Return the word that each token belongs to, and the words.
 
-    A special token such as ``[CLS]`` or ``</s>`` is a word of its own. Punctuation is one in WordPiece, and belongs to
-    the word before it in the schemes that mark spaces alone.
+    A special token such as ``[CLS]`` or ``</s>`` is a word by itself. So is punctuation in WordPiece; schemes that only
+    mark spaces attach it to the preceding word.
 
     Parameters
     ----------
     tokens : sequence of str
-        As a tokenizer writes them.
+        The output of a tokenizer.
     scheme : {"wordpiece", "sentencepiece", "byte-level", "subword-nmt", "suffix", "none"}, optional
-        How a token says that it goes on with a word or begins one: ``##`` before one that goes on (BERT), ``▁`` in
-        place of a space (T5, Llama), ``Ġ`` in place of a space byte (GPT-2), ``@@`` behind one that another follows,
-        ``</w>`` behind the last one (CLIP). By default the first whose mark is there, in the order suffix,
-        subword-nmt, wordpiece, byte-level, sentencepiece; without any mark each token is a word.
+        How tokens mark word boundaries: ``##`` before a continuation (BERT), ``▁`` for a space (T5, Llama), ``Ġ`` for
+        a space byte (GPT-2), ``@@`` after a token that continues (subword-nmt), ``</w>`` after the last token of a word
+        (CLIP). By default the first scheme whose mark occurs, in the order suffix, subword-nmt, wordpiece, byte-level,
+        sentencepiece; without any mark, each token is a word.
 
     Returns
     -------
@@ -207,7 +207,7 @@ def words_of(tokens: Sequence[str], scheme: str | None = None) -> tuple[list[int
     Raises
     ------
     ValueError
-        If the scheme is not known.
+        If the scheme is unknown.
 
     Examples
     --------
@@ -255,7 +255,7 @@ def _byte_level(token: str) -> tuple[bool, bytes, bool]:
 
 
 def byte_letters() -> list[str]:
-    """Return the letter that stands for each byte in files of byte-level tokenizers (Radford 2019): printable ones.
+    """Return the printable character that stands for each byte in byte-level tokenizers (Radford 2019).
 
     Examples
     --------
@@ -285,7 +285,7 @@ def _none(token: str) -> tuple[bool, bytes, bool]:
     return True, token.encode(), True
 
 
-#: For each scheme, whether a token begins a word, its text, and whether it ends one.
+#: For each scheme, a function from a token to whether it begins a word, its text, and whether it ends a word.
 _PARTS: dict[str, Callable[[str], tuple[bool, bytes, bool]]] = {
     "wordpiece": _wordpiece,
     "sentencepiece": _sentencepiece,
@@ -294,7 +294,7 @@ _PARTS: dict[str, Callable[[str], tuple[bool, bytes, bool]]] = {
     "suffix": _suffix,
     "none": _none,
 }
-#: What tells a scheme, in the order in which they are tried.
+#: How to recognize each scheme, in the order in which they are tried.
 _MARKS: dict[str, Callable[[str], bool]] = {
     "suffix": lambda token: token.endswith("</w>"),
     "subword-nmt": lambda token: token.endswith("@@"),
@@ -305,11 +305,11 @@ _MARKS: dict[str, Callable[[str], bool]] = {
 
 
 def _membership(name: str, groups: Sequence[int], weights: Tensor, dim: int) -> Tensor:
-    """Return which token is of which word, (tokens, words), as zeros and ones."""
+    """Return a matrix (tokens, words) with a one where a token belongs to a word."""
     count, numbers = weights.shape[dim], [int(each) for each in groups]
     if len(numbers) != count:
         raise rejected("merge_tokens", name, f"be {count} numbers, one for each token", len(numbers))
     if sorted(set(numbers)) != list(range(max(numbers, default=-1) + 1)):
-        raise rejected("merge_tokens", name, "be numbers from 0, none left out", numbers)
+        raise rejected("merge_tokens", name, "be numbers from 0 without gaps", numbers)
     index = torch.tensor(numbers, device=weights.device)
     return torch.nn.functional.one_hot(index, len(set(numbers))).to(weights.dtype)

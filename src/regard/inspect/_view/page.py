@@ -1,6 +1,6 @@
 """The page that shows a record: its data, its overview of large matrices, and one HTML file.
 
-Dimensions: H query heads, L queries, S keys, E width of a head. ``viewer/src/schema.ts`` says the same to the page.
+Dimensions: H query heads, L queries, S keys, E width of a head. ``viewer/src/schema.ts`` declares the same data.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from regard.inspect._record.summary import AttentionSummary, Level
 
 
-# What the page is given of a record: a description in JSON, and blocks of numbers that it reads when it needs them ----
+# The data of the page: a description in JSON, and blocks of numbers that it loads on demand ---------------------------
 
 
-#: Bytes of queries and keys up to which float32 is sent, and pairs of a matrix that is sent as it is.
+#: The largest size of queries and keys sent as float32 (bytes), and of a matrix sent whole (pairs).
 _EXACT, _LARGEST = 8 << 20, 1 << 24
-#: The part of all attention from which a key is a sink, in a matrix of more rows and columns than these.
+#: A key with at least this share of all attention is a sink, in a matrix with more rows and columns than this.
 _SINK, _SMALL = 0.3, 3
 
 
 @dataclass
 class PageData:
-    """A page's description, and its blocks, each of which is computed when it is asked for."""
+    """A page's description, and its blocks, each computed on demand."""
 
     described: dict[str, Any]
     blocks: list[Callable[[], bytes]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class PageData:
         return len(self.blocks) - 1
 
     def text(self, text: Text) -> int:
-        """Return the number of a text, which is added if it is new."""
+        """Return the number of a text; add it if it is new."""
         if text not in self._texts:
             self._texts[text] = len(self._texts)
             self.described["texts"].append(_text(text))
@@ -65,7 +65,7 @@ class PageData:
 
 
 def page_data(shown: Sequence[Recording | Alignment], *, title: str, note: str, batch: int = 0) -> PageData:
-    """Describe records, or alignments, to the page.
+    """Return the page's data for records or alignments.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def page_data(shown: Sequence[Recording | Alignment], *, title: str, note: str, 
     Raises
     ------
     ValueError
-        If there is nothing to show, or texts do not fit, or a matrix is too large to be sent as it is.
+        If there is nothing to show, texts do not match, or a matrix is too large to send whole.
     """
     described: dict[str, Any] = {"version": 1, "title": title, "note": note, "records": [], "texts": []}
     data = PageData(described | {"layers": [], "heads": []})
@@ -98,7 +98,7 @@ def page_data(shown: Sequence[Recording | Alignment], *, title: str, note: str, 
 def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place: dict[str, int], batch: int) -> None:
     B, H, L, S = run.shape
     if not 0 <= batch < B:
-        raise rejected("page", "batch", f"be below {B}, as many sequences as there are", batch)
+        raise rejected("page", "batch", f"be below {B}, the batch size", batch)
     if min(L, S) == 0:
         raise rejected("page", run.name or "the layer", "have queries and keys", f"{L} queries and {S} keys")
     queries, keys = texts
@@ -109,42 +109,42 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
         return [key if share > least else None for share, key in zip(largest.tolist(), at.tolist())]
 
     if isinstance(run, AttentionSummary):
-        look = partial(summary_overview, run, batch)
+        compute = partial(summary_overview, run, batch)
     else:
-        look = partial(overview, lambda first, last: run.weights(batch=batch, rows=slice(first, last)), (H, L, S))
-    seen = _Seen(look, sinks, keys.special)
+        compute = partial(overview, lambda first, last: run.weights(batch=batch, rows=slice(first, last)), (H, L, S))
+    lazy = _LazyOverview(compute, sinks, keys.special)
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at
     if isinstance(run, AttentionSummary):
         thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
-        _add_heads(data, layer, seen, _largest(data, run, batch), thumbnail, size, is_pooled=True)
+        _add_heads(data, layer, lazy, _largest(data, run, batch), thumbnail, size, is_pooled=True)
         return
     assert isinstance(run, AttentionRecord)
     weights = _products(data, run, batch)
     if weights is None:
         weights = [_table(data, partial(run.weights, batch=batch, head=head), run) for head in range(H)]
-    _add_whole(data, layer, seen, weights)
+    _add_whole(data, layer, lazy, weights)
 
 
 def _add_alignment(data: PageData, alignment: Alignment) -> None:
     L, S = alignment.weights.shape
     weights = alignment.weights.detach().float().cpu()
-    look = partial(overview, lambda first, last: weights[None, first:last], (1, L, S))
-    seen = _Seen(look, lambda: [None], ())
+    compute = partial(overview, lambda first, last: weights[None, first:last], (1, L, S))
+    lazy = _LazyOverview(compute, lambda: [None], ())
     queries, keys = Text(alignment.target), Text(alignment.source, patches=alignment.patches)
     layer = {
         "record": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],
     }  # fmt: skip
     table = _table(data, lambda: weights, None) | {"signed": bool((weights < 0).any())}
-    _add_whole(data, layer, seen, [table])
+    _add_whole(data, layer, lazy, [table])
 
 
 @dataclass
-class _Seen:
-    """A layer's overview, and its sinks, once somebody asks."""
+class _LazyOverview:
+    """A layer's overview and its sinks, computed on first use."""
 
-    look: Callable[[list[list[int]]], Overview]
+    compute: Callable[[list[list[int]]], Overview]
     find_sinks: Callable[[], list[int | None]]
     special: tuple[int, ...]
 
@@ -155,39 +155,39 @@ class _Seen:
     @cached_property
     def all(self) -> Overview:
         hidden = [sorted({*self.special, *([] if sink is None else [sink])}) for sink in self.sinks]
-        return self.look(hidden)
+        return self.compute(hidden)
 
-    def told(self) -> bytes:
-        """Return entropies, sinks and thumbnails, one behind the other."""
+    def encoded(self) -> bytes:
+        """Return entropies, sinks and thumbnails, concatenated."""
         sinks = torch.tensor([-1 if each is None else each for each in self.sinks], dtype=torch.int32)
         return _bytes(self.all.entropy) + _bytes(sinks) + _bytes(self.all.thumbnails)
 
 
-def _add_whole(data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]]) -> None:
-    """Add heads of whose matrices everything is there."""
+def _add_whole(data: PageData, layer: dict[str, Any], lazy: _LazyOverview, weights: list[dict[str, Any]]) -> None:
+    """Add heads with complete matrices."""
     L, S = layer["shape"]
     thumbnail, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
-    _add_heads(data, layer, seen, weights, thumbnail, size, is_pooled=size > 1)
+    _add_heads(data, layer, lazy, weights, thumbnail, size, is_pooled=size > 1)
 
 
 def _add_heads(
-    data: PageData, layer: dict[str, Any], seen: _Seen, weights: list[dict[str, Any]], thumbnail: Sequence[int],
-    size: int, *, is_pooled: bool,
+    data: PageData, layer: dict[str, Any], lazy: _LazyOverview, weights: list[dict[str, Any]],
+    thumbnail: Sequence[int], size: int, *, is_pooled: bool,
 ) -> None:  # fmt: skip
     number = len(data.described["layers"])
-    data.described["layers"].append(layer | {"overview": data.block(seen.told), "thumbnail": list(thumbnail)})
+    data.described["layers"].append(layer | {"overview": data.block(lazy.encoded), "thumbnail": list(thumbnail)})
     for head, described in enumerate(weights):
         largest = [
-            data.block(lambda head=head: _bytes(seen.all.row_max[head])),
-            data.block(lambda head=head: _bytes(seen.all.bare_max[head])),
+            data.block(lambda head=head: _bytes(lazy.all.row_max[head])),
+            data.block(lambda head=head: _bytes(lazy.all.bare_max[head])),
         ]
         pooled = None
         if is_pooled:
-            blocks = data.block(lambda head=head: _bytes(seen.all.pooled[head]))
+            blocks = data.block(lambda head=head: _bytes(lazy.all.pooled[head]))
             pooled = {
                 "size": size,
                 "blocks": blocks,
-                "sinks": data.block(lambda head=head: _bytes(seen.all.sinks[head])),
+                "sinks": data.block(lambda head=head: _bytes(lazy.all.sinks[head])),
             }
         data.described["heads"].append(
             {"layer": number, "head": head, "rowMax": largest, "weights": described, "pooled": pooled}
@@ -195,14 +195,14 @@ def _add_heads(
 
 
 def _sinks(call: AttentionCall, batch: int) -> Tensor:
-    """Return the scores (H, L) of the keys without values that each query of a sequence sees."""
+    """Return the scores (H, L) of the learned sinks for each query of a sequence."""
     B, H, L, _ = call.query.shape
     assert call.sinks is not None
     return call.sinks.float().expand(B, H, L)[batch]
 
 
 def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str, Any]] | None:
-    """Describe each head by its queries and keys; None where weights are not exp(score − lse) of dot products."""
+    """Describe each head by its queries and keys; None if its weights are not exp(score − lse) of dot products."""
     calls = run.calls
     first = calls[0]
     E, H, G = first.query.shape[-1], run.shape[1], first.key.shape[1]
@@ -248,9 +248,12 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
 
 def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str, Any]]:
     """Describe each head of a summary by the largest weights of each query."""
-    told = f"Of summaries, the {run.k} largest weights of each query are there; from afar, the largest of each block."
-    if told not in data.described["note"]:
-        data.described["note"] = f"{told} {data.described['note']}".strip()
+    note = (
+        f"Summaries show only the {run.k} largest weights of each query; zoomed out, they show the largest weight "
+        "of each block."
+    )
+    if note not in data.described["note"]:
+        data.described["note"] = f"{note} {data.described['note']}".strip()
     top = run.topk(run.k)
     return [
         {
@@ -263,14 +266,14 @@ def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str
 
 
 def _span(call: AttentionCall, batch: int) -> tuple[Tensor, Tensor] | None:
-    """Return the first key that each query of a sequence sees, and the one behind its last, where that says all."""
+    """Return the first visible key of each query of a sequence and the one after its last; None for other masks."""
     found = call.intervals()
     return None if found is None else (found[0][batch], found[1][batch])
 
 
 def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | None) -> dict[str, Any]:
     if run is not None and run.shape[2] * run.shape[3] > _LARGEST:
-        expected = f"be a softmax of dot products with one run of keys for each query beyond {_LARGEST:,} pairs"
+        expected = f"be a softmax of dot products with one interval of keys for each query beyond {_LARGEST:,} pairs"
         raise rejected("page", run.name or "the layer", expected, f"{run.shape[2]} × {run.shape[3]}")
     signed = isinstance(run, AttentionRecord) and any(
         each.given is not None and bool((each.given < 0).any()) for each in run.calls
@@ -279,7 +282,7 @@ def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | Non
 
 
 def _bytes(values: Tensor, dtype: torch.dtype | None = None) -> bytes:
-    """Return numbers as the page reads them: little-endian, one after the other."""
+    """Return numbers as the page reads them, little-endian and contiguous."""
     array = values.detach().to("cpu", dtype or values.dtype).contiguous().numpy()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
@@ -292,33 +295,33 @@ def _text(text: Text) -> dict[str, Any]:
     return {"tokens": list(text.tokens), "special": list(text.special), "image": image}
 
 
-# A matrix at a glance, however large: how spread its rows are, and its largest weights, in blocks ---------------------
+# An overview of a matrix of any size: the entropy of its rows, and the largest weights of blocks ----------------------
 # Dimensions: H heads, L queries, S keys.
 
 
-#: Blocks along the longer side of a thumbnail, and of a pooled matrix, at most; and what is read at once.
+#: The most blocks along the longer side of a thumbnail, and of a pooled matrix; and the most weights read at once.
 _THUMBNAIL, _POOLED = 48, 2048
 _AT_ONCE = 1 << 23
-#: Weights below 2 to this are as good as none.
+#: Weights below 2 to this power count as zero.
 _LEAST = -24
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What is known of a layer's heads before somebody looks at one.
+    """An overview of a layer's heads.
 
     Attributes
     ----------
     entropy : Tensor (H,)
-        Of a row, in nats; the mean over rows.
+        The mean entropy of the rows, in nats.
     row_max, bare_max : Tensor (H, L)
-        The largest weight of each row, among all keys and among those that are no sinks.
+        The largest weight of each row, with and without sinks.
     thumbnails : Tensor (H, rows, cols) of uint8
-        The largest weights of blocks, as :func:`codes`.
+        The largest weights of the blocks of a thumbnail, as :func:`codes`.
     pooled : Tensor (H, rows, cols) of uint8
-        The largest weights of larger blocks, sinks left out, as :func:`codes`; no rows where the matrix is small.
+        The largest weights of the blocks of a pooled matrix without sinks, as :func:`codes`; empty if it is small.
     sinks : tuple of H Tensors (rows, number of sinks) of uint8
-        Those of sinks, each column by itself.
+        The largest weights of each sink in these blocks.
     """
 
     entropy: Tensor
@@ -330,21 +333,21 @@ class Overview:
 
 
 def codes(weights: Tensor) -> Tensor:
-    """Return weights as bytes: 0 is none, others are even steps of the logarithm from 2⁻²⁴ to 1.
+    """Return weights as bytes: 0 for none, then even steps of the logarithm from 2⁻²⁴ to 1.
 
-    A step is a factor of 2^(24/254), so that a weight is off by 3.4 % at most.
+    A step is a factor of 2^(24/254), so a weight is off by at most 3.4 %.
     """
     steps = 1 + torch.round(254 * (1 - weights.abs().clamp_min(2.0**_LEAST).log2() / _LEAST))
     return torch.where(weights.abs() < 2.0**_LEAST, 0, steps.clamp(1, 255)).to(torch.uint8)
 
 
 def thumbnail_block(L: int, S: int) -> int:
-    """Return how many cells the side of a thumbnail's block has."""
+    """Return the number of cells along the side of a thumbnail's block."""
     return max(-(-max(L, S) // _THUMBNAIL), 1)
 
 
 def pooled_block(L: int, S: int) -> int:
-    """Return how many cells the side of a pooled block has: a power of two, 1 for small matrices."""
+    """Return the number of cells along the side of a pooled block: a power of two, 1 for small matrices."""
     return 1 if max(L, S) <= _POOLED else 1 << (max(L, S) - 1).bit_length() - _POOLED.bit_length() + 1
 
 
@@ -356,7 +359,7 @@ def overview(
     Parameters
     ----------
     rows : callable
-        Returns the weights (H, last − first, S) of the queries from first to before last.
+        Returns the weights (H, last − first, S) of the queries ``first`` to ``last`` − 1.
     shape : (int, int, int)
         H, L and S.
     hidden : sequence of sequences of int
@@ -389,13 +392,13 @@ def overview(
 
 
 def summary_thumbnail(run: AttentionSummary) -> Level:
-    """Return the level of a summary's pyramid that stands for a thumbnail."""
+    """Return the level of a summary's pyramid that serves as a thumbnail."""
     levels = run.pyramid()
     return next((each for each in levels if max(each.max.shape[2:]) <= _THUMBNAIL), levels[-1])
 
 
 def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequence[int]]) -> Overview:
-    """Return what a summary knows; the blocks of its pyramid hold sinks, too."""
+    """Return the overview of a summary; the blocks of its pyramid include sinks."""
     top, base = run.topk(run.k), run.pyramid()[0].max[batch]
     weights, keys = top.weights[batch], top.indices[batch]
     bare = torch.stack([
@@ -408,41 +411,41 @@ def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequenc
 
 
 def _fold(into: Tensor, first: int, size: int, weights: Tensor, across: int | None = None) -> None:
-    """Take the largest weights of blocks, into what earlier rows have left there."""
+    """Update the largest weights of blocks with more rows."""
     across = size if across is None else across
     blocks = F.pad(weights, (0, -weights.shape[-1] % across)).unflatten(-1, (-1, across)).amax(-1)
-    lead = first % size  # rows of the first block that were there before
+    lead = first % size  # earlier rows of the first block
     blocks = F.pad(blocks, (0, 0, lead, -(lead + blocks.shape[1]) % size)).unflatten(1, (-1, size)).amax(2)
     at = slice(first // size, first // size + blocks.shape[1])
     torch.maximum(into[:, at], blocks, out=into[:, at])
 
 
-# The page on which a record, or alignments, are looked at: one file that needs no network -----------------------------
+# The page for records or alignments: one HTML file that needs no network ----------------------------------------------
 
 
-#: What is said below every page.
+#: The footer of every page.
 HONEST = (
-    "A weight says how much of a value entered a sum, not why a model answers as it does: "
-    "test what a picture suggests, by regard.inspect.ablate."
+    "A weight shows how much of a value enters a sum, not why a model gives an answer: "
+    "test what a picture suggests with regard.inspect.ablate."
 )
-#: Characters of a page that a browser is asked to read in one piece.
+#: The most characters of data in one HTML file.
 _LONGEST = 400 << 20
 
 
 def render_html(
     shown: Recording | Sequence[Recording] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0
 ) -> str:
-    """Return a page that shows attention, in one piece that needs no network.
+    """Return an interactive HTML page that shows attention, in one file that needs no network.
 
-    It holds queries and keys, or weights, and computes what is looked at: any part of a matrix of any size. All texts
-    are data: nothing of them is run, and the page asks nobody for anything.
+    It contains queries and keys, or weights, and computes the visible part of a matrix of any size. Texts are never
+    run as code, and the page makes no requests.
 
     Parameters
     ----------
     shown : Record, or sequence of Record or of Alignment
-        Of two records, heads stand beside each other.
+        The heads of two records are shown side by side.
     heading, note : str
-        The page's title, and a sentence at its foot, before the one on what weights explain.
+        The page's title, and a sentence for its footer.
     batch : int
         Which sequence of a record's batch.
 
@@ -453,7 +456,7 @@ def render_html(
     Raises
     ------
     ValueError
-        If there is nothing to show, or it is too large for one file (``regard view`` shows it piece by piece).
+        If there is nothing to show, or it is too large for one file (``regard view`` loads data on demand).
 
     Examples
     --------
@@ -469,7 +472,8 @@ def render_html(
         made[number] = base64.b64encode(block()).decode()
         total += len(made[number])
         if total > _LONGEST:
-            raise rejected("page", "record", f"fit {_LONGEST >> 20} MB of a file (regard view reads more)", "more")
+            expected = f"fit in a file of {_LONGEST >> 20} MB (regard view has no such limit)"
+            raise rejected("page", "record", expected, "more")
     blocks = "\n".join(
         f'<script type="text/plain" id="block-{number}">{each}</script>' for number, each in made.items()
     )
@@ -485,7 +489,7 @@ def save_html(
     Raises
     ------
     ValueError
-        If there is nothing to show, or too much for one file.
+        If there is nothing to show, or it is too large for one file.
     OSError
         If the file cannot be written.
     """
@@ -496,7 +500,7 @@ def save_html(
 def describe_page(
     shown: Recording | Sequence[Recording] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0
 ) -> PageData:
-    """Return what the page is given of what it shows."""
+    """Return the data of a page for records or alignments."""
     if isinstance(shown, Recording):
         shown = [shown]
     if all(isinstance(each, Alignment) for each in shown):
@@ -508,9 +512,9 @@ def describe_page(
 
 
 def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:
-    """Return the page's HTML, with blocks in it, or asking its server for them."""
+    """Return the page's HTML, with its blocks inside or loaded from the server."""
     script, style = (bundled(name) for name in ("page.js", "page.css"))
-    # Nothing runs but this very script, and nobody is asked but who is named here.
+    # Only this script may run, and only these sources may be loaded.
     rules = f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:"
     rules += "; base-uri 'none'; form-action 'none'" + ("; connect-src 'self'" if served else "")
     description = data.described | {"blocks": "served" if served else "inside"}
@@ -529,7 +533,7 @@ def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:
 
 @cache
 def bundled(name: str) -> str:
-    """Return a file that ``viewer/`` builds."""
+    """Return a file built from ``viewer/``."""
     text = files("regard.inspect").joinpath("bundle", name).read_text(encoding="utf-8").strip()
     assert "</script" not in text.lower()
     return text

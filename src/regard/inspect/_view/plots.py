@@ -1,4 +1,4 @@
-"""Alignments as text in a terminal, and as pictures."""
+"""Draw alignments as text in a terminal and as pictures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from regard.inspect._record.layer_record import LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.texts import Patches
 
-# An alignment: which input symbols each output symbol looked at, and its drawing in the terminal ----------------------
+# An alignment: how much each output symbol attends to each input symbol, and its drawing in the terminal --------------
 
 
-#: Shades from no weight to all of it. A weight takes the nearest; what is below nothing, in a difference, the second.
+#: Shades from weight 0 to weight 1, and those for negative differences. A weight takes the nearest shade.
 SHADES, BELOW = " ░▒▓█", " -=≡≣"
 ASCII_SHADES, ASCII_BELOW = " .:*#", " -=%@"
-#: Symbols along the longer side that a drawing has at most.
+#: The most symbols along the longer side of a drawing.
 _LABEL = 400
 
 
@@ -42,16 +42,15 @@ class Alignment:
     Attributes
     ----------
     source : tuple of str
-        The S symbols that were read, such as letters or words.
+        The S input symbols, such as letters or words.
     target : tuple of str
-        The L symbols that were written, such as phonemes or words.
+        The L output symbols, such as phonemes or words.
     weights : Tensor (L, S)
-        How much of each output symbol's attention went to each input symbol, between 0 and 1; or differences of these,
-        between −1 and 1.
+        The attention of each output symbol to each input symbol, between 0 and 1; or differences, between −1 and 1.
     title : str
-        What the pictures are headed with.
+        The heading of pictures.
     patches : Patches, optional
-        The image whose patches the input symbols are; the page draws weights on it.
+        The image whose patches the input symbols are; the page draws weights over it.
     """
 
     source: tuple[str, ...]
@@ -74,23 +73,23 @@ class Alignment:
         return f"{self.title}\n{drawn}" if self.title else drawn
 
     def _repr_png_(self) -> bytes | None:
-        # None makes a notebook show the text instead: without matplotlib, or where nothing was read.
+        # None makes a notebook show the text instead: without matplotlib, or without input symbols.
         try:
             return render_png([self], dpi=96)
         except (ImportError, ValueError):
             return None
 
     def of_words(self) -> bool:
-        """Return whether what was read is too long to stand side by side over narrow columns."""
+        """Return whether input symbols are too wide for narrow columns."""
         return any(columns(symbol) > 2 for symbol in self.source)
 
     @property
     def is_signed(self) -> bool:
-        """Whether weights have signs, as differences do."""
+        """Whether some weights are negative, as in a difference."""
         return bool((self.weights < 0).any())
 
     def pooled(self, most: int) -> tuple[Alignment, int]:
-        """Return the largest weights of blocks, named by their first symbols, and the side of a block."""
+        """Return the largest weights of blocks, labelled by their first symbols, and the side of a block."""
         weights, block = pooled(as_shown(self.weights), most)
         return replace(self, source=self.source[::block], target=self.target[::block], weights=weights), block
 
@@ -98,24 +97,24 @@ class Alignment:
 def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, scale: str = "absolute") -> str:
     """Draw an alignment with characters: input symbols across, output symbols down, a shade for each weight.
 
-    Letters stand over their columns. Words are set one below the other, each at the top of a line that leads down to
-    its column; what does not fit the width goes on below.
+    Letters label their columns directly. Words are stacked, each joined to its column by a vertical line. Columns that
+    exceed the width continue in another block below.
 
     Parameters
     ----------
     alignment : Alignment
     width : int
-        Columns to keep within; cells shrink from three columns to two, or to one for letters.
+        The width of the terminal in columns; cells shrink from three columns to two, or to one for letters.
     ascii_only : bool
-        Use ``. : * #`` where block characters cannot be printed.
+        Use ``. : * #`` instead of block characters.
     scale : {"absolute", "row", "log"}
-        What shades stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+        What shades show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
 
     Returns
     -------
     str
-        Lines without trailing blanks, and no colour codes. Of a difference, what is below nothing has other shades. Of
-        more than 400 symbols, cells are the largest of blocks, and a line says so.
+        Lines without trailing blanks or colour codes. Negative differences have other shades. Beyond 400 symbols, each
+        cell is the largest weight of a block, and the first line says so.
 
     Examples
     --------
@@ -159,19 +158,19 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, sca
 
 
 def _spans(source: Sequence[str], cell: int, room: int) -> list[range]:
-    """Return which symbols stand side by side: as many as fit into so many columns."""
+    """Split symbols into ranges that fit the room side by side."""
     count = max(1, room // cell)
     return [range(at, min(at + count, len(source))) for at in range(0, len(source), count)] or [range(0)]
 
 
 def _stairs(source: Sequence[str], label: int, cell: int, room: int, bar: str) -> list[str]:
-    """Return a line for each word, which stands where its column begins, with a bar for each column before it."""
+    """Return a line for each word, placed at its column, with a bar for each column before it."""
     bars = [" " * label + padded(bar, cell) * i for i in range(len(source))]
     return [bars[i] + clipped(symbol, max(room - i * cell, 1)) for i, symbol in enumerate(source)]
 
 
 def legend(*, ascii_only: bool = False, scale: str = "absolute", is_signed: bool = False) -> str:
-    """Return one line that says what the shades of a scale mean.
+    """Return a line that explains the shades of a scale.
 
     Examples
     --------
@@ -183,13 +182,13 @@ def legend(*, ascii_only: bool = False, scale: str = "absolute", is_signed: bool
     shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
     last = len(shades) - 1
     steps = [f"{10.0 ** (DECADES * (i / last - 1)):g}" if scale == "log" else f"{100 * i // last}%" for i in range(5)]
-    told = "  ".join(f"{shade} {step}" for shade, step in zip(shades[1:], steps[1:]))
+    entries = "  ".join(f"{shade} {step}" for shade, step in zip(shades[1:], steps[1:]))
     less = f"; less: {' '.join(below[1:])}" if is_signed else ""
-    return f"attention{' beside the largest of its row' if scale == 'row' else ''}: {told}{less}"
+    return f"attention{' relative to the largest of its row' if scale == 'row' else ''}: {entries}{less}"
 
 
 def columns(text: str) -> int:
-    r"""Return how many columns of a terminal a text takes: two for wide characters, none for combining ones.
+    r"""Return the width of a text in terminal columns: two for wide characters, none for combining ones.
 
     Examples
     --------
@@ -202,12 +201,12 @@ def columns(text: str) -> int:
 
 
 def padded(text: str, room: int) -> str:
-    """Return a text with blanks behind it, as wide as the room."""
+    """Return a text padded with blanks to the room."""
     return text + " " * (room - columns(text))
 
 
 def clipped(text: str, room: int) -> str:
-    """Return a text no wider than the room, with a mark where it was cut."""
+    """Return a text cut to the room, with ``~`` at the cut."""
     if columns(text) <= room:
         return text
     while text and columns(text) > room - 1:
@@ -216,7 +215,7 @@ def clipped(text: str, room: int) -> str:
 
 
 def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
-    """Return the alignments as a list, or raise ValueError if there are none or one read nothing."""
+    """Return the alignments as a list; raise ValueError if there are none or one has no source symbols."""
     if not alignments:
         raise rejected(function, "alignments", "have at least one alignment", "none")
     for alignment in alignments:
@@ -225,21 +224,21 @@ def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
     return list(alignments)
 
 
-# How weights become shades: as they are, beside the largest of their row, or by their logarithm -----------------------
+# Scales from weights to shades: absolute, relative to the largest of the row, or logarithmic --------------------------
 
 
-#: The scales, and what a colour bar says of each.
-SCALES = {"absolute": "attention weight", "row": "share of its row's largest", "log": "attention weight"}
-#: Decades that the logarithmic scale shows.
+#: The scales, and their labels on a colour bar.
+SCALES = {"absolute": "attention weight", "row": "relative to row maximum", "log": "attention weight"}
+#: The decades of the logarithmic scale.
 DECADES = 4
 
 
 def scaled(weights: Tensor, scale: str, function: str) -> Tensor:
-    """Return how far along a scale weights (L, S) are: in [0, 1], or in [−1, 1] where they have signs.
+    """Return the position of weights (L, S) on a scale, in [0, 1], or in [−1, 1] for signed weights.
 
-    On the scale "absolute" that is the weight itself; on "row" its share of the largest of its row; on "log" it is 0
-    for 10⁻⁴ and less, and 1 for 1, with even steps of the logarithm between. Of rows that rest on a sink, the first
-    and the second show hardly anything else, and the third all of it.
+    "absolute" is the weight itself, "row" the weight divided by the largest of its row, and "log" is logarithmic from
+    0 at 10⁻⁴ and below to 1 at weight 1. In rows dominated by a sink, the first two show little but the sink; "log"
+    shows the other weights too.
     """
     if scale not in SCALES:
         raise unknown_name(function, "scale", scale, SCALES)
@@ -252,7 +251,7 @@ def scaled(weights: Tensor, scale: str, function: str) -> Tensor:
 
 
 def pooled(weights: Tensor, most: int) -> tuple[Tensor, int]:
-    """Return the largest weights of blocks, so that no side has more than ``most``, and the side of a block."""
+    """Return the largest weights of blocks, at most ``most`` along a side, and the side of a block."""
     block = max(-(-max(weights.shape) // most), 1)
     if block == 1:
         return weights, 1
@@ -263,29 +262,29 @@ def pooled(weights: Tensor, most: int) -> tuple[Tensor, int]:
 
 
 def as_shown(weights: Tensor) -> Tensor:
-    """Return weights as pictures take them."""
+    """Return weights on the CPU in float64 for drawing."""
     return weights.detach().to("cpu", torch.float64)
 
 
-# Alignments as pictures: a file, or an axis of a figure of one's own --------------------------------------------------
+# Alignments as pictures: in a file, or on the axes of a figure --------------------------------------------------------
 
 
-# All lengths in inches. Every cell has the same size, whatever the word, so that panels can be compared; all are
-# smaller where a sequence is so long that the picture would be larger than _LONGEST.
+# All lengths are in inches. Every cell has the same size, so that panels can be compared; all cells shrink if a
+# sequence would make the picture longer than _LONGEST.
 _CELL, _SIDE, _TOP, _GAP, _WIDEST, _LONGEST = 0.36, 0.55, 0.75, 0.45, 13.0, 40.0
 _BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.75
-#: A cell's side from which each has its label, and from which lines part cells; and points of the least label.
+#: The smallest cells that each have a label, and that are separated by lines; and the smallest font size in points.
 _READABLE, _LINED, _LEAST = 0.1, 0.05, 6.0
-#: Cells along a side that are drawn, at most.
+#: The most cells drawn along a side.
 _MOST = 2000
-#: Palettes whose lightness goes one way for every kind of colour vision; and of what has signs, from the middle.
+#: Palettes whose lightness is monotonic for every kind of colour vision, from one end or from the middle.
 SEQUENTIAL, DIVERGING = "Blues", "PuOr"
 FORMATS = ("png", "svg", "pdf")
-#: The width of a column of text, and how far down from the panel's head the labels of columns reach.
+#: The width of a character, and the height of the column labels above a panel.
 _LETTER, _HEAD = 0.09, 0.38
-#: Dots that a picture may have on a side.
+#: The most dots along a side of a picture.
 _DOTS = (1 << 16) - 1
-#: Fonts with the scripts that matplotlib's own lacks.
+#: Fonts for scripts that matplotlib's default font lacks.
 _SCRIPTS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Zen Hei", "Hiragino Sans", "PingFang SC",
     "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Thai", "Noto Sans Devanagari", "Arial Unicode MS",
@@ -293,11 +292,11 @@ _SCRIPTS = (
 
 
 def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str = "absolute", dpi: int = 144) -> Path:
-    """Draw alignments as heat maps and write them to a picture: PNG, SVG or PDF, as its name ends.
+    """Draw alignments as heat maps and write them to a picture, PNG, SVG or PDF by its suffix.
 
-    Input symbols run across the top, words turned on their side, and output symbols down the side; the darker a cell,
-    the more of the output symbol's attention went to that input symbol. Of differences, two colours show the signs.
-    Needs matplotlib; draws without a display.
+    Input symbols run across the top (words rotated) and output symbols down the side; a darker cell means more
+    attention from the output symbol to the input symbol. For differences, two colours show the sign. Needs matplotlib,
+    but no display.
 
     Parameters
     ----------
@@ -305,14 +304,14 @@ def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str =
     path : str or Path
         The file to write; its folder must exist.
     scale : {"absolute", "row", "log"}
-        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+        What colours show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
     dpi : int
         Dots per inch.
 
     Raises
     ------
     ValueError
-        If there is nothing to draw, too much for a picture, or the name ends in something else.
+        If there is nothing to draw, the picture would be too large, or the suffix is none of these.
     OSError
         If the file cannot be written.
     """
@@ -324,7 +323,7 @@ def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str =
 
 
 def checked_format(path: Path, function: str) -> str:
-    """Return what a picture is written as, by the end of its name."""
+    """Return the format of a picture from the suffix of its path."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise rejected(function, "path", f"end in {', '.join(f'.{each}' for each in FORMATS)}", repr(path.name))
@@ -337,26 +336,26 @@ def render_png(alignments: Sequence[Alignment], *, scale: str = "absolute", dpi:
     Raises
     ------
     ValueError
-        If there is nothing to draw, or too much for a picture.
+        If there is nothing to draw, or the picture would be too large.
     """
     return _rendered(alignments, dpi, scale, "png", "render_png")
 
 
 def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str = "absolute") -> Any:
-    """Draw an alignment as a heat map on an axis of a matplotlib figure.
+    """Draw an alignment as a heat map on the axes of a matplotlib figure.
 
-    Input symbols run across the top and output symbols down the side, as :func:`save_plot` draws them. Cells are
-    square, and their labels shrink with them, and are fewer where there is no room. All axes of a scale go from 0 to
-    1, or, of differences, from −1 to 1; ``ax.images[0]`` is what a colour bar takes. Of more than 2,000 symbols, cells
-    are the largest of blocks.
+    Input symbols run across the top and output symbols down the side, as in :func:`save_plot`. Cells are square; labels
+    shrink with them, and some are omitted when space is short. Colours range from 0 to 1, or from −1 to 1 for
+    differences; pass ``ax.images[0]`` to a colour bar. Beyond 2,000 symbols, each cell is the largest weight of a
+    block.
 
     Parameters
     ----------
     alignment : Alignment
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure by default, as large as its cells need.
+        Where to draw; by default a new figure, sized to its cells.
     scale : {"absolute", "row", "log"}
-        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+        What colours show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
 
     Returns
     -------
@@ -398,7 +397,7 @@ def _rendered(alignments: Sequence[Alignment], dpi: int, scale: str, kind: str, 
 
     shown, written = drawable(alignments, function), io.BytesIO()
     with rc_context({"font.family": fonts()}), warnings.catch_warnings():
-        # What no font has is a box in the picture.
+        # A character that no font has is drawn as a box.
         warnings.filterwarnings("ignore", r"Glyph .* missing from")
         figure = _figure(shown, scale)
         dots = [int(side * dpi) for side in figure.get_size_inches()]
@@ -410,7 +409,7 @@ def _rendered(alignments: Sequence[Alignment], dpi: int, scale: str, kind: str, 
 
 
 def fonts() -> list[str]:
-    """Return the usual font, and behind it those of other scripts that are installed."""
+    """Return matplotlib's default font, followed by installed fonts for other scripts."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
@@ -428,7 +427,7 @@ def _figure(shown: list[Alignment], scale: str) -> Any:
     figure = Figure(figsize=(max(width, _SIDE + _BAR_WIDTH + _GAP), height), facecolor="white")
     FigureCanvasAgg(figure)
     images = [_heat_map(_axes(figure, place), place.alignment, cell, scale) for place in places]
-    # One bar for all: that of differences, if there are any.
+    # One colour bar for all panels: that of differences, if there are any.
     image = next((each for each in images if each.norm.vmin < 0), images[0])
     foot = _Place(places[0].alignment, _SIDE, height - _FOOT + 0.28, _BAR_WIDTH, _BAR_HEIGHT)
     color_bar(figure, image, scale, cax=_axes(figure, foot), orientation="horizontal")
@@ -436,7 +435,7 @@ def _figure(shown: list[Alignment], scale: str) -> Any:
 
 
 def color_bar(figure: Any, image: Any, scale: str, **place: Any) -> Any:
-    """Draw what the colours of a scale stand for."""
+    """Draw the colour bar of a scale."""
     signed = image.norm.vmin < 0
     ticks, names = ([-1, 0, 1], ["-1", "difference", "1"]) if signed else ([0, 0.5, 1], ["0", SCALES[scale], "1"])
     if scale == "log":
@@ -467,14 +466,14 @@ class _Place:
 
 
 def _places(alignments: list[Alignment], cell: float) -> list[_Place]:
-    """Set the panels in lines, like words on a page."""
+    """Arrange panels in lines, like words on a page."""
     places: list[_Place] = []
     line: list[_Place] = []
     right, below = 0.0, 0.0
     for alignment in alignments:
         width, height = len(alignment.source) * cell, max(1, len(alignment.target)) * cell
         side = max(_SIDE, 0.2 + _LETTER * max(map(columns, alignment.target), default=0) * cell / _CELL)
-        room = max(width, 0.1 * max(map(columns, _title(alignment, width)), default=0))  # a long title, a short word
+        room = max(width, 0.1 * max(map(columns, _title(alignment, width)), default=0))  # a title may be wider
         if line and right + side + room > _WIDEST:
             places += _level(line)
             right, below = 0.0, max(place.top + place.height for place in places[-len(line) :]) + _GAP
@@ -485,13 +484,13 @@ def _places(alignments: list[Alignment], cell: float) -> list[_Place]:
 
 
 def _level(line: list[_Place]) -> list[_Place]:
-    """Return panels of one line with their upper edges at one height."""
+    """Align the upper edges of the panels of one line."""
     top = max(place.top for place in line)
     return [replace(place, top=top) for place in line]
 
 
 def _top(alignment: Alignment, cell: float) -> float:
-    """Return how much room is needed above a panel: for its columns' labels, and its title."""
+    """Return the room above a panel for its column labels and title."""
     top = _TOP + 0.18 * max(0, len(_title(alignment, len(alignment.source) * cell)) - 1)
     if not alignment.of_words():
         return top
@@ -499,7 +498,7 @@ def _top(alignment: Alignment, cell: float) -> float:
 
 
 def _title(alignment: Alignment, width: float) -> list[str]:
-    """Return the lines of a title over a panel of this width, three at most."""
+    """Return the lines of a title over a panel of this width, at most three."""
     across = max(40, int(width / 0.1))
     return textwrap.wrap(alignment.title, across, max_lines=3, placeholder=" ...")
 
@@ -533,7 +532,7 @@ def _heat_map(panel: Any, alignment: Alignment, cell: float, scale: str) -> Any:
 
 
 def shades(panel: Any, weights: Tensor, scale: str, size: tuple[int, int]) -> Any:
-    """Draw weights (L, S) as colours, one unit for each symbol."""
+    """Draw weights (L, S) as colours, one axis unit per symbol."""
     across, down = size
     values, block = pooled(as_shown(weights), _MOST)
     cells = scaled(values, scale, "plot").numpy() if values.numel() else np.zeros((down, across))
@@ -547,7 +546,7 @@ def shades(panel: Any, weights: Tensor, scale: str, size: tuple[int, int]) -> An
 
 
 def _plain(text: str) -> str:
-    """Keep matplotlib from reading mathematics between dollar signs."""
+    """Escape dollar signs, which start mathematics in matplotlib."""
     return text.replace("$", r"\$")
 
 
@@ -555,7 +554,7 @@ def _plain(text: str) -> str:
 # Dimensions: H heads, L queries, S keys.
 
 
-#: Inches of a small matrix, and cells along its side at most.
+#: The side of a small matrix in inches, and the most cells along it.
 _PANEL, _CELLS = 1.25, 160
 ORDERS = ("number", "entropy")
 
@@ -564,9 +563,9 @@ def plot_heads(
     heads: Recording | LayerRecord | Tensor, *, batch: int = 0, scale: str = "row", order: str = "number",
     figure: Any = None,
 ) -> Any:  # fmt: skip
-    """Draw the matrices of many heads as a grid: a row for each layer of a record, or the heads of one layer.
+    """Draw the matrices of many heads as a grid, with a row for each layer of a record, or the heads of one layer.
 
-    Above each stand its layer, its head and the mean entropy of its rows in nats.
+    Each is labelled with its layer, its head and the mean entropy of its rows in nats.
 
     Parameters
     ----------
@@ -574,9 +573,9 @@ def plot_heads(
     batch : int
         Which sequence of a record's batch.
     scale : {"absolute", "row", "log"}
-        What colours stand for: weights, shares of the largest of their row, or logarithms from 0.0001 to 1.
+        What colours show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
     order : {"number", "entropy"}
-        "entropy" sorts heads from the sharpest to the most spread, over all layers.
+        "entropy" sorts the heads of all layers from the lowest entropy to the highest.
     figure : matplotlib.figure.Figure, optional
         Where to draw; a new one by default.
 
@@ -628,7 +627,7 @@ def plot_heads(
 
 
 def _heads(heads: Recording | LayerRecord | Tensor, batch: int) -> tuple[list[tuple[str, Tensor]], int]:
-    """Return heads with what they are called, and how many stand side by side."""
+    """Return heads with their labels, and the number of columns of the grid."""
     if isinstance(heads, Recording):
         rows = [run.weights(batch=batch) for run in heads]
         found = [(f"{layer}·{head}", as_shown(each)) for layer, row in enumerate(rows) for head, each in enumerate(row)]
@@ -643,21 +642,21 @@ def _heads(heads: Recording | LayerRecord | Tensor, batch: int) -> tuple[list[tu
 def plot_image(
     weights: Tensor, image: Any, grid: tuple[int, int], ax: Any = None, *, scale: str = "row", smooth: bool = False
 ) -> Any:
-    """Draw what the patches of an image are given: what is not attended to lies in the dark.
+    """Draw attention over an image: patches with little weight are darkened.
 
     Parameters
     ----------
     weights : Tensor (rows · cols,)
-        Of the patches alone: the last of a vision transformer's keys, a rollout, or a caption's word.
+        The weights of the patches, without other tokens: from a vision transformer, a rollout, or a word of a caption.
     image : array (height, width, 3), or PIL image
     grid : (int, int)
         Rows and columns of patches.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
     scale : {"absolute", "row", "log"}
-        What brightness stands for: weights, shares of the largest, or logarithms from 0.0001 to 1.
+        What brightness shows: weights, weights relative to the largest, or logarithms from 0.0001 to 1.
     smooth : bool, default False
-        Go from patch to patch smoothly; by default each is seen as it is.
+        Interpolate between patches.
 
     Returns
     -------
@@ -666,13 +665,13 @@ def plot_image(
     Raises
     ------
     ValueError
-        If there are not as many weights as patches.
+        If the number of weights differs from the number of patches.
 
     Examples
     --------
     >>> import torch
     >>> ax = plot_image(torch.eye(4)[1], torch.ones(8, 8, 3).numpy(), (2, 2))
-    >>> ax.images[1].get_alpha().round(1).tolist()  # how dark: nothing of the second patch
+    >>> ax.images[1].get_alpha().round(1).tolist()  # the opacity of black: none over the second patch
     [[0.8, 0.0], [0.8, 0.8]]
     """
     import numpy as np
@@ -682,7 +681,7 @@ def plot_image(
     rows, cols = grid
     if not isinstance(weights, Tensor) or weights.numel() != rows * cols:
         got = f"{weights.numel()}" if isinstance(weights, Tensor) else described(weights)
-        raise rejected("plot_image", "weights", f"be a tensor of {rows * cols}, as many as there are patches", got)
+        raise rejected("plot_image", "weights", f"be a tensor of {rows * cols}, one weight for each patch", got)
     picture = np.asarray(image)
     if picture.ndim not in (2, 3):
         raise rejected("plot_image", "image", "have a height, a width and colours", f"{picture.ndim} dimensions")

@@ -1,4 +1,4 @@
-"""A page of attention on this machine alone: it asks for the numbers of what is looked at, as somebody looks."""
+"""A local server for the page, which loads data on demand."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from regard._utils.errors import rejected
 from regard.inspect._view.page import PageData, document
 
 HOST = "127.0.0.1"
-#: Requests that are answered at once; seconds that a silent one may take; characters of a path.
-_AT_ONCE, _SILENT, _LONGEST = 8, 20, 200
+#: Concurrent requests; seconds until an idle one times out; characters of a path.
+_CONCURRENT, _TIMEOUT, _LONGEST = 8, 20, 200
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serve one page to whoever knows its address, which nobody can guess.
+    """Serve one page at an address that cannot be guessed.
 
-    Only this machine reaches it, by an address with a random token in it, and only from that very origin. It answers
-    8 requests at a time; to more it says that they should come again.
+    Only this machine can reach it, through an address with a random token, and only pages of the same origin may
+    request its data. It answers 8 requests at a time and rejects more with status 503.
 
     Parameters
     ----------
     data : PageData
     port : int
-        0 takes a free one.
+        0 picks a free one.
 
     Attributes
     ----------
     address : str
-        Where the page is.
+        The address of the page.
 
     Raises
     ------
@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, data: PageData, port: int = 0) -> None:
         token = secrets.token_urlsafe(24)
-        self.free = threading.BoundedSemaphore(_AT_ONCE)
+        self.free = threading.BoundedSemaphore(_CONCURRENT)
         try:
             super().__init__((HOST, port), _handler(data, token))
         except (OSError, OverflowError) as error:
@@ -55,7 +55,7 @@ class PageServer(ThreadingHTTPServer):
         self.address = f"http://{HOST}:{self.server_port}/{token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a reader that went away."""
+        """Ignore clients that disconnect."""
 
 
 def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
@@ -64,7 +64,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         server: PageServer
-        timeout = _SILENT
+        timeout = _TIMEOUT
         protocol_version = "HTTP/1.1"
         server_version, sys_version = "regard", ""
 
@@ -93,7 +93,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
             elif (block := _block(rest, data)) is None:
                 self.refuse(HTTPStatus.NOT_FOUND)
             else:
-                with lock:  # blocks of a layer follow from one look at it
+                with lock:  # the blocks of a layer share one computation
                     found = block()
                 self.send(found, "application/octet-stream")
 
@@ -117,7 +117,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
             self.send(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8", status)
 
         def log_message(self, *_: Any) -> None:
-            """Nobody reads along."""
+            """Log nothing."""
 
     return Handler
 

@@ -1,4 +1,4 @@
-"""The page as a widget of a notebook, which fetches what is looked at."""
+"""The page as a notebook widget, which loads data on demand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AttentionWidget(anywidget.AnyWidget):
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, message: Any, __: Any) -> None:
-        """Send a block that the page asks for."""
+        """Send a block that the page requests."""
         number = message.get("block") if isinstance(message, dict) else None
         if isinstance(number, int) and 0 <= number < len(self._data.blocks):
             self.send({"block": number}, buffers=[self._data.blocks[number]()])

@@ -1,8 +1,7 @@
 """Sums of Gaussians by non-uniform Fourier transforms, with bounds on their errors.
 
-Coordinates are in bandwidths about each query, and targets in units of their own standard deviation. Terms of first
-order and their products are added up and doubled, which covers what is of higher order while relative errors stay below
-1/8.
+Coordinates are in bandwidths relative to each query, and targets in units of their standard deviation. Bounds are twice
+the sum of first-order terms and their products, which covers higher orders while relative errors stay below 1/8.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from torch import Tensor
 
 from regard.regression._sums.smoother import Averages, Estimate, Smoother, symmetric
 
-# How errors of sums become errors of an estimate ----------------------------------------------------------------------
+# Propagate errors of sums to errors of an estimate --------------------------------------------------------------------
 
 
-#: Relative errors up to which a bound holds, and what a spread must be beside the largest for a line to have a slope.
+#: The largest relative error for which bounds hold, and the least spread, relative to the largest, to fit a slope.
 SMALL, STEEP = 1 / 8, 1e-8
-#: Degrees of freedom, as a share, below which nothing is said of a deviation.
+#: The least degrees of freedom, as a share, for which a standard deviation has a bound.
 LEAST_FREEDOM = 1e-6
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Averages at L queries with what each may be wrong by.
+    """Averages at L queries with bounds on their errors.
 
     Attributes
     ----------
     total : Tensor (L,)
         The sum of weights.
     error : Tensor ()
-        What it may be wrong by.
+        The bound on its error.
     target, target_error : Tensor (L, M)
         Averages of targets y.
     center, center_error : Tensor (L, C)
@@ -62,7 +61,7 @@ class Bounds:
 
     @cached_property
     def known(self) -> Tensor:
-        """Whether anything is known of a query (L,)."""
+        """Whether the bounds hold for a query (L,)."""
         known = self.error <= SMALL * self.total
         if self.center.shape[1]:
             values = torch.linalg.eigvalsh(self._covariance)
@@ -99,19 +98,19 @@ class Bounds:
 
     @cached_property
     def _push(self) -> Tensor:
-        """What errors of the covariances do to the slopes' equations (L, C, M)."""
+        """The effect of covariance errors on the equations of the slopes (L, C, M)."""
         return self._cross_error + self._covariance_error @ self._slope.abs()
 
     def of_mean(self) -> Tensor:
-        """Return what the prediction may be wrong by (L, M)."""
+        """Return the error bound of the prediction (L, M)."""
         lever = (self._inverse @ self.center[..., None]).abs() + self._inverse.abs() @ self.center_error[..., None]
         first = self.target_error + (self.center_error[..., None] * self._slope.abs()).sum(1)
         return 2 * (first + (lever * self._push).sum(1))
 
     def of_deviation(self, square: Tensor, square_error: Tensor, repeated: Squared) -> Tensor:
-        """Return what the standard deviation may be wrong by (L, M), infinite where nothing is known of it.
+        """Return the error bound of the standard deviation (L, M), infinite where there is none.
 
-        Given averages of y² (L, M), their errors, and sums by squared weights.
+        The arguments are averages of y² (L, M), their errors, and sums with squared weights.
         """
         explained = (self._slope * (self.cross - _outer(self.center, self.target))).sum(1)
         variance = square - self.target.square() - explained
@@ -126,7 +125,7 @@ class Bounds:
         return 2 * (level + line.sum(1))
 
     def _freedom(self, by: Squared) -> tuple[Tensor, Tensor]:
-        """Return the degrees of freedom as a share (L,), and what they may be wrong by."""
+        """Return the degrees of freedom as a share (L,), and their error bound."""
         if not self.center.shape[1]:
             return 1 - by.level, 2 * by.level_error
         g, d = self.center, self.center_error
@@ -144,7 +143,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Squared:
-    """Sums of 1 (L,), u (L, C) and u uᵀ (L, C, C) by squares of weights that sum to 1, with their errors."""
+    """Sums of 1 (L,), u (L, C) and u uᵀ (L, C, C) with squared weights, with their errors; the weights sum to 1."""
 
     level: Tensor
     level_error: Tensor
@@ -165,7 +164,7 @@ def _outer(one: Tensor, other: Tensor) -> Tensor:
 # polynomial in iκ, by ``u^(b+1) K = ∂_q (u^b K) + b u^(b−1) K``: moments about each query cost no further transform of
 # the points, and nothing cancels. Two real columns are the parts of a complex one.
 #
-# The error of a sum is at most, with ε what the transform was asked for,
+# With ε the requested error of the transform, the error of a sum is at most the sum of
 #
 # * ``Σ|c| · (4ε + ρ) · Σ_κ |coefficient|`` from type 1, since that of many points is no larger than the sum of theirs,
 # * ``(4ε₂ + ρ) · Σ_κ |coefficient · transform|`` from type 2, whose ε₂ may be larger since the transform is known here,
@@ -173,14 +172,14 @@ def _outer(one: Tensor, other: Tensor) -> Tensor:
 #
 # with ρ = 2⁻⁵² times the number of frequencies along the axes, for rounding. finufft's error at one point, weighed by
 # the coefficients, was measured as at most ε plus a seventh of ρ; tests/regard/regression/test_fourier_sums.py
-# holds it to this.
+# checks this.
 
 
-#: Coordinates that there may be.
+#: The most coordinates.
 AXES = 3
-#: Bandwidths beyond the box of the points within which queries may lie.
+#: How far queries may lie outside the bounding box of the points, in bandwidths.
 MARGIN = 2.0
-#: By how much the error may exceed what finufft is asked for, and the least and most that it is asked for.
+#: The factor by which finufft may exceed the requested error, and the least and largest error to request.
 SAFETY, FINEST, COARSEST = 4.0, 1e-14, 1e-7
 
 #: Exponents of u along each axis.
@@ -188,7 +187,7 @@ Power = tuple[int, ...]
 
 
 def require_finufft() -> None:
-    """Raise ModuleNotFoundError where finufft is missing."""
+    """Raise ModuleNotFoundError if finufft is missing."""
     if not has_finufft():
         raise ModuleNotFoundError(
             "method='nufft' needs finufft, which is missing: pip install 'regard[nufft]'", name="finufft"
@@ -209,7 +208,7 @@ class Series:
     low, high : ndarray (C,)
         The box of the points, in bandwidths.
     eps : float
-        The error that the transforms are asked for.
+        The requested error of the transforms.
     """
 
     low: np.ndarray
@@ -218,7 +217,7 @@ class Series:
 
     @cached_property
     def reach(self) -> float:
-        """Where the kernel, and its coefficients, may end; a little further than ε, for the moments."""
+        """Where to truncate the kernel and its coefficients; slightly beyond ε, for the moments."""
         return math.sqrt(-2 * math.log(self.eps)) + 0.5
 
     @cached_property
@@ -228,7 +227,7 @@ class Series:
 
     @cached_property
     def size(self) -> float:
-        """Number of frequencies; a float, since there may be too many to count."""
+        """The number of frequencies, as a float to avoid overflow."""
         return float(np.prod(2.0 * np.ceil(self.reach * self.period / (2 * math.pi)) + 1))
 
     @cached_property
@@ -307,11 +306,11 @@ class FourierSums:
 
     @property
     def bytes(self) -> int:
-        """What is held."""
+        """The memory of the transforms."""
         return sum(each.nbytes for each in self._transforms)
 
     def at(self, query: Sequence[np.ndarray], powers: Sequence[Power]) -> np.ndarray:
-        """Return ``Σ_i c_i u^power K(u)`` with u = x_i − q at queries, of each column and power (R, powers, L)."""
+        """Return ``Σ_i c_i u^power K(u)`` with u = x_i − q at queries, for each column and power (R, powers, L)."""
         plan = _plan(2, self.series, self._eps_back)
         plan.setpts(*(self.series.angles(each, axis) for axis, each in enumerate(query)))
         found = np.empty((2 * len(self._transforms), len(powers), len(query[0])))
@@ -338,7 +337,7 @@ class FourierSums:
 
     @cached_property
     def _eps_back(self) -> float:
-        """What the transform back may be asked for, so that it adds no more than the one forth."""
+        """The error to request for the inverse transform, so that it adds no more than the forward one."""
         level = (0,) * len(self.series.low)
         ratios = [
             norm * self.series.total(level) / max(self._size_back(i, level), np.finfo(float).tiny)
@@ -347,7 +346,7 @@ class FourierSums:
         return float(min(max(self.series.eps, self.series.eps * min(ratios, default=1.0)), COARSEST))
 
     def _size_back(self, i: int, power: Power) -> float:
-        """Return the sum of the sizes of all numbers that are transformed back."""
+        """Return the sum of the absolute values of the inverse transform's input."""
         sizes = np.abs(self._transforms[i])
         for axis in reversed(range(len(power))):
             sizes = sizes @ np.abs(self.series.coefficients(axis, power[axis]))
@@ -363,26 +362,25 @@ def _plan(kind: int, series: Series, eps: float) -> Any:
     )  # fmt: skip
 
 
-# Estimates from sums that a Fourier transform gives, each with a bound on its error -----------------------------------
+# Estimates from sums by Fourier transforms, each with a bound on its error --------------------------------------------
 # Errors are in units of ``|ŷ − ȳ| + σ`` of each target, with the mean ȳ and the standard deviation σ of all targets.
-# A sum's error is absolute: where the weights of all points sum to little, a ratio of sums means nothing, and its bound
-# says so.
+# The error of a sum is absolute: if the total weight is small, a ratio of sums is meaningless and has no finite bound.
 
 
-#: Numbers that are held of the sums at some of the queries.
+#: The most numbers held at once for a block of queries.
 HELD = 1 << 25
 
 
 @dataclass
 class TransformedPoints:
-    """Points that are transformed for one bandwidth.
+    """Points transformed for one bandwidth.
 
     Attributes
     ----------
     width : ndarray (C,)
         A bandwidth for each coordinate.
     eps : float
-        The error that transforms are asked for.
+        The requested error of the transforms.
     """
 
     width: np.ndarray
@@ -391,7 +389,7 @@ class TransformedPoints:
 
     @property
     def bytes(self) -> int:
-        """What is held."""
+        """The memory of all transforms."""
         return sum(each.bytes for each in self._sums.values())
 
     def transform(self, smoother: Smoother, kind: str = "mean") -> FourierSums:
@@ -404,7 +402,7 @@ class TransformedPoints:
         return self._sums[kind]
 
     def _unit(self, kind: str) -> np.ndarray:
-        """Return the bandwidth of a kind of sums: the square of a Gaussian is a narrower one."""
+        """Return the bandwidth for a kind of sums: the square of a Gaussian is a narrower Gaussian."""
         return self.width / math.sqrt(2) if kind == "repeated" else self.width
 
     def estimate(
@@ -412,7 +410,7 @@ class TransformedPoints:
     ) -> tuple[Estimate, Tensor]:
         """Return the estimate at queries (L, C), each without its ``own`` point (L,), and a bound on its error (L,).
 
-        The estimate is differentiable with respect to the bandwidth. The bound is infinite where nothing is known.
+        The estimate is differentiable with respect to the bandwidth. The bound is infinite where the method fails.
         """
         size = max(1, HELD // (len(self._powers(smoother)) * (1 + smoother.target.shape[1])))
         parts = [
@@ -422,7 +420,7 @@ class TransformedPoints:
         return Estimate.cat([part for part, _ in parts]), torch.cat([bound for _, bound in parts])
 
     def _powers(self, smoother: Smoother) -> list[Power]:
-        """Return the exponents of u whose sums are needed: none, and with a line each one, and each two."""
+        """Return the exponents of u to sum: 0, and with a line those of each coordinate and of each product of two."""
         C = len(self.width) if smoother.order else 0
         axes = np.eye(len(self.width), dtype=int)
         first, second = np.triu_indices(C)
@@ -436,7 +434,7 @@ class TransformedPoints:
         reached = sums[0, 0] > 0
         total, doubt = torch.where(reached, sums[0, 0], 1.0), errors[0, 0]
         averages = sums / total
-        # Where the sum may be 0, a bound is no number, and not used.
+        # If the sum may be 0, the bound is not finite and not used.
         rest = (total - doubt).clamp(min=torch.finfo(total.dtype).tiny).detach()
         errors = (errors[..., None] + averages.detach().abs() * doubt) / rest
         C = len(self.width) if smoother.order else 0
@@ -460,7 +458,7 @@ class TransformedPoints:
     def _averages(
         self, smoother: Smoother, query: Tensor, reached: Tensor, averages: Tensor, scale: Tensor
     ) -> Averages:
-        """Return averages (1 + M, powers, L) about queries, in the coordinates' units, as an estimate has them."""
+        """Convert averages (1 + M, powers, L) about queries, in the coordinates' units, to :class:`Averages`."""
         C = len(self.width) if smoother.order else 0
         cross = (averages[1:, 1 : 1 + C] * scale[:, None, None]).permute(2, 1, 0).flatten(1)
         moments = torch.cat([averages[0, 1:].T, cross], 1)
@@ -469,12 +467,12 @@ class TransformedPoints:
         return Averages(query, origin, reached[:, None], mean, moments)
 
     def _steps(self, width: Tensor, count: int) -> Tensor:
-        """Return the units of 1, each coordinate, and each two, of which ``count`` are wanted (count, 1)."""
+        """Return the first ``count`` units of 1, of each coordinate, and of each product of two (count, 1)."""
         first, second = torch.triu_indices(len(width), len(width))
         return torch.cat([torch.ones_like(width[:1]), width, width[first] * width[second]])[:count, None]
 
     def _inside(self, query: Tensor) -> Tensor:
-        """Return which queries lie where the series is right (L,)."""
+        """Return which queries lie where the series is valid (L,)."""
         series = self._sums["mean"].series
         at = query.numpy() / self.width
         return torch.from_numpy(((at >= series.low - MARGIN) & (at <= series.high + MARGIN)).all(1))
@@ -491,10 +489,10 @@ class TransformedPoints:
         """Return sums (R, powers, L), with u in bandwidths, and the largest error of each (R, powers)."""
         sums, unit = self.transform(smoother, kind), self._unit(kind)
         low, high = sums.series.low - MARGIN, sums.series.high + MARGIN
-        at = (query.numpy() / unit).clip(low, high).T  # beyond, what comes is not used
+        at = (query.numpy() / unit).clip(low, high).T  # results outside are not used
         found: Tensor = _Sums.apply(smoother.coordinate_bandwidth(bandwidth), sums, list(at), tuple(powers))
         if own is not None:
-            # The point's own term: K(0) is 1, and u is 0.
+            # Subtract the point's own term: K(0) = 1 and u = 0.
             term = torch.from_numpy(np.stack(_columns(kind, smoother, own)))
             found = torch.cat([found[:, :1] - term[:, None], found[:, 1:]], 1)
         return found, torch.from_numpy(sums.errors(powers))
@@ -503,11 +501,11 @@ class TransformedPoints:
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, powers: Sequence[Power],
         total: Tensor, doubt: Tensor,
     ) -> tuple[Squared, Tensor]:  # fmt: skip
-        """Return sums by squared weights with their errors, in bandwidths, and the sums alone (L, powers)."""
+        """Return sums with squared weights and their errors, in bandwidths, and the sums alone (L, powers)."""
         sums, errors = self._read("repeated", smoother, query, bandwidth, own, powers)
         narrower = torch.tensor([2 ** (-sum(power) / 2) for power in powers]).to(sums)[:, None]
         sums = narrower * sums[0] / total.square()
-        # The total may be smaller by a share ``doubt``.
+        # The total may be smaller by a relative error ``doubt``.
         errors = narrower * errors[0, :, None] / total.square() * (1 + doubt) ** 2
         errors = errors + sums.abs() * ((1 + doubt) ** 2 - 1)
         C = len(self.width) if smoother.order else 0
@@ -553,7 +551,7 @@ def deviations(smoother: Smoother) -> Tensor:
 
 
 def _columns(kind: str, smoother: Smoother, rows: Tensor | None = None) -> list[np.ndarray]:
-    """Return what is summed up: of all points, or of some."""
+    """Return the terms to sum, for all points or some."""
     weight, target = smoother.point_weights()[:, 0], smoother.target / deviations(smoother)
     if rows is not None:
         weight, target = weight[rows], target[rows]

@@ -1,7 +1,7 @@
-"""Exact sums over the training points that are near enough to count: in tiles, or found by a tree.
+"""Exact sums over nearby training points, found by tiles or by a tree.
 
-A tile is left out where all of its points together weigh less than a rounding of what the others weigh at least, by the
-least and the largest distance of a box around it. So the sums are those over all points, as float64 has them.
+A tile is skipped if the total weight of its points is below a rounding error of the other tiles' weight, by bounds on
+the distances to its bounding box. In float64 the sums therefore equal those over all points.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from regard import masks
 from regard.engines.fused.morton import morton_order
 from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother
 
-# Exact sums over the points that are near enough: points stand in tiles along a curve, and far tiles are left out -----
+# Exact sums by tiles of points along a space-filling curve, skipping far tiles ----------------------------------------
 
 
-#: Points of a tile, queries that look at tiles together, and those that a look takes as long as at least.
+#: The points of a tile, the most queries of a group, and the queries for which a group costs as much at least.
 TILE, TOGETHER, BLOCK = 256, 128, 64
-#: Queries that share a look lie within so many bandwidths along each axis; pairs that a look takes as long as.
+#: Queries of a group lie within this many bandwidths along each axis; selecting tiles costs as much as this many pairs.
 NEAR, LOOK_PAIRS = 2.0, 1_000_000
-#: What may be left out, as a share of what is there: far less than a rounding, since a line magnifies it.
+#: The largest share of the weight to skip: far below rounding, because a local line magnifies it.
 NOTHING = 2.0**-60
 
 
@@ -57,27 +57,28 @@ class Tiles:
 
     @cached_property
     def places(self) -> Tensor:
-        """The place of each row along the curve (N,)."""
+        """The position of each row along the curve (N,)."""
         places = torch.empty_like(self.order)
         places[self.order] = torch.arange(len(self.order))
         return places
 
     @cached_property
     def extent(self) -> np.ndarray:
-        """The usual size of a tile along each axis (C,)."""
+        """The median size of a tile along each axis (C,)."""
         return np.median(self.high - self.low, axis=0)
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
         *, spread: bool = False, peak: bool = False,
     ) -> Estimate:  # fmt: skip
-        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
+        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
-        Several bandwidths (W, n_features), multiples of one, share all looks; what is returned begins with W.
+        Several bandwidths (W, n_features), which must be multiples of one, share the selection of tiles; results then
+        have a leading dimension W.
         """
         parts, rows = [], []
-        ordered = _at(smoother, self.order)  # what lies together is read together
-        for some, seen in self._looks(smoother, query, bandwidth):
+        ordered = _at(smoother, self.order)  # contiguous tiles are faster to read
+        for some, seen in self._selections(smoother, query, bandwidth):
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
@@ -89,35 +90,35 @@ class Tiles:
         return Estimate.cat(parts).at(torch.cat(rows).argsort())
 
     def closeness(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
-        """Return what :meth:`Smoother.closeness` does (L,), by the tiles that may hold the nearest point."""
+        """Return the same as :meth:`Smoother.closeness` (L,), from the tiles that may contain the nearest point."""
         found = query.new_zeros(len(query))
-        ordered = _at(smoother, self.order)  # what lies together is read together
-        for some, seen in self._looks(smoother, query, bandwidth, nearest=True):
+        ordered = _at(smoother, self.order)  # contiguous tiles are faster to read
+        for some, seen in self._selections(smoother, query, bandwidth, nearest=True):
             mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
             found[some] = _at(ordered, seen).closeness(query[some], bandwidth, mask)
         return found
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
-        """Return what :meth:`Smoother.nearest` does (L,), by the tiles that may hold the nearest point."""
+        """Return the same as :meth:`Smoother.nearest` (L,), from the tiles that may contain the nearest point."""
         found = torch.full((len(query),), -1, dtype=torch.long)
-        ordered = _at(smoother, self.order)  # what lies together is read together
-        for some, seen in self._looks(smoother, query, bandwidth, nearest=True):
+        ordered = _at(smoother, self.order)  # contiguous tiles are faster to read
+        for some, seen in self._selections(smoother, query, bandwidth, nearest=True):
             mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
             place = _at(ordered, seen).nearest(query[some], bandwidth, mask)
             found[some] = torch.where(place < 0, -1, self.order[seen][place.clamp(min=0)])
         return found
 
-    def _looks(
+    def _selections(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, nearest: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield queries that lie together (l,), and the places of all points that they need (n,)."""
+        """Yield groups of nearby queries (l,), and the positions of all points that they need (n,)."""
         widths = np.atleast_2d(smoother.coordinate_bandwidth(bandwidth.detach()).numpy())
         width = widths.max(0)
         weight = _sums(smoother, self.order)
         for some in self._groups(query, width):
             rows = query[some].numpy()
             near, far = _distances(smoother, rows.min(0), rows.max(0), self.low, self.high, width)
-            # The second nearest tile, too, where a point may be left out of the nearest.
+            # Keep the second nearest tile too, in case the nearest contains only the query's own point.
             kept = near <= np.partition(far, min(1, len(far) - 1))[min(1, len(far) - 1)]
             if not nearest:
                 for times in (width / widths)[:, 0]:
@@ -127,15 +128,15 @@ class Tiles:
             yield some, seen[seen < len(self.order)]
 
     def _groups(self, query: Tensor, width: np.ndarray) -> Iterator[Tensor]:
-        """Yield the rows of queries that lie in one cell of a grid, not too many at once."""
+        """Yield groups of queries in the same grid cell, of limited size."""
         if not len(query):
             return
-        # Few queries share a look although they lie further apart, if that compares no more pairs than a look costs.
+        # Few queries may form a group although they are further apart, if the extra pairs cost less than a selection.
         together = (LOOK_PAIRS * len(query) / len(self.order)) ** 0.5
         span = self.high.max(0) - self.low.min(0)
         edge = span * min(together / max(len(query), 1), 1.0) ** (1 / len(width))
         cells = np.floor(query.numpy() / np.maximum(np.maximum(NEAR * width, self.extent), edge))
-        # Along a curve within a cell, so that those of one look lie close together.
+        # Sort along a space-filling curve within a cell, so that the queries of a group are close together.
         order = morton_order(query[None, None], query[None, None])[0][0, 0].numpy()
         order = order[np.lexsort(cells[order].T)]
         cells = cells[order]
@@ -145,19 +146,19 @@ class Tiles:
 
 
 def _at(smoother: Smoother, rows: Tensor) -> Smoother:
-    """Return a smoother of some of the points."""
+    """Return a smoother with a subset of the points."""
     weight = None if smoother.weight is None else smoother.weight[rows]
     return replace(smoother, key=smoother.key[rows], target=smoother.target[rows], weight=weight)
 
 
 def _place_among(places: Tensor, seen: Tensor) -> Tensor:
-    """Return where places stand among those seen, which ascend; −1 where they do not."""
+    """Return the index of each place in the sorted tensor ``seen``; −1 if absent."""
     found = torch.searchsorted(seen, places).clamp(max=len(seen) - 1)
     return torch.where(seen[found] == places, found, -1)
 
 
 def lightest_and_heaviest(smoother: Smoother) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithm of each point's weight, and of that times what else a sum may be of (N,)."""
+    """Return the logarithm of each point's weight, and of an upper bound on its terms in any sum (N,)."""
     weight = smoother.point_weights()[:, 0].numpy()
     target = smoother.target.numpy()
     size = 1 + (np.abs(target) / np.maximum(np.abs(target).mean(0), np.finfo(float).tiny)).max(1, initial=0.0) ** 2
@@ -165,10 +166,10 @@ def lightest_and_heaviest(smoother: Smoother) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(smoother: Smoother, order: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithm of each tile's least useful and largest possible weight (tiles,).
+    """Return the logarithms of a lower and an upper bound on each tile's weight (tiles,).
 
-    The least is that of its lightest point, since its own may be left out; the largest that of all, times what else a
-    sum may be of.
+    The lower bound is the lightest point, because a query's own point may be left out; the upper bound is the sum of
+    the upper bounds of all points.
     """
     light, heavy = (each[order.numpy()] for each in lightest_and_heaviest(smoother))
     starts = np.arange(0, len(light), TILE)
@@ -181,12 +182,12 @@ def _sums(smoother: Smoother, order: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def _distances(
     smoother: Smoother, least: np.ndarray, most: np.ndarray, low: np.ndarray, high: np.ndarray, width: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and largest distance, in bandwidths, of points in a box and points in each of others."""
+    """Return the least and largest distance in bandwidths between points of one box and points of other boxes."""
     near = np.maximum(np.maximum(low - most, least - high), 0.0) / width
     far = np.maximum(high - least, most - low) / width
     if smoother.kernel.form.manhattan:
         return near.sum(1), far.sum(1)
-    # In a unit in which no square overflows.
+    # Scale so that no square overflows.
     unit = max(1.0, float(far.max(initial=0.0)) * 1e-150)
     near, far = near / unit, far / unit
     return unit * np.sqrt((near**2).sum(1)), unit * np.sqrt((far**2).sum(1))
@@ -195,10 +196,10 @@ def _distances(
 def _matters(
     smoother: Smoother, near: np.ndarray, far: np.ndarray, weight: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """Return which tiles may weigh as much as a rounding of the sum (tiles,), bool."""
+    """Return which tiles may contribute more than a rounding error to the sum (tiles,), bool."""
     form = smoother.kernel.form
     lightest, heaviest = weight
-    near = near * (1 - 1e-12)  # rounding excludes nothing
+    near = near * (1 - 1e-12)  # allow for rounding
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         least = np.where((far <= 1) | (not form.compact), form.log_profile(far), -np.inf) + lightest
         most = np.where((near <= 1) | (not form.compact), form.log_profile(near), -np.inf) + heaviest
@@ -210,11 +211,11 @@ def _matters(
         return most > at_least + math.log(NOTHING / len(near))
 
 
-# Exact sums over the points near enough to each query, which a tree finds: for few queries, or where few are near -----
-# A point is left out where all of those further away together weigh less than a rounding of the nearest one.
+# Exact sums over the neighbours of each query from a tree, for few queries or few neighbours --------------------------
+# All points beyond a radius are skipped if together they weigh less than a rounding error of the nearest one.
 
 
-#: Pairs of a query and a point that are held at one time.
+#: The most pairs of a query and a point held at once.
 HELD = 1 << 21
 
 
@@ -225,9 +226,9 @@ class Neighbours:
     Attributes
     ----------
     tree : scipy.spatial.cKDTree
-        Of coordinates in ``unit``.
+        A tree of coordinates divided by ``unit``.
     unit : ndarray (C,)
-        What distances are measured in along each coordinate: all bandwidths are multiples of it.
+        The unit of distance along each coordinate; all bandwidths are multiples of it.
     """
 
     tree: Any
@@ -235,7 +236,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, smoother: Smoother, bandwidth: Tensor) -> Neighbours | None:
-        """Return the points of a smoother, for multiples of a bandwidth; None where they are too far apart for it."""
+        """Return the points of a smoother, for multiples of a bandwidth; None if distances overflow."""
         from scipy.spatial import cKDTree
 
         unit = unit_of(smoother, bandwidth)
@@ -248,9 +249,10 @@ class Neighbours:
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
         *, spread: bool = False, peak: bool = False,
     ) -> Estimate:  # fmt: skip
-        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
+        """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
-        Several bandwidths (W, n_features), multiples of one, share the search; what is returned begins with W.
+        Several bandwidths (W, n_features), which must be multiples of one, share the search; results then have a
+        leading dimension W.
         """
         parts = []
         radii, widths = self._radii(smoother, query, bandwidth, own), max(1, bandwidth.shape[:-1].numel())
@@ -263,12 +265,12 @@ class Neighbours:
         return Estimate.cat(parts)
 
     def counts(self, smoother: Smoother, query: Tensor, radii: np.ndarray) -> np.ndarray:
-        """Return how many points lie within radii (L,) of queries (L, C)."""
+        """Return the number of points within radii (L,) of queries (L, C)."""
         at, p = query.numpy() / self.unit, _norm(smoother)
         return np.asarray(self.tree.query_ball_point(at, radii, p, return_length=True))
 
     def _pairs(self, smoother: Smoother, query: Tensor, radii: np.ndarray, own: Tensor | None) -> Pairs:
-        """Return the points within radii (L,) of queries, but for their own."""
+        """Return the points within radii (L,) of queries, except their own."""
         lists = self.tree.query_ball_point(query.numpy() / self.unit, radii, _norm(smoother), return_sorted=False)
         counts = torch.tensor([len(each) for each in lists], dtype=torch.int64)
         points = torch.from_numpy(np.concatenate([np.asarray(each, np.int64) for each in lists] or [np.zeros(0, int)]))
@@ -279,7 +281,7 @@ class Neighbours:
         return Pairs(rows, points, len(query))
 
     def _radii(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> np.ndarray:
-        """Return how far points matter (L,), in units, for any of the bandwidths."""
+        """Return the radius beyond which points are negligible (L,), in units, for all bandwidths."""
         distance, point = self.tree.query(query.numpy() / self.unit, k=2, p=_norm(smoother))
         nearest = (
             distance[:, 0] if own is None else np.where(point[:, 0] == own.numpy(), distance[:, 1], distance[:, 0])
@@ -290,7 +292,7 @@ class Neighbours:
         found = np.zeros(len(query))
         for width in (widths / self.unit)[:, 0]:
             found = np.maximum(found, width * _radius(smoother, nearest / width, most))
-        return np.where(np.isfinite(nearest), found * (1 + 1e-12), 0.0)  # rounding excludes nothing
+        return np.where(np.isfinite(nearest), found * (1 + 1e-12), 0.0)  # allow for rounding
 
 
 def unit_of(smoother: Smoother, bandwidth: Tensor) -> np.ndarray:
@@ -305,15 +307,15 @@ def _norm(smoother: Smoother) -> float:
 
 
 def _radius(smoother: Smoother, nearest: np.ndarray, most: float) -> np.ndarray:
-    """Return how many bandwidths away points matter where the nearest is so many away (L,).
+    """Return the radius in bandwidths beyond which points are negligible, given the nearest distance (L,).
 
-    Those further away are ``exp(most)`` times lighter than it, all together.
+    All points beyond it together weigh ``exp(−most)`` times as much as the nearest one.
     """
     if smoother.kernel.form.compact:
         return np.ones_like(nearest)
     found = nearest
     # A line magnifies by the distance to the fourth power.
     for _ in range(16 if smoother.order else 1):
-        lost = most + (4 * np.log1p(found) if smoother.order else 0.0)
-        found = nearest + lost if smoother.kernel.form.manhattan else np.hypot(nearest, np.sqrt(2 * lost))
+        decay = most + (4 * np.log1p(found) if smoother.order else 0.0)
+        found = nearest + decay if smoother.kernel.form.manhattan else np.hypot(nearest, np.sqrt(2 * decay))
     return found

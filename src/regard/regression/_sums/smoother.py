@@ -1,4 +1,4 @@
-"""Kernel averages, their moments and local lines, by one call of attention."""
+"""Kernel averages, their moments and local lines from one call of attention."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from regard.regression._features import Features
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
 
-# Kernels by name or from a function: their scores, and the scale of their bandwidths ----------------------------------
+# Kernels by name or from a function: their scores and the scale of their bandwidths -----------------------------------
 
 
-#: A kernel of one's own: scaled distances u ≥ 0 in, weights K(u) ≥ 0 out, of the same shape.
+#: A user-defined kernel: a function from scaled distances u ≥ 0 to weights K(u) ≥ 0 of the same shape.
 Profile = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of the distance in units of its bandwidth.
+    """A kernel as a function of the distance in bandwidths.
 
     Attributes
     ----------
     score : callable
-        The score whose exponential is the kernel, from a bandwidth for each coordinate.
+        Returns the score whose exponential is the kernel, given a bandwidth for each coordinate.
     form : type of Distance
-        What is known of it.
+        The class with the kernel's properties.
     flat : bool
         Whether the weight is the same at every distance.
     """
@@ -52,29 +52,29 @@ class Kernel:
 
     @property
     def known(self) -> bool:
-        """True where the weight is known to fall with the distance, and its logarithm is known, too."""
+        """True if the weight decreases with the distance and its logarithm has a formula."""
         return self.form is not Shaped
 
     @property
     def learnable(self) -> bool:
-        """True where the weights have a gradient to the bandwidth."""
+        """True if the weights have a gradient with respect to the bandwidth."""
         return self.form.smooth and not self.flat
 
     @property
     def distance_score(self) -> type[Distance]:
-        """The score that falls for ever with the kernel's own distance."""
+        """A strictly decreasing score of the kernel's distance."""
         return scores.Laplacian if self.form.manhattan else scores.Gaussian
 
     @property
     def radius(self) -> float:
-        """The number of bandwidths beyond which the weight is 0, or by :attr:`distance_score` less than 1 %."""
+        """The number of bandwidths beyond which the weight is 0, or less than 1 % by :attr:`distance_score`."""
         if self.form.compact:
             return 1.0
         return math.log(100) if self.form.manhattan else math.sqrt(2 * math.log(100))
 
 
 class Shaped(Radial):
-    """The logarithm of a function of the distance."""
+    """The logarithm of a user-defined function of the distance."""
 
     can_return_neg_inf = True
 
@@ -90,7 +90,7 @@ class Shaped(Radial):
     def log_weight(self, square: Tensor) -> Tensor:
         positive = square > 0  # the root has no gradient at 0
         distance = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
-        expected = "have weights with a gradient in torch to the distance for bandwidth='learned'"
+        expected = "have weights that are differentiable in torch for bandwidth='learned'"
         try:
             weight = torch.as_tensor(self.function(distance), dtype=square.dtype, device=square.device)
         except RuntimeError as error:
@@ -100,7 +100,7 @@ class Shaped(Radial):
         if distance.requires_grad and not weight.requires_grad:
             raise rejected("NadarayaWatson", "kernel", expected, "a function whose weights have none")
         if weight.shape != square.shape:
-            expected = f"return a weight for each of the distances {tuple(square.shape)}"
+            expected = f"return a weight for each distance, shape {tuple(square.shape)}"
             raise rejected("NadarayaWatson", "kernel", expected, f"shape {tuple(weight.shape)}")
         good = (weight >= 0) & (weight < torch.inf)
         if not bool(good.all()):
@@ -116,7 +116,7 @@ def names() -> tuple[str, ...]:
 
 
 def resolve_kernel(function: str, kernel: Any) -> Kernel:
-    """Return the kernel of this name, or of this function."""
+    """Return the kernel with this name, or from this function."""
     if isinstance(kernel, str):
         if kernel not in names():
             raise unknown_name(function, "kernel", kernel, names())
@@ -128,20 +128,21 @@ def resolve_kernel(function: str, kernel: Any) -> Kernel:
     return Kernel(lambda width: Shaped(kernel, width), Shaped)
 
 
-# Attention between pairs of queries and points, in place of all pairs -------------------------------------------------
+# Attention over selected pairs of queries and points ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of queries and points that are compared, instead of all.
+    """Pairs of queries and points to compare.
 
     Attributes
     ----------
     rows : Tensor (P,), int64
-        Queries, which ascend.
+        Indices of queries in ascending order.
     points : Tensor (P,), int64
+        Indices of points.
     count : int
-        Of queries.
+        The number of queries.
     """
 
     rows: Tensor
@@ -151,18 +152,18 @@ class Pairs:
     def attend(
         self, scorer: Callable[[Tensor], Score], query: Tensor, key: Tensor, value: Tensor, width: Tensor, scale: float
     ) -> tuple[Tensor, Aux]:
-        """Return what queries (L, C) read of values (N, ·) by softmax of their pairs' scores, (L, ·), with lse and max.
+        """Return the averages (L, ·) of values (N, ·) by softmax over each query's pairs, with lse and max.
 
-        For several widths (W, C) of the score, it begins with W.
+        For several widths (W, C) of the score, results have a leading dimension W.
         """
         gap, here = (query[self.rows] - key[self.points])[:, None], torch.zeros_like(key[:1])
         each = [scorer(one).compare(gap, here)[:, 0, 0] for one in width.reshape(-1, key.shape[1])]
         return self._read(torch.stack(each, 1) * scale, value, width.shape[:-1])
 
     def _read(self, score: Tensor, value: Tensor, lead: torch.Size) -> tuple[Tensor, Aux]:
-        """Return what is read by softmax of scores (P, W)."""
+        """Return the averages of values by softmax of scores (P, W)."""
         shape = (*lead, self.count)
-        if not len(self.rows):  # torch reduces no empty segments where there are no others
+        if not len(self.rows):  # torch cannot reduce empty segments only
             nothing = score.new_full(shape, -torch.inf)
             return score.new_zeros(*shape, value.shape[1]), Aux(lse=nothing, max=nothing)
         counts = self.rows.bincount(minlength=self.count)
@@ -176,20 +177,20 @@ class Pairs:
         return read.transpose(0, 1).reshape(*shape, -1), aux
 
 
-# Weighted averages of targets, and the moments for a local line, by one call of attention -----------------------------
+# Weighted averages of targets, and the moments for a local line, from one call of attention ---------------------------
 
 
-#: Pairs that one call compares, and queries that it has at least: about a second on two cores.
+#: The pairs that one call compares, and its fewest queries: about a second on two cores.
 PAIRS, ROWS = 1 << 30, 4096
-#: Numbers that are held at one time: weights where all are wanted, moments of a line, and columns that are averaged.
+#: The most numbers held at once: materialized weights or moments of lines; and columns to average.
 HELD, COLUMNS = 1 << 23, 1 << 24
-#: The axis of an estimate's fields that queries lie along; several bandwidths come before it.
+#: The query axis of each field of an estimate; several bandwidths come before it.
 _QUERIES = {"mean": -2, "reached": -1, "peak": -1, "variance": -2}
-#: Where every feature has a spread of 1, directions in which points spread less than this share have no slope.
+#: With features scaled to a spread of 1, directions with a spread below this have no slope.
 FLAT = 1e-10
 
 Report = Callable[[int, str], None]
-#: Which points a query sees; all by default.
+#: The points that a query sees; all by default.
 Seen = Mask | Pairs | None
 
 
@@ -201,11 +202,11 @@ class Estimate:
     ----------
     mean : Tensor (L, M)
     reached : Tensor (L,), bool
-        Whether any point has a weight; where not, the mean is 0.
+        Whether any point has a weight; otherwise the mean is 0.
     peak : Tensor (L,) or None
-        Logarithm of the largest kernel weight of any point; None where it is not asked for.
+        Logarithm of the largest kernel weight of any point, if requested.
     variance : Tensor (L, M) or None
-        That of the targets about the mean, or about the local line; NaN where too few points have a weight to tell.
+        The variance of the targets about the mean or the local line; NaN if too few points have a weight.
     """
 
     mean: Tensor
@@ -215,41 +216,41 @@ class Estimate:
 
     @classmethod
     def cat(cls, parts: list[Estimate]) -> Estimate:
-        """Return the estimates at some queries after the other as one."""
+        """Concatenate the estimates of consecutive queries."""
         if len(parts) == 1:
             return parts[0]
-        told = [name for name in _QUERIES if getattr(parts[0], name) is not None]
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in told})
+        present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in present})
 
     def at(self, rows: Tensor) -> Estimate:
-        """Return the estimate at some of the queries, or at all of them in another order."""
-        told = {name: value for name in _QUERIES if (value := getattr(self, name)) is not None}
-        return Estimate(**{name: value.index_select(_QUERIES[name], rows) for name, value in told.items()})
+        """Return the estimate at these queries, in this order."""
+        present = {name: value for name in _QUERIES if (value := getattr(self, name)) is not None}
+        return Estimate(**{name: value.index_select(_QUERIES[name], rows) for name, value in present.items()})
 
     def replaced(self, rows: Tensor, other: Estimate) -> Estimate:
-        """Return the estimate with that at some rows (r,) from another, differentiable."""
+        """Return the estimate with some rows (r,) replaced by another one, differentiable."""
         pairs = {n: (getattr(self, n), getattr(other, n)) for n in _QUERIES if getattr(self, n) is not None}
         return Estimate(**{name: mine.index_put((rows,), theirs.to(mine)) for name, (mine, theirs) in pairs.items()})
 
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages at L queries, weighed by the kernel, of which an estimate is made.
+    """Kernel-weighted averages at L queries, from which an estimate is computed.
 
     Attributes
     ----------
     query : Tensor (L, C)
     origin : Tensor () or (L, Z)
-        What is taken from the coordinates z that a line has slopes along.
+        Subtracted from the coordinates z along which a line has slopes.
     reached : Tensor (L, 1), bool
     mean : Tensor (L, M)
-        Of the targets y.
+        The averages of the targets y.
     moments : Tensor (L, ·)
-        With a line, of z, of the upper triangle of z zᵀ, and of z yᵀ.
+        With a line, the averages of z, of the upper triangle of z zᵀ, and of z yᵀ.
     squares : Tensor (L, M) or None
-        Of y², for a variance.
+        The averages of y², for a variance.
     repeated : Tensor (L, ·) or None
-        With ``squares``, ``Σ α²``, and with a line ``Σ α² z`` and the upper triangle of ``Σ α² z zᵀ``, of weights α
+        With ``squares``, ``Σ α²``, and with a line ``Σ α² z`` and the upper triangle of ``Σ α² z zᵀ``, for weights α
         that sum to 1.
     """
 
@@ -264,7 +265,7 @@ class Averages:
 
 @dataclass(frozen=True)
 class Smoother:
-    """Points with targets, ready to be averaged.
+    """Training points with targets, and the kernel to average them.
 
     Attributes
     ----------
@@ -291,10 +292,10 @@ class Smoother:
     def estimate(
         self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *, spread: bool = False, peak: bool = False
     ) -> Estimate:
-        """Return the estimate at queries (L, C) for a bandwidth per feature, differentiable; all of them at once.
+        """Return the estimate at queries (L, C) for a bandwidth per feature in one call; differentiable.
 
-        The variance comes with ``spread``, the peak where it is asked for. For several bandwidths (W, n_features), of
-        which no variance is told, all that is returned begins with W.
+        ``spread`` adds the variance, ``peak`` the peak. For several bandwidths (W, n_features), results have a leading
+        dimension W and no variance.
         """
         read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread))
         total = read[..., :1]
@@ -309,15 +310,15 @@ class Smoother:
         return replace(self.finish(averages), peak=aux.max.detach() if peak else None)
 
     def finish(self, averages: Averages) -> Estimate:
-        """Return the estimate that averages at queries make: without a peak, with a variance if they have squares."""
+        """Compute the estimate from averages; with a variance if they include squares."""
         mean, reached = averages.mean, averages.reached
         line = self.line(averages) if self.order else None
         variance = None
         if averages.squares is not None:
             variance = averages.squares - mean.square() - (0.0 if line is None else line.explained())
             freedom = self._freedom(averages, line)
-            known = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
-            variance = variance.clamp(min=0) / torch.where(known, freedom, torch.nan)[:, None]
+            valid = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
+            variance = variance.clamp(min=0) / torch.where(valid, freedom, torch.nan)[:, None]
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
         return Estimate(mean, reached[..., 0], None, variance)
@@ -331,17 +332,17 @@ class Smoother:
 
     @property
     def rows_at_once(self) -> int:
-        """Number of queries that one call should have, by time and by memory."""
+        """The number of queries per call, by time and by memory."""
         P = len(self.features.sloped_coordinates) if self.order else 0
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
-    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Seen, asked: AuxRequest) -> tuple[Tensor, Any]:
-        """Return averages (..., L, ·) of weights, targets, their squares (with an lse), line moments; and aux fields.
+    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Seen, wanted: AuxRequest) -> tuple[Tensor, Any]:
+        """Return averages (..., L, ·) of weights, targets, their squares (with lse) and line moments; and aux fields.
 
-        These are of products z zᵀ (the upper triangle) and z yᵀ, after those of z; each column is a product of two.
+        Line moments are averages of z, then of z zᵀ (the upper triangle) and z yᵀ; each column is a product of two.
         """
-        M, z, spread = self.target.shape[1], self._sloped, asked.lse
+        M, z, spread = self.target.shape[1], self._sloped, wanted.lse
         factors = torch.cat([torch.ones_like(self.target[:, :1]), self.target, z], 1)
         y, c = torch.arange(1, 1 + M), torch.arange(1 + M, factors.shape[1])
         one, pairs = torch.zeros(1, dtype=torch.long), torch.triu_indices(len(c), len(c)) + 1 + M
@@ -350,17 +351,17 @@ class Smoother:
         if self.order:
             left += [one.expand(len(c)), pairs[0], c.repeat_interleave(M)]
             right += [c, pairs[1], y.repeat(len(c))]
-        # Weights stand with the values, not as a bias of their logarithms, which is the same and keeps kernels plain.
+        # Multiply the values by the weights instead of adding a bias log w: an equal result from simpler kernels.
         ones = self.point_weights()
         size = max(16, COLUMNS // max(len(self.key), 1))
         parts: list[tuple[Tensor, Any]] = []
         for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size)):
-            value, request = ones * factors[:, a] * factors[:, b], AuxRequest() if parts else asked
+            value, request = ones * factors[:, a] * factors[:, b], AuxRequest() if parts else wanted
             parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request))
         return torch.cat([part for part, _ in parts], -1), parts[0][1]
 
     def _squared_weights(self, query: Tensor, bandwidth: Tensor, mask: Seen, lse: Tensor, total: Tensor) -> Tensor:
-        """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ, of weights α that sum to 1 (L, ·)."""
+        """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ (L, ·), for weights α that sum to 1."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
         value = self.point_weights().square() * torch.cat(
@@ -372,7 +373,7 @@ class Smoother:
         return read * share[:, None]
 
     def _freedom(self, averages: Averages, line: _Line | None) -> Tensor:
-        """Return which share of the squares about the mean or line is left to the residuals on average (L,).
+        """Return the residual degrees of freedom as a share (L,).
 
         With weights α that sum to 1 and regressors x, ``1 − tr((Σ α x xᵀ)⁻¹ Σ α² x xᵀ)`` (Fan and Gijbels 1996,
         section 4.3); without a line, ``1 − Σ α²``.
@@ -385,11 +386,11 @@ class Smoother:
 
     @property
     def _sloped(self) -> Tensor:
-        """Return the coordinates (N, Z) that a line has slopes along; none without a line."""
+        """Return the coordinates (N, Z) along which a line has slopes; none without a line."""
         return self.key[:, self.features.sloped_coordinates if self.order else []]
 
     def concentration(self, query: Tensor, bandwidth: Tensor) -> Tensor:
-        """Return Σ α², one over the effective number of points, of the kernel's weights α at each query (L,)."""
+        """Return Σ α² of the kernel weights at each query (L,), the inverse of the effective number of points."""
         ones = self.point_weights()
         found = []
         for rows in query.split(self.rows_at_once):
@@ -402,45 +403,45 @@ class Smoother:
         return torch.cat(found) if found else query.new_zeros(0)
 
     def top_k(self, query: Tensor, bandwidth: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k largest kernel weights of each query (L, k) and their points, −1 where there are fewer."""
+        """Return the k largest kernel weights of each query (L, k) and their points, padded with −1."""
         bias = None if self.weight is None else masks.dense(self.weight.log()[None])
         _, aux = self._attend(query, self.target[:, :0], bandwidth, attn_mask=bias, return_aux=AuxRequest(topk=k))
         return aux.topk.weights, aux.topk.indices
 
     def nearest(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None) -> Tensor:
-        """Return the nearest point of each query (L,), distances measured in bandwidths; −1 where there is none."""
+        """Return the nearest point of each query (L,), with distances in bandwidths; −1 if there is none."""
         width = self.coordinate_bandwidth(bandwidth)
         low, high = self.key.amin(0), self.key.amax(0)
-        # In a unit in which no square overflows, however small the bandwidth is.
+        # Scale so that no square overflows, however small the bandwidth.
         width = width * ((high - low) / width).amax().clamp(min=1e-300)
         return self._attend_by_distance(query, width, mask, AuxRequest(topk=1)).topk.indices[:, 0]
 
     def closeness(self, query: Tensor, bandwidth: Tensor, mask: Mask | None = None) -> Tensor:
-        """Return minus half the squared distance of the nearest point (L,), or for the Laplacian minus its distance.
+        """Return minus half the squared distance to the nearest point (L,); for the Laplacian minus the distance.
 
-        Distances are measured in bandwidths; −inf where there is no point.
+        Distances are in bandwidths; −inf if there is no point.
         """
         return self._attend_by_distance(query, self.coordinate_bandwidth(bandwidth), mask, AuxRequest(max=True)).max
 
     def _attend_by_distance(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
-        """Return what is asked of scores that fall with the distance, whatever the kernel."""
+        """Return auxiliary outputs for scores that decrease with the distance, for any kernel."""
         score = self.kernel.distance_score(width)
         return attention(
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip
 
     def effective_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[Tensor]:
-        """Yield, for some queries after the other, effective weights (l, N).
+        """Yield effective weights (l, N) for consecutive blocks of queries.
 
-        Their products with the targets are the estimate: with a local line they may be negative.
+        Their products with the targets are the estimate; with a local line they may be negative.
         """
         for rows, weights in self._kernel_weights(query, bandwidth):
             yield weights * (1 + self._local_line_of(rows, weights).leverage(self._sloped)) if self.order else weights
 
     def shifted_targets(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for some queries after the other, kernel weights (l, N) and targets (M, l, N) moved along the line.
+        """Yield kernel weights (l, N) and targets (M, l, N) shifted along the line, for consecutive blocks of queries.
 
-        A target moves by the slope around the query times the distance from its point to the query.
+        A target shifts by the slope around the query times the distance from its point to the query.
         """
         z, columns = self._sloped, self.features.sloped_coordinates
         for rows, weights in self._kernel_weights(query, bandwidth):
@@ -449,7 +450,7 @@ class Smoother:
             yield weights, self.target.T[:, None] - shift
 
     def _kernel_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield some queries (l, C) after the other with their kernel weights (l, N), which sum to 1 or are all 0."""
+        """Yield consecutive blocks of queries (l, C) with their kernel weights (l, N), which sum to 1 or are all 0."""
         for rows in query.split(max(1, HELD // max(len(self.key), 1))):
             _, aux = self._attend(rows, self.target[:, :0], bandwidth, return_aux=AuxRequest(weights=True))
             weights = aux.weights if self.weight is None else aux.weights * self.weight
@@ -474,17 +475,17 @@ class Smoother:
         return torch.ones_like(self.key[:, :1]) if self.weight is None else self.weight[:, None]
 
     def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
-        """Return what is read and what else was asked."""
+        """Return the averages of values and the auxiliary outputs."""
         width, key = self.coordinate_bandwidth(bandwidth), self.key
         if isinstance(pairs := options.get("attn_mask"), Pairs):
             return pairs.attend(self.kernel.score, query, key, value, width, options.get("scale", 1.0))
         score = self.kernel.score(width if width.dim() == 1 else 1.0)
-        if width.dim() > 1:  # one call for all of them, in units of each
+        if width.dim() > 1:  # one call for all bandwidths, with scaled coordinates
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
         return attention(query, key, value, score=score, engine=self.engine, **options)
 
     def line(self, averages: Averages) -> _Line:
-        """Return the local line, from averages of z, z zᵀ and z yᵀ and of the targets."""
+        """Return the local line from averages of z, z zᵀ, z yᵀ and the targets."""
         columns = self.features.sloped_coordinates
         query, mean = averages.query, averages.mean
         Z, M = len(columns), mean.shape[-1]
@@ -498,7 +499,7 @@ class Smoother:
             terms @ covariance @ terms.mT,
             terms @ with_target,
         )
-        # In units of the points' own spread. What a square loses when another is subtracted is noise, no spread.
+        # Scale by the spread of the points. Spread below the cancellation error of the subtraction is noise.
         noise = 16 * torch.finfo(query.dtype).eps * squares.diagonal(dim1=-2, dim2=-1).detach()
         spread = covariance.diagonal(dim1=-2, dim2=-1).detach()
         flat = spread <= noise
@@ -511,7 +512,7 @@ class Smoother:
 
 
 def symmetric(triangle: Tensor, width: int) -> Tensor:
-    """Return symmetric matrices (..., width, width) of which ``triangle`` has the upper triangles in a row each."""
+    """Return symmetric matrices (..., width, width) from flattened upper triangles."""
     first, second = torch.triu_indices(width, width, device=triangle.device)
     place = torch.empty(width, width, dtype=torch.long, device=triangle.device)
     place[first, second] = place[second, first] = torch.arange(len(first), device=triangle.device)
@@ -522,9 +523,9 @@ def symmetric(triangle: Tensor, width: int) -> Tensor:
 class _Line:
     """A least-squares line through the points around each query.
 
-    ``terms`` (L or 1, P, Z) are the directions of its P slopes, ``query`` and ``center`` (L, Z) where it is asked for
-    and the points' average, ``inverse`` (L, P, P) that of their covariance, ``with_target`` (L, P, M) their covariance
-    with the targets.
+    ``terms`` (L or 1, P, Z) are the directions of its P slopes, ``query`` (L, Z) the coordinates at which to evaluate
+    it, ``center`` (L, Z) the mean of the points, ``inverse`` (L, P, P) the inverse of their covariance, and
+    ``with_target`` (L, P, M) their covariance with the targets.
     """
 
     terms: Tensor
@@ -534,15 +535,15 @@ class _Line:
     with_target: Tensor
 
     def _away(self) -> Tensor:
-        """Return how far the query lies from the points' average (L, P, 1)."""
+        """Return the distance of the query from the mean of the points (L, P, 1)."""
         return self.terms @ (self.query - self.center).unsqueeze(-1)
 
     def rise(self) -> Tensor:
-        """Return what the line adds to the points' average target (L, M)."""
+        """Return the difference between the line at the query and the mean target (L, M)."""
         return (self._away().mT @ self.inverse @ self.with_target)[..., 0, :]
 
     def explained(self) -> Tensor:
-        """Return the variance of the targets along the line (L, M)."""
+        """Return the variance of the targets explained by the line (L, M)."""
         return (self.with_target * (self.inverse @ self.with_target)).sum(1)
 
     def trace(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
@@ -559,6 +560,6 @@ class _Line:
         return self.terms.mT @ self.inverse @ self.with_target
 
     def leverage(self, key: Tensor) -> Tensor:
-        """Return by what share the line changes the weight of each point (N, Z): (L, N)."""
+        """Return the relative change of each point's weight by the line, for points (N, Z): (L, N)."""
         direction = (self._away().mT @ self.inverse @ self.terms)[:, 0]
         return direction @ key.T - (direction * self.center).sum(1, keepdim=True)

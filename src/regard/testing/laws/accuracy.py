@@ -16,18 +16,18 @@ from regard.testing.laws.base import law, require
 from regard.testing.oracle import Oracle, WithAmplitude, has_formula
 from regard.testing.trial import Trial, is_judged, keeps_lse
 
-# Law 6, the error budget: of outputs, of gradients, and of everything that can be asked beside the output -------------
+# Law 6, the error budget: outputs, gradients and auxiliary outputs ----------------------------------------------------
 
 
 def judged(case: Case) -> Case | None:
-    """Keep cases that an oracle answers."""
+    """Keep cases that have an oracle."""
     call = CaseCall.of(case)
     if is_judged(call):
         return case
     return None if call.normalizer.random else case.but(dtype="float32")
 
 
-@law("budget", "An output errs at most twice as much as the plain eager formula, plus one rounding.", judged, share=2)
+@law("budget", "An output's error is at most twice the eager formula's, plus one rounding.", judged, share=2)
 def budget(case: Case, engine: Engine) -> None:
     """Law 6 for outputs."""
     call = CaseCall.of(case)
@@ -36,7 +36,7 @@ def budget(case: Case, engine: Engine) -> None:
     Trial(call).check_output(output)
 
 
-@law("gradient budget", "So do gradients to query, key, value and every tensor of score and mask.", judged, share=2)
+@law("gradient budget", "So are the gradients of query, key, value, and tensors of score and mask.", judged, share=2)
 def gradient_budget(case: Case, engine: Engine) -> None:
     """Law 6 for gradients."""
     call = CaseCall.of(case)
@@ -48,24 +48,24 @@ def _is_drawn(case: Case) -> Case | None:
     return case.but(layout="plain") if CaseCall.of(case).normalizer.random else None
 
 
-@law("drawn", "A draw weighs one visible key of each row with 1, and the output reads that key's value.", _is_drawn)
+@law("drawn", "A random draw gives one visible key of each row weight 1, and outputs its value.", _is_drawn)
 def drawn(case: Case, engine: Engine) -> None:
-    """Check a random normalizer as far as one can: its weights are one-hot, and the output follows from them."""
+    """A random normalizer has one-hot weights, and the output follows from them."""
     call = CaseCall.of(case)
-    output, aux = call.look(engine, weights=True, scores=True)
+    output, aux = call.run_with_aux(engine, weights=True, scores=True)
     assert aux.weights is not None and aux.scores is not None
     weights, visible = aux.weights.detach().double(), aux.scores.detach() > -torch.inf
     require(((weights == 0) | visible).all(), "a hidden key has weight")
     require(((weights == 0) | (weights == 1)).all(), "a weight is neither 0 nor 1")
-    require((weights.sum(-1) == visible.any(-1)).all(), "a row has not drawn one key")
+    require((weights.sum(-1) == visible.any(-1)).all(), "a row did not draw exactly one key")
     value = call.value.detach().double().repeat_interleave(case.group, -3)
     rounding = torch.finfo(output.dtype).eps * float(value.abs().max()) if value.numel() else 0.0
     apart = (weights @ value - output.detach().double()).abs()
     worst = float(apart.max()) if apart.numel() else 0.0
-    require(worst <= rounding, f"the output is not the value that was drawn, but {worst:.3g} off")
+    require(worst <= rounding, f"the output is {worst:.3g} off the value that was drawn")
 
 
-#: Each field of Aux that is one number per row (or key), from the oracle, and from eager's scores and weights.
+#: How to compute each field of Aux from the oracle, and from the scores and weights of the eager formula.
 Field = tuple[Callable[[Oracle], Array], Callable[[Tensor, Tensor], Tensor]]
 
 
@@ -91,24 +91,24 @@ FIELDS: dict[str, Field] = {
 }
 
 
-@law("aux", "Everything that can be asked beside the output is within budget, too.", judged)
+@law("aux", "Auxiliary outputs are within budget, too.", judged)
 def aux_fields(case: Case, engine: Engine) -> None:
-    """Every field of Aux against the oracle; rows that hang on rounding are left out.
+    """Every field of Aux against the oracle, except in undecided rows.
 
-    Often the log-sum-exp alone is requested, which engines have at hand: another field may bring another pass.
+    Some cases request only the log-sum-exp, which engines compute anyway; other fields may need another pass.
     """
     call = CaseCall.of(case)
     alone = case.seed % 3 == 0
     k = 0 if alone else case.seed % 5
     wanted = [name for i, name in enumerate(FIELDS) if (case.seed >> i & 1 and not alone) or name == "lse"]
-    _, aux = call.look(engine, topk=k, **dict.fromkeys(wanted, True))
+    _, aux = call.run_with_aux(engine, topk=k, **dict.fromkeys(wanted, True))
     trial = Trial(call)
     decided = ~trial.undecided
     for name in wanted:
         found = getattr(aux, name)
-        require(found is not None, f"aux.{name} was asked for and is missing")
+        require(found is not None, f"aux.{name} was requested and is missing")
         if name == "received" and not decided.all():
-            continue  # a sum over rows, some of which are undecided
+            continue  # a sum over rows, some of them undecided
         _check_field(trial, name, found, decided)
     if k:
         assert aux.topk is not None
@@ -131,15 +131,15 @@ def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None
 
 
 def _amplitude(trial: Trial, name: str, finite: Array) -> Array:
-    """Return the size of what a field is a sum or a difference of."""
+    """Return the amplitude of a field."""
     scores, weights = trial.oracle.scores, trial.oracle.weights
     peak = np.where(np.isfinite(scores), abs(scores), 0).max(-1, initial=0)
     dtype = torch.promote_types(trial.call.query.dtype, torch.float32)
     if name == "max":
         return finite + peak
     if name == "lse":
-        # The logarithm of a sum, which was rounded: that moves the logarithm by a rounding of 1, however small it is.
-        # Eager errs by less where a row's only key has the peak itself, as its sum is exactly 1 then.
+        # The sum is rounded, which changes its logarithm by one rounding of 1, however small the logarithm is. Eager
+        # has a smaller error if a row has a single key, because its sum is then exactly 1.
         return finite + peak + (scores > -np.inf).any(-1)
     if name == "weights":
         return finite + trial.oracle.shaken(dtype, by_lse=False)
@@ -152,7 +152,7 @@ def _amplitude(trial: Trial, name: str, finite: Array) -> Array:
 
 
 def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int) -> None:
-    """Check that the weights are the k largest, and that the indices say where they are."""
+    """Check that the weights are the k largest, and that the indices are their keys."""
     weights, scores = trial.oracle.weights, trial.oracle.scores
     shape = (*weights.shape[1:-1], k)
     require(
@@ -180,27 +180,25 @@ def _check_indices(index: Array, seen: Array, weights: Array, top: Array, decide
         real = row[row >= 0]
         where = f"row {tuple(int(i) for i in place)}"
         require(
-            len(real) == min(len(row), size), f"aux.topk.indices name {len(real)} keys where {size} are seen, {where}"
+            len(real) == min(len(row), size), f"aux.topk.indices has {len(real)} keys for {size} visible ones, {where}"
         )
-        require(len(set(real.tolist())) == len(real), f"aux.topk.indices name a key twice, {where}: {row}")
-        told = weights[tuple(place)][real]
-        off = np.abs(told - top[tuple(place)][: len(real)]).max(initial=0)
-        require(off <= limit, f"aux.topk.indices name keys whose weights are {off:.3g} off, {where}: {row}")
+        require(len(set(real.tolist())) == len(real), f"aux.topk.indices repeats a key, {where}: {row}")
+        indexed = weights[tuple(place)][real]
+        off = np.abs(indexed - top[tuple(place)][: len(real)]).max(initial=0)
+        require(off <= limit, f"aux.topk.indices has keys whose weights are {off:.3g} off, {where}: {row}")
 
 
-@law("lse gradient", "A log-sum-exp that is asked for with a gradient has one, within budget.", judged, share=0.3)
+@law("lse gradient", "A differentiable log-sum-exp has a gradient within budget.", judged, share=0.3)
 def lse_gradient(case: Case, engine: Engine) -> None:
-    """The gradient of ``AuxRequest(lse="grad")``, in whatever engine the output comes from."""
+    """The gradient of ``AuxRequest(lse="grad")`` for any engine."""
     call = CaseCall.of(case)
     leaves = {name: leaf for name, leaf in call.leaves().items() if name != "value"}
-    output, aux = call.look(engine, lse="grad")
+    output, aux = call.run_with_aux(engine, lse="grad")
     assert aux.lse is not None
     trial = Trial(call, keeps_lse=True)
     lse = aux.lse.reshape(trial.oracle.lse.shape[1:])
     rows = torch.from_numpy(np.isfinite(trial.oracle.lse[0]) & ~trial.undecided)
-    require(
-        output.requires_grad == has_graph(output, call.leaves()), "asking for a gradient changes the output's graph"
-    )
+    require(output.requires_grad == has_graph(output, call.leaves()), 'lse="grad" changes the graph of the output')
     grad = torch.randn(lse.shape, generator=torch.Generator().manual_seed(1)).to(lse.dtype) * rows
     found = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     if lse.requires_grad:
@@ -210,7 +208,7 @@ def lse_gradient(case: Case, engine: Engine) -> None:
         Budget.of(right[name], eager[name], gradient.dtype).check(f"gradient of lse to {name}", gradient)
 
 
-# Compare a part's code with its formula, which the error budget, shared by both, cannot do ----------------------------
+# Compare a part's code with its formula -------------------------------------------------------------------------------
 
 
 def _stated(case: Case) -> Case | None:
@@ -220,12 +218,12 @@ def _stated(case: Case) -> Case | None:
     return case.but(dtype="float64", wide=False)
 
 
-@law("definition", "Scores and normalizers compute what is written of them.", _stated)
+@law("definition", "Scores and normalizers compute their formulas.", _stated)
 def definition(case: Case, engine: Engine) -> None:  # noqa: ARG001
-    """The eager formula, made of the parts' own code and run in float64, is right to one rounding of float32.
+    """The eager formula, built from the parts' own code and run in float64, is correct to one rounding of float32.
 
-    A part that computes something else than its formula errs by as much in float64 as in float32. The error budget
-    does not see that, as the eager formula has the part's code from the part.
+    A part that differs from its formula has the same error in float64 and float32. The error budget cannot detect it,
+    because the eager formula uses the same code.
     """
     call = CaseCall.of(case)
     trial = Trial(call)
@@ -237,12 +235,12 @@ def definition(case: Case, engine: Engine) -> None:  # noqa: ARG001
     right = {"output": trial.oracle.output}
     right |= trial.oracle.gradients(array(upstream, trial.statement.wide))
     found = {"output": eager, **trial.eager.gradients(upstream)}
-    # Of the largest of all amplitudes, as a gradient that is 0 on paper is none to be measured by.
+    # Use the largest amplitude of all, because a gradient that is mathematically 0 has none.
     rounding = max(one_rounding(right[name].amplitude, torch.float32) for name in found)
     for name, result in found.items():
         off = error(right[name].value, result)
         require(
             off <= rounding,
-            f"the plain formula's {name} errs by {off:.3g} in float64, where a rounding of float32 is {rounding:.3g}: "
+            f"the eager formula's {name} is off by {off:.3g} in float64; a rounding of float32 is {rounding:.3g}: "
             "a score or normalizer does not compute its formula",
         )

@@ -1,4 +1,4 @@
-"""Laws: functions that take a case and an engine, and raise AssertionError where the law is broken."""
+"""Laws: functions that take a case and an engine, and raise AssertionError if the law is broken."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from regard.engines import Engine
 from regard.testing.case import Case, CaseCall
 
-#: Raises AssertionError where the law is broken.
+#: Raises AssertionError if the law is broken.
 Check = Callable[[Case, Engine], None]
 
-#: Turns any case into one that the law speaks of, or None.
+#: Turns any case into one to which the law applies, or None.
 Adapt = Callable[[Case], Case | None]
 
 
@@ -23,11 +23,11 @@ class Law:
     ----------
     name : str
     statement : str
-        What must hold, in a sentence.
+        One sentence.
     check : callable
     adapt : callable
     share : float
-        How often a campaign tries it, relative to others; less for laws that take long to check.
+        How often a campaign checks it relative to others; lower for slow laws.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Law:
     share: float
 
     def __call__(self, case: Case, engine: Engine) -> None:
-        """Check the law; the case must have been adapted."""
+        """Check the law on an adapted case."""
         self.check(case, engine)
 
 
@@ -46,12 +46,12 @@ LAWS: dict[str, Law] = {}
 
 
 def any_case(case: Case) -> Case:
-    """Adapt nothing."""
+    """Return the case unchanged."""
     return case
 
 
 def law(name: str, statement: str, adapt: Adapt = any_case, share: float = 1.0) -> Callable[[Check], Check]:
-    """Decorator: put a function into the table of laws."""
+    """Decorator: register a function as a law."""
 
     def add(check: Check) -> Check:
         LAWS[name] = Law(name, statement, check, adapt, share)

@@ -1,4 +1,4 @@
-"""Laws 1, 2 and 5: rows that see nothing, keys that nobody sees, and the future."""
+"""Laws 1, 2 and 5: rows without visible keys, keys hidden from all queries, and causality."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.testing.formulas import NORMALIZER_FORMULAS
 from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.oracle import WithAmplitude
-from regard.testing.statement import look
+from regard.testing.statement import evaluate_mask
 from regard.testing.trial import Trial, is_judged, keeps_lse
 
 
@@ -21,16 +21,14 @@ def _with_empty_rows(case: Case) -> Case | None:
     return case.masked(("empty_rows",)) if case.queries and case.keys else None
 
 
-@law(
-    "empty rows", "A row that may attend to nothing gives 0, weights 0, lse −inf, and zero gradients.", _with_empty_rows
-)
+@law("empty rows", "A row without visible keys has output 0, weights 0, lse −inf and zero gradients.", _with_empty_rows)
 def empty_rows(case: Case, engine: Engine) -> None:
     """Law 1."""
     call = CaseCall.of(case)
     leaves = call.leaves()
-    output, aux = call.look(engine, lse=True, max=True, entropy=True, received=True, topk=2, weights=True)
+    output, aux = call.run_with_aux(engine, lse=True, max=True, entropy=True, received=True, topk=2, weights=True)
     problem = call.problem()
-    empty = torch.from_numpy(~look(problem.mask, problem.extent)[0].any(-1)).to(output.device)
+    empty = torch.from_numpy(~evaluate_mask(problem.mask, problem.extent)[0].any(-1)).to(output.device)
     rows = empty.unsqueeze(-1)
 
     def at(tensor: Tensor | None, width: bool) -> Tensor:
@@ -71,7 +69,7 @@ def _with_hidden_keys(case: Case) -> Case | None:
 
 
 def poisoned(call: CaseCall, hidden: Tensor, seed: int) -> tuple[CaseCall, CaseCall]:
-    """Return the call with what must not show in the rows ``hidden`` (B, G, S) of key and value, and with 0 there.
+    """Return the call with poison in the ``hidden`` rows (B, G, S) of key and value, and with zeros there.
 
     NaN, infinities and numbers whose products overflow are mixed; or such numbers with small ones; or one infinity in a
     row of zeros, which makes scores infinite without a NaN.
@@ -103,12 +101,12 @@ def poisoned(call: CaseCall, hidden: Tensor, seed: int) -> tuple[CaseCall, CaseC
 def unseen(call: CaseCall) -> Tensor:
     """Return which keys (B, G, S) no query may attend to."""
     problem = call.problem()
-    seen = look(problem.mask, problem.extent)[0].any(-2)  # (B, H, S)
+    seen = evaluate_mask(problem.mask, problem.extent)[0].any(-2)  # (B, H, S)
     B, _, S = seen.shape
     return torch.from_numpy(~seen.reshape(B, problem.key.shape[1], -1, S).any(2)).to(call.query.device)
 
 
-@law("no leak", "NaN or inf in a key or value that nobody sees changes nothing, gradients included.", _with_hidden_keys)
+@law("no leak", "NaN or inf in a key or value hidden from all queries changes nothing.", _with_hidden_keys)
 def no_leak(case: Case, engine: Engine) -> None:
     """Law 2."""
     call = CaseCall.of(case)
@@ -117,29 +115,29 @@ def no_leak(case: Case, engine: Engine) -> None:
     leaves = spoiled.leaves()
     with torch.no_grad():
         quiet = spoiled.run(engine)
-    require(quiet.isfinite().all(), "what nobody sees makes an output not finite, where no gradient is wanted")
+    require(quiet.isfinite().all(), "a hidden key or value makes an output not finite, without gradients")
     trial = Trial(clean, keeps_lse=keeps_lse(engine))
-    trial.check_output(quiet, "output, where no gradient is wanted,")
+    trial.check_output(quiet, "output without gradients")
     output = spoiled.run(engine)
-    require(output.isfinite().all(), "what nobody sees makes an output not finite, where a gradient is wanted")
+    require(output.isfinite().all(), "a hidden key or value makes an output not finite, with gradients")
     if not has_graph(output, leaves):
         trial.check_output(output)
         return
     upstream = trial.upstream(output)
     found = gradients(output, leaves, upstream)
-    trial.check_finite(found, upstream, "what nobody sees makes")
+    trial.check_finite(found, upstream, "a hidden key or value makes")
     for name in ("key", "value"):
-        require((found[name][hidden.view(found[name].shape[:-1])] == 0).all(), f"an unseen {name} gets a gradient")
+        require((found[name][hidden.view(found[name].shape[:-1])] == 0).all(), f"a hidden {name} gets a gradient")
     trial.check_output(output)
     trial.check_gradients(found, upstream)
 
 
-@law("contained", "NaN or inf in a key or value that some see leaves the others as they were.", _with_hidden_keys)
+@law("contained", "NaN or inf in a key or value does not affect rows that cannot see it.", _with_hidden_keys)
 def contained(case: Case, engine: Engine) -> None:
-    """Law 2 for each pair: a bad key has no influence on rows that may not attend to it."""
+    """Law 2 for each pair: a bad key has no influence on rows that cannot see it."""
     call = CaseCall.of(case)
     problem = call.problem()
-    visible = look(problem.mask, problem.extent)[0]
+    visible = evaluate_mask(problem.mask, problem.extent)[0]
     B, _, _, S = visible.shape
     bad = torch.zeros(B, problem.key.shape[1], S, dtype=torch.bool)
     bad[..., case.seed % S] = True
@@ -166,15 +164,15 @@ def _with_a_score_that_reads_keys(case: Case) -> Case | None:
     return case.but(score="scaled_dot", layout="plain", key_width=0, values=1.0, scale=None, magnitude=1.0)
 
 
-@law("shown", "A NaN in a key that some see shows in their outputs and gradients.", _with_a_score_that_reads_keys, 0.5)
+@law("shown", "A NaN in a visible key propagates to outputs and gradients.", _with_a_score_that_reads_keys, 0.5)
 def shown(case: Case, engine: Engine) -> None:
-    """Check that a visible NaN is not swallowed, whatever the normalizer."""
+    """No normalizer swallows a visible NaN."""
     call = CaseCall.of(case)
     problem = call.problem()
     place = case.seed % case.keys
-    seen = torch.from_numpy(look(problem.mask, problem.extent)[0][..., place])  # (B, H, L)
+    seen = torch.from_numpy(evaluate_mask(problem.mask, problem.extent)[0][..., place])  # (B, H, L)
     if problem.mask is not None and problem.mask.has_bias:
-        bias = look(problem.mask, problem.extent)[1]
+        bias = evaluate_mask(problem.mask, problem.extent)[1]
         assert bias is not None
         seen = seen & torch.from_numpy(bias[..., place] > -np.inf)
     key = call.key.detach().clone()
@@ -186,24 +184,24 @@ def shown(case: Case, engine: Engine) -> None:
     output = spoiled.run(engine)
     rows = output.detach().reshape(*seen.shape, -1).cpu()
     if case.value_width:
-        require(quiet[seen].isnan().all(), "a NaN key that is seen does not show, where no gradient is wanted")
-        require(rows[seen].isnan().all(), "a NaN key that is seen does not show, where a gradient is wanted")
+        require(quiet[seen].isnan().all(), "a visible NaN key does not reach the output, without gradients")
+        require(rows[seen].isnan().all(), "a visible NaN key does not reach the output, with gradients")
     if not (output.requires_grad and call.normalizer.smooth and case.value_width):
         return
     found = gradients(output, leaves, torch.ones_like(output))["query"].reshape(*seen.shape, -1).cpu()
-    require(found[seen].isnan().any(-1).all(), "a NaN key that is seen does not show in the gradient to the query")
+    require(found[seen].isnan().any(-1).all(), "a visible NaN key does not reach the gradient of the query")
 
 
 @law(
     "bad queries",
-    "A query of NaN or infinity spoils its own row alone, and not where it sees nothing.",
+    "A query of NaN or infinity affects only its own row, and not even that without visible keys.",
     _with_hidden_keys,
 )
 def bad_queries(case: Case, engine: Engine) -> None:
-    """Law 2 for queries; law 1 where such a query sees nothing."""
+    """Law 2 for queries; law 1 for a query without visible keys."""
     call = CaseCall.of(case.masked(("empty_rows",)) if case.seed % 2 and case.queries else case)
     problem = call.problem()
-    seen = torch.from_numpy(look(problem.mask, problem.extent)[0].any(-1))  # (B, H, L)
+    seen = torch.from_numpy(evaluate_mask(problem.mask, problem.extent)[0].any(-1))  # (B, H, L)
     if not seen.numel() or not case.width:
         return
     query = call.query.detach().clone()
@@ -214,18 +212,19 @@ def bad_queries(case: Case, engine: Engine) -> None:
     with torch.no_grad():
         quiet = spoiled.run(engine).reshape(*seen.shape, -1).cpu()
     output = spoiled.run(engine)
-    for what, rows in (("no gradient", quiet), ("a gradient", output.detach().reshape(*seen.shape, -1).cpu())):
+    for what, rows in (("without", quiet), ("with", output.detach().reshape(*seen.shape, -1).cpu())):
         require(
-            (rows[..., row, :][~seen[..., row]] == 0).all(), f"a bad query that sees nothing shows; {what} is wanted"
+            (rows[..., row, :][~seen[..., row]] == 0).all(),
+            f"a bad query without visible keys has an output that is not 0, {what} gradients",
         )
         others = torch.cat((rows[..., :row, :], rows[..., row + 1 :, :]), -2)
-        require(others.isfinite().all(), f"a bad query spoils another row; {what} is wanted")
+        require(others.isfinite().all(), f"a bad query affects another row, {what} gradients")
     if case.seed % 3 == 0 and case.value_width and case.score == "scaled_dot" and case.normalizer != "argmax":
         shown = quiet[..., row, :][seen[..., row]]
-        require(shown.isnan().all(), "a query of NaN does not show")
+        require(shown.isnan().all(), "a NaN query does not reach its output")
     if has_graph(output, leaves) and not seen[..., row].any():
         for name, gradient in gradients(output, leaves, torch.ones_like(output)).items():
-            require(gradient.isfinite().all(), f"a bad query that sees nothing makes the gradient to {name} not finite")
+            require(gradient.isfinite().all(), f"a bad query without visible keys makes the {name} gradient not finite")
 
 
 def _causal(case: Case) -> Case | None:
@@ -275,7 +274,7 @@ def _changed_after(tensor: Tensor, i: int, size: float) -> Tensor:
 
 
 def _check_rows_up_to(trial: Trial, i: int, output: Tensor) -> None:
-    """A search for a threshold may take other steps: then a rounding is all that may differ."""
+    """Check rows up to i within budget: a threshold search may take different steps and differ by rounding."""
     undecided = trial.undecided.copy()
     undecided[..., i + 1 :] = True
     mask = ~undecided[..., None]

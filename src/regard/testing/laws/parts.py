@@ -1,4 +1,4 @@
-"""Parts of a user's own, changed after a call or with overridden methods, and what plans keep."""
+"""User-defined parts, changed after a call or with overridden methods, and the promises of plans."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law, require
 from regard.testing.trial import Trial
 
-# Parts of a caller's own: changed after a call, and made by overriding a method of one of ours ------------------------
+# User-defined parts: changed after a call, and subclasses of ours with overridden methods -----------------------------
 
 
 class Stretched(Score):
-    """A dot product times a number of its own."""
+    """A dot product times a factor."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -44,7 +44,7 @@ def _of_equal_widths(case: Case) -> Case | None:
     0.3,
 )
 def mutated(case: Case, engine: Engine) -> None:
-    """A plan keeps nothing that its caller can change."""
+    """A plan keeps no state that its caller can change."""
     call = CaseCall.of(case)
     if call.but(score=Stretched(1.0)).refusal(engine) is not None:
         return
@@ -63,7 +63,7 @@ def mutated(case: Case, engine: Engine) -> None:
 
 
 def subclassed(part: Any, **methods: Any) -> Any:
-    """Return a copy of a part, of a subclass of its class with some methods overridden."""
+    """Return a copy of a part whose class is a subclass with some methods overridden."""
     twin = copy.copy(part)
     twin.__class__ = type(f"Own{type(part).__name__}", (type(part),), methods)
     return twin
@@ -84,11 +84,9 @@ def _without_bias(case: Case) -> Case | None:
     return judged(case.but(softcap=None, learned=False, magnitude=min(case.magnitude, 1.0)))
 
 
-@law(
-    "subclassed parts", "An override in a subclass of a score or a normalizer is what is computed.", _without_bias, 0.2
-)
+@law("subclassed parts", "Engines respect overridden methods of scores and normalizers.", _without_bias, 0.2)
 def overridden(case: Case, engine: Engine) -> None:
-    """No engine takes a shortcut past an override: twice the score is twice the scale."""
+    """No engine bypasses an override: twice the score equals twice the scale."""
     call = CaseCall.of(case)
     scale = call.score.default_scale(case.width) if case.scale is None else case.scale
     doubled = call.but(scale=2 * scale)
@@ -100,10 +98,10 @@ def overridden(case: Case, engine: Engine) -> None:
                 Trial(doubled).check_output(own.run(way), f"the output with a {name} of a subclass")
 
 
-# Check the promises about a call other than its numbers: plans, refusals, and that asking changes nothing -------------
+# Check promises beyond the numbers: plans, refusals, and that auxiliary requests change nothing -----------------------
 
 
-@law("asking", "Asking for more than the output does not change it by a bit.")
+@law("asking", "Requesting auxiliary outputs does not change a bit of the output.")
 def asking(case: Case, engine: Engine) -> None:
     """Aux never changes the output."""
     call = CaseCall.of(case)
@@ -113,28 +111,30 @@ def asking(case: Case, engine: Engine) -> None:
     plain = call.run(engine)
     wish = wishes[case.seed % len(wishes)]
     torch.manual_seed(case.seed)
-    asked, aux = call.look(engine, **wish)
-    require(torch.equal(plain.nan_to_num(), asked.nan_to_num()), f"asking for {wish} changes the output")
+    asked, aux = call.run_with_aux(engine, **wish)
+    require(torch.equal(plain.nan_to_num(), asked.nan_to_num()), f"requesting {wish} changes the output")
     for name in ("lse", "max", "entropy", "topk", "received", "weights", "scores"):
         given = getattr(aux, name) is not None
-        require(given == (name in wish), f"aux.{name} is {'given' if given else 'missing'} after asking for {wish}")
+        require(given == (name in wish), f"aux.{name} is {'present' if given else 'missing'} after requesting {wish}")
 
 
-@law("plan", "What explain says is what runs.", share=0.5)
+@law("plan", "The engine that explain reports is the one that runs.", share=0.5)
 def plan(case: Case, engine: Engine) -> None:
-    """The plan names every engine once, and the chosen one runs, to the same bits as when it is named."""
+    """The plan names every engine once, and the chosen one gives the same bits as when requested by name."""
     call = CaseCall.of(case)
-    told = regard.explain(**call.arguments(), engine="auto")
-    names = {told.engine.name, *told.others}
-    require(names == set(engines.TABLE), f"the plan speaks of {sorted(names)}, not of every engine")
-    for name, reason in told.others.items():
+    plan = regard.explain(**call.arguments(), engine="auto")
+    names = {plan.engine.name, *plan.others}
+    require(names == set(engines.TABLE), f"the plan names {sorted(names)}, not every engine")
+    for name, reason in plan.others.items():
         refusal = call.refusal(engines.TABLE[name])
         says = reason.startswith("unsupported")
-        require(says == (refusal is not None), f"the plan says of {name} {reason!r}; it refuses because {refusal}")
+        require(
+            says == (refusal is not None), f"the plan gives {reason!r} for {name}; the engine's own reason is {refusal}"
+        )
     named = regard.explain(**call.arguments(), engine=engine)
-    require(named.engine is engine, f"explain names {named.engine.name} where {engine.name} was asked for")
-    require(str(told) and str(named), "a plan does not print")
-    if told.engine is not engine:
+    require(named.engine is engine, f"explain names {named.engine.name} instead of {engine.name}")
+    require(str(plan) and str(named), "a plan does not print")
+    if plan.engine is not engine:
         return
     ways = {"auto": lambda: call.run("auto")}
     if (case.score, case.normalizer) == ("scaled_dot", "softmax"):  # the plainest of these go to torch directly
@@ -145,12 +145,12 @@ def plan(case: Case, engine: Engine) -> None:
         chosen = run()
         torch.manual_seed(case.seed)
         same = torch.equal(chosen.nan_to_num(), call.run(engine).nan_to_num())
-        require(same, f"{name} gives other bits than its engine")
+        require(same, f"{name} gives different bits than its engine")
 
 
-@law("planned once", "A call planned by an earlier one gives what it gives when planned for itself.", share=0.5)
+@law("planned once", "A call that reuses a plan gives the same result as with a plan of its own.", share=0.5)
 def planned_once(case: Case, engine: Engine) -> None:
-    """Nothing of the first call's tensors is left in the plan that a later call of its structure finds."""
+    """A plan contains no tensors of the first call when a later call of the same structure reuses it."""
     found = []
     for earlier in (None, CaseCall.of(case)):
         clear_plans()
@@ -164,12 +164,12 @@ def planned_once(case: Case, engine: Engine) -> None:
         found.append({"output": output.detach(), **{f"gradient to {name}": g for name, g in grads.items()}})
     for name in found[0]:
         alone, planned = (each[name].nan_to_num() for each in found)
-        require(torch.equal(alone, planned), f"{name} differs where an earlier call was planned")
+        require(torch.equal(alone, planned), f"{name} differs with a reused plan")
 
 
-@law("workspace", "Auto never picks an engine that grows with L×S where another does not.", share=0.3)
+@law("workspace", "Auto picks no engine whose memory grows with L×S if another's does not.", share=0.3)
 def workspace(case: Case, engine: Engine) -> None:
-    """The rule of the choice, over all engines."""
+    """The selection rule over all engines."""
     problem = CaseCall.of(case).problem()
     chosen = choose_engine(problem, "auto")
     steady = engine.refusal(problem) is None and not engine.grows(problem)
@@ -182,13 +182,13 @@ def workspace(case: Case, engine: Engine) -> None:
 
 
 def refused(case: Case, engine: Engine) -> None:
-    """Check that an engine which refuses a call says so when it is named, with its reason."""
+    """Check that an engine which refuses a call raises an error with its reason when requested by name."""
     call = CaseCall.of(case)
     reason = call.refusal(engine)
     assert reason is not None
     try:
         call.run(engine)
     except ValueError as error:
-        require(engine.name in str(error) and reason in str(error), f"the error does not tell the reason: {error}")
+        require(engine.name in str(error) and reason in str(error), f"the error does not state the reason: {error}")
     else:
-        raise AssertionError(f"{engine.name} runs what it refuses because {reason}")
+        raise AssertionError(f"{engine.name} runs a call that it refuses because {reason}")

@@ -1,4 +1,4 @@
-"""Nested tensors of every structure that torch has, made of padded ones, and their sequences."""
+"""Nested tensors of every layout in torch, built from padded tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from regard.testing.laws.accuracy import judged
 from regard.testing.laws.base import law
 from regard.testing.trial import Trial, keeps_lse
 
-#: Where each sequence begins in a padded one, and how long it is.
+#: The start and length of each sequence in a padded tensor.
 Places = Sequence[tuple[int, int]]
 
-#: What makes a nested tensor of padded sequences (B, N, E), of which it is a view or a copy.
+#: Builds a nested tensor from padded sequences (B, N, E), as a view or a copy.
 Maker = Callable[[Tensor, Places], Tensor]
 
 
@@ -31,10 +31,10 @@ def rows(padded: Tensor, places: Places) -> list[Tensor]:
 
 
 def narrowed(padded: Tensor, places: Places) -> Tensor:
-    """Return sequences where they are, with holes between them, as ``torch.nested.narrow`` is meant to.
+    """Return sequences in place, with gaps between them, as ``torch.nested.narrow`` should.
 
-    That of torch 2.13 gives other rows where the first sequence ends at the end of its row and the last begins later
-    than at the beginning of its own.
+    In torch 2.13 that function returns wrong rows if the first sequence ends at the end of its row and the last one
+    begins after the start of its own.
     """
     starts, lengths = (torch.tensor(column) for column in zip(*places))
     starts = starts + padded.shape[1] * torch.arange(len(padded))
@@ -42,40 +42,40 @@ def narrowed(padded: Tensor, places: Places) -> Tensor:
 
 
 def with_exact_lengths(padded: Tensor, places: Places) -> Tensor:
-    """Return sequences without holes whose lengths are stated all the same."""
+    """Return sequences without gaps, but with explicit lengths."""
     lengths = torch.tensor([length for _, length in places])
     return nested_tensor_from_jagged(torch.cat(rows(padded, places)), _offsets(lengths), lengths)
 
 
 def with_ends(padded: Tensor, places: Places) -> Tensor:
-    """Return sequences one after the other, with rows before the first and after the last."""
+    """Return contiguous sequences, with extra rows before the first and after the last."""
     offsets = _offsets(torch.tensor([length for _, length in places])) + 2
     ends = padded[0, :1].expand(2, -1), padded[0, :1].expand(3, -1)
     return nested_tensor_from_jagged(torch.cat((ends[0], *rows(padded, places), ends[1])), offsets)
 
 
 def turned(padded: Tensor, places: Places) -> Tensor:
-    """Return sequences as a transposed view of features by rows."""
+    """Return sequences as a transposed view of a (features, rows) tensor."""
     offsets = _offsets(torch.tensor([length for _, length in places]))
     return nested_tensor_from_jagged(torch.cat(rows(padded, places)).T, offsets, jagged_dim=2).transpose(1, 2)
 
 
 def strided(padded: Tensor, places: Places) -> Tensor:
-    """Return sequences in torch's older layout."""
+    """Return sequences in torch's strided layout."""
     return torch.nested.as_nested_tensor(rows(padded, places))
 
 
 def jagged(padded: Tensor, places: Places) -> Tensor:
-    """Return sequences one after the other."""
+    """Return contiguous sequences in torch's jagged layout."""
     return torch.nested.as_nested_tensor(rows(padded, places), layout=torch.jagged)
 
 
-#: Every structure.
+#: All layouts.
 MAKERS: tuple[Maker, ...] = (narrowed, with_exact_lengths, with_ends, turned, strided, jagged)
 
 
 def sequences(nested: Any) -> list[Tensor]:
-    """Return the sequences of a nested tensor; torch's ``unbind`` refuses rows outside of all."""
+    """Return the sequences of a nested tensor; torch's ``unbind`` rejects rows outside all sequences."""
     if nested.layout == torch.strided or nested.lengths() is not None:
         return list(nested.unbind())
     return [nested.values()[start:stop] for start, stop in itertools.pairwise(nested.offsets().tolist())]
@@ -85,17 +85,17 @@ def _offsets(lengths: Tensor) -> Tensor:
     return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
 
 
-# Sequences of several lengths in one call: nested tensors, through the layer that takes them --------------------------
+# Sequences of different lengths in one call: nested tensors in the multi-head layer -----------------------------------
 
 
-#: Masks that speak of positions alone, so that they mean the same for each sequence by itself.
+#: Masks of positions only, which mean the same for each sequence alone.
 _POSITIONS = {"causal", "window", "dilated", "alibi", "relative", "sinks", "everything", "prefix", "others"}
 
 
 def _ragged(case: Case) -> Case | None:
     if 0 in (case.extent.B, case.extent.H, case.queries, case.keys, case.width) or case.dropout_p:
         return None
-    if case.score in ("location", "score_mod/sequence"):  # which know how many keys there are, or which sequence it is
+    if case.score in ("location", "score_mod/sequence"):  # these depend on the number of keys or the sequence index
         return None
     return judged(
         case.but(
@@ -115,12 +115,12 @@ def _is_of_positions(recipe: Recipe | None) -> bool:
 
 @law(
     "nested",
-    "Each sequence of a nested tensor gets what it gets by itself, with its gradients, however the tensor is laid out.",
+    "Each sequence of a nested tensor has the same output and gradients as alone, for every layout.",
     _ragged,
     share=0.3,
 )
 def ragged(case: Case, engine: Engine) -> None:
-    """Run a multi-head layer without projections on sequences that are cut from a case, some of them without rows."""
+    """Run a multi-head layer without projections on sequences cut from a case, some of them empty."""
     call, dice = CaseCall.of(case), CaseSampler(case.seed)
     make = dice.pick(MAKERS)
     inputs = {name: getattr(call, name).detach() for name in ("query", "key", "value")}  # (B, H or G, N, E) each
@@ -152,7 +152,7 @@ def ragged(case: Case, engine: Engine) -> None:
 
 
 def _places(dice: CaseSampler, count: int, rows: int) -> list[tuple[int, int]]:
-    """Return where sequences begin, and how long they are: one at least has a row."""
+    """Return random starts and lengths of sequences, with at least one row in total."""
     lengths = [dice.pick(range(rows + 1)) for _ in range(count)]
     lengths[-1] = max(lengths[-1], 1)
     return [(dice.pick(range(rows - length + 1)), length) for length in lengths]
@@ -163,12 +163,12 @@ def _span(place: tuple[int, int]) -> tuple[int, int]:
 
 
 def _of(gradient: Tensor, i: int, place: tuple[int, int], like: Tensor) -> Tensor:
-    """Return a sequence's part of the gradient (B, N, H·E) to padded ones, as (1, H, N, E)."""
+    """Return a sequence's part (1, H, N, E) of the gradient (B, N, H·E) of padded sequences."""
     return gradient[i : i + 1, slice(*_span(place))].unflatten(-1, (like.shape[1], -1)).transpose(1, 2)
 
 
 def _without_projections(call: CaseCall, engine: Engine) -> MultiheadAttention:
-    """Return a multi-head layer of a call's parts whose projections are identities."""
+    """Return a multi-head layer with a call's parts and identity projections."""
     _, heads, _, width = call.query.shape
     wide, narrow = heads * width, call.key.shape[1] * width
     layer = MultiheadAttention(

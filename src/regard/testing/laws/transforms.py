@@ -1,4 +1,4 @@
-"""Law 9: torch's transforms of functions, and derivatives of derivatives."""
+"""Law 9: torch's function transforms and higher derivatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP, ATOL, RTOL = 1e-6, 1e-5, 1e-3
 
 
 def _small(case: Case) -> Case | None:
-    """Reduce a case to what gradcheck can afford, away from points that have no derivative."""
+    """Shrink a case for gradcheck, and drop it if it is near a point without a derivative."""
     if 0 in (*case.extent.__dict__.values(), case.width, case.value_width) or case.layout != "plain":
         return None
     case = case.but(
@@ -37,15 +37,16 @@ def _small(case: Case) -> Case | None:
     if not call.normalizer.smooth or judged(case) is None:
         return None
     if getattr(call.normalizer, "alpha", 1.0) > 2:
-        return None  # a weight then is so steep where it begins that a rounding of it is more than a step changes
+        return None  # small weights are so steep that rounding exceeds the effect of a finite difference
     return None if Trial(call).undecided.any() or _is_near_a_kink(call) else case
 
 
 def _is_near_a_kink(call: CaseCall) -> bool:
-    """Return whether differences may straddle a query that equals a key, in any one feature for the Manhattan distance.
+    """Return whether finite differences may cross a kink of a distance.
 
-    A distance has a kink there: its first derivative jumps, and the second changes as fast as the distance. No normal
-    direction moves a row by a hundred steps.
+    A distance has a kink where a query equals a key (in any one feature for the Manhattan distance): its first
+    derivative jumps, and the second changes as fast as the distance. A random direction moves a row by less than a
+    hundred steps.
     """
     score = stated(call.score)
     if not isinstance(score, Distance):
@@ -87,12 +88,12 @@ def gradcheck(case: Case, engine: Engine) -> None:
 
 @law(
     "second derivatives",
-    "gradgradcheck and forward mode hold, or an error names an engine which can.",
+    "gradgradcheck and forward mode pass, or an error names an engine that supports them.",
     _small,
     share=0.3,
 )
 def second_derivatives(case: Case, engine: Engine) -> None:
-    """``gradgradcheck`` and ``jvp`` where an engine claims them; elsewhere, the error."""
+    """``gradgradcheck`` and ``jvp`` for engines that claim them; for others, the error."""
     run, inputs = function(CaseCall.of(case), engine)
     if not engine.twice_differentiable:
         _check_refuses(run, inputs)
@@ -102,9 +103,9 @@ def second_derivatives(case: Case, engine: Engine) -> None:
 
 
 def _check_twice(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
-    """Compare the second derivative along a direction with differences of the first.
+    """Compare the second derivative along a direction with finite differences of the first.
 
-    It is what gradgradcheck does in its fast mode, which stumbles over gradients that are constant.
+    gradgradcheck does the same in its fast mode, but fails for constant gradients.
     """
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(run(*inputs).shape, generator=generator, dtype=torch.float64)
@@ -134,7 +135,7 @@ def _check_twice(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None
 
 
 def _check_forward(run: Callable[..., Tensor], inputs: tuple[Tensor, ...], by_function: bool) -> None:
-    """Compare forward mode with backward: u·(J t) is (Jᵀ u)·t, whatever u and t; to the tolerances of gradcheck."""
+    """Compare forward with backward mode: u·(J t) = (Jᵀ u)·t for any u and t, to the tolerances of gradcheck."""
     generator = torch.Generator().manual_seed(0)
     output = run(*inputs)
     u = torch.randn(output.shape, generator=generator, dtype=output.dtype)
@@ -157,10 +158,10 @@ def _check_refuses(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> No
         try:
             attempt(run, inputs)
         except (RuntimeError, ValueError) as error:
-            told = any(f"'{name}'" in str(error) for name in ("streaming", "reference"))
-            require(told, f"the error does not name an engine which can: {error}")
+            helpful = any(f"'{name}'" in str(error) for name in ("streaming", "reference"))
+            require(helpful, f"the error names no engine that supports it: {error}")
         else:
-            raise AssertionError(f"{attempt.__name__.strip('_')} neither fails nor is claimed")
+            raise AssertionError(f"{attempt.__name__.strip('_')} works although the engine does not claim it")
 
 
 def _twice(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
@@ -174,7 +175,7 @@ def _forward(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
         run(dual, *(t.detach() for t in inputs[1:]))
 
 
-#: Second derivatives along fixed directions of a function of one tensor, each by another composition of transforms.
+#: Second derivatives of a function along fixed directions, each by a different composition of transforms.
 def _compositions(f: Callable[[Tensor], Tensor], point: Tensor, along: Tensor) -> dict[str, Callable[[], Tensor]]:
     grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
 
@@ -204,7 +205,7 @@ def _compositions(f: Callable[[Tensor], Tensor], point: Tensor, along: Tensor) -
 
 
 def _derivative(total: Tensor, leaf: Tensor) -> Tensor:
-    """Return a derivative with its graph; zeros where nothing depends on the leaf."""
+    """Return a derivative with its graph; zeros if the output does not depend on the leaf."""
     if not total.requires_grad:
         return torch.zeros_like(leaf)
     found = torch.autograd.grad(total, leaf, create_graph=True, allow_unused=True)[0]
@@ -213,7 +214,7 @@ def _derivative(total: Tensor, leaf: Tensor) -> Tensor:
 
 @law(
     "composed derivatives",
-    "Every composition of torch.func's transforms up to second order is right, or an error names an engine which can.",
+    "Every composition of torch.func transforms up to second order is correct, or an error names an engine for it.",
     _small,
     share=0.05,
 )
@@ -237,18 +238,18 @@ def composed_derivatives(case: Case, engine: Engine) -> None:
             try:
                 got = derivative()
             except (RuntimeError, ValueError) as error:
-                told = any(f"'{each}'" in str(error) for each in ("streaming", "reference"))
-                require(told and not getattr(way, "twice_differentiable", False), f"{what}: {error}")
+                helpful = any(f"'{each}'" in str(error) for each in ("streaming", "reference"))
+                require(helpful and not getattr(way, "twice_differentiable", False), f"{what}: {error}")
                 continue
             off = float((got - expected).abs().max())
             require(
                 off <= tolerance,
-                f"{what} of {name} is off by {off:.3g}, where the largest is {expected.abs().max():.3g}",
+                f"{what} of {name} is off by {off:.3g}; the largest value is {expected.abs().max():.3g}",
             )
 
 
 def _traceable(case: Case) -> Case | None:
-    """Keep cases without functions and draws, whose sizes do not decide more than the result's."""
+    """Keep cases without functions or randomness, whose parts do not depend on sizes."""
     call = CaseCall.of(case)
     if call.normalizer.random or case.score.startswith("score_mod") or 0 in vars(case.extent).values():
         return None
@@ -260,7 +261,7 @@ def _traceable(case: Case) -> Case | None:
 
 
 def _holds_sizes(recipe: Recipe | None) -> bool:
-    """Return whether a mask is of one size alone, or holds a function."""
+    """Return whether a mask has a fixed size or contains a function."""
     if recipe is None or recipe[0] in ("and", "or", "not"):
         return recipe is not None and any(_holds_sizes(part) for part in recipe[1:])
     return recipe[0] not in ("causal", "window", "sinks", "dilated", "everything", "alibi", "relative") or (
@@ -270,12 +271,12 @@ def _holds_sizes(recipe: Recipe | None) -> bool:
 
 @law(
     "traced",
-    "torch.jit.trace records a call that is right at other lengths, with its gradients.",
+    "A call recorded by torch.jit.trace is correct at other lengths, with gradients.",
     _traceable,
     share=0.1,
 )
 def traced(case: Case, engine: Engine) -> None:
-    """A trace of the example runs on queries and keys of other numbers."""
+    """A trace also runs with other numbers of queries and keys."""
     call = CaseCall.of(case)
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -288,12 +289,12 @@ def traced(case: Case, engine: Engine) -> None:
 
 
 def _check_other(call: CaseCall, other: CaseCall, run: Callable[..., Tensor], engine: Engine, what: str) -> None:
-    """Check a recorded call on other inputs, whose score and mask are those of the call."""
+    """Check a traced or compiled call on other inputs with the same score and mask."""
     other = other.but(score=call.score, mask=call.mask, normalizer=call.normalizer)
     try:
         refusal = other.refusal(engine)
     except ValueError:
-        return  # a mask or a score of one size alone
+        return  # a mask or a score of fixed size
     if refusal is not None:
         return
     leaves = {name: getattr(other, name).detach().requires_grad_() for name in ("query", "key", "value")}
@@ -308,12 +309,12 @@ def _check_other(call: CaseCall, other: CaseCall, run: Callable[..., Tensor], en
 
 @law(
     "compiled",
-    "torch.compile(fullgraph=True) gives the eager call's bits, at other lengths, too.",
+    "torch.compile(fullgraph=True) gives the bits of the eager call, also at other lengths.",
     _traceable,
     share=0.01,
 )
 def compiled_lengths(case: Case, engine: Engine) -> None:
-    """A compiled call, with sizes that are dynamic from the first or the second call on. Takes seconds."""
+    """A compiled call with dynamic sizes from the first or the second call on. Takes seconds."""
     call = CaseCall.of(case)
     torch.compiler.reset()
 
@@ -323,7 +324,7 @@ def compiled_lengths(case: Case, engine: Engine) -> None:
     made = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=(None, True)[case.seed % 2])
     with torch.no_grad():
         ends = [t.detach() for t in (call.query, call.key, call.value)]
-        require(torch.equal(made(*ends).nan_to_num(), run(*ends).nan_to_num()), "a compiled call gives other bits")
+        require(torch.equal(made(*ends).nan_to_num(), run(*ends).nan_to_num()), "a compiled call gives different bits")
     for more in (0, 2, 3):
         longer = CaseCall.of(case.but(queries=case.queries + more, keys=case.keys + 2 * more))
         _check_other(call, longer, made, engine, f"the compiled output for {more} more queries")
@@ -339,7 +340,7 @@ def _batched(case: Case) -> Case | None:
     return judged(case.but(mask=recipe, lead=(1,), learned=False))
 
 
-@law("vmap", "vmap over the inputs, and grad inside it, are the loop.", _batched, share=0.3)
+@law("vmap", "vmap over the inputs, and grad inside it, equal a loop.", _batched, share=0.3)
 def vmap(case: Case, engine: Engine) -> None:
     """``torch.func.vmap`` and ``grad`` against the oracle of each call."""
     call = CaseCall.of(case)
@@ -369,14 +370,14 @@ def vmap(case: Case, engine: Engine) -> None:
 
 
 def _shapes(case: Case) -> Case:
-    """Keep what is known of a case without data, at sizes that are quickly walked through."""
+    """Shrink a case and keep only masks that need no data."""
     recipe = case.mask
     structural = recipe is not None and recipe[0] in ("causal", "window") and "each" not in recipe
     small = {name: min(getattr(case, name), 3) for name in ("queries", "keys")}
     return case.but(mask=recipe if structural else None, tile=(2, 2), **small)
 
 
-@law("meta", "Meta tensors get the shape and dtype of the answer.", _shapes, share=0.2)
+@law("meta", "Meta tensors get the correct shape and dtype.", _shapes, share=0.2)
 def meta(case: Case, engine: Engine) -> None:
     """Shapes without data."""
     call = CaseCall.of(case)
@@ -391,8 +392,8 @@ def meta(case: Case, engine: Engine) -> None:
         return
     output, right = shadow.run(engine), call.run(engine)
     same = output.is_meta and output.shape == right.shape and output.dtype == right.dtype
-    told = f"{tuple(output.shape)} {output.dtype}, not {tuple(right.shape)} {right.dtype}"
-    require(same, f"meta tensors give {told}")
+    got = f"{tuple(output.shape)} {output.dtype}, not {tuple(right.shape)} {right.dtype}"
+    require(same, f"meta tensors give {got}")
 
 
 def compiled(case: Case, engine: Engine, backend: str = "aot_eager") -> None:

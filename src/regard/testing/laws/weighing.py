@@ -1,4 +1,4 @@
-"""Laws 7, 8 and 10: requested weights, dropout, and the same bits every time."""
+"""Laws 3, 4, 7, 8 and 10: normalization, permutations, large numbers, dropout and determinism."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from regard.testing.oracle import Oracle, WithAmplitude
 from regard.testing.statement import NumpyCall
 from regard.testing.trial import Trial, keeps_lse
 
-# Laws 8 and 10: dropout, and the same bits every time -----------------------------------------------------------------
+# Laws 8 and 10: dropout and determinism -------------------------------------------------------------------------------
 
 
-#: Draws of dropout that are averaged, and the chance that a correct engine fails for each number compared.
+#: How many dropout samples to average, and the probability that a correct engine fails for each number compared.
 DRAWS, CHANCE = 256, 1e-12
 
 
@@ -32,30 +32,30 @@ def _dropping(case: Case) -> Case | None:
     return None if case_or_none is None else case_or_none.but(dropout_p=(0.1, 0.25, 0.5)[case.seed % 3])
 
 
-@law("dropout", "A seed decides what is dropped; a probability of 1 drops all; aux tells weights before.", _dropping)
+@law("dropout", "A seed determines dropout; probability 1 drops all; aux has the weights before dropout.", _dropping)
 def dropout(case: Case, engine: Engine) -> None:
-    """Law 8: what can be told from single calls."""
+    """Law 8 for single calls."""
     call = CaseCall.of(case)
     outputs = []
     for _ in range(2):
         torch.manual_seed(case.seed)
         outputs.append(call.run(engine))
     require(torch.equal(*outputs), "the same seed drops differently")
-    _, aux = call.look(engine, weights=True)
-    _, whole = call.but(dropout_p=0.0).look("reference", weights=True)
+    _, aux = call.run_with_aux(engine, weights=True)
+    _, whole = call.but(dropout_p=0.0).run_with_aux("reference", weights=True)
     assert aux.weights is not None and whole.weights is not None
-    require(torch.equal(aux.weights, whole.weights), "aux.weights are not those before dropout")
+    require(torch.equal(aux.weights, whole.weights), "aux.weights are not the weights before dropout")
     leaves = call.leaves()
     nothing = call.but(dropout_p=1.0).run(engine)
-    require((nothing == 0).all(), "dropout_p=1 leaves something")
+    require((nothing == 0).all(), "dropout_p=1 leaves an output that is not 0")
     if nothing.requires_grad:
         for name, gradient in gradients(nothing, leaves, torch.ones_like(nothing)).items():
             require((gradient == 0).all(), f"dropout_p=1 leaves a gradient to {name}")
 
 
-@law("dropout gradient", "Gradients are those of what was kept.", _dropping)
+@law("dropout gradient", "Gradients flow only through kept weights.", _dropping)
 def dropout_gradient(case: Case, engine: Engine) -> None:
-    """Law 8: values that are unit vectors show what was kept; the same seed keeps the same for other values."""
+    """Law 8: unit vectors as values reveal the kept weights; the same seed keeps the same for other values."""
     case = case.but(value_width=case.keys, layout="plain")
     call = CaseCall.of(case)
     unit = torch.eye(case.keys, dtype=call.value.dtype, device=call.value.device).expand(call.value.shape).contiguous()
@@ -67,7 +67,7 @@ def dropout_gradient(case: Case, engine: Engine) -> None:
     output = call.run(engine)
     plain = Trial(call)
     kept = array(plain.canonical(shown)) != 0
-    hidden = plain.oracle.weights[0] <= np.finfo(np.float32).tiny  # whether these were dropped does not show
+    hidden = plain.oracle.weights[0] <= np.finfo(np.float32).tiny  # dropout of these is not visible
     keep = np.where(kept | hidden, 1 / (1 - case.dropout_p), 0.0)
     Trial(call, keep, keeps_lse(engine)).check_call(output, leaves)
 
@@ -81,9 +81,9 @@ def _repeated(case: Case) -> Case | None:
     return dropping.but(lead=(1,), layout="plain", mask=None, queries=min(case.queries, 4), learned=False)
 
 
-@law("dropout mean", "Over many draws, dropout changes no output on average.", _repeated, share=0.2)
+@law("dropout mean", "Dropout does not change the mean output.", _repeated, share=0.2)
 def dropout_mean(case: Case, engine: Engine) -> None:
-    """Law 8: the mean of many draws, against Bernstein's bound for what is kept with the stated probability."""
+    """Law 8: the mean of many samples against Bernstein's bound for the stated probability."""
     call = CaseCall.of(case)
     many = call.but(**{name: _many(getattr(call, name)) for name in ("query", "key", "value")})
     torch.manual_seed(case.seed)
@@ -100,7 +100,7 @@ def dropout_mean(case: Case, engine: Engine) -> None:
     slack = slack + Budget.of(trial.oracle.output, eager, call.query.dtype).limit
     apart = np.abs(mean - trial.oracle.output.value[0]) * ~trial.undecided[..., None]
     off = np.max(apart - slack, initial=0)
-    require(off <= 0, f"the mean of {DRAWS} draws is {off:.3g} further off than chance allows")
+    require(off <= 0, f"the mean of {DRAWS} samples exceeds its confidence bound by {off:.3g}")
 
 
 def _many(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _many(tensor: Tensor) -> Tensor:
 
 @law("determinism", "The same inputs give the same bits, gradients included.")
 def determinism(case: Case, engine: Engine) -> None:
-    """Law 10; what is drawn is drawn from the same seed."""
+    """Law 10; random normalizers and dropout use the same seed."""
     found = []
     for _ in range(2):
         call = CaseCall.of(case)
@@ -123,9 +123,9 @@ def determinism(case: Case, engine: Engine) -> None:
         require(torch.equal(first.nan_to_num(), second.nan_to_num()), f"{name} differs between two equal calls")
 
 
-@law("purity", "A call changes none of its arguments, and returns memory of its own.", share=0.5)
+@law("purity", "A call changes none of its arguments, and returns new memory.", share=0.5)
 def purity(case: Case, engine: Engine) -> None:
-    """Neither the forward nor the backward pass writes into what it was given."""
+    """Neither the forward nor the backward pass writes to its arguments."""
     call = CaseCall.of(case)
     leaves = call.leaves()
     parts = [part for part in (call.score, call.mask, call.normalizer) if part is not None]
@@ -142,7 +142,7 @@ def purity(case: Case, engine: Engine) -> None:
         require(torch.equal(old.nan_to_num(), new.detach().nan_to_num()), "a call changes one of its arguments")
 
 
-# Laws 3, 4 and 7: weights that sum to 1, permutations, and scores as large as can be ----------------------------------
+# Laws 3, 4 and 7: weights that sum to 1, permutations, and the largest scores -----------------------------------------
 
 
 def _convex(case: Case) -> Case | None:
@@ -152,11 +152,11 @@ def _convex(case: Case) -> Case | None:
     return case_or_none
 
 
-@law("convexity", "Weights are ≥ 0 and sum to 1; outputs lie in the hull of visible values.", _convex)
+@law("convexity", "Weights are ≥ 0 and sum to 1; outputs lie in the convex hull of visible values.", _convex)
 def convexity(case: Case, engine: Engine) -> None:
     """Law 3."""
     call = CaseCall.of(case)
-    output, aux = call.look(engine, weights=True)
+    output, aux = call.run_with_aux(engine, weights=True)
     assert aux.weights is not None
     trial = Trial(call)
     weights = aux.weights.detach().double().cpu()
@@ -165,8 +165,8 @@ def convexity(case: Case, engine: Engine) -> None:
     total = np.where(some, 1.0, 0.0)
     eager = array(trial.eager.weights).sum(-1).reshape(total.shape) * some
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    # Each weight is rounded, and so is what all of them are divided by, or their threshold. Eager may err by nothing in
-    # a narrower dtype, where equal weights are powers of two.
+    # Each weight is rounded, and so is their denominator or threshold. Eager may be exact in a narrower dtype if equal
+    # weights are powers of two.
     amplitude = 2 * total + trial.oracle.shaken(dtype, by_lse=False).sum(-1)
     budget = Budget.of(WithAmplitude(total, amplitude), torch.from_numpy(eager), dtype)
     found = weights.sum(-1).reshape(total.shape[1:]) * torch.from_numpy(some[0])
@@ -175,7 +175,7 @@ def convexity(case: Case, engine: Engine) -> None:
 
 
 def _check_hull(trial: Trial, output: Tensor) -> None:
-    """Each output feature lies between the least and the greatest visible value, but for its budget."""
+    """Check that each output feature lies between the least and the greatest visible value, within budget."""
     visible = (trial.oracle.scores[0] > -np.inf)[..., None]  # (B, H, L, S, 1)
     statement = trial.statement
     value = statement.canonical(statement.array(statement.value))[0]
@@ -200,7 +200,7 @@ def _permutable(case: Case) -> Case | None:
     "permutation", "Permuting queries permutes outputs; permuting keys with their values changes nothing.", _permutable
 )
 def permutation(case: Case, engine: Engine) -> None:
-    """Law 4: the mask is written out, and permuted along."""
+    """Law 4, with a dense mask permuted accordingly."""
     call = CaseCall.of(case)
     trial = Trial(call)
     generator = torch.Generator().manual_seed(case.seed)
@@ -235,7 +235,7 @@ def _enlarged(case: Case) -> Case | None:
     return case.but(magnitude=1.0, mask=None if case.seed % 2 else case.mask)
 
 
-@law("large scores", "Scores up to the dtype's finite limit give finite outputs.", _enlarged)
+@law("large scores", "Scores up to the largest number of the dtype give finite outputs.", _enlarged)
 def large_scores(case: Case, engine: Engine) -> None:
     """Law 7: queries and keys are multiplied until a score nearly overflows."""
     call = CaseCall.of(case)
@@ -252,11 +252,11 @@ def large_scores(case: Case, engine: Engine) -> None:
     else:
         return
     output = large.run(engine)
-    require(output.isfinite().all(), f"finite scores give an output that is not, at inputs of size {size * peak:.3g}")
+    require(output.isfinite().all(), f"finite scores give an infinite or NaN output at input size {size * peak:.3g}")
 
 
 def _stays_finite(call: CaseCall, limit: float) -> bool:
-    """Return whether no score, before or after scale and bias, leaves the dtype."""
+    """Return whether all scores, before and after scale and bias, are finite in the dtype."""
     if not (call.query.isfinite().all() and call.key.isfinite().all()):
         return False
     oracle = Oracle(NumpyCall.of(call))
@@ -271,9 +271,9 @@ def _with_large_values(case: Case) -> Case | None:
     return case_or_none.but(values=1.0, dropout_p=0.0)
 
 
-@law("large values", "Values up to the dtype's largest give finite outputs in their hull.", _with_large_values, 0.4)
+@law("large values", "Values up to the dtype's largest number give outputs in their hull.", _with_large_values, 0.4)
 def large_values(case: Case, engine: Engine) -> None:
-    """Law 3 where a sum of values overflows and their mean does not."""
+    """Law 3 for values whose sum overflows although their mean does not."""
     call = CaseCall.of(case)
     if not call.value.numel():
         return
@@ -286,7 +286,7 @@ def large_values(case: Case, engine: Engine) -> None:
     output = large.run(engine)
     require(output.isfinite().all(), f"values of {share} of the largest number give an output that is not finite")
     trial = Trial(large.but(value=(value.double() / 2**16).to(value.dtype)))
-    if case.dtype != "float16":  # whose smallest numbers are not far from here
+    if case.dtype != "float16":  # its range is too small
         trial.check_output((output.detach().double() / 2**16).to(output.dtype), "the output, made smaller,")
     if leaves and output.requires_grad:
         found = torch.autograd.grad(output, large.value, torch.ones_like(output))[0]

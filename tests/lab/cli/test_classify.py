@@ -70,7 +70,7 @@ def test_a_line_in_is_a_line_out(regard, model, tmp_path) -> None:
     result = regard("classify", "--model", model, "--data", tmp_path / "texts.txt", "--json")
     records = [json.loads(line) for line in result.out.splitlines()]
     assert records[0]["label"] == "yes" and set(records[0]["probabilities"]) == {"yes", "no"}
-    assert result.err == "regard: 1 of 2 texts were cut to 24 tokens\n"
+    assert result.err == "regard: truncated 1 of 2 texts to 24 tokens\n"
     assert json.loads(regard("classify", "--model", model, "--json", "--", " ").out)["label"] is None
 
 
@@ -114,7 +114,7 @@ def test_evaluate_a_language_model(regard, language, tmp_path) -> None:
         (["--pairs"], "--pairs must be left out for a language model, got True."),
         (["--targets", "b.txt"], "--targets must be left out unless the model is a translator, got b.txt."),
         (["--beams", "2"], "the search must be left out unless the model is a translator"),
-        (["--out", "b.txt"], "--out must be left out for a language model: nothing is written, got b.txt."),
+        (["--out", "b.txt"], "--out must be left out for a language model: it generates nothing, got b.txt."),
     ],
 )
 def test_what_has_no_effect_on_a_language_model(regard, language, tmp_path, arguments, sentence) -> None:
@@ -163,9 +163,9 @@ def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:
         result = regard("train", "classifier", "--data", tmp_path / "bad.tsv", "--out", tmp_path / "out", *SMALL)
         assert result.code == 2 and sentence in result.err and not (tmp_path / "out").exists(), result.err
     result = regard("classify", "--model", model, "--data", labelled, "text")
-    assert result.code == 2 and "--data must be left out where texts are given" in result.err
+    assert result.code == 2 and "--data must be left out if texts are given" in result.err
     result = regard("classify", "--model", model, "--pairs", stdin="one\ttwo\nthree\n")
-    assert result.code == 2 and "standard input, line 2 must have two texts with a tab between them" in result.err
+    assert result.code == 2 and "standard input, line 2 must have two texts separated by a tab" in result.err
     result = regard("classify", "--model", model, stdin=b"caf\xe9\n")
     assert result.code == 2 and "standard input, line 1 must be text in UTF-8" in result.err
     result = regard("train", "classifier", "--out", tmp_path / "out")

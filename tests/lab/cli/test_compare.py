@@ -56,7 +56,7 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
     [
         (
             ["--attention", "additive"],
-            "--attention must name two mechanisms or more, separated by commas, got",
+            "--attention must name at least two mechanisms, separated by commas, got",
         ),
         (["--attention", "dot,dot"], "--attention must name each mechanism once"),
         (["--attention", "dot,aditive"], "did you mean 'additive'"),

@@ -44,7 +44,7 @@ def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path
         "words/s",
         "phoneme error rate",
         "word error rate",
-        "Words it never",
+        "Held-out words",
     ):
         assert text in outcome.out
     for word in demo.EXAMPLES:

@@ -75,10 +75,10 @@ def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:
         (["classify", "--model", out, broken, broken], "have images that can be read, got none"),
         (["classify", "--model", out, tmp_path / "no.png"], "no.png must exist, got no such file"),
         (["classify", "--model", out], "PHOTO must be given: image files, or --data"),
-        (["classify", "--model", out, "--pairs", broken], "--pairs must be left out for a classifier of images"),
+        (["classify", "--model", out, "--pairs", broken], "--pairs must be left out for an image classifier"),
         (["classify", "--model", out, "--data", tmp_path / "none"], "have files that end in one of"),
         (["evaluate", tmp_path, "--model", out], "cats/0.png must have a label among 'blue', 'red', got 'cats'"),
-        (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for a classifier of images"),
+        (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for an image classifier"),
         (["evaluate", photos, "--model", out, "--per", "line"], "--per must be left out for a classifier"),
         (["train", "language-model", "--data", broken, "--start", out, "--out", tmp_path / "l"], "have a tokenizer"),
         (["train", "classifier", "--data", broken, "--start", out, "--out", tmp_path / "t"], "must have 2 columns"),
@@ -124,7 +124,7 @@ def test_mechanisms_side_by_side(regard, photos, tmp_path) -> None:
     assert (out / "compared.png").read_bytes().startswith(b"\x89PNG")
     for attention, sentence in (
         ("none,sse", "--attention must be one of"),
-        ("se", "name two mechanisms or more"),
+        ("se", "name at least two mechanisms"),
         ("se,transformer", "--out must be a new folder"),
     ):
         result = regard("compare", "image-classification", "--attention", attention, "--images", photos, "--out", out,

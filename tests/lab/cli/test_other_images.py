@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_explained(regard, photos: Path, tmp_path: Path) 
     refused("describe a processor that makes all images one size, got CLIPImageProcessorPil, which makes 16 × 21 and")
     path.write_text(json.dumps(described))
     outcome = regard("classify", "--model", folder, photo, "--pairs")
-    assert outcome.code == 2 and "--pairs must be left out for a classifier of images" in outcome.err
+    assert outcome.code == 2 and "--pairs must be left out for an image classifier" in outcome.err
     made = transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT_SIZES))
     made.save_pretrained(tmp_path / "questions")
     outcome = regard("classify", "--model", tmp_path / "questions", "a")

@@ -155,7 +155,7 @@ def test_a_model_without_attention_speaks_and_draws_nothing(regard, tmp_path: Pa
     assert json.loads(regard("pronounce", "cat", "--model", model, "--json").out)[0]["weights"] is None
     _refused(
         regard("pronounce", "cat", "--model", model, *option),
-        "must hold a model with attention to draw an alignment, got one without",
+        "must hold a model with attention to draw alignments, got one without",
     )
 
 

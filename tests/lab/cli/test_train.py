@@ -170,8 +170,8 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
     (own,) = map(json.loads, regard("translate", "--model", model, "red dog", "--json").out.splitlines())
     assert record["text"] == own["text"] and record["score"] == pytest.approx(own["score"], abs=1e-4)
     pairs = {
-        ("red", "dog", "--given", "rouge"): "--given must be there for each text, 2, got 1.",
-        ("--given", "rouge"): "texts must be given as arguments for --plot, --html and --given.",
+        ("red", "dog", "--given", "rouge"): "--given must be repeated once per text, 2 times, got 1.",
+        ("--given", "rouge"): "--plot, --html and --given require texts as arguments.",
         (
             "red",
             "--given",
@@ -198,7 +198,7 @@ def test_pictures(regard, model, tmp_path) -> None:
     png.unlink()
     result = regard("translate", "--model", model, " ", "--plot", png)
     assert (result.code, result.out) == (0, "\n") and not png.exists()
-    assert f"regard: nothing was written, so there is no picture: {png}" in result.err
+    assert f"regard: the output is empty, so there is no picture: {png}" in result.err
     (tmp_path / "folder.png").mkdir()
     for path, why in (
         (tmp_path / "folder.png", "Is a directory"),
@@ -211,7 +211,7 @@ def test_pictures(regard, model, tmp_path) -> None:
 def test_a_sentence_without_quotes_is_told(regard, model) -> None:
     result = regard("translate", "--model", model, "red", "dog")
     assert result.code == 0 and len(result.out.splitlines()) == 2
-    assert result.err == "regard: each argument is a text of its own; a sentence is one in quotes\n"
+    assert result.err == "regard: each argument is translated separately; put quotes around a sentence\n"
     assert not regard("translate", "--model", model, "red dog", "dog").err
 
 
@@ -313,7 +313,7 @@ class TestOptions:
             (["--preset", "smal", "--data", "DATA"], "did you mean 'small'"),
             (["--attention", "aditive", "--data", "DATA"], "--attention must be one of 'additive', 'concat', "),
             (["--attention", "locall"], "'hard', 'laplacian', 'local', 'location', 'none', "),
-            (["--attention", "transformer"], "--attention must be a score; --model says what kind of model it is in"),
+            (["--attention", "transformer"], "--attention must be a score; choose the kind of model with --model"),
             (["--model", "transformer", "--attention", "none"], "must be a score for a Transformer, got 'none'"),
             (["--vocabulary", "bpee", "--data", "nowhere"], "did you mean 'bpe'"),
             (
@@ -477,7 +477,7 @@ class TestOptions:
         told = regard(*few, "--learning-rate", "1e-6").out
         assert "no better than guessing by frequency, " in told
         assert "It has learned no more than how often each symbol is written. Go on with --resume" in told
-        assert "a lower --learning-rate (now 1e-06)" in told and "chrf ranks" not in told
+        assert "a lower --learning-rate (now 1e-06)" in told and "training.metric=chrf" not in told
 
 
 class TestResume:

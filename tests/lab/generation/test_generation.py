@@ -40,10 +40,10 @@ def test_attention_is_told_over_all_earlier_tokens(kind: dict[str, Any]) -> None
 
     model = small_model(**kind)
     for prompt, each in zip(PROMPTS, generate(model, PROMPTS, FREE, attention=AttentionRequest(average=False))):
-        told: list[Any] = []
+        aux: list[Any] = []
         with torch.no_grad():
-            model.features(torch.tensor([[*prompt, *each.numbers]]), told=told, return_aux=AuxRequest(weights=True))
-        whole = torch.stack([aux.weights[0] for aux in told])  # (A, H, S, S)
+            model.features(torch.tensor([[*prompt, *each.numbers]]), aux=aux, return_aux=AuxRequest(weights=True))
+        whole = torch.stack([layer.weights[0] for layer in aux])  # (A, H, S, S)
         for i, attended in enumerate(each.attended):
             at = len(prompt) + i
             torch.testing.assert_close(attended.weights, whole[:, :, at - 1, :at], rtol=1e-4, atol=1e-4)
@@ -171,6 +171,6 @@ def test_wrong_arguments_are_one_sentence() -> None:
         GenerationOptions(samples=2)
     with torch.no_grad():
         model.embedding.weight[7] = torch.nan
-    with pytest.raises(ValueError, match=r"generate: model must give logits that are numbers, got nan\."):
+    with pytest.raises(ValueError, match=r"generate: model must return logits without NaN, got nan\."):
         generate(model, [[3]])
     assert generate(model, []) == []

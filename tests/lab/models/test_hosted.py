@@ -174,8 +174,8 @@ def test_encoders_name_masked_tokens_and_embed(kind: str, tokenizer: Tokenizer, 
     keep = torch.arange(20) < torch.tensor([[20], [9], [2]])
     for kept in (keep, keep.flip(1)):
         given = torch.where(kept, tokens, int(tokenizer.pad or 0))
-        close(ours(given, keep=kept)[kept], theirs(given, attention_mask=kept.long()).logits[kept])
-        rows = vectors(given, keep=kept)
+        close(ours(given, attention_mask=kept)[kept], theirs(given, attention_mask=kept.long()).logits[kept])
+        rows = vectors(given, attention_mask=kept)
         close(rows[kept], bare(given, attention_mask=kept.long()).last_hidden_state[kept])
         assert vectors.pool(rows, kept).shape == (3, rows.shape[-1])
     scores = score_text(ours, tokenizer, TEXTS, length=40)

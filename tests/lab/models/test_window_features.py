@@ -88,7 +88,7 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
     again = load(tmp_path)
     assert isinstance(again, SequenceClassifier) and (again.filtering["filters"], again.filtering["window"]) == (6, 2)
     tokens = torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
-    assert torch.equal(again(tokens, keep=tokens != 0), model(tokens))  # padding is told by its number
+    assert torch.equal(again(tokens, attention_mask=tokens != 0), model(tokens))  # padding is told by its number
     (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
     with pytest.raises(ModelFileError, match="have a field 'filters' that a head knows"):
         load(tmp_path)
@@ -216,7 +216,7 @@ def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: 
     assert torch.equal(again(tokens), model(tokens))
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):  # it would be another one backward
         model(tokens, mask=tokens != 0)
-    with pytest.raises(ValueError, match="both_ways must be False of an encoder, which sees both sides, got True"):
+    with pytest.raises(ValueError, match="both_ways must be False for an encoder, which sees both sides, got True"):
         SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=3, both_ways=True)
     with pytest.raises(ValueError, match="both_ways must be False without filters, got True"):
         SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], both_ways=True)

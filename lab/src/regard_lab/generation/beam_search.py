@@ -412,7 +412,7 @@ def search(
         drawn = None if draws is None else draws[front.rows, :, step]
         candidates = _candidates(model, rows, state, front, drawn, options)
         if bool(candidates.score.isnan().any()):
-            raise rejected("search", "model", "give logits that are numbers", "nan")
+            raise rejected("search", "model", "return logits without NaN", "nan")
         ending = candidates if options.sample else candidates.first(options.beams)
         ended = ended.with_more(front, ending, float(options.penalty(step + 1)))
         before, (front, parent) = front, front.after(candidates, None if options.sample else options.beams)

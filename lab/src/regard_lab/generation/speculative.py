@@ -249,7 +249,7 @@ class Speculator:
             )
             logits = self.model.logits(features[0, -1 - len(drafts) :])  # (K + 1, N)
         if bool(logits.isnan().any()):
-            raise rejected("generate", "model", "give logits that are numbers", "nan")
+            raise rejected("generate", "model", "return logits without NaN", "nan")
         wanted = _probabilities(logits, sampling, tokens, drafts)
         if proposed is None:
             proposed = torch.zeros_like(wanted[:-1])

@@ -84,17 +84,17 @@ class Hosted(nn.Module):
     def attention(self) -> str:
         return str(self.module.config._attn_implementation)
 
-    def run(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Any:
-        """Return what the module makes of tokens (B, L), of which ``keep`` (B, L) are real."""
-        return self._run(self.module, tokens, keep, segments)
+    def run(self, tokens: Tensor, attention_mask: Tensor | None = None, segments: Tensor | None = None) -> Any:
+        """Return what the module makes of tokens (B, L), of which ``attention_mask`` (B, L) are real."""
+        return self._run(self.module, tokens, attention_mask, segments)
 
-    def rows(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def rows(self, tokens: Tensor, attention_mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Return the row (B, L, E) of each token that leaves the last layer; of an encoder–decoder, its encoder.
 
         Parameters
         ----------
         tokens : Tensor (B, L) of int
-        keep : Tensor (B, L) of bool, optional
+        attention_mask : Tensor (B, L) of bool, optional
             Which tokens are real; all by default.
         segments : Tensor (B, L) of int, optional
             The segment of each token; the first by default.
@@ -105,16 +105,16 @@ class Hosted(nn.Module):
             If the module returns none.
         """
         trunk = self.module.get_encoder() if self.module.config.is_encoder_decoder else self.module.base_model
-        found = getattr(self._run(trunk, tokens, keep, segments), "last_hidden_state", None)
+        found = getattr(self._run(trunk, tokens, attention_mask, segments), "last_hidden_state", None)
         if not isinstance(found, Tensor):
             name = type(self.module).__name__
             raise rejected("rows", "model", "return the rows of its last layer (last_hidden_state)", f"none of {name}")
         return found
 
-    def _run(self, module: Any, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> Any:
-        given: dict[str, Any] = {} if keep is None else {"attention_mask": keep.long()}
-        if keep is not None and (pad := self.pad) is not None:
-            tokens = torch.where(keep, tokens, pad)  # some find padding by its number
+    def _run(self, module: Any, tokens: Tensor, attention_mask: Tensor | None, segments: Tensor | None) -> Any:
+        given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask.long()}
+        if attention_mask is not None and (pad := self.pad) is not None:
+            tokens = torch.where(attention_mask, tokens, pad)  # some find padding by its number
         if segments is not None and self.config.segments > 1:
             given["token_type_ids"] = segments
         return module(input_ids=tokens, **given)
@@ -141,23 +141,27 @@ class HostedEncoder(Hosted):
     torch.Size([1, 16])
     """
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """Return a row for each token, (B, L, E)."""
-        return self.rows(tokens, keep, segments)
+        return self.rows(tokens, attention_mask, segments)
 
-    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
+    def pool(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the mean (B, E) of each sequence's real rows."""
         from regard_lab.models.pooling import pooled
 
-        return pooled("mean", rows, keep)
+        return pooled("mean", rows, attention_mask)
 
 
 class HostedMaskedLM(Hosted):
     """A model that names masked tokens."""
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """Return the logits (B, L, N) of the token at each place."""
-        return self.run(tokens, keep, segments).logits
+        return self.run(tokens, attention_mask, segments).logits
 
 
 class HostedClassifier(Hosted):
@@ -181,13 +185,15 @@ class HostedClassifier(Hosted):
 
     predictions = Head.predictions
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """Return the logits (B, C); without a number of padding, of each sequence by itself."""
         if self.pad is not None or len(tokens) < 2:
-            return self.run(tokens, keep, segments).logits
+            return self.run(tokens, attention_mask, segments).logits
         rows = []
         for row in range(len(tokens)):
-            real = slice(None) if keep is None else keep[row]
+            real = slice(None) if attention_mask is None else attention_mask[row]
             kinds = None if segments is None else segments[row][real][None]
             rows.append(self.run(tokens[row][real][None], None, kinds).logits)
         return torch.cat(rows)
@@ -205,9 +211,11 @@ class HostedTokenClassifier(Hosted):
         super().__init__(module)
         self.labels = tuple(labels)
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """Return the logits (B, L, C)."""
-        return self.run(tokens, keep, segments).logits
+        return self.run(tokens, attention_mask, segments).logits
 
 
 class HostedImageClassifier(nn.Module):
@@ -255,11 +263,11 @@ class HostedWriter(Hosted):
         found = self.module.generation_config.eos_token_id
         return [] if found is None else [int(each) for each in (found if isinstance(found, list) else [found])]
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """Return the logits (B, L, N) of every next token, of a decoder."""
         if self.is_pair:
             raise rejected("load", "model", "be a decoder, which predicts each token of a text", "an encoder–decoder")
-        return self.run(tokens, keep).logits
+        return self.run(tokens, attention_mask).logits
 
     def begin(self, prompt: Sequence[int]) -> Writing:
         """Return what writes behind a prompt."""

@@ -101,12 +101,12 @@ class _Filtered(_Moved):
     """Its vectors are what filters read, which is made once."""
 
     model: SequenceClassifier
-    keep: Tensor | None = None
+    attention_mask: Tensor | None = None
 
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
         if self.by is None:
-            self.vectors, self.keep = self.model.read(tokens, **inputs)
-        return self.model.score(self.see(self.vectors), self.keep)
+            self.vectors, self.attention_mask = self.model.read(tokens, **inputs)
+        return self.model.score(self.see(self.vectors), self.attention_mask)
 
 
 class _Embedded(_Moved):

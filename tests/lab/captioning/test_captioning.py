@@ -266,7 +266,7 @@ def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
         ('"side": 64', '"side": 96', "must describe a model, an encoder and a vocabulary that fit"),
         ('"cnn"', '"vgg"', "must describe an encoder of images"),
         ('"gate": true', '"gate": false', "must hold the parameters that config.json describes"),
-        ('"steps": 1', '"steps": 2', "must be as it was saved"),
+        ('"steps": 1', '"steps": 2', "must match its checksum"),
     ):
         assert right in config
         (out / "config.json").write_text(config.replace(right, wrong))

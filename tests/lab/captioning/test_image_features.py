@@ -191,10 +191,10 @@ def test_features_of_another_encoder_are_told(tmp_path: Path) -> None:
             Features.load(path, each)
     data = path.read_bytes()
     path.write_bytes(data[:-5])
-    with pytest.raises(ModelFileError, match=r"some\.features must be a whole safetensors file"):
+    with pytest.raises(ModelFileError, match=r"some\.features must be a complete safetensors file"):
         Features.load(path, encoder)
     path.write_bytes(b"\x80\x02pickle")
-    with pytest.raises(ModelFileError, match="never loaded because it can run code"):
+    with pytest.raises(ModelFileError, match="could run code and is never loaded"):
         Features.load(path, encoder)
 
 

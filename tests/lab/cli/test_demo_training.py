@@ -148,5 +148,5 @@ def test_a_loss_that_is_no_number_is_one_sentence(regard, small, tmp_path: Path,
     monkeypatch.setattr(demo, "_warm", lambda *_: 0.0)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
-    assert outcome.err.startswith("regard: demo: the loss must be finite, got nan at step 1: lower learning_rate")
+    assert outcome.err.startswith("regard: demo: the loss is nan at step 1: lower learning_rate")
     assert outcome.err.count("\n") == 1

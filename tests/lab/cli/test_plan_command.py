@@ -98,12 +98,12 @@ def test_a_batch_is_rounded_to_the_gpus(regard) -> None:
         (["gpt3", "--share", "1.5"], "plan: --share must be above 0 and at most 1, got 1.5."),
         (["gpt3", "--precision", "mixd"], "got 'mixd' (did you mean 'mixed'?)."),
         (["gpt3", "--heads", "7"], "plan: --heads must divide width 12288, got 7."),
-        (["gpt3", "--length", "4096"], "plan: --length must be at most 2,048, the positions that the model learns"),
+        (["gpt3", "--length", "4096"], "plan: --length must be at most 2,048, the number of learned positions"),
         (["gpt3", "--batch-tokens", "100"], "plan: --batch-tokens must be at least 2,048, the sequence length,"),
         (["gpt3", "--set", "kv_head=8"], "got 'kv_head' (did you mean 'kv_heads'?)."),
         (["gpt3", "--set", "kv_heads"], "plan: --set must be NAME=VALUE, such as kv_heads=8, got 'kv_heads'."),
-        (["xlnet-large", "--layers", "2"], "plan: --layers must be left out for xlnet-large, which no config"),
-        (["transformer-base", "--layers", "2"], "plan: --layers must be left out for transformer-base: --set"),
+        (["xlnet-large", "--layers", "2"], "plan: --layers must be left out for xlnet-large, which has no config"),
+        (["transformer-base", "--layers", "2"], "plan: --layers must be left out for transformer-base: use --set"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(regard, given: list[str], sentence: str) -> None:

@@ -95,7 +95,7 @@ def test_a_missing_model(regard, tmp_path: Path) -> None:
 def test_a_truncated_model(regard, model: Path) -> None:
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    _refused(regard("pronounce", "cat", "--model", model), "model.safetensors must be a whole safetensors file")
+    _refused(regard("pronounce", "cat", "--model", model), "model.safetensors must be a complete safetensors file")
 
 
 def test_a_foreign_model(regard, model: Path) -> None:

@@ -376,7 +376,7 @@ class TestOptions:
             (["--set", "training.accelerator=gpus", "--data", "nowhere"], "did you mean 'gpu'"),
             (
                 ["--set", "training.accelerator=tpu", "--data", "nowhere"],
-                "accelerator must be one that this machine has, got 'tpu'",
+                "accelerator must be available on this machine, got 'tpu'",
             ),
             ([], "data must be given: a file of pairs separated by a tab"),
             (["--data", "nowhere.tsv"], "nowhere.tsv"),
@@ -468,7 +468,7 @@ class TestOptions:
             patch.setattr(threading.Thread, "start", start)
             result = regard(*arguments, "--set", "training.threads=9")
         assert result.code == 2 and result.err == (
-            "regard: train: training.threads must be at most 4, all that can be started here, got 9.\n"
+            "regard: train: training.threads must be at most 4, the machine's limit, got 9.\n"
         )
         assert not any(thread.is_alive() for thread in started)
 
@@ -488,7 +488,7 @@ class TestResume:
         assert again.code == 2 and "--resume" in again.err
         on = regard("train", "translation", "--out", tmp_path, "--resume", "--steps", "15")
         assert on.code == 0, on.err
-        assert "steps is now 15, was 10" in on.out and "Ended after step 15" in on.out
+        assert "steps changed from 10 to 15" in on.out and "Ended after step 15" in on.out
         assert "going on after step 10\n" in on.out and "going on" not in first.out
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
@@ -514,7 +514,7 @@ class TestResume:
         monkeypatch.setattr(files, "write_together", full)
         result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
         assert result.code == 2 and "Traceback" not in result.err
-        assert f"{tmp_path} must take the model, got No space left on device; the training is done" in result.err
+        assert f"cannot write the model to {tmp_path}: No space left on device. Training is complete" in result.err
         assert not (tmp_path / "config.json").exists() and (tmp_path / "checkpoints" / "last.ckpt").exists()
 
     def test_data_that_is_gone(self, regard, pairs, tmp_path) -> None:
@@ -529,7 +529,7 @@ class TestResume:
     def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0
         for arguments, message in (
-            (["--batch-tokens", "64"], "--batch-tokens must be 400, as the run that is resumed began"),
+            (["--batch-tokens", "64"], "--batch-tokens must be 400, as when the run started"),
             (["--show-options"], "--show-options must be left out with --resume"),
             (["--preset", "base"], "preset must be left out with --resume"),
         ):
@@ -559,7 +559,7 @@ class TestResume:
             result = regard("train", "translation", "--out", tmp_path, "--resume")
             assert result.code == 2 and f"regard: train: {place}" in result.err, result.err
             was, now = line.split()[-1], other.split()[-1]
-            assert f"be {was}, as the run that is resumed began, got {now}." in result.err
+            assert f"be {was}, as when the run started, got {now}." in result.err
         options.write_text(saved.replace("steps = 2", "steps = 3"), encoding="utf-8")
         before = torch.get_num_threads()
         monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
@@ -567,7 +567,7 @@ class TestResume:
         monkeypatch.setattr(torch, "set_num_threads", set_to.append)
         result = regard("train", "translation", "--out", tmp_path, "--resume")
         assert result.code == 0, result.err
-        assert "steps is now 3, was 2" in result.out and f"threads: {before}, as the run began" in result.out
+        assert "steps changed from 2 to 3" in result.out and f"threads: {before}, as when the run started" in result.out
         assert before in set_to
         run = tmp_path / "run.json"
         run.write_text(
@@ -575,7 +575,8 @@ class TestResume:
         )
         result = regard("train", "translation", "--out", tmp_path, "--resume")
         assert (
-            "products were in bfloat16 where the run began and are in float32 here: the bits will differ" in result.out
+            "products were in bfloat16 when the run started and are in float32 here: results will differ slightly"
+            in result.out
         )
         run.write_text(run.read_text(encoding="utf-8").replace('"bfloat16"', '"bfloat"', 1), encoding="utf-8")
         result = regard("train", "translation", "--out", tmp_path, "--resume")
@@ -608,7 +609,7 @@ class TestResume:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "1", *SMALL).code == 0
         (tmp_path / "checkpoints" / "last.ckpt").unlink()
         result = regard("train", "translation", "--out", tmp_path, "--resume")
-        assert result.code == 2 and "have been saved once to be resumed; begin anew" in result.err
+        assert result.code == 2 and "has no checkpoints/last.ckpt: start the run again without --resume" in result.err
 
     def test_a_folder_without_a_run(self, regard, tmp_path) -> None:
         result = regard("train", "translation", "--out", tmp_path, "--resume")

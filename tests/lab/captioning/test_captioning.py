@@ -193,8 +193,8 @@ def test_what_is_wrong_with_the_data_is_told_and_counted(data: Path, tmp_path: P
     captioner, _ = Captioning(asked, tmp_path / "out", said.append).train()
     assert captioner.about["training"]["images"] == 41
     for expected in (
-        "left out, a side is empty: 1",
-        "left out, no such image: 1 captions of 1 images (the first 'lost.png')",
+        "skipped, one side is empty: 1",
+        "skipped, no such image: 1 captions of 1 images (the first 'lost.png')",
         "left out of those to learn from: 1 images that are also to validate with (the first 'red-left-0.png')",
         "images: 1 of 50 images have no caption (the first 'unused.png')",
         "left out: red-left-3.png must be an image",

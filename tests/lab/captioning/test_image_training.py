@@ -109,7 +109,7 @@ def test_a_resumed_run_has_the_options_and_images_it_began_with(data: Path, tmp_
     own = tmp_path / "own.npz"
     own.write_bytes(data.read_bytes())
     ImageTraining(options(own, **NETWORK, training={"steps": 4}), tmp_path / "a", lambda _: None).train()
-    with pytest.raises(ValueError, match="batch_examples must be 16, as when the run started, got 8"):
+    with pytest.raises(ValueError, match="batch_examples must be 16, as the run that is resumed began, got 8"):
         ImageTraining.resumed(tmp_path / "a", {"batch_examples": 8}, lambda _: None)
     edited = tmp_path / "a" / "options.toml"
     edited.write_text(edited.read_text().replace("flip = false", "flip = true"))

@@ -207,7 +207,7 @@ def test_a_transformer_is_guided_in_one_head_and_remembers_it(regard, pairs, gol
 def test_a_transformer_without_guidance_finds_the_map_that_aligns(pairs, tmp_path, capsys) -> None:
     out = trained(tmp_path / "out", pairs, *TRANSFORMER, "--steps", "20")
     name = SequenceModel.load(out).aligning
-    assert name and f"words are aligned by {name}" in capsys.readouterr().out
+    assert name and f"the attention map that aligns words best: {name}" in capsys.readouterr().out
 
 
 def test_links_of_a_file_that_changed_are_those_the_run_began_with(regard, pairs, gold, tmp_path) -> None:

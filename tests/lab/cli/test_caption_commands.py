@@ -126,7 +126,7 @@ def test_evaluate_scores_what_is_decoded(regard, captioner, images, tmp_path) ->
     assert (scores["images"], scores["references"]) == (6, 12)
     written = [line.split("\t") for line in out.read_text().splitlines()]
     assert sorted(name for name, _ in written) == sorted(f"some/{path.name}" for path in (images / "images").iterdir())
-    assert "left out, no such image: 1 captions of 1 images (the first 'lost.png')" in done.err
+    assert "skipped, no such image: 1 captions of 1 images (the first 'lost.png')" in done.err
     assert "skipped, cannot be read: 1 of 7 images" in done.err
     for arguments, message in (
         ((), "a captioner requires --images, the folder or tar archive"),

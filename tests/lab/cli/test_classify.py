@@ -155,7 +155,7 @@ def test_folders_that_are_no_classifiers(regard, language, model, tmp_path) -> N
 def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:
     for content, sentence in (
         (b"a\tx\nb\tx\n", "must have"),
-        (b"text without a label\n", "line 1 must have 2 columns with tabs between them: text, label, got 1"),
+        (b"text without a label\n", "line 1 must have 2 tab-separated columns: text, label, got 1"),
         (b"\x00\x01\t\n", "must be text in UTF-8, got a binary file"),
         (b"", "must have lines with a text and a label, got an empty file"),
     ):
@@ -185,4 +185,4 @@ def test_options_are_shown_and_a_run_goes_on(regard, labelled, model, tmp_path) 
     on = regard(*out, "--resume", "--steps", "5")
     assert on.code == 0 and "steps changed from 3 to 5" in on.out and "Ended after step 5" in on.out, on.err
     other = regard(*out, "--resume", "--epochs", "5")
-    assert other.code == 2 and "--epochs must be 3.0, as when the run started, got 5.0." in other.err
+    assert other.code == 2 and "--epochs must be 3.0, as the run that is resumed began, got 5.0." in other.err

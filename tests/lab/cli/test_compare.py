@@ -35,7 +35,7 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
         "--set", "model.width=32", "--set", "model.heads=2", "--set", "model.encoder=24",
     )  # fmt: skip
     assert result.code == 0, result.err
-    assert result.out.count("left out, a side is empty: 1") == 1
+    assert result.out.count("skipped, one side is empty: 1") == 1
     options = {name: tomllib.loads((out / name / "options.toml").read_text()) for name in ("none", "transformer")}
     assert options["none"]["model"]["encoder"] == 24 and "width" not in options["none"]["model"]
     assert options["transformer"]["model"] == {"width": 32, "heads": 2, "dropout": 0.0}

@@ -57,7 +57,7 @@ def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.M
 def test_a_long_sentence_is_not_drawn_and_a_cut_one_told(regard, tmp_path: Path) -> None:
     outcome = regard("demo", "the cat " * 300, "--out", tmp_path)
     assert outcome.code == 0, outcome.err
-    assert "(cut to the first 512 of 600 tokens)" in outcome.out
+    assert "(truncated to the first 512 of 600 tokens)" in outcome.out
     assert outcome.out.count("█") == regard("demo", "", "--out", tmp_path).out.count("█")
 
 

@@ -89,7 +89,7 @@ def test_beams_and_lookup_write_the_same(regard, model) -> None:
         ),
         (["--top-p", "0.5"], "--top-p must be 1.0 where temperature is 0, got 0.5."),
         (["--temperature", "-1"], "--temperature must be at least 0, got -1.0."),
-        (["--stop", ""], "--stop must hold no empty sequence, got one."),
+        (["--stop", ""], "--stop must not contain empty sequences, got one."),
         (["--plot", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
     ],
 )

@@ -137,7 +137,7 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, the number of heads"),
         ((tmp_path / "linear", "--text", "a"), "must be a model with attention, got DecoderLM"),
         ((tmp_path / "linear", "--text", ""), "look: --text must have a token, got ''"),
-        ((tmp_path / "t5", "--text", "a"), "look: MODEL must say which token its decoder begins with"),
+        ((tmp_path / "t5", "--text", "a"), "look: MODEL must have a decoder_start_token_id"),
         ((MINILM, "--text", "a", "--target", "b"), "--target must be left out unless the model is an encoder–decoder"),
         ((MINILM,), "look: --text must be given, got none"),
         ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for a text model"),

@@ -97,4 +97,4 @@ def test_a_text_with_more_spans_than_sentinels_is_refused(regard, texts, tmp_pat
     run = ["--data", texts, "--out", tmp_path / "no", *SIZES, "--steps", "1", "--set", "data.longest=5000"]
     result = regard("train", "span-corruption", *run)
     assert result.code == 2
-    assert "data.longest must be so small that no text has more than 100 spans, got 5000, and " in result.err
+    assert "data.longest must be small enough for at most 100 spans per text, got 5000, which gives " in result.err

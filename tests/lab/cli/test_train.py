@@ -100,7 +100,7 @@ def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
     for command in (["translate", "red dog"], ["evaluate", pairs]):
         result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
         assert result.code == 2 and "Traceback" not in result.err
-        why = "lines must fit in memory, got an allocation that failed; lower batch (now 9) or beams (now 4)."
+        why = "out of memory: lower batch (now 9) or beams (now 4)."
         assert result.err.splitlines()[-1] == f"regard: {command[0]}: {why}", "no name of a function"
 
 
@@ -378,7 +378,7 @@ class TestOptions:
                 ["--set", "training.accelerator=tpu", "--data", "nowhere"],
                 "accelerator must be available on this machine, got 'tpu'",
             ),
-            ([], "data must be given: a file of pairs separated by a tab"),
+            ([], "--data is required: a file of tab-separated pairs"),
             (["--data", "nowhere.tsv"], "nowhere.tsv"),
             (["--options", "nowhere.toml"], "train: nowhere.toml must exist, got no such file"),
         ],
@@ -426,7 +426,7 @@ class TestOptions:
             assert result.code == 0, result.err
             told[number] = result.out
         assert f"{len(lines)} pairs of {len(lines) + 50} lines" in told[0]
-        assert "left out, identical to an earlier pair: 50" in told[0]
+        assert "skipped, duplicate pairs: 50" in told[0]
         assert f"{len(lines) + 50} pairs of {len(lines) + 50} lines" in told[1]
         assert "identical" not in told[1]
 
@@ -529,7 +529,7 @@ class TestResume:
     def test_what_may_not_change(self, regard, pairs, tmp_path) -> None:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "5", *SMALL).code == 0
         for arguments, message in (
-            (["--batch-tokens", "64"], "--batch-tokens must be 400, as when the run started"),
+            (["--batch-tokens", "64"], "--batch-tokens must be 400, as the run that is resumed began"),
             (["--show-options"], "--show-options must be left out with --resume"),
             (["--preset", "base"], "preset must be left out with --resume"),
         ):
@@ -539,7 +539,7 @@ class TestResume:
         try:
             pairs.write_text(text.replace("un ", "une ", 1), encoding="utf-8")
             changed = regard("train", "translation", "--out", tmp_path, "--resume")
-            assert changed.code == 2 and "data must be the pairs that the run began with" in changed.err
+            assert changed.code == 2 and "data must be the pairs of the original run" in changed.err
         finally:
             pairs.write_text(text, encoding="utf-8")
 
@@ -559,7 +559,7 @@ class TestResume:
             result = regard("train", "translation", "--out", tmp_path, "--resume")
             assert result.code == 2 and f"regard: train: {place}" in result.err, result.err
             was, now = line.split()[-1], other.split()[-1]
-            assert f"be {was}, as when the run started, got {now}." in result.err
+            assert f"be {was}, as " in result.err and f", got {now}." in result.err
         options.write_text(saved.replace("steps = 2", "steps = 3"), encoding="utf-8")
         before = torch.get_num_threads()
         monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
@@ -622,12 +622,12 @@ def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, 
     chosen = [*chosen, "--set", "model.longest=4"] if "location" in kind else chosen
     result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
     assert result.code == 0, result.err
-    assert ("left out, longer than model.longest allows" in result.out) == ("location" in kind)
+    assert ("skipped, longer than model.longest" in result.out) == ("location" in kind)
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
     long = tmp_path / "long.tsv"
     long.write_text("red dog\trouge chien\none two red blue cat dog\tun deux rouge bleu chat chien\n", encoding="utf-8")
     told = regard("evaluate", long, "--model", tmp_path / "out")
-    cut = "1 of 2 sources was not read to its end; the first, 'one two red blue cat dog', was cut to the first 4 of 6 "
+    cut = "truncated: 1 of 2 sources; the first, 'one two red blue cat dog', was truncated to the first 4 of 6 "
     assert told.code == 0 and (cut in told.err) == ("location" in kind)
 
 

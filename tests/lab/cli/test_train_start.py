@@ -115,7 +115,7 @@ def test_the_model_is_one_for_the_task(regard, pairs, tmp_path) -> None:
 def test_models_of_another_shape_are_refused() -> None:
     start = made()
     other = RecurrentEncoderDecoder(replace(start.model.config, decoder=9))
-    with pytest.raises(ValueError, match=r"train: start must have the model of the options, .*decoder=9.*decoder=8"):
+    with pytest.raises(ValueError, match=r"train: start must have the config .*decoder=9.*decoder=8"):
         copy_parameters(other, start)
     dropped = RecurrentEncoderDecoder(replace(start.model.config, dropout=0.5))
     copy_parameters(dropped, start)

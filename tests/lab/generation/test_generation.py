@@ -151,8 +151,8 @@ def test_text_appears_with_the_tokens() -> None:
     [
         ([], r"generate: prompt must have at least 1 token, got none\."),
         ([3, 50], r"generate: prompt must hold tokens from 0 to 49, got 50\."),
-        ("text", r"generate: prompt must be a list of token numbers, got 'text'\."),
-        ([0] * 11, r"generate: prompt must have at most 10 tokens, the model's positions, got 11\."),
+        ("text", r"generate: prompt must be a list of token ids, got 'text'\."),
+        ([0] * 11, r"generate: prompt must have at most 10 tokens, the model's maximum length, got 11\."),
     ],
     ids=str,
 )
@@ -163,9 +163,9 @@ def test_wrong_prompts_are_one_sentence(prompt: Any, sentence: str) -> None:
 
 def test_wrong_arguments_are_one_sentence() -> None:
     model = small_model()
-    with pytest.raises(TypeError, match=r"generate: stop must be a list of tokens and of lists of tokens, got 5\."):
+    with pytest.raises(TypeError, match=r"generate: stop must be a list of tokens or lists of tokens, got 5\."):
         generate(model, PROMPTS, stop=5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"generate: stop must hold no empty sequence, got one\."):
+    with pytest.raises(ValueError, match=r"generate: stop must not contain empty sequences, got one\."):
         generate(model, PROMPTS, stop=[[]])
     with pytest.raises(ValueError, match=r"generate: samples must be 1 where temperature is 0, got 2\."):
         GenerationOptions(samples=2)

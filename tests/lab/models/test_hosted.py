@@ -244,7 +244,7 @@ def test_folders_that_transformers_does_not_load(tokenizer: Tokenizer, tmp_path:
 
     refused(
         {"architectures": ["FutureForCausalLM"]},
-        r"name an architecture that transformers .* has, got 'FutureForCausalLM'",
+        r"name an architecture of transformers .*, got 'FutureForCausalLM'",
     )
     refused({"architectures": ["Qwen3ForQuestionAnswering"]}, "hold the tensors of Qwen3ForQuestionAnswering, got no")
     refused({"num_hidden_layers": 3}, "must be equal to the number of `layer_types`")
@@ -322,8 +322,8 @@ def test_what_hosted_models_leave_out(tokenizer: Tokenizer, tmp_path: Path) -> N
     stored("qwen3", "Qwen3ForCausalLM", tokenizer, tmp_path / "one")
     with pytest.raises(ValueError, match="decoder or a model of masked tokens, got T5ForConditionalGeneration"):
         score_text(loaded(tmp_path / "pair", HostedWriter), tokenizer, TEXTS)
-    with pytest.raises(ValueError, match="--int8 must be left out unless the model is one of ours"):
+    with pytest.raises(ValueError, match="--int8 must be left out unless regard implements the model"):
         TextGenerator.load(tmp_path / "one", int8=True)
     generator = TextGenerator.load(tmp_path / "one")
-    with pytest.raises(ValueError, match="--draft must be left out unless both models are ours"):
+    with pytest.raises(ValueError, match="--draft must be left out unless regard implements both models"):
         generator.generate(["a"], drafter=generator.model)

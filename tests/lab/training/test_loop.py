@@ -545,7 +545,7 @@ class TestOptions:
     def test_what_may_change_and_what_may_not(self):
         before = TrainingOptions()
         assert TrainingOptions(steps=9, patience=3).changed_from(before) == ["steps", "patience"]
-        with pytest.raises(ValueError, match=r"resume: batch_tokens must be 4096, as when the run started"):
+        with pytest.raises(ValueError, match=r"resume: batch_tokens must be 4096, as the run that is resumed began"):
             TrainingOptions(batch_tokens=64).changed_from(before)
 
     @pytest.mark.parametrize(

@@ -132,16 +132,16 @@ class Learner(LightningModule):
             clip_gradients(self.parameters(), gradient_clip_val)
 
     def configure_model(self) -> None:
-        """Divide the model among processes, if that is asked for."""
+        """Shard the model across processes or enable activation checkpointing, if the options say so."""
         if self.options.divides:
-            strategy: Any = self.trainer.strategy  # which knows how a model is divided
+            strategy: Any = self.trainer.strategy
             strategy.divide(self)
         elif self.options.checkpoint_activations:
             model: Any = self.model
             model.checkpoint_activations = True
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last validation."""
+        """Reset the sums."""
         self._sums = None
 
     def validation_step(self, batch: Examples, number: int) -> None:  # noqa: ARG002

@@ -204,7 +204,7 @@ class Captioner:
         self.model.eval()
         lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"
         try:
-            with fitting(f"caption: images must fit in memory, got an allocation that failed; {lower}."):
+            with fitting(f"caption: out of memory: {lower}."):
                 yield
         finally:
             self.model.train(training)

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-#: What comes before a noun. Some French ones tell its gender.
+#: Determiners. Some French ones show the noun's gender.
 _ENGLISH = {"the", "a", "an", "this", "that", "my", "your", "his", "her", "its", "our", "their", "no", "any"}
 _MASCULINE = {"le", "un", "ce", "cet", "du", "aucun"}
 _FEMININE = {"la", "une", "cette", "ma", "ta", "sa", "aucune"}

@@ -159,7 +159,7 @@ def test_what_is_refused(data: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "wide.npz", images=images[:, :6], labels=labels)
     np.savez(tmp_path / "large.npz", images=np.zeros((8, 9, 9), np.uint8), labels=labels)
     cases = {
-        r"must have two labels or more, got one: 'x', of all images": options(tmp_path / "one.npz"),
+        r"must have at least two labels, got only 'x'": options(tmp_path / "one.npz"),
         r"other.npz, image 0 must have a label among 'lying', 'upright', got 'maybe'": options(
             data, data={"valid": str(tmp_path / "other.npz")}
         ),

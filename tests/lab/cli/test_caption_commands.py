@@ -146,7 +146,7 @@ def test_training_by_the_readme(regard, images, tmp_path) -> None:
         "--encoder", "cnn", "--tune", "full", "--steps", "2", "--vocabulary", "characters", *settings,
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert "held out to validate: 1 images" in done.out
+    assert "held out for validation: 1 images" in done.out
     assert f"regard caption photo.jpg --model {out} --attention attention.png" in done.out
     again = regard("train", "captioner", "--data", images / "list.tsv", "--images", images / "images", "--out", out)
     assert again.code == 2 and "--out must be a new folder" in again.err

@@ -169,7 +169,7 @@ def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:
     result = regard("classify", "--model", model, stdin=b"caf\xe9\n")
     assert result.code == 2 and "standard input, line 1 must be text in UTF-8" in result.err
     result = regard("train", "classifier", "--out", tmp_path / "out")
-    assert result.code == 2 and "--data must be given: lines of text, tab, label, got none." in result.err
+    assert result.code == 2 and "--data is required: lines of text, tab, label." in result.err
 
 
 def test_options_are_shown_and_a_run_goes_on(regard, labelled, model, tmp_path) -> None:

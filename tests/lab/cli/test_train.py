@@ -414,7 +414,7 @@ class TestOptions:
             "--steps", "2", *SMALL[:-2],
         )  # fmt: skip
         assert result.code == 0, result.err
-        assert "3 of the 4 sources to validate with are also to learn from: scores of validations are" in result.out
+        assert "3 of the 4 validation sources are also in the training data: validation scores will" in result.out
 
     def test_pairs_given_twice_count_once_or_twice(self, regard, pairs, tmp_path) -> None:
         lines = [line for line in pairs.read_text(encoding="utf-8").splitlines() if line[0] != "\t"]

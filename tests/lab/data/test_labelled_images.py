@@ -58,7 +58,7 @@ def test_a_folder_for_each_label(folder: Path) -> None:
     report = images.report()
     assert report[0].endswith("6 images, 2 labels; 50.0% are 'cats'; 4 × 4 pixels, colour")
     assert report[1:3] == [
-        "left out, a label without images: 'birds'", "left out, no image that can be read: 1"
+        "skipped, a label without images: 'birds'", "skipped, unreadable images: 1"
     ]  # fmt: skip
     assert read_labelled_images(folder, Preprocessing(4, (4, 4), (0.5,), (0.5,))).pixels.shape == (6, 4, 4, 1)
     assert read_labelled_images(folder).pixels.shape == (6, 64, 64, 3)

@@ -114,15 +114,12 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     )
     wide = _file(tmp_path, "wide", "a\tb\n".encode("utf-16"))
     assert _refused(wide) == f"read_pairs: {wide} must be text in UTF-8, got UTF-16 (save it in UTF-8)."
-    assert _refused(good) == (
-        f"read_pairs: {good}, line 1 must have two columns separated by a tab, got one: 'a'."
-    )
+    assert _refused(good) == (f"read_pairs: {good}, line 1 must have two columns separated by a tab, got one: 'a'.")
     mixed = _file(tmp_path, "mixed", "a\tb\n" + "long " * 30)
     assert _refused(mixed).startswith(f"read_pairs: {mixed}, line 2 must have two columns separated by a tab, got")
     blank = _file(tmp_path, "blank", "\n\t\n")
     assert _refused(blank) == (
-        f"read_pairs: {blank} must have a pair that can be used, "
-        "got none: skipped, one side is empty: 2 (first in line 1)."
+        f"read_pairs: {blank} has no usable pairs: skipped, one side is empty: 2 (first in line 1)."
     )
 
 

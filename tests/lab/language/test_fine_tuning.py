@@ -162,7 +162,7 @@ def test_a_classifier_of_berts_shape_is_one_of_transformers(data: Path, tmp_path
     asked = options(data, start=str(tmp_path / "masked"), tune="lora", training={"steps": 4})
     said: list[str] = []
     FineTuning(asked, tmp_path / "tuned", said.append).train()
-    assert any("16 tokens are read at most: the model has learned no more positions" in line for line in said)
+    assert any("texts are truncated to 16 tokens, the number of learned positions" in line for line in said)
     texts = ["a good cat", "red", "one two red blue cat dog sees good " * 9]
     for folder in (tmp_path / "scratch", tmp_path / "tuned"):
         ours, theirs = TextClassifier.load(folder), AutoModelForSequenceClassification.from_pretrained(folder)
@@ -204,7 +204,7 @@ def test_what_is_refused(start: Path, data: Path, tmp_path: Path) -> None:
     save(load(start), tmp_path / "wrong")
     Tokenizer.learn([f"{text}{i}" for i, text in enumerate(sentences(999))], 340).save(tmp_path / "wrong")
     cases = {
-        r"must have two labels or more, got one: 'x', of all texts": options(tmp_path / "alike.tsv"),
+        r"must have at least two labels, got only 'x'": options(tmp_path / "alike.tsv"),
         r"other.tsv, line 2 must have a label among 'no', 'yes', got 'maybe'": options(
             data, data={"valid": str(tmp_path / "other.tsv")}, model=SMALL
         ),
@@ -337,6 +337,6 @@ def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_pa
         made, _ = FineTuning(asked, tmp_path / f"out{len(start) > 0}", lambda _: None).train()
         assert isinstance(made.model.model, EncoderLM) and made.model.model.pooler is None
     with pytest.raises(
-        ValueError, match="tune must be 'full', 'embedding' or 'frozen' where the model has no blocks, got 'lora'"
+        ValueError, match="tune must be 'full', 'embedding' or 'frozen' for a model without blocks, got 'lora'"
     ):
         FineTuning(options(data, start=str(tmp_path / "start"), tune="lora", training=still), tmp_path / "l").train()

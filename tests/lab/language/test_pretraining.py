@@ -204,7 +204,7 @@ def test_options_that_do_not_fit(changes: dict, sentence: str, tmp_path: Path) -
 
 
 def test_folders_and_texts_that_do_not_fit(lines: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="data must be given: files of text"):
+    with pytest.raises(ValueError, match="--data is required: files of text"):
         Pretraining(LanguageOptions(), tmp_path / "none", quiet).train()
     (tmp_path / "binary").write_bytes(b"\x00\x01" * 100)
     with pytest.raises(ValueError, match="binary"):

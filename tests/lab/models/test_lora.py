@@ -99,6 +99,6 @@ def test_what_is_refused() -> None:
 def test_a_model_without_linear_layers_is_told() -> None:
     model = EncoderLM(EncoderLMConfig(50, width=16, layers=0, masked_head=False, pooled=False))
     with pytest.raises(
-        ValueError, match="add_lora: model must have linear layers that adapters may stand beside, got none"
+        ValueError, match="add_lora: model must have linear layers for adapters, got none"
     ):
         add_lora(model)

@@ -320,7 +320,7 @@ class ImageProcessor:
         return np.ascontiguousarray(pixels[0].transpose(1, 2, 0), np.float32)
 
 
-# Image files as pixels, from a folder or a tar archive, whatever somebody has put there -------------------------------
+# Reading image files from folders and tar archives --------------------------------------------------------------------
 # Dimensions: H rows, W columns of pixels.
 
 
@@ -593,7 +593,7 @@ def _pixels(image: Image) -> np.ndarray:
     except Exception:  # a damaged tag says nothing of the pixels
         image = image.copy()
     if image.mode == "F":
-        raise ValueError("floating-point pixels, whose range no file tells")
+        raise ValueError("floating-point pixels of unknown range")
     if image.mode.startswith("I"):  # 16 bits of grey
         deep = np.clip(np.asarray(image).astype(np.int64), 0, None)
         grey = deep / 257 if deep.max() < 1 << 16 else deep / ((1 << 31) - 1) * 255

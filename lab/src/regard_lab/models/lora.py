@@ -133,7 +133,7 @@ def add_lora(
         raise rejected("add_lora", "model", "be without adapters", "one that has some")
     chosen = [(name, module) for name, module in layers if f".{name}".endswith(tuple(f".{each}" for each in targets))]
     if not layers:
-        raise rejected("add_lora", "model", "have linear layers that adapters may stand beside", "none")
+        raise rejected("add_lora", "model", "have linear layers for adapters", "none")
     if not chosen:
         known = sorted({name.rpartition(".")[2] for name, _ in layers})
         raise rejected("add_lora", "targets", f"name linear layers, such as {', '.join(known[:8])}", list(targets))

@@ -361,7 +361,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def _write(
         self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], layers: Container[int] = ()
     ) -> Tensor:
-        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
+        """Return decoder hidden states (B, T, E); append the attention (B, H, T, S) of ``layers`` to ``maps``."""
         behind, (B, T), E = _behind(source, lengths), target.shape, self.config.width
         states = self._read(source, lengths, behind)
         x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
@@ -369,7 +369,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
 
             def look(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
                 request = AuxRequest(weights=True) if asked else None
-                # The targets of a source are so many more queries to its rows.
+                # Several targets of a source are further queries to the same keys.
                 made, aux = self._attend(layer, y.view(len(states), -1, E), states, behind, return_aux=request)
                 if asked:
                     weights = aux.weights.unflatten(2, (-1, T))  # (I, H, B / I, T, S)

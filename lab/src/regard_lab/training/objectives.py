@@ -240,11 +240,11 @@ class _Chunked(torch.autograd.Function):
         return rows, weight, bias, None, None, None, None, None
 
 
-# Cross-entropy over some of a large vocabulary: the symbols of a batch, and others that are drawn ---------------------
+# Sampled softmax: cross-entropy over the symbols of a batch and sampled negatives -------------------------------------
 # Dimensions: B rows, T steps, P features, N vocabulary, M candidates.
 
 
-#: Symbols are drawn by their frequency to this power, as in skip-gram (Mikolov 2013): rare ones are told apart, too.
+#: Negatives are sampled by frequency to this power, as in skip-gram (Mikolov 2013), so that rare symbols occur, too.
 POWER = 0.75
 
 #: The matrix (N, P) and the bias (N,), if there is one, that make logits of features.
@@ -375,7 +375,7 @@ class Objective(ABC):
         """
 
     def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
-        """Return what else a validation tells, of its mean cost of a symbol and of further sums."""
+        """Return more validation metrics, from the mean loss per symbol and further sums."""
         return {}
 
 

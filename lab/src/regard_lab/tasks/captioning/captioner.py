@@ -195,7 +195,7 @@ class Captioner:
 
     @property
     def aligning(self) -> str | None:
-        """The attention map that tells where words look; None for the mean of all."""
+        """The attention map that shows where words attend; None for the mean of all maps."""
         return self.model.maps[0] if len(self.model.maps) == 1 else None
 
     @contextmanager

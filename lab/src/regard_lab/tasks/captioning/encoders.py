@@ -70,7 +70,7 @@ class ImageEncoder(nn.Module, ABC):
         return {"kind": self.kind, "side": self.side}
 
     def checksum(self) -> str:
-        """Return what tells features of this encoder from those of others: of its parameters and configuration."""
+        """Return a checksum of the encoder's parameters and configuration, to identify its features."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name, tensor in self.state_dict().items():
             digest.update(name.encode() + str(tuple(tensor.shape)).encode())
@@ -272,8 +272,8 @@ def _places(maps: Tensor) -> Tensor:
 
 
 FORMAT = "regard.features"
-#: Bytes of a header for each name, and beside them.
-_PER_NAME, _BESIDE = 120, 4096
+#: Header bytes reserved per name, and in addition to the names.
+_PER_NAME, _FIXED = 120, 4096
 Progress = Callable[[int, int], None]
 
 
@@ -344,33 +344,33 @@ def write_features(
     path : str or Path
     images : Images
     names : sequence of str
-        Of images there.
+        Names of images in ``images``.
     encoder : ImageEncoder
     say : callable
-        Called with a line for each of the first images that cannot be used.
+        Called with a line for each of the first unreadable images.
     progress : callable, optional
-        Called with how many images are done, and of how many.
+        Called with the number of processed images, and the total.
 
     Returns
     -------
     list of str
-        The names of images that cannot be used, which are left out.
+        The names of unreadable images, which are skipped.
 
     Raises
     ------
     ValueError
-        If none can be used, or the file cannot be written.
+        If no image can be read, or the file cannot be written.
     """
     path = Path(path)
     is_new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    space = _BESIDE + sum(len(json.dumps(name)) + _PER_NAME for name in names)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    space = _FIXED + sum(len(json.dumps(name)) + _PER_NAME for name in names)
     space += -space % 8
     kept: list[tuple[str, str]] = []
     bad: list[str] = []
     try:
-        with naming(path), beside.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             file.write(bytes(8 + space))
             for some in _batches(images, names, encoder.side, bad, say):
                 pixels = torch.from_numpy(np.stack([each for _, _, each in some]))
@@ -381,12 +381,11 @@ def write_features(
                 if progress is not None:
                     progress(len(kept) + len(bad), len(names))
             if not kept:
-                got = f"none of {len(names):,}"
-                raise rejected("train", str(images.path), "have images that can be used", got, ImageFileError)
+                raise ImageFileError(f"train: none of the {len(names):,} images in {images.path} can be read.")
             _finish(file, space, kept, bad, encoder)
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if is_new:
             with suppress(OSError):
                 path.parent.rmdir()
@@ -397,7 +396,7 @@ def write_features(
 def _batches(
     images: Images, names: Sequence[str], side: int, bad: list[str], say: Callable[[str], None]
 ) -> Iterator[list[tuple[str, str, np.ndarray]]]:
-    """Yield names, checksums and pixels of some images at a time; those that cannot be used go to ``bad``."""
+    """Yield batches of names, checksums and pixels; append unreadable images to ``bad``."""
     some: list[tuple[str, str, np.ndarray]] = []
     for name in names:
         try:
@@ -405,7 +404,7 @@ def _batches(
             pixels = resize_image(decode_image(data, name, side=side, function="train"), side)
         except ImageFileError as error:
             bad.append(name)
-            say(f"left out: {str(error).removeprefix('train: ')}") if len(bad) <= 10 else None
+            say(f"skipped: {str(error).removeprefix('train: ')}") if len(bad) <= 10 else None
             continue
         some.append((name, hashlib.blake2b(data, digest_size=8).hexdigest(), pixels))
         if len(some) == TOGETHER:
@@ -416,7 +415,7 @@ def _batches(
 
 
 def _finish(file: IO[bytes], space: int, kept: list[tuple[str, str]], bad: list[str], encoder: ImageEncoder) -> None:
-    """Write the header, which tells how many images there were in the end."""
+    """Write the header with the final number of images."""
     shape = [len(kept), encoder.rows * encoder.cols, encoder.width]
     described: dict[str, Any] = {name: each for name, each in encoder.config.items() if not isinstance(each, dict)}
     about = {

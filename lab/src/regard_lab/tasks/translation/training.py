@@ -309,8 +309,8 @@ class Experiment(FolderRun[ExperimentOptions]):
             known, held = set(learn.sources), set(valid.sources)
             if known & held:
                 self.say(
-                    f"{len(known & held):,} of the {len(held):,} sources to validate with are also to learn from: "
-                    "scores of validations are better than those of new sentences"
+                    f"{len(known & held):,} of the {len(held):,} validation sources are also in the training data: "
+                    "validation scores will be too high"
                 )
         else:
             count = data.held_out
@@ -318,7 +318,7 @@ class Experiment(FolderRun[ExperimentOptions]):
                 count = min(count, max(1, len(set(learn.sources)) // 10))
             learn, valid = split(learn, count)
             what = "texts" if self.task.hides else f"sources with {len(valid):,} targets"
-            self.say(f"held out to validate: {len(set(valid.sources)):,} {what}")
+            self.say(f"held out for validation: {len(set(valid.sources)):,} {what}")
         return learn, valid
 
     def _resumed(

@@ -39,10 +39,10 @@ class CheckpointError(RuntimeError):
 
 
 def save_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Write the tensors of a model, and of its optimizer's state, to a new folder; all ranks call it.
+    """Write the tensors of a model and its optimizer state to a new folder; all ranks must call it.
 
-    It is whole when the call returns on all ranks. Whoever writes one after the other writes each to a folder of its
-    own, and says only then, in a file that is replaced, which is the last (:func:`new_folder`,
+    The checkpoint is complete when the call has returned on all ranks. To write several checkpoints in turn, write each
+    to its own folder, and then atomically replace a file that names the last one (:func:`new_folder`,
     :func:`remove_unreferenced`).
 
     Parameters
@@ -109,7 +109,7 @@ def load_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Op
 
 
 def new_folder(stem: Path) -> Path:
-    """Return a name for a folder of tensors beside a file, the same on all ranks, that was never used."""
+    """Return an unused folder name next to a file, the same on all ranks."""
     names = [f"{stem.name}-{uuid.uuid4().hex[:12]}{SUFFIX}"]
     if dist.is_initialized():
         dist.broadcast_object_list(names, 0)

@@ -165,7 +165,7 @@ class Divisible(Protocol):
 
 
 _M = TypeVar("_M", bound=nn.Module)
-#: Methods beside forward that use parameters.
+#: Methods other than forward that use parameters.
 _METHODS = ("features",)
 #: Of each parallel model the one that it was made of, without numbers.
 _PLAIN: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()

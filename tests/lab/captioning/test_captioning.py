@@ -225,7 +225,7 @@ def test_no_image_that_can_be_used_leaves_nothing(data: Path, tmp_path: Path) ->
     for path in (tmp_path / "images").iterdir():
         path.write_bytes(b"none")
     said: list[str] = []
-    with pytest.raises(ValueError, match="train: none of the 48 images in .*images can be read"):
+    with pytest.raises(ValueError, match=r"train: none of the 48 images in .*images can be read"):
         Captioning(options(data, data={"images": str(tmp_path / "images")}), tmp_path / "out", said.append).train()
     assert sum("must be an image" in line for line in said) == 10, "the first of them are told"
     assert not (tmp_path / "out").exists()

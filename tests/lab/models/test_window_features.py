@@ -90,7 +90,7 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
     tokens = torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
     assert torch.equal(again(tokens, attention_mask=tokens != 0), model(tokens))  # padding is told by its number
     (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
-    with pytest.raises(ModelFileError, match="have a field 'filters' that a head knows"):
+    with pytest.raises(ModelFileError, match="have a valid head option 'filters'"):
         load(tmp_path)
     for claim in (
         {"filters": 7},
@@ -222,7 +222,7 @@ def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: 
         SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], both_ways=True)
     config = json.loads((tmp_path / "config.json").read_text())
     for claim, sentence in (
-        ({"both_ways": "yes"}, "have a field 'both_ways' that a head knows"),
+        ({"both_ways": "yes"}, "have a valid head option 'both_ways'"),
         ({"both_ways": False}, r"model\.safetensors must"),
         ({"filters": 0}, "both_ways must be False without filters"),
     ):

@@ -149,7 +149,7 @@ def test_folders_that_are_no_classifiers(regard, language, model, tmp_path) -> N
         result = regard("classify", "--model", folder, "text")
         assert result.code == 2 and sentence in result.err and "Traceback" not in result.err, result.err
     result = regard("evaluate", "-", "--model", tmp_path / "pairs", stdin="a\tb\n")
-    assert result.code == 2 and "a classifier of texts or images, got Pair" in result.err
+    assert result.code == 2 and "classifier of texts or images, got Pair" in result.err
 
 
 def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:

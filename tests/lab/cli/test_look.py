@@ -143,7 +143,7 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for a text model"),
         ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder or FILE.py:FUNCTION, got"),
         ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
-        ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module and its inputs"),
+        ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module, its inputs"),
         ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),
     ]
     for given, message in cases:

@@ -178,9 +178,9 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
             "rouge",
             "--n-best",
             "2",
-        ): "--given must come without --beams, --n-best, --no-repeat, --sample",
-        ("red", "--given", "rouge", "--precision", "bfloat16"): "--given must come without --beams",
-        ("red", "--given", "rouge", "--keep-unknown"): "--given must come without --beams",
+        ): "--given cannot be combined with --beams, --n-best, --no-repeat, --sample",
+        ("red", "--given", "rouge", "--precision", "bfloat16"): "--given cannot be combined with --beams",
+        ("red", "--given", "rouge", "--keep-unknown"): "--given cannot be combined with --beams",
     }
     for arguments, why in pairs.items():
         refused = regard("translate", "--model", model, *arguments, stdin="red\n")

@@ -118,7 +118,7 @@ BAD = {
     "no labels": (pair(idx(PIXELS), None), "images-idx3", "labels-idx1 must exist, got no such file"),
     "label magic": (pair(idx(PIXELS), idx(PIXELS)), "images-idx3", "1 dimension, which begins 0x00000801"),
     "fewer labels": (pair(idx(PIXELS), idx(LABELS[:4])), "images-idx3", "be 6, as many as images, got 4"),
-    "other name": (pair(idx(PIXELS), None), "pictures", "beside its labels, got something else"),
+    "other name": (pair(idx(PIXELS), None), "pictures", "next to its file of labels, got something else"),
     "nothing": (pair(idx(PIXELS[:0]), idx(LABELS[:0])), "images-idx3", "hold at least one image"),
     "dtype": (npz(images=PIXELS.astype(np.int32), labels=LABELS), "a.npz", "of floats from 0 to 1, got int32"),
     "shape": (npz(images=PIXELS[0], labels=LABELS), "a.npz", r"hold images \(N, H, W\)"),

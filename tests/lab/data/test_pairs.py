@@ -157,7 +157,7 @@ def test_a_damaged_gzip_file(tmp_path: Path) -> None:
 def test_limits_are_positive() -> None:
     assert _refused("x", longest=0) == "read_pairs: longest must be at least 1 or None, got 0."
     assert _refused("x", words=0) == "read_pairs: words must be at least 1 or None, got 0."
-    with pytest.raises(ValueError, match="Pairs: targets must be as many as sources, got 1 for 0 sources"):
+    with pytest.raises(ValueError, match="Pairs: targets must have one entry per source, got 1 for 0 sources"):
         Pairs([], ["a"])
 
 

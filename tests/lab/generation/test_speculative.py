@@ -135,5 +135,5 @@ def test_wrong_arguments_are_one_sentence() -> None:
     assert issubclass(ModelDrafter, Drafter)
     sums = small_model(**LINEAR)
     for pair in ((sums, NGramDrafter()), (model, sums)):
-        with pytest.raises(ValueError, match="model must have no linear attention, whose sums cannot forget tokens"):
+        with pytest.raises(ValueError, match="model must not use linear attention, whose cache cannot drop"):
             Speculator(*pair)

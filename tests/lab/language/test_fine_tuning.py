@@ -208,7 +208,7 @@ def test_what_is_refused(start: Path, data: Path, tmp_path: Path) -> None:
         r"other.tsv, line 2 must have a label among 'no', 'yes', got 'maybe'": options(
             data, data={"valid": str(tmp_path / "other.tsv")}, model=SMALL
         ),
-        r"wrong must have a tokenizer of at most 300 tokens, as its model, got": options(
+        r"wrong must have a tokenizer of at most 300 tokens, the model's vocabulary size, got": options(
             data, start=str(tmp_path / "wrong")
         ),
         r"nowhere must be a folder|no such folder": options(data, start=str(tmp_path / "nowhere")),

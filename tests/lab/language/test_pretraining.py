@@ -164,7 +164,7 @@ def test_a_model_to_begin_with(lines: Path, tmp_path: Path) -> None:
     table["training"] |= {"steps": 1, "learning_rate": 1e-6}
     _, ended = Pretraining(LanguageOptions.from_table(table), tmp_path / "second", quiet).train()
     assert ended.best < 0.5
-    with pytest.raises(ValueError, match="tokenizer must have a mask"):
+    with pytest.raises(ValueError, match="tokenizer must have mask and padding tokens"):
         masked = LanguageOptions.from_table(table | {"masked": True})
         Pretraining(masked, tmp_path / "third", quiet).train()
 

@@ -227,7 +227,7 @@ def test_without_transformers_one_sentence_names_the_package(
     ):
         load(tmp_path)
     monkeypatch.setattr(hosted, "find_spec", lambda _: None)
-    with pytest.raises(ModelFileError, match=r"\(pip install 'regard\[hf\]' runs the others\), got 'qwen3'"):
+    with pytest.raises(ModelFileError, match=r"\(for others: pip install 'regard\[hf\]'\), got 'qwen3'"):
         hosted.load_module(tmp_path)
 
 

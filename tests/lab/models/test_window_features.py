@@ -126,7 +126,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=r"WindowFeatures: rows must have shape \(B, L, 4\), got \("):
             found(wrong)
     for keep in (rows[0, :, 0] == 0, rows[:, :1, 0] == 0):  # either would be broadcast
-        with pytest.raises(ValueError, match=r"WindowFeatures: keep must have shape \(2, 5\), got \("):
+        with pytest.raises(ValueError, match=r"WindowFeatures: attention_mask must have shape \(2, 5\), got \("):
             found(rows, keep)
 
 

@@ -174,8 +174,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         _write("model.safetensors", b"hello, world" * 9),
         "model.safetensors must be a complete safetensors file",
     ),
-    "a pickle": (_write("model.safetensors", pickle.dumps(_Bomb())), "got a pickle or zip file, which is never loaded"),
-    "torch's pickle": (_torch_pickle, "got a pickle or zip file, which is never loaded"),
+    "a pickle": (
+        _write("model.safetensors", pickle.dumps(_Bomb())),
+        "got a pickle or zip file, which could run code and is never loaded",
+    ),
+    "torch's pickle": (_torch_pickle, "got a pickle or zip file, which could run code and is never loaded"),
     "a folder": (_swap_for_folder, "model.safetensors must be a file, got a folder or device"),
     "foreign tensors": (lambda f: save_file({"x": torch.ones(2)}, f / "model.safetensors"), "got"),
     "missing tensor": (_edit_tensors(lambda t: t.pop(W_V)), f"got a missing tensor: '{W_V}'"),

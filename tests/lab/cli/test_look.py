@@ -136,10 +136,10 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         ((MINILM, "--text", "a", "--layer", "6"), "layer must be a name, or a number below 6, got 6"),
         ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, the number of heads"),
         ((tmp_path / "linear", "--text", "a"), "must be a model with attention, got DecoderLM"),
-        ((tmp_path / "linear", "--text", ""), "look: --text must have a token, got ''"),
+        ((tmp_path / "linear", "--text", ""), "look: --text must have at least one token, got ''"),
         ((tmp_path / "t5", "--text", "a"), "look: MODEL must have a decoder_start_token_id"),
         ((MINILM, "--text", "a", "--target", "b"), "--target must be left out unless the model is an encoder–decoder"),
-        ((MINILM,), "look: --text must be given, got none"),
+        ((MINILM,), "look: a text model requires --text"),
         ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for a text model"),
         ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder or FILE.py:FUNCTION, got"),
         ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
@@ -238,7 +238,7 @@ def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int)
     assert result.code == 0 and result.out.startswith("2 layers of 3 heads, 16 tokens"), result.err
     (text,) = Page((tmp_path / "vit.html").read_text(encoding="utf-8")).described["texts"]
     assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
-    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: --image must be given")
+    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: an image model requires --image")
     resnet = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1, channels=channels)), ["a", "b"])
     ImageClassificationPipeline(resnet, how).save(tmp_path / "resnet")
     result = regard("look", tmp_path / "resnet", "--image", picture)

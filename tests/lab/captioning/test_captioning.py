@@ -210,8 +210,8 @@ def test_nothing_left_is_an_error_and_leaves_nothing(data: Path, tmp_path: Path)
     for changes, message in (
         ({"data": str(empty)}, r"lost\.tsv must name images in .*images, got none of 1"),
         ({"data": str(data / "valid.tsv")}, "the validation data contains all training images"),
-        ({"data": ""}, "data.data must be given: lines of an image's file, a tab and a caption, got none"),
-        ({"images": ""}, "data.images must be given: a folder or a tar, got none"),
+        ({"data": ""}, "--data is required: a file of image names, tabs and captions"),
+        ({"images": ""}, "--images is required: a folder or tar archive"),
         ({"images": str(tmp_path / "nowhere")}, "nowhere must be a folder of images, or a tar archive of them"),
     ):
         with pytest.raises(ValueError, match=message):

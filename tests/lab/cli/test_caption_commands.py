@@ -154,5 +154,5 @@ def test_training_by_the_readme(regard, images, tmp_path) -> None:
     shown = regard("train", "captioner", "--show-options", "--out", tmp_path / "new", "--model", "transformer")
     assert shown.code == 0 and "[training]" in shown.out and "# decoder_layers = 3" in shown.out
     refused = regard("train", "captioner", "--data", images / "list.tsv", "--out", tmp_path / "new")
-    assert refused.code == 2 and "--images must be given: a folder or a tar, got none" in refused.err
+    assert refused.code == 2 and "--images is required: a folder or tar archive" in refused.err
     assert not (tmp_path / "new").exists()

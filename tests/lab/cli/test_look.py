@@ -238,7 +238,9 @@ def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int)
     assert result.code == 0 and result.out.startswith("2 layers of 3 heads, 16 tokens"), result.err
     (text,) = Page((tmp_path / "vit.html").read_text(encoding="utf-8")).described["texts"]
     assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
-    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: an image model requires --image")
+    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith(
+        "regard: look: an image model requires --image"
+    )
     resnet = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1, channels=channels)), ["a", "b"])
     ImageClassificationPipeline(resnet, how).save(tmp_path / "resnet")
     result = regard("look", tmp_path / "resnet", "--image", picture)

@@ -212,7 +212,7 @@ def test_what_is_refused(start: Path, data: Path, tmp_path: Path) -> None:
             data, start=str(tmp_path / "wrong")
         ),
         r"nowhere must be a folder|no such folder": options(data, start=str(tmp_path / "nowhere")),
-        r"data must be given": ClassificationOptions(),
+        r"--data is required": ClassificationOptions(),
     }
     for number, (sentence, asked) in enumerate(cases.items()):
         with pytest.raises(ValueError, match=sentence):

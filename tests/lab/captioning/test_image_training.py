@@ -71,7 +71,7 @@ def test_it_learns_and_its_folder_answers_alike(kind: dict[str, Any], data: Path
     classifier, ended = ImageTraining(asked, tmp_path / "out", lines.append).train()
     assert right(classifier) > 0.95 and ended.reason == "steps"
     assert lines[0].endswith("'upright'; 8 × 8 pixels, gray") or lines[0].endswith("'lying'; 8 × 8 pixels, gray")
-    assert lines[1] == "held out: 20 images" and "images of 8 × 8 pixels" in lines[2]
+    assert lines[1] == "held out for validation: 20 images" and "images of 8 × 8 pixels" in lines[2]
     again = ImageClassificationPipeline.load(tmp_path / "out")
     pixels = again.fit(list(drawn(9)[0][..., None]))
     assert again.preprocessing == classifier.preprocessing and again.labels == ("lying", "upright")

@@ -47,7 +47,7 @@ def photographs() -> Tensor:
 
 
 def trained(images: Tensor) -> Classifier:
-    """Return a network that tells patches of the two apart."""
+    """Return a network that classifies patches of the two."""
     torch.manual_seed(0)
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -1,7 +1,7 @@
-"""Put a trained translator into the package: half as large, scored, and with a card that says where it comes from.
+"""Package a trained translation model: store it as float16, score it, and write its model card.
 
-``python -m recipes.pack WHOLE TYPED TATOEBA FOLDER``: WHOLE and TYPED are what ``regard train`` made, first from whole
-sentences, then from what people type; TATOEBA holds the pairs to learn from, to validate with, and to score by.
+``python -m recipes.pack WHOLE TYPED TATOEBA FOLDER``: WHOLE and TYPED are the run folders of ``regard train``, first on
+whole sentences, then on sentences as users type them; TATOEBA holds the training, validation and test pairs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ stores the parameters as float16 and writes this card.
 
 
 def main(whole: Path, typed: Path, data: Path, folder: Path) -> None:
-    """Store the model of the second run as float16, score what was stored, and write its card."""
+    """Store the model of the second run as float16, score the stored model, and write its card."""
     SequenceModel.load(typed).save(folder, dtype="float16")
     model = SequenceModel.load(folder)
     references = read_pairs(data / "en-fr.test.tsv.gz", longest=None, words=None).references()

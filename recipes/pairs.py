@@ -1,9 +1,9 @@
-"""The pairs that the model in the box learns from: sentences whole and as people type them, and parts of them.
+"""Training pairs of the included model: whole sentences, sentences as users type them, and parts of sentences.
 
-``python -m recipes.pairs PAIRS`` writes to standard output, to be read by ``regard train --data -``, all the pairs; a
-share of them again without their last mark and first capital; parts of sentences, which nobody ends with a mark; and
-phrases put together of words in those parts. A model that only ever saw whole sentences is at a loss where one is not.
-What has a rare word comes several times: most words stand in so few sentences that a small model knows them by halves.
+``python -m recipes.pairs PAIRS`` writes to standard output, for ``regard train --data -``: all pairs; a share of them
+again without final punctuation and initial capital; parts of sentences, without punctuation; and synthetic phrases
+from words in those parts. A model trained only on whole sentences fails on anything else. Pairs with rare words are
+repeated, because most words occur in too few sentences for a small model to learn.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from regard_lab.data import read_pairs
 
 _END = re.compile(r"\s*[.!?…]+$")
 _WORD = re.compile(r"[^\W\d_]+")
-#: The most frequent words of a language are neither nouns nor adjectives, or too many things to be one.
+#: Number of most frequent words to exclude as nouns and adjectives: they are function words or ambiguous.
 _COMMON = 80
 
 
 def usual(texts: Iterable[str]) -> Counter[str]:
-    """Count words as they are written inside of sentences, where a capital means something."""
+    """Count words inside sentences, where capitalization is meaningful."""
     return Counter(word for text in texts for word in _WORD.findall(text)[1:])
 
 
 def plain(text: str, inside: Counter[str]) -> str:
-    """Return a sentence without its last mark, its first letter as the word is written inside of sentences.
+    """Return a sentence without final punctuation, with its first word capitalized as inside sentences.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def plain(text: str, inside: Counter[str]) -> str:
 
 
 def copies(source: str, counts: Counter[str], enough: int, most: int) -> int:
-    """Return how often a pair should come for the rarest word of its source to come about ``enough`` times.
+    """Return how often to repeat a pair so that the rarest word of its source occurs about ``enough`` times.
 
     Examples
     --------
@@ -63,11 +63,11 @@ def copies(source: str, counts: Counter[str], enough: int, most: int) -> int:
 def main(given: Sequence[str] | None = None) -> None:
     """Write the pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", help="tab-separated, gzip or not")
-    parser.add_argument("--share", type=float, default=0.6, help="of the pairs that come again; 0.6")
-    parser.add_argument("--enough", type=int, default=40, help="times that a word should come; 40")
-    parser.add_argument("--copies", type=int, default=8, help="of a typed sentence or a part, at most; 8")
-    parser.add_argument("--phrases", type=int, default=60_000, help="put together of nouns and adjectives; 60,000")
+    parser.add_argument("pairs", help="tab-separated pairs, optionally gzip-compressed")
+    parser.add_argument("--share", type=float, default=0.6, help="share of pairs to repeat as users type them; 0.6")
+    parser.add_argument("--enough", type=int, default=40, help="desired occurrences of each word; 40")
+    parser.add_argument("--copies", type=int, default=8, help="maximum repetitions of a pair; 8")
+    parser.add_argument("--phrases", type=int, default=60_000, help="number of synthetic phrases; 60,000")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(given)
     pairs = read_pairs(arguments.pairs, longest=None, words=None)

@@ -1,9 +1,9 @@
-"""Noun phrases that nobody wrote: known nouns and adjectives in new company.
+"""Synthetic noun phrases: known nouns and adjectives in new combinations.
 
-A small model knows a rare word in the few sentences that have it, and is at a loss where it meets another rare word.
-What it needs is that an adjective goes behind any noun and agrees with it. Nouns, their genders and the two forms of
-adjectives are read off parts of sentences (:mod:`recipes.fragments`) and the articles in whole ones; from them phrases
-are drawn (recombined data: Jia & Liang 2016; Andreas 2020).
+A small model has seen a rare word only in a few sentences, and fails when it meets another rare word. It has to learn
+that an adjective can follow any noun and agrees with it. Nouns, their genders and the forms of adjectives come from
+parts of sentences (:mod:`recipes.fragments`) and from the articles in whole sentences; random phrases combine them
+(data recombination: Jia & Liang 2016; Andreas 2020).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-#: What comes before a noun. Some French ones tell its gender.
+#: Determiners. Some French ones show the noun's gender.
 _ENGLISH = {"the", "a", "an", "this", "that", "my", "your", "his", "her", "its", "our", "their", "no", "any"}
 _MASCULINE = {"le", "un", "ce", "cet", "du", "aucun"}
 _FEMININE = {"la", "une", "cette", "ma", "ta", "sa", "aucune"}
@@ -24,9 +24,9 @@ _LETTERS = "[a-zà-öø-ÿœ-]+"
 _WORD, _ELIDED = re.compile(_LETTERS), re.compile(rf"\b[ld]'({_LETTERS})")
 _GENDERED = re.compile(rf"\b(?:({'|'.join(sorted(_MASCULINE))})|({'|'.join(sorted(_FEMININE))})) ({_LETTERS})")
 _VOWEL = re.compile(r"[aeiouyàâéèêëîïôûœ]")
-#: An adjective is believed that stood with nouns so often.
+#: Minimum number of occurrences of an adjective with nouns.
 _LEAST = 3
-#: Letters of a word from which on spelling tells what it is.
+#: Minimum length of a word to identify it by its spelling.
 _SHORTEST = 4
 
 
@@ -51,11 +51,10 @@ class Adjective(NamedTuple):
 def nouns(
     parts: Iterable[tuple[str, str]], texts: Iterable[str], known: Iterable[str], never: Container[str] = ()
 ) -> list[Noun]:
-    """Return the nouns of parts such as ``the house`` and ``la maison``, those with two articles or more.
+    """Return the nouns in parts such as ``the house`` and ``la maison`` that occur with at least two articles.
 
-    Their genders are what most articles in the target ``texts`` tell. ``known`` are further source words: where one is
-    spelled as a noun that some other word gave, it is taken for it. What else a word of ``never`` may be, it is no
-    noun.
+    The majority of articles in the target ``texts`` gives their genders. ``known`` are more source words: one that is
+    spelled like a target noun counts as that noun. Words in ``never`` are excluded.
 
     Examples
     --------
@@ -90,10 +89,10 @@ def nouns(
 def adjectives(
     parts: Iterable[tuple[str, str]], among: Iterable[Noun], written: Container[str], never: Container[str] = ()
 ) -> list[Adjective]:
-    """Return the adjectives that stand behind these nouns in parts, in both forms.
+    """Return the adjectives that follow these nouns in parts, in both forms.
 
-    A masculine form that no part has is the feminine one without its e, where that is ``written`` somewhere, and what
-    ends in e is the same in both. What else a word of ``never`` may be, it is no adjective.
+    A missing masculine form is the feminine one without its e, if ``written`` contains it; a masculine form in e is
+    also the feminine one. Words in ``never`` are excluded.
 
     Examples
     --------
@@ -130,10 +129,10 @@ def adjectives(
 def phrases(
     names: Sequence[Noun], qualities: Sequence[Adjective], count: int, drawn: random.Random
 ) -> Iterator[tuple[str, str]]:
-    """Yield so many phrases: an adjective and a noun, alone, with an article, and as what another noun is of.
+    """Yield ``count`` random phrases: an adjective and a noun, alone, with an article, or as a complement of a noun.
 
-    One of five is written as sentences are. What may be an adjective is taken for no noun: only company tells which it
-    is. Of fewer than two nouns, or without an adjective, there is nothing to put together.
+    One in five is written like a sentence. Words that can be adjectives are not used as nouns, because they are
+    ambiguous. With fewer than two nouns or without adjectives, yields nothing.
 
     Examples
     --------

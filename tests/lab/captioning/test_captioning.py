@@ -127,7 +127,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(kind: str, data: Path, tmp_path:
     assert ended.reason == "steps"
     one, other = whole.model.state_dict(), resumed.model.state_dict()
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert sum("go to" in line for line in said) == 1, "features are computed once"
+    assert sum("computing features of" in line for line in said) == 1, "features are computed once"
     lines = (data / "train.tsv").read_text()
     try:
         (data / "train.tsv").write_text(lines + "red-left-7.png\tanother\n")
@@ -150,7 +150,7 @@ def test_hard_attention_begins_with_soft(data: Path, tmp_path: Path) -> None:
     for one, other in zip(hard.model.parameters(), soft.model.parameters()):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(hard.model.attending.layer.scorer.w_v, soft.model.attending.layer.w_v)
-    with pytest.raises(ValueError, match=r"start must have parameters as the options describe them: .* got of shape"):
+    with pytest.raises(ValueError, match=r"start must have the parameter .* as in the options, got of shape"):
         Captioning(options(data, model=SMALL | {"decoder": 16}, **begin), tmp_path / "other", quiet).train()
     assert not (tmp_path / "other").exists()
 
@@ -193,13 +193,13 @@ def test_what_is_wrong_with_the_data_is_told_and_counted(data: Path, tmp_path: P
     captioner, _ = Captioning(asked, tmp_path / "out", said.append).train()
     assert captioner.about["training"]["images"] == 41
     for expected in (
-        "left out, a side is empty: 1",
-        "left out, no such image: 1 captions of 1 images (the first 'lost.png')",
-        "left out of those to learn from: 1 images that are also to validate with (the first 'red-left-0.png')",
+        "skipped, one side is empty: 1",
+        "skipped, no such image: 1 captions of 1 images (the first 'lost.png')",
+        "skipped in training: 1 images that are also in the validation data (the first 'red-left-0.png')",
         "images: 1 of 50 images have no caption (the first 'unused.png')",
-        "left out: red-left-3.png must be an image",
-        "left out: 1 of 49 images, which cannot be used",
-        "1 images that are the same, byte for byte, as some to validate with (the first 'copy.png')",
+        "skipped: red-left-3.png must be an image",
+        "skipped: 1 of 49 images, which cannot be read",
+        "1 images that are identical to validation images (the first 'copy.png')",
     ):
         assert any(expected in line for line in said), (expected, said)
 
@@ -209,9 +209,9 @@ def test_nothing_left_is_an_error_and_leaves_nothing(data: Path, tmp_path: Path)
     empty = write_list(tmp_path / "lost.tsv", [("lost.png", "a lost one")])
     for changes, message in (
         ({"data": str(empty)}, r"lost\.tsv must name images in .*images, got none of 1"),
-        ({"data": str(data / "valid.tsv")}, "valid must have other images than data, got the same"),
-        ({"data": ""}, "data.data must be given: lines of an image's file, a tab and a caption, got none"),
-        ({"images": ""}, "data.images must be given: a folder or a tar, got none"),
+        ({"data": str(data / "valid.tsv")}, "the validation data contains all training images"),
+        ({"data": ""}, "--data is required: a file of image names, tabs and captions"),
+        ({"images": ""}, "--images is required: a folder or tar archive"),
         ({"images": str(tmp_path / "nowhere")}, "nowhere must be a folder of images, or a tar archive of them"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -225,7 +225,7 @@ def test_no_image_that_can_be_used_leaves_nothing(data: Path, tmp_path: Path) ->
     for path in (tmp_path / "images").iterdir():
         path.write_bytes(b"none")
     said: list[str] = []
-    with pytest.raises(ValueError, match="images must have images that can be used, got none of 48"):
+    with pytest.raises(ValueError, match=r"train: none of the 48 images in .*images can be read"):
         Captioning(options(data, data={"images": str(tmp_path / "images")}), tmp_path / "out", said.append).train()
     assert sum("must be an image" in line for line in said) == 10, "the first of them are told"
     assert not (tmp_path / "out").exists()
@@ -266,7 +266,7 @@ def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
         ('"side": 64', '"side": 96', "must describe a model, an encoder and a vocabulary that fit"),
         ('"cnn"', '"vgg"', "must describe an encoder of images"),
         ('"gate": true', '"gate": false', "must hold the parameters that config.json describes"),
-        ('"steps": 1', '"steps": 2', "must be as it was saved"),
+        ('"steps": 1', '"steps": 2', "must match its checksum"),
     ):
         assert right in config
         (out / "config.json").write_text(config.replace(right, wrong))
@@ -323,7 +323,7 @@ def test_a_start_that_does_not_fit_is_told_before_features_are_made(
 
     monkeypatch.setattr("regard_lab.tasks.captioning.training.write_features", never)
     other = SMALL | {"decoder": 16}
-    with pytest.raises(ValueError, match="train: start must have parameters as the options describe them"):
+    with pytest.raises(ValueError, match="train: start must have "):
         Captioning(options(data, start=str(tmp_path / "first"), model=other), tmp_path / "out", quiet).train()
     with pytest.raises(ModelFileError, match="nowhere"):
         Captioning(options(data, start=str(tmp_path / "nowhere")), tmp_path / "out", quiet).train()

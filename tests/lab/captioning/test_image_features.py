@@ -164,7 +164,7 @@ def test_features_come_back_as_they_were_made(tmp_path: Path) -> None:
         features = Features.load(tmp_path / "some.features", encoder)
         assert features.bad == ("bad.png",) == tuple(bad)
         (line,) = told
-        assert line.startswith("left out: bad.png must be an image (JPEG, PNG, ")
+        assert line.startswith("skipped: bad.png must be an image (JPEG, PNG, ")
         assert done[-1] == (7, 7)
         # In one batch, as they were made: alone, an image is summed up in another order.
         pixels = torch.stack([torch.from_numpy(resize_image(images.read(name), 64)) for name in features.names])
@@ -191,10 +191,10 @@ def test_features_of_another_encoder_are_told(tmp_path: Path) -> None:
             Features.load(path, each)
     data = path.read_bytes()
     path.write_bytes(data[:-5])
-    with pytest.raises(ModelFileError, match=r"some\.features must be a whole safetensors file"):
+    with pytest.raises(ModelFileError, match=r"some\.features must be a complete safetensors file"):
         Features.load(path, encoder)
     path.write_bytes(b"\x80\x02pickle")
-    with pytest.raises(ModelFileError, match="never loaded because it can run code"):
+    with pytest.raises(ModelFileError, match="could run code and is never loaded"):
         Features.load(path, encoder)
 
 
@@ -212,6 +212,6 @@ def test_nothing_is_left_half_written(tmp_path: Path) -> None:
         assert [each.name for each in tmp_path.iterdir()] == ["images"]
         for name in images.names:
             (tmp_path / "images" / name).write_bytes(b"")
-        with pytest.raises(ImageFileError, match=r"images must have images that can be used, got none of 6"):
+        with pytest.raises(ImageFileError, match=r"train: none of the 6 images in .*images can be read"):
             write_features(path, images, images.names, encoder, say=lambda _: None)
         assert [each.name for each in tmp_path.iterdir()] == ["images"]

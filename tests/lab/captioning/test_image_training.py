@@ -71,7 +71,7 @@ def test_it_learns_and_its_folder_answers_alike(kind: dict[str, Any], data: Path
     classifier, ended = ImageTraining(asked, tmp_path / "out", lines.append).train()
     assert right(classifier) > 0.95 and ended.reason == "steps"
     assert lines[0].endswith("'upright'; 8 × 8 pixels, gray") or lines[0].endswith("'lying'; 8 × 8 pixels, gray")
-    assert lines[1] == "held out: 20 images" and "images of 8 × 8 pixels" in lines[2]
+    assert lines[1] == "held out for validation: 20 images" and "images of 8 × 8 pixels" in lines[2]
     again = ImageClassificationPipeline.load(tmp_path / "out")
     pixels = again.fit(list(drawn(9)[0][..., None]))
     assert again.preprocessing == classifier.preprocessing and again.labels == ("lying", "upright")
@@ -113,7 +113,7 @@ def test_a_resumed_run_has_the_options_and_images_it_began_with(data: Path, tmp_
         ImageTraining.resumed(tmp_path / "a", {"batch_examples": 8}, lambda _: None)
     edited = tmp_path / "a" / "options.toml"
     edited.write_text(edited.read_text().replace("flip = false", "flip = true"))
-    with pytest.raises(ValueError, match=r"augmentation.flip in .* must be False, as the run that is resumed began"):
+    with pytest.raises(ValueError, match=r"augmentation.flip in .* must be False, as when the run started"):
         ImageTraining.resumed(tmp_path / "a", {}, lambda _: None)
     edited.write_text(edited.read_text().replace("flip = true", "flip = false"))
     images, labels = drawn(200, seed=9)
@@ -159,7 +159,7 @@ def test_what_is_refused(data: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "wide.npz", images=images[:, :6], labels=labels)
     np.savez(tmp_path / "large.npz", images=np.zeros((8, 9, 9), np.uint8), labels=labels)
     cases = {
-        r"must have two labels or more, got one: 'x', of all images": options(tmp_path / "one.npz"),
+        r"must have at least two labels, got only 'x'": options(tmp_path / "one.npz"),
         r"other.npz, image 0 must have a label among 'lying', 'upright', got 'maybe'": options(
             data, data={"valid": str(tmp_path / "other.npz")}
         ),

@@ -114,7 +114,7 @@ def test_attention_is_scored_by_links(regard, model, pairs, gold) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--back", "english-french"], "--back must come with --model"),
+        (["--back", "english-french"], "--back requires --model"),
         (["--model", "english-french", "--aligner", "lexical"], "--aligner must be left out with --model"),
         (["--method", "both"], "method must be one of"),
         (["--aligner", "giza"], "aligner must be one of 'eflomal', 'lexical'"),
@@ -207,7 +207,7 @@ def test_a_transformer_is_guided_in_one_head_and_remembers_it(regard, pairs, gol
 def test_a_transformer_without_guidance_finds_the_map_that_aligns(pairs, tmp_path, capsys) -> None:
     out = trained(tmp_path / "out", pairs, *TRANSFORMER, "--steps", "20")
     name = SequenceModel.load(out).aligning
-    assert name and f"words are aligned by {name}" in capsys.readouterr().out
+    assert name and f"the attention map that aligns words best: {name}" in capsys.readouterr().out
 
 
 def test_links_of_a_file_that_changed_are_those_the_run_began_with(regard, pairs, gold, tmp_path) -> None:
@@ -281,7 +281,7 @@ def test_links_are_written_into_pipes_and_through_links(regard, pairs, tmp_path)
 def test_the_pairs_are_not_overwritten(regard, pairs, tmp_path) -> None:
     (tmp_path / "pairs").write_bytes(pairs.read_bytes())
     result = regard("align", tmp_path / "pairs", "--out", tmp_path / "pairs")
-    assert result.code == 2 and "--out must be another file than the pairs" in result.err
+    assert result.code == 2 and "--out must not be the file of the pairs" in result.err
     assert (tmp_path / "pairs").read_bytes() == pairs.read_bytes()
 
 
@@ -309,7 +309,7 @@ def test_a_missing_aligner_is_a_sentence_before_anything_is_done(regard, pairs, 
 def test_a_model_without_attention_is_named_by_its_option(regard, pairs, tmp_path) -> None:
     out = trained(tmp_path / "out", pairs, *RECURRENT, "--steps", "2", "--attention", "none")
     result = regard("align", pairs, "--model", "english-french", "--back", out)
-    assert result.code == 2 and "--back must be a translator that attends" in result.err
+    assert result.code == 2 and "--back must be a translation model with attention" in result.err
 
 
 def test_a_huge_pair_is_left_without_links_and_the_rest_is_aligned(regard, pairs, tmp_path) -> None:
@@ -319,4 +319,4 @@ def test_a_huge_pair_is_left_without_links_and_the_rest_is_aligned(regard, pairs
     result = regard("align", tmp_path / "pairs")
     found = result.out.splitlines()
     assert result.code == 0 and len(found) == 20 and found[7] == "" and found[8]
-    assert "without links: 1 pairs" in result.err
+    assert "no links: 1 pairs" in result.err

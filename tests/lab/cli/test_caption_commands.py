@@ -62,7 +62,7 @@ def test_a_sentence_and_where_its_words_looked(regard, captioner, images, tmp_pa
     assert both.out.splitlines()[0] == done.out.strip()
     assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size > 10_000
     page = (tmp_path / "a.html").read_text()
-    assert "data:image/jpeg;base64" in page and "Where each word looked" in page
+    assert "data:image/jpeg;base64" in page and "Where each word attended" in page
     told = json.loads(regard("caption", file, "--model", captioner, "--json").out)
     assert told["caption"] == done.out.strip() and told["grid"] == [4, 4]
     assert " ".join(told["words"]) == told["caption"]
@@ -89,10 +89,10 @@ def test_images_that_cannot_be_used_are_told(regard, captioner, images, tmp_path
     assert done.out.startswith(f"{good}\t")
     assert f"regard: caption: {bad} must be an image (JPEG, PNG," in done.err
     assert f"caption: {tmp_path / 'none.png'} must exist, got no such file." in done.err
-    assert "regard: 2 of 3 images could not be used" in done.err
+    assert "regard: 2 of 3 images cannot be read" in done.err
     none = regard("caption", bad, "--model", captioner, "--attention", tmp_path / "a.png")
     assert none.code == 2 and none.out == ""
-    assert "regard: caption: IMAGE must be an image that can be used, got none of 1." in none.err
+    assert "regard: caption: the image cannot be read." in none.err
     assert not (tmp_path / "a.png").exists()
     piped = regard("caption", "-", "--model", captioner, stdin=good.read_bytes())
     assert piped.code == 0 and piped.out
@@ -126,10 +126,10 @@ def test_evaluate_scores_what_is_decoded(regard, captioner, images, tmp_path) ->
     assert (scores["images"], scores["references"]) == (6, 12)
     written = [line.split("\t") for line in out.read_text().splitlines()]
     assert sorted(name for name, _ in written) == sorted(f"some/{path.name}" for path in (images / "images").iterdir())
-    assert "left out, no such image: 1 captions of 1 images (the first 'lost.png')" in done.err
-    assert "left out, cannot be used: 1 of 7 images" in done.err
+    assert "skipped, no such image: 1 captions of 1 images (the first 'lost.png')" in done.err
+    assert "skipped, cannot be read: 1 of 7 images" in done.err
     for arguments, message in (
-        ((), "--images must be given for a captioner: the folder or tar archive, got none"),
+        ((), "a captioner requires --images, the folder or tar archive"),
         (("--images", archive, "--links", "x"), "--links must be left out unless the model is a translator, got x"),
         (("--images", archive, "--per", "line"), "--per must be left out for a captioner, got line"),
     ):
@@ -146,7 +146,7 @@ def test_training_by_the_readme(regard, images, tmp_path) -> None:
         "--encoder", "cnn", "--tune", "full", "--steps", "2", "--vocabulary", "characters", *settings,
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert "held out to validate: 1 images" in done.out
+    assert "held out for validation: 1 images" in done.out
     assert f"regard caption photo.jpg --model {out} --attention attention.png" in done.out
     again = regard("train", "captioner", "--data", images / "list.tsv", "--images", images / "images", "--out", out)
     assert again.code == 2 and "--out must be a new folder" in again.err
@@ -154,5 +154,5 @@ def test_training_by_the_readme(regard, images, tmp_path) -> None:
     shown = regard("train", "captioner", "--show-options", "--out", tmp_path / "new", "--model", "transformer")
     assert shown.code == 0 and "[training]" in shown.out and "# decoder_layers = 3" in shown.out
     refused = regard("train", "captioner", "--data", images / "list.tsv", "--out", tmp_path / "new")
-    assert refused.code == 2 and "--images must be given: a folder or a tar, got none" in refused.err
+    assert refused.code == 2 and "--images is required: a folder or tar archive" in refused.err
     assert not (tmp_path / "new").exists()

@@ -70,7 +70,7 @@ def test_a_line_in_is_a_line_out(regard, model, tmp_path) -> None:
     result = regard("classify", "--model", model, "--data", tmp_path / "texts.txt", "--json")
     records = [json.loads(line) for line in result.out.splitlines()]
     assert records[0]["label"] == "yes" and set(records[0]["probabilities"]) == {"yes", "no"}
-    assert result.err == "regard: 1 of 2 texts were cut to 24 tokens\n"
+    assert result.err == "regard: truncated 1 of 2 texts to 24 tokens\n"
     assert json.loads(regard("classify", "--model", model, "--json", "--", " ").out)["label"] is None
 
 
@@ -114,7 +114,7 @@ def test_evaluate_a_language_model(regard, language, tmp_path) -> None:
         (["--pairs"], "--pairs must be left out for a language model, got True."),
         (["--targets", "b.txt"], "--targets must be left out unless the model is a translator, got b.txt."),
         (["--beams", "2"], "the search must be left out unless the model is a translator"),
-        (["--out", "b.txt"], "--out must be left out for a language model: nothing is written, got b.txt."),
+        (["--out", "b.txt"], "--out must be left out for a language model: it generates nothing, got b.txt."),
     ],
 )
 def test_what_has_no_effect_on_a_language_model(regard, language, tmp_path, arguments, sentence) -> None:
@@ -149,13 +149,13 @@ def test_folders_that_are_no_classifiers(regard, language, model, tmp_path) -> N
         result = regard("classify", "--model", folder, "text")
         assert result.code == 2 and sentence in result.err and "Traceback" not in result.err, result.err
     result = regard("evaluate", "-", "--model", tmp_path / "pairs", stdin="a\tb\n")
-    assert result.code == 2 and "a classifier of texts or images, got Pair" in result.err
+    assert result.code == 2 and "classifier of texts or images, got Pair" in result.err
 
 
 def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:
     for content, sentence in (
         (b"a\tx\nb\tx\n", "must have"),
-        (b"text without a label\n", "line 1 must have 2 columns with tabs between them: text, label, got 1"),
+        (b"text without a label\n", "line 1 must have 2 tab-separated columns: text, label, got 1"),
         (b"\x00\x01\t\n", "must be text in UTF-8, got a binary file"),
         (b"", "must have lines with a text and a label, got an empty file"),
     ):
@@ -163,13 +163,13 @@ def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:
         result = regard("train", "classifier", "--data", tmp_path / "bad.tsv", "--out", tmp_path / "out", *SMALL)
         assert result.code == 2 and sentence in result.err and not (tmp_path / "out").exists(), result.err
     result = regard("classify", "--model", model, "--data", labelled, "text")
-    assert result.code == 2 and "--data must be left out where texts are given" in result.err
+    assert result.code == 2 and "--data must be left out if texts are given" in result.err
     result = regard("classify", "--model", model, "--pairs", stdin="one\ttwo\nthree\n")
-    assert result.code == 2 and "standard input, line 2 must have two texts with a tab between them" in result.err
+    assert result.code == 2 and "standard input, line 2 must have two texts separated by a tab" in result.err
     result = regard("classify", "--model", model, stdin=b"caf\xe9\n")
     assert result.code == 2 and "standard input, line 1 must be text in UTF-8" in result.err
     result = regard("train", "classifier", "--out", tmp_path / "out")
-    assert result.code == 2 and "--data must be given: lines of text, tab, label, got none." in result.err
+    assert result.code == 2 and "--data is required: lines of text, tab, label." in result.err
 
 
 def test_options_are_shown_and_a_run_goes_on(regard, labelled, model, tmp_path) -> None:
@@ -183,6 +183,6 @@ def test_options_are_shown_and_a_run_goes_on(regard, labelled, model, tmp_path) 
     again = regard(*out, "--data", labelled, *SMALL)
     assert again.code == 2 and "or be resumed (--resume)" in again.err
     on = regard(*out, "--resume", "--steps", "5")
-    assert on.code == 0 and "steps is now 5, was 3" in on.out and "Ended after step 5" in on.out, on.err
+    assert on.code == 0 and "steps changed from 3 to 5" in on.out and "Ended after step 5" in on.out, on.err
     other = regard(*out, "--resume", "--epochs", "5")
     assert other.code == 2 and "--epochs must be 3.0, as the run that is resumed began, got 5.0." in other.err

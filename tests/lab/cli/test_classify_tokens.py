@@ -63,9 +63,9 @@ def test_what_does_not_fit(regard, tokenizer: Tokenizer, tmp_path: Path) -> None
     sizes = DISTILBERT | {"vocab_size": 280, "max_position_embeddings": 6, "id2label": LABELS}
     folder = folder_of(tmp_path, "DistilBertForTokenClassification", tokenizer, **sizes)
     outcome = regard("classify", "wxyz wxyz", "a", "--model", folder, "--json")
-    assert outcome.code == 0 and "1 of 2 texts were cut to 6 tokens" in outcome.err
+    assert outcome.code == 0 and "truncated 1 of 2 texts to 6 tokens" in outcome.err
     assert [len(json.loads(line)["tokens"]) for line in outcome.out.splitlines()] == [4, 1]
     outcome = regard("classify", "a\tb", "--pairs", "--model", folder)
-    assert outcome.code == 2 and "--pairs must be left out for a classifier of tokens" in outcome.err
+    assert outcome.code == 2 and "--pairs must be left out for a token classifier" in outcome.err
     outcome = regard("evaluate", tmp_path / "config.json", "--model", folder)
     assert outcome.code == 2 and "got HostedTokenClassifier in" in outcome.err

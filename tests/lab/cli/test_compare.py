@@ -35,7 +35,7 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
         "--set", "model.width=32", "--set", "model.heads=2", "--set", "model.encoder=24",
     )  # fmt: skip
     assert result.code == 0, result.err
-    assert result.out.count("left out, a side is empty: 1") == 1
+    assert result.out.count("skipped, one side is empty: 1") == 1
     options = {name: tomllib.loads((out / name / "options.toml").read_text()) for name in ("none", "transformer")}
     assert options["none"]["model"]["encoder"] == 24 and "width" not in options["none"]["model"]
     assert options["transformer"]["model"] == {"width": 32, "heads": 2, "dropout": 0.0}
@@ -56,16 +56,16 @@ def test_a_table_a_picture_and_numbers(regard, pairs, tmp_path) -> None:
     [
         (
             ["--attention", "additive"],
-            "--attention must name two mechanisms or more, separated by commas, got",
+            "--attention must name at least two mechanisms, separated by commas, got",
         ),
         (["--attention", "dot,dot"], "--attention must name each mechanism once"),
         (["--attention", "dot,aditive"], "did you mean 'additive'"),
         (["--attention", "dot,additive", "--steps", "0"], "steps must be an int of at least 1"),
         (["--attention", "dot,additive", "--set", "training.steps=abc"], "steps must be an int of at least 1"),
         (["--attention", "dot,additive", "--data", "-"], "--data must be a file"),
-        (["--attention", "dot,additive", "--set", "attention=dot"], "attention must be left to --attention"),
-        (["--attention", "dot,transformer", "--set", "kind=recurrent"], "kind must be left to --attention"),
-        (["--attention", "dot,none", "--set", "model.score=dot"], "model.score must be left to --attention"),
+        (["--attention", "dot,additive", "--set", "attention=dot"], "attention must be left out: --attention sets it"),
+        (["--attention", "dot,transformer", "--set", "kind=recurrent"], "kind must be left out: --attention sets it"),
+        (["--attention", "dot,none", "--set", "model.score=dot"], "model.score must be left out: --attention sets it"),
         (["--attention", "dot,none", "--set", "model.heads=4"], "model.heads must be one of"),
         (["--attention", "dot,transformer", "--set", "model.head=4"], "did you mean 'heads'"),
         (["--attention", "dot,transformer", "--set", "model=4"], "model must be a table"),

@@ -48,7 +48,7 @@ def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stdout", Terminal())
     demo.run([], out=tmp_path)
     shown = sys.stdout.getvalue()
-    assert "An English sentence of yours" in shown
+    assert "Type an English sentence" in shown
     assert "Merci." in shown
     assert "never read" not in shown
 
@@ -57,16 +57,16 @@ def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.M
 def test_a_long_sentence_is_not_drawn_and_a_cut_one_told(regard, tmp_path: Path) -> None:
     outcome = regard("demo", "the cat " * 300, "--out", tmp_path)
     assert outcome.code == 0, outcome.err
-    assert "(cut to the first 512 of 600 tokens)" in outcome.out
+    assert "(truncated to the first 512 of 600 tokens)" in outcome.out
     assert outcome.out.count("█") == regard("demo", "", "--out", tmp_path).out.count("█")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["I see.", "--train"], "demo: sentences must not be given with --train, got 'I see.'."),
-        (["--seconds", "20"], "demo: --seconds must come with --train, got it alone."),
-        (["--seed", "1"], "demo: --seed must come with --train, got it alone."),
+        (["I see.", "--train"], "demo: sentences cannot be combined with --train, got 'I see.'."),
+        (["--seconds", "20"], "demo: --seconds requires --train."),
+        (["--seed", "1"], "demo: --seed requires --train."),
     ],
 )
 def test_what_has_no_effect_is_refused(regard, arguments: list[str], said: str) -> None:

@@ -44,7 +44,7 @@ def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path
         "words/s",
         "phoneme error rate",
         "word error rate",
-        "Words it never",
+        "Held-out words",
     ):
         assert text in outcome.out
     for word in demo.EXAMPLES:
@@ -148,5 +148,5 @@ def test_a_loss_that_is_no_number_is_one_sentence(regard, small, tmp_path: Path,
     monkeypatch.setattr(demo, "_warm", lambda *_: 0.0)
     outcome = regard("demo", "--train", "--out", tmp_path)
     assert outcome.code == 2
-    assert outcome.err.startswith("regard: demo: the loss must be finite, got nan at step 1: lower learning_rate")
+    assert outcome.err.startswith("regard: demo: the loss is nan at step 1: lower learning_rate")
     assert outcome.err.count("\n") == 1

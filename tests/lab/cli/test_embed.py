@@ -82,7 +82,7 @@ def test_padding_on_either_side_changes_no_row(name: str, tokenizer: Tokenizer, 
     for left, right in ((0, 7), (7, 0)):
         padded = torch.nn.functional.pad(numbers, (left, right), value=257)
         keep = torch.nn.functional.pad(torch.ones_like(numbers), (left, right)).bool()
-        found = rows(padded, keep=keep)[keep]
+        found = rows(padded, attention_mask=keep)[keep]
         assert float((found - alone).abs().max() / alone.abs().max().clamp(min=1)) < 1e-5
 
 
@@ -124,7 +124,7 @@ def test_folders_of_sentence_transformers(regard, new: bool, tokenizer: Tokenize
 
     state("cls")
     outcome = regard("embed", *TEXTS, "--model", folder, "--out", tmp_path / "vectors.npy")
-    assert "each vector is the first token's row in the last layer, scaled to length 1" in outcome.err
+    assert "each vector is the first token in the last layer, scaled to length 1" in outcome.err
     found, wanted = np.load(tmp_path / "vectors.npy"), torch.stack([each[0] / each[0].norm() for each in rows])
     assert found.dtype == np.float32 and np.abs(found - wanted.numpy()).max() < 1e-5
     outcome = regard("embed", *TEXTS, "--model", folder, "--pooling", "mean", "--out", tmp_path / "vectors.jsonl")
@@ -139,11 +139,17 @@ def test_folders_of_sentence_transformers(regard, new: bool, tokenizer: Tokenize
     )
     state("mean", max_seq_length=5)
     outcome = regard("embed", TEXTS[0], "a", "--model", folder, "--no-normalize", "--json")
-    assert "1 of 2 texts were cut to 5 tokens" in outcome.err and "length 1" not in outcome.err
+    assert "truncated 1 of 2 texts to 5 tokens" in outcome.err and "length 1" not in outcome.err
     for change, sentence in (
-        ({"pooling": ["mean", "cls"]}, "have a pooling of mean, cls, lasttoken, max (--pooling takes the place of it)"),
-        ({"pooling": "mean", "listed": [*steps[:2], {"type": "models.Dense"}]}, "list Transformer, Pooling and maybe"),
-        ({"pooling": "mean", "do_lower_case": True}, "leave lower case to the tokenizer (--pooling embeds without it)"),
+        ({"pooling": ["mean", "cls"]}, "have a pooling of mean, cls, lasttoken, max (--pooling overrides it)"),
+        (
+            {"pooling": "mean", "listed": [*steps[:2], {"type": "models.Dense"}]},
+            "list Transformer, Pooling and optionally",
+        ),
+        (
+            {"pooling": "mean", "do_lower_case": True},
+            "leave lowercasing to the tokenizer (--pooling embeds without lowercasing)",
+        ),
     ):
         state(**change)  # type: ignore[arg-type]
         outcome = regard("embed", "a", "--model", folder)
@@ -157,11 +163,11 @@ def test_what_is_refused(regard, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "gap").write_text("a\n\nb\n")
     for arguments, sentence in (
         (["--data", tmp_path / "empty"], "empty must hold a text, got none"),
-        (["--data", tmp_path / "gap"], "gap, line 2 must have a text, so that each line has its vector"),
+        (["--data", tmp_path / "gap"], "gap, line 2 must not be empty"),
         (["a", "--out", tmp_path / "a.csv"], "--out must end in .npy, .tsv, .jsonl, got 'a.csv'"),
         (
             ["a", "--out", tmp_path / "a.npy", "--json"],
-            "--json must be left out with --out, whose name says the format",
+            "--json must be left out with --out, whose suffix sets the format",
         ),
         (["a", "--pooling", "means"], "--pooling must be one of 'first', 'last', 'max', 'mean', got 'means'"),
     ):

@@ -75,7 +75,7 @@ def test_padding_on_either_side_changes_no_row(tokenizer: Tokenizer, tmp_path: P
         for left, right in ((0, 7), (7, 0)):
             padded = torch.nn.functional.pad(numbers, (left, right), value=257)
             keep = torch.nn.functional.pad(torch.ones_like(numbers), (left, right)).bool()
-            assert float((logits(padded, keep=keep)[keep] - alone[0]).abs().max()) < 1e-5
+            assert float((logits(padded, attention_mask=keep)[keep] - alone[0]).abs().max()) < 1e-5
 
 
 def test_a_model_of_ours(regard, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -108,18 +108,18 @@ def test_what_has_no_mask_is_explained(regard, tokenizer: Tokenizer, tmp_path: P
         ),
         (["--data", tmp_path / "lines", "--model", masked], "lines, line 2 must have the model's mask"),
         (["--data", tmp_path / "empty", "--model", masked], "empty must hold a text with the model's mask, <|mask|>"),
-        (["a", "--data", tmp_path / "lines", "--model", masked], "--data must be left out where texts are given"),
+        (["a", "--data", tmp_path / "lines", "--model", masked], "--data must be left out if texts are given"),
         (
             [f"{'a' * 9}<|mask|>", "--model", short],
             "TEXT must have at most 8 tokens, the positions of the model, got 12",
         ),
         (
             ["<|mask|>", "--model", unmasked],
-            "have a tokenizer with a mask, which tokenizer_config.json calls mask_token",
+            "have a tokenizer with a mask_token in tokenizer_config.json",
         ),
-        (["<|mask|>", "--model", bare], "have a head that names masked tokens: a folder of ...ForMaskedLM has one"),
-        (["<|mask|>", "--model", labels], "names masked tokens, such as BERT, got SequenceClassifier"),
-        (["<|mask|>", "--model", discriminator], "or is without a head, got ElectraForPreTraining"),
+        (["<|mask|>", "--model", bare], "have a masked-language-model head, as ...ForMaskedLM folders have"),
+        (["<|mask|>", "--model", labels], "a masked language model, such as BERT, got SequenceClassifier"),
+        (["<|mask|>", "--model", discriminator], "or a model without a head, got ElectraForPreTraining"),
         (["<|mask|>", "--model", tmp_path / "none"], "must be a folder with config.json"),
     ):
         outcome = regard("fill-mask", *arguments)

@@ -38,7 +38,7 @@ def test_from_a_folder_of_photos_to_their_labels(regard, photos, tmp_path) -> No
     result = regard("train", "classifier", "--images", photos, "--out", out, "--epochs", "6", "--flip", "--shift", "1",
                     *TINY, "--learning-rate", "0.01")  # fmt: skip
     assert result.code == 0, result.err
-    assert "32 images, 2 labels" in result.out and "no image that can be read: 1" in result.out
+    assert "32 images, 2 labels" in result.out and "unreadable images: 1" in result.out
     assert "red/broken.jpg must be an image" in result.out and "images/s" in result.out
     assert f"regard classify --model {out} photo.jpg" in result.out
     result = regard("classify", "--model", out, photos / "red" / "3.png")
@@ -46,7 +46,7 @@ def test_from_a_folder_of_photos_to_their_labels(regard, photos, tmp_path) -> No
     assert result.code == 0 and label == "red" and 0.5 < float(share) <= 1
     listed = regard("classify", "--model", out, "--data", photos, "--top", "2")
     assert listed.code == 0 and len(listed.out.splitlines()) == 32
-    assert "no image that can be read: 1" in listed.err
+    assert "unreadable images: 1" in listed.err
     first = listed.out.splitlines()[0].split("\t")
     assert first[:2] == ["blue/0.png", "blue"] and first[3] == "red"
     as_json = regard("classify", "--model", out, "--json", photos / "blue" / "0.png", photos / "red" / "broken.jpg")
@@ -74,11 +74,11 @@ def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:
         (["classify", "--model", out, broken], "broken.jpg must be an image"),
         (["classify", "--model", out, broken, broken], "have images that can be read, got none"),
         (["classify", "--model", out, tmp_path / "no.png"], "no.png must exist, got no such file"),
-        (["classify", "--model", out], "PHOTO must be given: image files, or --data"),
-        (["classify", "--model", out, "--pairs", broken], "--pairs must be left out for a classifier of images"),
+        (["classify", "--model", out], "name image files, or pass --data"),
+        (["classify", "--model", out, "--pairs", broken], "--pairs must be left out for an image classifier"),
         (["classify", "--model", out, "--data", tmp_path / "none"], "have files that end in one of"),
         (["evaluate", tmp_path, "--model", out], "cats/0.png must have a label among 'blue', 'red', got 'cats'"),
-        (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for a classifier of images"),
+        (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for an image classifier"),
         (["evaluate", photos, "--model", out, "--per", "line"], "--per must be left out for a classifier"),
         (["train", "language-model", "--data", broken, "--start", out, "--out", tmp_path / "l"], "have a tokenizer"),
         (["train", "classifier", "--data", broken, "--start", out, "--out", tmp_path / "t"], "must have 2 columns"),
@@ -124,7 +124,7 @@ def test_mechanisms_side_by_side(regard, photos, tmp_path) -> None:
     assert (out / "compared.png").read_bytes().startswith(b"\x89PNG")
     for attention, sentence in (
         ("none,sse", "--attention must be one of"),
-        ("se", "name two mechanisms or more"),
+        ("se", "name at least two mechanisms"),
         ("se,transformer", "--out must be a new folder"),
     ):
         result = regard("compare", "image-classification", "--attention", attention, "--images", photos, "--out", out,

@@ -62,7 +62,7 @@ def test_what_each_token_looked_at(regard, model, tmp_path) -> None:
     result = regard("generate", "--model", model, "a rose", "--max-new-tokens", "4", "--alignment", *pictures)
     assert result.code == 0 and "attention:" in result.out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "What each token looked at" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "What each token attended to" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
 def test_sampling_goes_by_the_seed(regard, model) -> None:
@@ -83,10 +83,13 @@ def test_beams_and_lookup_write_the_same(regard, model) -> None:
     [
         (["--samples", "2"], "--samples must be 1 where temperature is 0, got 2."),
         (["--beams", "2", "--alignment"], "--alignment, --plot and --html must be left out with --beams, got both."),
-        (["--draft", "lookup", "--alignment"], "--draft must be left out where attention is drawn, got lookup."),
+        (
+            ["--draft", "lookup", "--alignment"],
+            "--draft must be left out with --alignment, --plot and --html, got lookup.",
+        ),
         (["--top-p", "0.5"], "--top-p must be 1.0 where temperature is 0, got 0.5."),
         (["--temperature", "-1"], "--temperature must be a finite number of at least 0, got -1.0."),
-        (["--stop", ""], "--stop must hold no empty sequence, got one."),
+        (["--stop", ""], "--stop must not contain empty sequences, got one."),
         (["--plot", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
     ],
 )

@@ -132,18 +132,18 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         tokenizer.save(tmp_path / name)
     cases = [
         ((tmp_path / "nothing", "--text", "a"), "nothing must be a folder with config.json"),
-        ((MINILM, "--text", "a", "--head", "2"), "look: --head must come with --layer, got it alone"),
+        ((MINILM, "--text", "a", "--head", "2"), "look: --head requires --layer"),
         ((MINILM, "--text", "a", "--layer", "6"), "layer must be a name, or a number below 6, got 6"),
-        ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, as many as the layer has"),
-        ((tmp_path / "linear", "--text", "a"), "must be a model that attends to something, got DecoderLM"),
-        ((tmp_path / "linear", "--text", ""), "look: --text must have a token, got ''"),
-        ((tmp_path / "t5", "--text", "a"), "look: MODEL must say which token its decoder begins with"),
-        ((MINILM, "--text", "a", "--target", "b"), "--target must be left out for a model that reads one text"),
-        ((MINILM,), "look: --text must be given, got none"),
-        ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for one of texts"),
-        ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder, or FILE.py:FUNCTION, got"),
+        ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, the number of heads"),
+        ((tmp_path / "linear", "--text", "a"), "must be a model with attention, got DecoderLM"),
+        ((tmp_path / "linear", "--text", ""), "look: --text must have at least one token, got ''"),
+        ((tmp_path / "t5", "--text", "a"), "look: MODEL must have a decoder_start_token_id"),
+        ((MINILM, "--text", "a", "--target", "b"), "--target must be left out unless the model is an encoder–decoder"),
+        ((MINILM,), "look: a text model requires --text"),
+        ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for a text model"),
+        ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder or FILE.py:FUNCTION, got"),
         ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
-        ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module and its inputs"),
+        ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module, its inputs"),
         ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),
     ]
     for given, message in cases:
@@ -216,8 +216,8 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
     assert len(text["tokens"]) == 17 and text["special"] == [0] and len(page.described["heads"]) == 8
     picture.write_bytes(picture.read_bytes()[:60])
     for given, message in (
-        (("--image", picture), "--image must be a picture that can be read"),
-        (("--text", "a"), "--image must be given for a model of images"),
+        (("--image", picture), "--image must be a readable image"),
+        (("--text", "a"), "an image model requires --image"),
     ):
         result = regard("look", tmp_path, *given)
         assert result.code == 2 and message in " ".join(result.err.split()), result.err
@@ -238,11 +238,13 @@ def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int)
     assert result.code == 0 and result.out.startswith("2 layers of 3 heads, 16 tokens"), result.err
     (text,) = Page((tmp_path / "vit.html").read_text(encoding="utf-8")).described["texts"]
     assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
-    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith("regard: look: --image must be given")
+    assert regard("look", tmp_path / "vit", "--text", "a").err.startswith(
+        "regard: look: an image model requires --image"
+    )
     resnet = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1, channels=channels)), ["a", "b"])
     ImageClassificationPipeline(resnet, how).save(tmp_path / "resnet")
     result = regard("look", tmp_path / "resnet", "--image", picture)
-    expected = "regard: look: MODEL must be a vision transformer, whose patches look at each other, got a ResNet.\n"
+    expected = "regard: look: MODEL must be a vision transformer, got a ResNet.\n"
     assert (result.code, result.err) == (2, expected)
 
 
@@ -270,8 +272,8 @@ def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path) -> None:
     assert text["tokens"][at : at + 2] == ["patch 0,0", "patch 0,1"] and text["tokens"][at + 15] == "patch 3,3"
     assert [layer["shape"] for layer in page.described["layers"]] == [[count, count]] * 2 and count > 17
     for given, message in (
-        (("--image", picture), "--image and --text must be given for a model of both, got no text"),
-        (("--text", "a"), "--image and --text must be given for a model of both, got no image"),
+        (("--image", picture), "a vision–language model requires both --image and --text"),
+        (("--text", "a"), "a vision–language model requires both --image and --text"),
     ):
         result = regard("look", tmp_path, *given)
         assert result.code == 2 and message in " ".join(result.err.split()), result.err

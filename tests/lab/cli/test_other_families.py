@@ -68,7 +68,7 @@ def test_classifiers_on_decoders(
         found = torch.tensor([[each[label] for label in labels.values()] for each in shown])
         assert float((found - expected).abs().max()) < 1e-5
     refused = regard("evaluate", tmp_path / "texts", "--model", folder)
-    assert (problem is None) == ("that names one label of each text" not in refused.err)
+    assert (problem is None) == ("single-label classifier" not in refused.err)
 
 
 def test_texts_of_other_families(regard, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -101,9 +101,7 @@ def test_a_text_beyond_the_learned_length(regard, name: str, tokenizer: Tokenize
     outcome = regard("generate", "to be", "--model", folder, "--max-new-tokens", 6)
     assert outcome.code == 0 and "positions" not in outcome.err
     outcome = regard("generate", "to be", "--model", folder, "--max-new-tokens", 20)
-    sentence = (
-        "the text is now longer than the 12 positions that the model was made for, so it may become nonsense: lower"
-    )
+    sentence = "the text is longer than the model's maximum length of 12 tokens, so its quality may drop: lower"
     assert outcome.code == 0 and outcome.err.count(sentence) == 1, outcome.err
 
 
@@ -117,9 +115,9 @@ def test_bytes_that_are_no_character_are_explained(regard, tokenizer: Tokenizer,
         made.transformer.wte.weight[0xC3] = 1.0
     made.save_pretrained(folder)
     outcome = regard("generate", "x", "--model", folder, "--max-new-tokens", 1)
-    assert outcome.out == "x�\n" and "cut by --max-new-tokens: a larger one finishes it" in outcome.err
+    assert outcome.out == "x�\n" and "increase --max-new-tokens to complete it" in outcome.err
     outcome = regard("generate", "x", "--model", folder, "--max-new-tokens", 3)
-    assert "stands for bytes that the model wrote and that are no character of UTF-8" in outcome.err
+    assert "marks bytes in the model's output that are not valid UTF-8" in outcome.err
 
 
 def test_folders_of_timm_are_explained(regard, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_labels_are_those_of_transformers(regard, name: str, photos: Path, tmp_p
         assert float((found - expected).abs().max()) < 1e-5
     outcome = regard("evaluate", photos, "--model", folder, "--json")
     if "problem_type" in MODELS[name][0]:
-        assert outcome.code == 2 and "names one label of each text or image, got one of problem_type" in outcome.err
+        assert outcome.code == 2 and "be a single-label classifier, got one of problem_type" in outcome.err
     else:
         assert outcome.code == 0, outcome.err
         true = torch.tensor([0 if path.parent.name == "cat" else 1 for path in files])
@@ -124,8 +124,11 @@ def test_what_cannot_be_read_is_explained(regard, photos: Path, tmp_path: Path) 
     refused("describe a processor that makes all images one size, got CLIPImageProcessorPil, which makes 16 × 21 and")
     path.write_text(json.dumps(described))
     outcome = regard("classify", "--model", folder, photo, "--pairs")
-    assert outcome.code == 2 and "--pairs must be left out for a classifier of images" in outcome.err
+    assert outcome.code == 2 and "--pairs must be left out for an image classifier" in outcome.err
     made = transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT_SIZES))
     made.save_pretrained(tmp_path / "questions")
     outcome = regard("classify", "--model", tmp_path / "questions", "a")
-    assert outcome.code == 2 and "labels texts, tokens or images, or is without a head, got BertForQ" in outcome.err
+    assert (
+        outcome.code == 2
+        and "a classifier of texts, tokens or images, or a model without a head, got BertForQ" in outcome.err
+    )

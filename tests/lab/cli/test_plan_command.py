@@ -20,7 +20,7 @@ def test_the_plan_of_gpt3(regard) -> None:
     outcome = regard("plan", "gpt3", "--gpus", "1024", "--memory", "80")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("gpt3: 174,604,259,328 parameters;")
-    for text in ("Operations a token, in sequences of 2,048", "1,024 GPUs of 80 GB", "DDP: needs 2,8", "best"):
+    for text in ("FLOPs per token, sequence length 2,048", "1,024 GPUs of 80 GB", "DDP: needs 2,8", "best"):
         assert text in outcome.out
     assert "Energy" not in outcome.out and "Cost" not in outcome.out, "as asked"
     assert max(map(len, outcome.out.splitlines())) <= 80 and "…" not in outcome.out
@@ -89,21 +89,21 @@ def test_a_batch_is_rounded_to_the_gpus(regard) -> None:
     ("given", "sentence"),
     [
         (["gpt33"], "got 'gpt33' (did you mean 'gpt3'?)."),
-        ([], "plan: [NAME] must be given, or --layers and --width, got neither."),
-        (["--layers", "2"], "plan: [NAME] must be given, or --layers and --width, got neither."),
-        (["gpt3", "--table"], "plan: [NAME] must be left out with --table, which has every model, got 'gpt3'."),
+        ([], "plan: name a model, or pass --layers and --width."),
+        (["--layers", "2"], "plan: name a model, or pass --layers and --width."),
+        (["gpt3", "--table"], "plan: [NAME] must be left out with --table, which lists all models, got 'gpt3'."),
         (["--table", "--gpus", "2"], "plan: --gpus must be left out with --table, got 2."),
         (["--table", "--set", "a=1"], "plan: --set must be left out with --table, got a=1."),
         (["gpt3", "--gpus", "0"], "plan: --gpus must be an int from 1 to 1,048,576, got 0."),
         (["gpt3", "--share", "1.5"], "plan: --share must be a number in (0, 1], got 1.5."),
         (["gpt3", "--precision", "mixd"], "got 'mixd' (did you mean 'mixed'?)."),
         (["gpt3", "--heads", "7"], "plan: --heads must divide width 12288, got 7."),
-        (["gpt3", "--length", "4096"], "plan: --length must be at most 2,048, the positions that the model learns"),
-        (["gpt3", "--batch-tokens", "100"], "plan: --batch-tokens must be at least 2,048, the tokens of a sequence,"),
+        (["gpt3", "--length", "4096"], "plan: --length must be at most 2,048, the number of learned positions"),
+        (["gpt3", "--batch-tokens", "100"], "plan: --batch-tokens must be at least 2,048, the sequence length,"),
         (["gpt3", "--set", "kv_head=8"], "got 'kv_head' (did you mean 'kv_heads'?)."),
         (["gpt3", "--set", "kv_heads"], "plan: --set must be NAME=VALUE, such as kv_heads=8, got 'kv_heads'."),
-        (["xlnet-large", "--layers", "2"], "plan: --layers must be left out for xlnet-large, which no config"),
-        (["transformer-base", "--layers", "2"], "plan: --layers must be left out for transformer-base: --set"),
+        (["xlnet-large", "--layers", "2"], "plan: --layers must be left out for xlnet-large, which has no config"),
+        (["transformer-base", "--layers", "2"], "plan: --layers must be left out for transformer-base: use --set"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(regard, given: list[str], sentence: str) -> None:

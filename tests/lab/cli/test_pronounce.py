@@ -95,7 +95,7 @@ def test_a_missing_model(regard, tmp_path: Path) -> None:
 def test_a_truncated_model(regard, model: Path) -> None:
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    _refused(regard("pronounce", "cat", "--model", model), "model.safetensors must be a whole safetensors file")
+    _refused(regard("pronounce", "cat", "--model", model), "model.safetensors must be a complete safetensors file")
 
 
 def test_a_foreign_model(regard, model: Path) -> None:
@@ -115,7 +115,9 @@ def test_a_pickle_is_never_loaded(regard, model: Path, tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "exploded",))
 
     (model / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
-    _refused(regard("pronounce", "cat", "--model", model), "a pickle or zip file, which is never loaded")
+    _refused(
+        regard("pronounce", "cat", "--model", model), "a pickle or zip file, which could run code and is never loaded"
+    )
     assert not (tmp_path / "exploded").exists()
 
 
@@ -155,7 +157,7 @@ def test_a_model_without_attention_speaks_and_draws_nothing(regard, tmp_path: Pa
     assert json.loads(regard("pronounce", "cat", "--model", model, "--json").out)[0]["weights"] is None
     _refused(
         regard("pronounce", "cat", "--model", model, *option),
-        "must hold a model with attention to draw an alignment, got one without",
+        "must hold a model with attention to draw alignments, got one without",
     )
 
 

@@ -54,7 +54,7 @@ def test_what_is_hidden_is_learned_and_the_model_goes_on_with_pairs(regard, text
     assert isinstance(made.source, SubwordVocabulary) and len(made.source.sentinels) == 100
     for command in (("translate", "one two"), ("evaluate", str(texts))):
         refused = regard(*command, "--model", tmp_path / "spans")
-        assert refused.code == 2 and "must be a model that translates, got one that restores spans" in refused.err
+        assert refused.code == 2 and "must be a translation model, got a span-corruption model" in refused.err
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{line} \t{line}\n" for line in texts.read_text().splitlines()[:30]))
     run = ["--data", pairs, "--out", tmp_path / "pairs", "--steps", "4", "--learning-rate", "1e-12"]
@@ -97,4 +97,4 @@ def test_a_text_with_more_spans_than_sentinels_is_refused(regard, texts, tmp_pat
     run = ["--data", texts, "--out", tmp_path / "no", *SIZES, "--steps", "1", "--set", "data.max_length=5000"]
     result = regard("train", "span-corruption", *run)
     assert result.code == 2
-    assert "data.max_length must be so small that no text has more than 100 spans, got 5000, and " in result.err
+    assert "data.max_length must be small enough for at most 100 spans per text, got 5000, which gives " in result.err

@@ -100,7 +100,7 @@ def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
     for command in (["translate", "red dog"], ["evaluate", pairs]):
         result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
         assert result.code == 2 and "Traceback" not in result.err
-        why = "lines must fit in memory, got an allocation that failed; lower batch (now 9) or beams (now 4)."
+        why = "out of memory: lower batch (now 9) or beams (now 4)."
         assert result.err.splitlines()[-1] == f"regard: {command[0]}: {why}", "no name of a function"
 
 
@@ -170,17 +170,17 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
     (own,) = map(json.loads, regard("translate", "--model", model, "red dog", "--json").out.splitlines())
     assert record["text"] == own["text"] and record["score"] == pytest.approx(own["score"], abs=1e-4)
     pairs = {
-        ("red", "dog", "--given", "rouge"): "--given must be there for each text, 2, got 1.",
-        ("--given", "rouge"): "texts must be given as arguments for --plot, --html and --given.",
+        ("red", "dog", "--given", "rouge"): "--given must be repeated once per text, 2 times, got 1.",
+        ("--given", "rouge"): "--plot, --html and --given require texts as arguments.",
         (
             "red",
             "--given",
             "rouge",
             "--n-best",
             "2",
-        ): "--given must come without --beams, --n-best, --no-repeat, --sample",
-        ("red", "--given", "rouge", "--precision", "bfloat16"): "--given must come without --beams",
-        ("red", "--given", "rouge", "--keep-unknown"): "--given must come without --beams",
+        ): "--given cannot be combined with --beams, --n-best, --no-repeat, --sample",
+        ("red", "--given", "rouge", "--precision", "bfloat16"): "--given cannot be combined with --beams",
+        ("red", "--given", "rouge", "--keep-unknown"): "--given cannot be combined with --beams",
     }
     for arguments, why in pairs.items():
         refused = regard("translate", "--model", model, *arguments, stdin="red\n")
@@ -198,7 +198,7 @@ def test_pictures(regard, model, tmp_path) -> None:
     png.unlink()
     result = regard("translate", "--model", model, " ", "--plot", png)
     assert (result.code, result.out) == (0, "\n") and not png.exists()
-    assert f"regard: nothing was written, so there is no picture: {png}" in result.err
+    assert f"regard: the output is empty, so there is no picture: {png}" in result.err
     (tmp_path / "folder.png").mkdir()
     for path, why in (
         (tmp_path / "folder.png", "Is a directory"),
@@ -211,7 +211,7 @@ def test_pictures(regard, model, tmp_path) -> None:
 def test_a_sentence_without_quotes_is_told(regard, model) -> None:
     result = regard("translate", "--model", model, "red", "dog")
     assert result.code == 0 and len(result.out.splitlines()) == 2
-    assert result.err == "regard: each argument is a text of its own; a sentence is one in quotes\n"
+    assert result.err == "regard: each argument is translated separately; put quotes around a sentence\n"
     assert not regard("translate", "--model", model, "red dog", "dog").err
 
 
@@ -313,7 +313,7 @@ class TestOptions:
             (["--preset", "smal", "--data", "DATA"], "did you mean 'small'"),
             (["--attention", "aditive", "--data", "DATA"], "--attention must be one of 'additive', 'concat', "),
             (["--attention", "locall"], "'hard', 'laplacian', 'local', 'location', 'none', "),
-            (["--attention", "transformer"], "--attention must be a score; --model says what kind of model it is in"),
+            (["--attention", "transformer"], "--attention must be a score; choose the kind of model with --model"),
             (["--model", "transformer", "--attention", "none"], "must be a score for a Transformer, got 'none'"),
             (["--vocabulary", "bpee", "--data", "nowhere"], "did you mean 'bpe'"),
             (
@@ -376,9 +376,9 @@ class TestOptions:
             (["--set", "training.accelerator=gpus", "--data", "nowhere"], "did you mean 'gpu'"),
             (
                 ["--set", "training.accelerator=tpu", "--data", "nowhere"],
-                "accelerator must be one that this machine has, got 'tpu'",
+                "accelerator must be available on this machine, got 'tpu'",
             ),
-            ([], "data must be given: a file of pairs separated by a tab"),
+            ([], "--data is required: a file of tab-separated pairs"),
             (["--data", "nowhere.tsv"], "nowhere.tsv"),
             (["--options", "nowhere.toml"], "train: nowhere.toml must exist, got no such file"),
         ],
@@ -414,7 +414,7 @@ class TestOptions:
             "--steps", "2", *SMALL[:-2],
         )  # fmt: skip
         assert result.code == 0, result.err
-        assert "3 of the 4 sources to validate with are also to learn from: scores of validations are" in result.out
+        assert "3 of the 4 validation sources are also in the training data: validation scores will" in result.out
 
     def test_pairs_given_twice_count_once_or_twice(self, regard, pairs, tmp_path) -> None:
         lines = [line for line in pairs.read_text(encoding="utf-8").splitlines() if line[0] != "\t"]
@@ -426,7 +426,7 @@ class TestOptions:
             assert result.code == 0, result.err
             told[number] = result.out
         assert f"{len(lines)} pairs of {len(lines) + 50} lines" in told[0]
-        assert "left out, identical to an earlier pair: 50" in told[0]
+        assert "skipped, duplicate pairs: 50" in told[0]
         assert f"{len(lines) + 50} pairs of {len(lines) + 50} lines" in told[1]
         assert "identical" not in told[1]
 
@@ -465,7 +465,7 @@ class TestOptions:
             patch.setattr(threading.Thread, "start", start)
             result = regard(*arguments, "--set", "training.threads=9")
         assert result.code == 2 and result.err == (
-            "regard: train: training.threads must be at most 4, all that can be started here, got 9.\n"
+            "regard: train: training.threads must be at most 4, the machine's limit, got 9.\n"
         )
         assert not any(thread.is_alive() for thread in started)
 
@@ -474,7 +474,7 @@ class TestOptions:
         told = regard(*few, "--learning-rate", "1e-6").out
         assert "no better than guessing by frequency, " in told
         assert "It has learned no more than how often each symbol is written. Go on with --resume" in told
-        assert "a lower --learning-rate (now 1e-06)" in told and "chrf ranks" not in told
+        assert "a lower --learning-rate (now 1e-06)" in told and "training.metric=chrf" not in told
 
 
 class TestResume:
@@ -485,7 +485,7 @@ class TestResume:
         assert again.code == 2 and "--resume" in again.err
         on = regard("train", "translation", "--out", tmp_path, "--resume", "--steps", "15")
         assert on.code == 0, on.err
-        assert "steps is now 15, was 10" in on.out and "Ended after step 15" in on.out
+        assert "steps changed from 10 to 15" in on.out and "Ended after step 15" in on.out
         assert "going on after step 10\n" in on.out and "going on" not in first.out
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
@@ -511,7 +511,7 @@ class TestResume:
         monkeypatch.setattr(files, "write_together", full)
         result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
         assert result.code == 2 and "Traceback" not in result.err
-        assert f"{tmp_path} must take the model, got No space left on device; the training is done" in result.err
+        assert f"cannot write the model to {tmp_path}: No space left on device. Training is complete" in result.err
         assert not (tmp_path / "config.json").exists() and (tmp_path / "checkpoints" / "last.ckpt").exists()
 
     def test_data_that_is_gone(self, regard, pairs, tmp_path) -> None:
@@ -536,7 +536,7 @@ class TestResume:
         try:
             pairs.write_text(text.replace("un ", "une ", 1), encoding="utf-8")
             changed = regard("train", "translation", "--out", tmp_path, "--resume")
-            assert changed.code == 2 and "data must be the pairs that the run began with" in changed.err
+            assert changed.code == 2 and "data must be the pairs of the original run" in changed.err
         finally:
             pairs.write_text(text, encoding="utf-8")
 
@@ -556,7 +556,7 @@ class TestResume:
             result = regard("train", "translation", "--out", tmp_path, "--resume")
             assert result.code == 2 and f"regard: train: {place}" in result.err, result.err
             was, now = line.split()[-1], other.split()[-1]
-            assert f"be {was}, as the run that is resumed began, got {now}." in result.err
+            assert f"be {was}, as " in result.err and f", got {now}." in result.err
         options.write_text(saved.replace("steps = 2", "steps = 3"), encoding="utf-8")
         before = torch.get_num_threads()
         monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
@@ -564,7 +564,7 @@ class TestResume:
         monkeypatch.setattr(torch, "set_num_threads", set_to.append)
         result = regard("train", "translation", "--out", tmp_path, "--resume")
         assert result.code == 0, result.err
-        assert "steps is now 3, was 2" in result.out and f"threads: {before}, as the run began" in result.out
+        assert "steps changed from 2 to 3" in result.out and f"threads: {before}, as when the run started" in result.out
         assert before in set_to
         run = tmp_path / "run.json"
         run.write_text(
@@ -572,7 +572,8 @@ class TestResume:
         )
         result = regard("train", "translation", "--out", tmp_path, "--resume")
         assert (
-            "products were in bfloat16 where the run began and are in float32 here: the bits will differ" in result.out
+            "products were in bfloat16 when the run started and are in float32 here: results will differ slightly"
+            in result.out
         )
         run.write_text(run.read_text(encoding="utf-8").replace('"bfloat16"', '"bfloat"', 1), encoding="utf-8")
         result = regard("train", "translation", "--out", tmp_path, "--resume")
@@ -605,7 +606,7 @@ class TestResume:
         assert regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "1", *SMALL).code == 0
         (tmp_path / "checkpoints" / "last.ckpt").unlink()
         result = regard("train", "translation", "--out", tmp_path, "--resume")
-        assert result.code == 2 and "have been saved once to be resumed; begin anew" in result.err
+        assert result.code == 2 and "has no checkpoints/last.ckpt: start the run again without --resume" in result.err
 
     def test_a_folder_without_a_run(self, regard, tmp_path) -> None:
         result = regard("train", "translation", "--out", tmp_path, "--resume")
@@ -618,12 +619,12 @@ def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, 
     chosen = [*chosen, "--set", "model.longest=4"] if "location" in kind else chosen
     result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
     assert result.code == 0, result.err
-    assert ("left out, longer than model.longest allows" in result.out) == ("location" in kind)
+    assert ("skipped, longer than model.longest" in result.out) == ("location" in kind)
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
     long = tmp_path / "long.tsv"
     long.write_text("red dog\trouge chien\none two red blue cat dog\tun deux rouge bleu chat chien\n", encoding="utf-8")
     told = regard("evaluate", long, "--model", tmp_path / "out")
-    cut = "1 of 2 sources was not read to its end; the first, 'one two red blue cat dog', was cut to the first 4 of 6 "
+    cut = "truncated: 1 of 2 sources; the first, 'one two red blue cat dog', was truncated to the first 4 of 6 "
     assert told.code == 0 and (cut in told.err) == ("location" in kind)
 
 

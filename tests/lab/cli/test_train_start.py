@@ -76,11 +76,14 @@ def test_a_run_goes_on_without_the_model_that_it_began_with(regard, pairs, tmp_p
 
 def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_path) -> None:
     made().save(tmp_path / "start")
-    since = "as the model has it that training starts from, got"
+    since = "as in the start model, got"
     asked = {
         ("--model", "transformer"): f"--model must be 'recurrent', {since} 'transformer'.",
         ("--attention", "dot"): f"model.attention must be 'additive', {since} 'dot'.",
-        ("--preset", "small"): "training starts from, or be left out, got 'small', whose embedding is 128, not 8.",
+        (
+            "--preset",
+            "small",
+        ): "be the start model's preset, or be left out, got 'small', whose embedding is 128, not 8.",
         ("--vocabulary-size", "41"): f"--vocabulary-size must be {len(made().source)}, {since} 41.",
         ("--apart",): f"--joint must be True, {since} False.",
         ("--set", "model.decoder=9"): f"model.decoder must be 8, {since} 9.",
@@ -115,7 +118,7 @@ def test_the_model_is_one_for_the_task(regard, pairs, tmp_path) -> None:
 def test_models_of_another_shape_are_refused() -> None:
     start = made()
     other = RecurrentEncoderDecoder(replace(start.model.config, decoder=9))
-    with pytest.raises(ValueError, match=r"train: start must have the model of the options, .*decoder=9.*decoder=8"):
+    with pytest.raises(ValueError, match=r"train: start must have the config .*decoder=9.*decoder=8"):
         copy_parameters(other, start)
     dropped = RecurrentEncoderDecoder(replace(start.model.config, dropout=0.5))
     copy_parameters(dropped, start)

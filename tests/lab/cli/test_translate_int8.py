@@ -51,7 +51,7 @@ def test_alignments_are_told_in_int8_too(regard, folder: Path) -> None:
 def test_what_it_does_not_go_with(regard, folder: Path, model: Path) -> None:
     result = regard("translate", "--model", model, "--int8", "abc")
     assert (result.code, result.err) == (
-        2, "regard: translate: --int8 must be left out where the model is no Transformer, got recurrent.\n",
+        2, "regard: translate: --int8 must be used with a Transformer, got a recurrent model.\n",
     )  # fmt: skip
     result = regard("translate", "--model", folder, "--int8", "--precision", "bfloat16", "abc")
     assert (result.code, result.err) == (

@@ -35,7 +35,7 @@ def test_only_captions_whose_image_is_there(tmp_path: Path) -> None:
     with open_images(tmp_path / "images") as images:
         pairs, told = with_images(read_captions(str(path)), images)
         assert len(pairs) == len(lines)
-        assert told == ["left out, no such image: 2 captions of 2 images (the first 'lost.png')"]
+        assert told == ["skipped, no such image: 2 captions of 2 images (the first 'lost.png')"]
         assert pairs.references()["red-left-0.png"] == ["a red square on the left", "there is a red one left"]
         other = write_list(tmp_path / "other.tsv", [("lost.png", "a lost one")])
         with pytest.raises(

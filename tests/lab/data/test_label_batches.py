@@ -28,7 +28,9 @@ def test_every_text_comes_once_an_epoch_with_its_label() -> None:
             numbers = batch.tokens[:, 0] - 1
             assert torch.equal(numbers % 3, batch.labels) and batch.examples <= 8
             keep = batch.tokens != 0
-            assert batch.count == int(keep.sum()) and (batch.keep is None or torch.equal(batch.keep, keep))
+            assert batch.count == int(keep.sum()) and (
+                batch.attention_mask is None or torch.equal(batch.attention_mask, keep)
+            )
             seen += numbers.tolist()
         assert sorted(seen) == list(range(50))
     assert sorted(t for batch in batches.once() for t in (batch.tokens[:, 0] - 1).tolist()) == list(range(50))
@@ -59,11 +61,11 @@ def test_segments_begin_where_second_texts_do() -> None:
         assert kinds[:length].tolist() == [0] * (length // 2) + [1] * (length - length // 2)
         assert not kinds[length:].any()
     moved = batch.to("cpu")
-    assert torch.equal(moved.segments, batch.segments) and torch.equal(moved.keep, batch.keep)
+    assert torch.equal(moved.segments, batch.segments) and torch.equal(moved.attention_mask, batch.attention_mask)
 
 
 def test_labels_must_be_as_many() -> None:
     inputs = Inputs(Ragged.of([[1]]), None, 0, np.zeros(1, bool))
     with pytest.raises(ValueError, match="labels must be as many as texts, got 2 for 1 texts"):
         LabelBatches(inputs, np.zeros(2, np.int64), size=1)
-    assert label_batch(inputs, np.zeros(1, np.int64), np.array([0])).keep is None
+    assert label_batch(inputs, np.zeros(1, np.int64), np.array([0])).attention_mask is None

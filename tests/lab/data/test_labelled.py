@@ -17,7 +17,7 @@ def test_lines_are_read_with_an_account(tmp_path: Path) -> None:
     assert (texts.texts, texts.labels, texts.places) == (["good film", "fine", "dull"], ["1", "1", "0"], [1, 4, 5])
     assert texts.report() == [
         f"{path}: 3 texts, 2 labels; 66.7% are '1'",
-        "left out, the text is empty: 2 (first in line 2)",
+        "skipped, the text is empty: 2 (first in line 2)",
     ]
     assert texts.names() == ["0", "1"] and texts.numbers(texts.names()).tolist() == [1, 1, 0]
     path.write_text("a\tb\tyes\nb\t\tno\n")
@@ -28,9 +28,9 @@ def test_lines_are_read_with_an_account(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"good\t1\nfilm\n", "line 2 must have 2 columns with tabs between them: text, label, got 1: 'film'"),
-        (b"a\tb\t1\n", "line 1 must have 2 columns .* got 3"),
-        (b"good\t1\nfilm\t \n", "line 2 must have a label behind the last tab, got none"),
+        (b"good\t1\nfilm\n", "line 2 must have 2 tab-separated columns: text, label, got 1: 'film'"),
+        (b"a\tb\t1\n", "line 1 must have 2 tab-separated columns.* got 3"),
+        (b"good\t1\nfilm\t \n", "line 2 must have a label after the last tab, got none"),
         (b"", "must have lines with a text and a label, got an empty file"),
         (b"\n \t \n", "must have lines with a text and a label, got none"),
         (b"a\t\x00\n", "must be text in UTF-8, got a binary file"),
@@ -67,5 +67,5 @@ def test_a_split_takes_a_share_of_each_label_and_no_text_twice() -> None:
     _, again = split_labelled(texts.take(order, "backwards"), 0.2, seed=1)
     assert set(again.texts) == set(held.texts), "the order of lines does not matter"
     assert set(split_labelled(texts, 0.2, seed=2)[1].texts) != set(held.texts)
-    with pytest.raises(ValueError, match="two different texts"):
+    with pytest.raises(ValueError, match="two distinct texts"):
         split_labelled(LabelledTexts(["a", "a", "b"], ["x", "x", "y"]), 0.5)

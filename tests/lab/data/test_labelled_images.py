@@ -58,7 +58,7 @@ def test_a_folder_for_each_label(folder: Path) -> None:
     report = images.report()
     assert report[0].endswith("6 images, 2 labels; 50.0% are 'cats'; 4 × 4 pixels, colour")
     assert report[1:3] == [
-        "left out, a label without images: 'birds'", "left out, no image that can be read: 1"
+        "skipped, a label without images: 'birds'", "skipped, unreadable images: 1"
     ]  # fmt: skip
     assert read_labelled_images(folder, Preprocessing(4, (4, 4), (0.5,), (0.5,))).pixels.shape == (6, 4, 4, 1)
     assert read_labelled_images(folder).pixels.shape == (6, 64, 64, 3)
@@ -118,7 +118,7 @@ BAD = {
     "no labels": (pair(idx(PIXELS), None), "images-idx3", "labels-idx1 must exist, got no such file"),
     "label magic": (pair(idx(PIXELS), idx(PIXELS)), "images-idx3", "1 dimension, which begins 0x00000801"),
     "fewer labels": (pair(idx(PIXELS), idx(LABELS[:4])), "images-idx3", "be 6, as many as images, got 4"),
-    "other name": (pair(idx(PIXELS), None), "pictures", "beside its labels, got something else"),
+    "other name": (pair(idx(PIXELS), None), "pictures", "next to its file of labels, got something else"),
     "nothing": (pair(idx(PIXELS[:0]), idx(LABELS[:0])), "images-idx3", "hold at least one image"),
     "dtype": (npz(images=PIXELS.astype(np.int32), labels=LABELS), "a.npz", "of floats from 0 to 1, got int32"),
     "shape": (npz(images=PIXELS[0], labels=LABELS), "a.npz", r"hold images \(N, H, W\)"),

@@ -49,7 +49,7 @@ def test_columns_are_read_in_whatever_dress(tmp_path: Path, pack, mark: bytes, e
     text = end.join(["Go.\tVa\u202f!", "cafe\u0301  bar \ttasse\tCC-BY 2.0 (France)", "x\ty\tz\tw"])
     pairs = read_pairs(_file(tmp_path, "pairs.txt", pack(mark + text.encode())))
     assert list(pairs) == [("Go.", "Va !"), ("café bar", "tasse"), ("x", "y")]
-    assert pairs.counts == (Count("further columns ignored", 2, 2),)
+    assert pairs.counts == (Count("extra columns ignored", 2, 2),)
 
 
 def test_two_files_stay_side_by_side(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_two_files_stay_side_by_side(tmp_path: Path) -> None:
     target = _file(tmp_path, "b.gz", gzip.compress(b"eins\ndrei\tvier\nleer"))
     pairs = read_pairs(source, target)
     assert list(pairs) == [("one two", "eins"), ("three four", "drei vier")]
-    assert pairs.counts == (Count("left out, a side is empty", 1, 3),)
+    assert pairs.counts == (Count("skipped, one side is empty", 1, 3),)
     assert pairs.name == f"{source}, {target}"
 
 
@@ -80,14 +80,14 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     assert list(pairs) == [("a", "b"), ("a", "c")]
     assert pairs.report() == [
         f"{path}: 2 pairs of 10 lines",
-        "left out, a side is empty: 3 (first in line 2)",
-        "left out, a side has more than 11 characters or 2 words: 2 (first in line 5)",
-        "left out, identical to an earlier pair: 2 (first in line 6)",
-        "left out, both sides are the same: 1 (first in line 8)",
+        "skipped, one side is empty: 3 (first in line 2)",
+        "skipped, one side has more than 11 characters or 2 words: 2 (first in line 5)",
+        "skipped, duplicate pairs: 2 (first in line 6)",
+        "skipped, both sides are the same: 1 (first in line 8)",
     ]
     kept = read_pairs(path, longest=None, words=None, duplicates=True)
     assert len(kept) == 7
-    assert [each.what for each in kept.counts] == ["left out, a side is empty"]
+    assert [each.what for each in kept.counts] == ["skipped, one side is empty"]
     assert len(kept) + sum(each.count for each in kept.counts) == len(lines)
 
 
@@ -114,15 +114,12 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     )
     wide = _file(tmp_path, "wide", "a\tb\n".encode("utf-16"))
     assert _refused(wide) == f"read_pairs: {wide} must be text in UTF-8, got UTF-16 (save it in UTF-8)."
-    assert _refused(good) == (
-        f"read_pairs: {good}, line 1 must have two columns with a tab between them, got one: 'a'."
-    )
+    assert _refused(good) == (f"read_pairs: {good}, line 1 must have two columns separated by a tab, got one: 'a'.")
     mixed = _file(tmp_path, "mixed", "a\tb\n" + "long " * 30)
-    assert _refused(mixed).startswith(f"read_pairs: {mixed}, line 2 must have two columns with a tab between them, got")
+    assert _refused(mixed).startswith(f"read_pairs: {mixed}, line 2 must have two columns separated by a tab, got")
     blank = _file(tmp_path, "blank", "\n\t\n")
     assert _refused(blank) == (
-        f"read_pairs: {blank} must have a pair that can be used, "
-        "got none: left out, a side is empty: 2 (first in line 1)."
+        f"read_pairs: {blank} has no usable pairs: skipped, one side is empty: 2 (first in line 1)."
     )
 
 
@@ -139,7 +136,7 @@ def test_texts_are_their_own_targets_and_long_ones_come_in_pieces(tmp_path: Path
     texts = read_texts(path, words=3, lowercase=True)
     assert texts.sources == ["one two three", "four five", "six"] and texts.targets is texts.sources
     assert texts.report()[0].endswith("texts: 3 texts of 3 lines")
-    assert texts.counts == (Count("left out, identical to an earlier text", 1, 2),)
+    assert texts.counts == (Count("skipped, duplicate texts", 1, 2),)
     assert len(read_texts(path, words=3, lowercase=True, duplicates=True)) == 4
     with pytest.raises(ValueError, match="exist, got no such file or folder"):
         read_texts(tmp_path / "nothing")
@@ -150,7 +147,7 @@ def test_a_damaged_gzip_file(tmp_path: Path) -> None:
     whole = gzip.compress("".join(f"{chance.random()}\t{n}\n" for n in range(2000)).encode())
     path = _file(tmp_path, "cut.gz", whole[: len(whole) // 2])
     assert _refused(path).startswith(
-        f"read_pairs: {path} must be a whole gzip file, got one that is cut short or damaged behind line "
+        f"read_pairs: {path} must be a whole gzip file, got one that is cut short or damaged after line "
     )
     broken = bytearray(whole)
     broken[len(whole) // 2] ^= 0xFF
@@ -160,7 +157,7 @@ def test_a_damaged_gzip_file(tmp_path: Path) -> None:
 def test_limits_are_positive() -> None:
     assert _refused("x", longest=0) == "read_pairs: longest must be at least 1 or None, got 0."
     assert _refused("x", words=0) == "read_pairs: words must be at least 1 or None, got 0."
-    with pytest.raises(ValueError, match="Pairs: targets must be as many as sources, got 1 for 0 sources"):
+    with pytest.raises(ValueError, match="Pairs: targets must have one entry per source, got 1 for 0 sources"):
         Pairs([], ["a"])
 
 
@@ -209,5 +206,5 @@ def test_a_split_leaves_no_part_empty(held_out: int) -> None:
 def test_a_split_has_a_sensible_share() -> None:
     with pytest.raises(ValueError, match=r"held_out must be in \(0, 1\), or a whole number of sources, got 1.5"):
         split_pairs(Pairs(["a", "b"], ["a", "b"]), 1.5)
-    with pytest.raises(ValueError, match="split_pairs: pairs must have two different sources or more, got 1"):
+    with pytest.raises(ValueError, match="split_pairs: pairs must have at least two distinct sources, got 1"):
         split_pairs(Pairs(["a", "a"], ["a", "b"]), 0.5)

@@ -375,7 +375,7 @@ def test_logits_that_are_no_numbers_are_named() -> None:
     model = Tabled()
     model.table.data[3, :, 4] = torch.nan
     model.table.data[3, :, :, 4] += 50
-    with pytest.raises(ValueError, match=r"^search: model must give logits that are numbers, got nan\.$"):
+    with pytest.raises(ValueError, match=r"^search: model must return logits without NaN, got nan\.$"):
         found(model, [[3]])
 
 

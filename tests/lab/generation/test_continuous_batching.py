@@ -19,7 +19,7 @@ from regard_lab.generation.sampling import GenerationOptions
 def test_each_request_gets_what_it_gets_alone(kind: dict[str, Any], chunk: int | None, prefix: list[int]) -> None:
     model, draw = small_model(**kind), random.Random(0)
     if prefix and not model.keeps_all:
-        with pytest.raises(ValueError, match="prefix must be empty where the model has a window or linear attention"):
+        with pytest.raises(ValueError, match="prefix must be empty for a model with a window or linear attention"):
             Batcher(model, prefix=prefix)
         return
     batcher = Batcher(model, 3, chunk=chunk, prefix=prefix, log_probabilities=True)
@@ -90,9 +90,9 @@ def test_wrong_arguments_are_one_sentence() -> None:
         Batcher(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Batcher: slots must be an int of at least 1, got 0"):
         Batcher(small_model(), 0)
-    with pytest.raises(ValueError, match="Batcher: prefix must be empty where the model has a window"):
+    with pytest.raises(ValueError, match="Batcher: prefix must be empty for a model with a window"):
         Batcher(small_model(window=4), prefix=[1, 2])
-    with pytest.raises(ValueError, match="generate: attention must be None where attention is linear, whose cache"):
+    with pytest.raises(ValueError, match="generate: attention must be None for linear attention"):
         Batcher(small_model(**LINEAR), attention=AttentionRequest())
-    with pytest.raises(ValueError, match="generate: prompt must begin with the prefix and go on"):
+    with pytest.raises(ValueError, match="generate: prompt must begin with the prefix and be longer"):
         Batcher(small_model(), prefix=[1, 2]).add([1, 2])

@@ -40,10 +40,10 @@ def test_attention_is_told_over_all_earlier_tokens(kind: dict[str, Any]) -> None
 
     model = small_model(**kind)
     for prompt, each in zip(PROMPTS, generate(model, PROMPTS, FREE, attention=AttentionRequest(average=False))):
-        told: list[Any] = []
+        aux: list[Any] = []
         with torch.no_grad():
-            model.features(torch.tensor([[*prompt, *each.numbers]]), told=told, return_aux=AuxRequest(weights=True))
-        whole = torch.stack([aux.weights[0] for aux in told])  # (A, H, S, S)
+            model.features(torch.tensor([[*prompt, *each.numbers]]), aux=aux, return_aux=AuxRequest(weights=True))
+        whole = torch.stack([layer.weights[0] for layer in aux])  # (A, H, S, S)
         for i, attended in enumerate(each.attended):
             at = len(prompt) + i
             torch.testing.assert_close(attended.weights, whole[:, :, at - 1, :at], rtol=1e-4, atol=1e-4)
@@ -151,8 +151,8 @@ def test_text_appears_with_the_tokens() -> None:
     [
         ([], r"generate: prompt must have at least 1 token, got none\."),
         ([3, 50], r"generate: prompt must hold tokens from 0 to 49, got 50\."),
-        ("text", r"generate: prompt must be a list of token numbers, got 'text'\."),
-        ([0] * 11, r"generate: prompt must have at most 10 tokens, the model's positions, got 11\."),
+        ("text", r"generate: prompt must be a list of token ids, got 'text'\."),
+        ([0] * 11, r"generate: prompt must have at most 10 tokens, the model's maximum length, got 11\."),
     ],
     ids=str,
 )
@@ -163,14 +163,14 @@ def test_wrong_prompts_are_one_sentence(prompt: Any, sentence: str) -> None:
 
 def test_wrong_arguments_are_one_sentence() -> None:
     model = small_model()
-    with pytest.raises(TypeError, match=r"generate: stop must be a list of tokens and of lists of tokens, got 5\."):
+    with pytest.raises(TypeError, match=r"generate: stop must be a list of tokens or lists of tokens, got 5\."):
         generate(model, PROMPTS, stop=5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"generate: stop must hold no empty sequence, got one\."):
+    with pytest.raises(ValueError, match=r"generate: stop must not contain empty sequences, got one\."):
         generate(model, PROMPTS, stop=[[]])
     with pytest.raises(ValueError, match=r"generate: samples must be 1 where temperature is 0, got 2\."):
         GenerationOptions(samples=2)
     with torch.no_grad():
         model.embedding.weight[7] = torch.nan
-    with pytest.raises(ValueError, match=r"generate: model must give logits that are numbers, got nan\."):
+    with pytest.raises(ValueError, match=r"generate: model must return logits without NaN, got nan\."):
         generate(model, [[3]])
     assert generate(model, []) == []

@@ -115,13 +115,13 @@ TAMPERED = {
     "no config": (lambda folder: (folder / "config.json").unlink(), r"config\.json must exist, got no such file"),
     "a run": (
         lambda folder: (folder / "config.json").rename(folder / "options.toml"),
-        r"must hold a model, got a training run that has not ended, .*`regard train`, --resume\.$",
+        r"must hold a model, got an unfinished training run, .*`regard train … --resume`\.$",
     ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"model\.safetensors must exist"),
     "no source": (lambda folder: (folder / "source.json").unlink(), r"source\.json must exist, got no such file"),
     "no target": (lambda folder: (folder / "target.json").unlink(), r"target\.json must exist, got no such file"),
     "cut config": (cut("config.json"), r"config\.json must be JSON"),
-    "cut weights": (cut("model.safetensors"), r"safetensors must be a whole safetensors file"),
+    "cut weights": (cut("model.safetensors"), r"safetensors must be a complete safetensors file"),
     "cut source": (cut("source.json"), r"source\.json must be the file that config\.json was saved with"),
     "cut target": (cut("target.json"), r"target\.json must be the file that config\.json was saved with"),
     "a list": (
@@ -159,9 +159,9 @@ TAMPERED = {
     "no sums": (edited(lambda c: c.pop("files")), r"source\.json must be the file that config\.json was saved with"),
     "dropout": (
         edited(lambda c: c["model"].update(dropout=0.123)),
-        r"config\.json must be as it was saved, got one that was changed since",
+        r"config\.json must match its checksum, got a file modified after saving",
     ),
-    "no sum of its own": (edited(lambda c: c.pop("config_sha256")), r"config\.json must be as it was saved"),
+    "no sum of its own": (edited(lambda c: c.pop("config_sha256")), r"config\.json must match its checksum"),
     "weights sum": (edited(lambda c: c.update(sha256="0")), r"with another checksum"),
     "other vocabulary": (other_vocabulary, r"source\.json must be the file that config\.json was saved with"),
     "edited vocabulary": (edited(lambda c: c.update(lowercase=True), "target.json"), r"target\.json must be the file"),

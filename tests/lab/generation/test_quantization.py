@@ -101,7 +101,10 @@ def test_packed_translators_write_the_same(changes: dict[str, Any]) -> None:
 def test_wrong_models_are_one_sentence() -> None:
     config = RecurrentConfig(20, 30, encoder=8, decoder=8)
     for other in (torch.nn.Linear(2, 2), RecurrentEncoderDecoder(config)):
-        with pytest.raises(TypeError, match="quantize: model must be a DecoderLM or a Transformer that writes, got"):
+        with pytest.raises(
+            TypeError,
+            match="quantize: model must be a DecoderLM, TransformerEncoderDecoder or TransformerCaptioner, got",
+        ):
             quantize(other)  # type: ignore[type-var]
         before = {name: value.clone() for name, value in other.state_dict().items()}
         pack_weights(other)
@@ -111,5 +114,7 @@ def test_wrong_models_are_one_sentence() -> None:
     model = small_model()
     assert isinstance(quantize(model), DecoderLM)
     pack_weights(model)
-    with pytest.raises(ValueError, match="quantize: model must have weights of its own, got packed ones: load it anew"):
+    with pytest.raises(
+        ValueError, match="quantize: model must have ordinary weights, got packed ones: load the model again"
+    ):
         quantize(model)

@@ -93,7 +93,7 @@ def test_errors_name_the_line_and_notes_are_kept() -> None:
         model.predict(["a cat. a dog.", "a cat. the zone of international control."],
                     PredictionOptions(max_length=4, too_long="refuse"), first=6)  # fmt: skip
     (written,) = model.predict(["a. the zone of international control."], PredictionOptions(max_length=4))
-    assert written.note.startswith("cut to the first 4 of")
+    assert written.note.startswith("truncated to the first 4 of")
 
 
 def test_given_sentences_go_together_where_they_are_as_many() -> None:

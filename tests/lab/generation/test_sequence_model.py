@@ -204,9 +204,9 @@ def test_long_lines_are_cut_or_refused() -> None:
     long = "the dog and " * 100
     tokens = len(SOURCE.encode(long))
     whole, short = model.predict([long, "a cat"])
-    assert whole.note == "" if tokens <= 512 else f"cut to the first 512 of {tokens} tokens"
+    assert whole.note == "" if tokens <= 512 else f"truncated to the first 512 of {tokens} tokens"
     told, short = model.predict([long, "a cat"], PredictionOptions(max_length=20))
-    assert told.note == f"cut to the first 20 of {tokens} tokens"
+    assert told.note == f"truncated to the first 20 of {tokens} tokens"
     assert (told.source, len(told.source_tokens), short.note) == (long, 20, "")
     with pytest.raises(ValueError, match=rf"^predict: line 2 must have at most 20 tokens, got {tokens}\.$"):
         model.predict(["a cat", long], PredictionOptions(max_length=20, too_long="refuse"))
@@ -220,7 +220,7 @@ def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
     }
     for most, model in makers.items():
         told = model.predict([" ".join(ENGLISH)], PredictionOptions(SearchOptions(min_length=most), alignment=True))[0]
-        assert told.note.startswith(f"cut to the first {model.model.config.longest} of ")
+        assert told.note.startswith(f"truncated to the first {model.model.config.longest} of ")
         assert len(told.tokens) >= most
         assert model.longest[1] in (None, most)
     assert recurrent().longest == transformer().longest == (None, None)

@@ -125,12 +125,14 @@ def test_n_grams_are_looked_up_from_the_latest() -> None:
 
 def test_wrong_arguments_are_one_sentence() -> None:
     model = small_model()
-    with pytest.raises(ValueError, match="Speculator: drafter must have the model's vocabulary of 50 tokens, got 40"):
+    with pytest.raises(
+        ValueError, match="Speculator: drafter must have the model's vocabulary size of 50 tokens, got 40"
+    ):
         Speculator(model, small_model(vocabulary=40))
     with pytest.raises(TypeError, match="Speculator: drafter must be a Drafter or a DecoderLM, got"):
         Speculator(model, 3)  # type: ignore[arg-type]
     assert issubclass(ModelDrafter, Drafter)
     sums = small_model(**LINEAR)
     for pair in ((sums, NGramDrafter()), (model, sums)):
-        with pytest.raises(ValueError, match="model must have no linear attention, whose sums cannot forget tokens"):
+        with pytest.raises(ValueError, match="model must not use linear attention, whose cache cannot drop"):
             Speculator(*pair)

@@ -51,7 +51,7 @@ def batch(lengths: list[int], padded: int = 0, seed: int = 0) -> LabelBatch:
 def expected(model: SequenceClassifier, texts: LabelBatch, step: float) -> Tensor:
     """Return the cost: each text by itself, its vectors as an argument."""
     B, cost = len(texts.tokens), torch.tensor(0.0, dtype=torch.float64)
-    real = torch.ones_like(texts.tokens).bool() if texts.keep is None else texts.keep
+    real = torch.ones_like(texts.tokens).bool() if texts.attention_mask is None else texts.attention_mask
     for b in range(B):
         text = texts.tokens[b : b + 1, real[b]]
         made, loss = (_by_rows if model.windows is not None else _by_embedding)(model, text, texts.labels[b : b + 1])

@@ -85,7 +85,8 @@ def test_from_scratch_it_learns_all_of_a_tiny_task(kind: str, data: Path, tmp_pa
     said: list[str] = []
     classifier, ended = FineTuning(asked, tmp_path, said.append).train()
     assert ended.best == 1.0 and right(classifier) == 1.0
-    assert any("held out: 16 texts" in line for line in said) and any("2 labels; " in line for line in said)
+    assert any("held out for validation: 16 texts" in line for line in said)
+    assert any("2 labels; " in line for line in said)
     again = TextClassifier.load(tmp_path)
     read = again.read(["a good cat", "red"])
     assert torch.equal(again.probabilities(read), classifier.probabilities(read)) and again.length == 256
@@ -114,7 +115,7 @@ def test_from_a_language_model(tune: str, start: Path, data: Path, tmp_path: Pat
         assert changed == {"embedding.weight"}
     else:
         assert {"embedding.weight"} < changed
-    assert (tune == "full") == (not any("learn" in line for line in said if "parameters" in line))
+    assert (tune == "full") == (not any("trainable" in line for line in said if "parameters" in line))
 
 
 class StopAt(Callback):
@@ -162,7 +163,7 @@ def test_a_classifier_of_berts_shape_is_one_of_transformers(data: Path, tmp_path
     asked = options(data, start=str(tmp_path / "masked"), tune="lora", training={"steps": 4})
     said: list[str] = []
     FineTuning(asked, tmp_path / "tuned", said.append).train()
-    assert any("16 tokens are read at most: the model has learned no more positions" in line for line in said)
+    assert any("texts are truncated to 16 tokens, the number of learned positions" in line for line in said)
     texts = ["a good cat", "red", "one two red blue cat dog sees good " * 9]
     for folder in (tmp_path / "scratch", tmp_path / "tuned"):
         ours, theirs = TextClassifier.load(folder), AutoModelForSequenceClassification.from_pretrained(folder)
@@ -204,15 +205,15 @@ def test_what_is_refused(start: Path, data: Path, tmp_path: Path) -> None:
     save(load(start), tmp_path / "wrong")
     Tokenizer.learn([f"{text}{i}" for i, text in enumerate(sentences(999))], 340).save(tmp_path / "wrong")
     cases = {
-        r"must have two labels or more, got one: 'x', of all texts": options(tmp_path / "alike.tsv"),
+        r"must have at least two labels, got only 'x'": options(tmp_path / "alike.tsv"),
         r"other.tsv, line 2 must have a label among 'no', 'yes', got 'maybe'": options(
             data, data={"valid": str(tmp_path / "other.tsv")}, model=SMALL
         ),
-        r"wrong must have a tokenizer of at most 300 tokens, as its model, got": options(
+        r"wrong must have a tokenizer of at most 300 tokens, the model's vocabulary size, got": options(
             data, start=str(tmp_path / "wrong")
         ),
         r"nowhere must be a folder|no such folder": options(data, start=str(tmp_path / "nowhere")),
-        r"data must be given": ClassificationOptions(),
+        r"--data is required": ClassificationOptions(),
     }
     for number, (sentence, asked) in enumerate(cases.items()):
         with pytest.raises(ValueError, match=sentence):
@@ -337,6 +338,6 @@ def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_pa
         made, _ = FineTuning(asked, tmp_path / f"out{len(start) > 0}", lambda _: None).train()
         assert isinstance(made.model.model, EncoderLM) and made.model.model.pooler is None
     with pytest.raises(
-        ValueError, match="tune must be 'full', 'embedding' or 'frozen' where the model has no blocks, got 'lora'"
+        ValueError, match="tune must be 'full', 'embedding' or 'frozen' for a model without blocks, got 'lora'"
     ):
         FineTuning(options(data, start=str(tmp_path / "start"), tune="lora", training=still), tmp_path / "l").train()

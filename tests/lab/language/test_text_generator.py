@@ -90,11 +90,11 @@ def test_an_empty_prompt_begins_a_text(folder: Path) -> None:
 
 def test_models_that_do_not_write(folder: Path, tmp_path: Path) -> None:
     save(EncoderLM(EncoderLMConfig(30, width=16)), tmp_path)
-    with pytest.raises(ValueError, match="be the folder of a model that writes: a decoder"):
+    with pytest.raises(ValueError, match="be the folder of a text generator: a decoder"):
         TextGenerator.load(tmp_path)
     save(DecoderLM(DecoderLMConfig(5, width=16)), tmp_path)
     Tokenizer.load(folder).save(tmp_path)
-    with pytest.raises(ValueError, match="have a tokenizer of at most 5 tokens, as its model"):
+    with pytest.raises(ValueError, match="have a tokenizer of at most 5 tokens, the model's vocabulary size"):
         TextGenerator.load(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         TextGenerator.load(tmp_path / "nowhere")

@@ -174,8 +174,8 @@ def test_encoders_name_masked_tokens_and_embed(kind: str, tokenizer: Tokenizer, 
     keep = torch.arange(20) < torch.tensor([[20], [9], [2]])
     for kept in (keep, keep.flip(1)):
         given = torch.where(kept, tokens, int(tokenizer.pad or 0))
-        close(ours(given, keep=kept)[kept], theirs(given, attention_mask=kept.long()).logits[kept])
-        rows = vectors(given, keep=kept)
+        close(ours(given, attention_mask=kept)[kept], theirs(given, attention_mask=kept.long()).logits[kept])
+        rows = vectors(given, attention_mask=kept)
         close(rows[kept], bare(given, attention_mask=kept.long()).last_hidden_state[kept])
         assert vectors.pool(rows, kept).shape == (3, rows.shape[-1])
     scores = score_text(ours, tokenizer, TEXTS, length=40)
@@ -227,7 +227,7 @@ def test_without_transformers_one_sentence_names_the_package(
     ):
         load(tmp_path)
     monkeypatch.setattr(hosted, "find_spec", lambda _: None)
-    with pytest.raises(ModelFileError, match=r"\(pip install 'regard\[hf\]' runs the others\), got 'qwen3'"):
+    with pytest.raises(ModelFileError, match=r"\(for others: pip install 'regard\[hf\]'\), got 'qwen3'"):
         hosted.load_module(tmp_path)
 
 
@@ -244,7 +244,7 @@ def test_folders_that_transformers_does_not_load(tokenizer: Tokenizer, tmp_path:
 
     refused(
         {"architectures": ["FutureForCausalLM"]},
-        r"name an architecture that transformers .* has, got 'FutureForCausalLM'",
+        r"name an architecture of transformers .*, got 'FutureForCausalLM'",
     )
     refused({"architectures": ["Qwen3ForQuestionAnswering"]}, "hold the tensors of Qwen3ForQuestionAnswering, got no")
     refused({"num_hidden_layers": 3}, "must be equal to the number of `layer_types`")
@@ -322,8 +322,8 @@ def test_what_hosted_models_leave_out(tokenizer: Tokenizer, tmp_path: Path) -> N
     stored("qwen3", "Qwen3ForCausalLM", tokenizer, tmp_path / "one")
     with pytest.raises(ValueError, match="decoder or a model of masked tokens, got T5ForConditionalGeneration"):
         score_text(loaded(tmp_path / "pair", HostedWriter), tokenizer, TEXTS)
-    with pytest.raises(ValueError, match="--int8 must be left out unless the model is one of ours"):
+    with pytest.raises(ValueError, match="--int8 must be left out unless regard implements the model"):
         TextGenerator.load(tmp_path / "one", int8=True)
     generator = TextGenerator.load(tmp_path / "one")
-    with pytest.raises(ValueError, match="--draft must be left out unless both models are ours"):
+    with pytest.raises(ValueError, match="--draft must be left out unless regard implements both models"):
         generator.generate(["a"], drafter=generator.model)

@@ -141,7 +141,7 @@ def test_an_encoder_gives_transformers_logits(name: str, tmp_path: Path) -> None
             if "roberta" not in name:
                 segments[:, 7:] = 1
             expected = theirs(given, attention_mask=kept.long(), token_type_ids=segments).logits
-            rows = ours(given, keep=kept, segments=segments)
+            rows = ours(given, attention_mask=kept, segments=segments)
             close(ours.logits(rows)[kept], expected[kept])
     save(ours, tmp_path / "ours")
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
@@ -199,7 +199,7 @@ def test_classifiers_on_decoders(name: str, kind: type, tmp_path: Path) -> None:
     close(ours(given), theirs(given).logits)
     if kind is SequenceClassifier:  # nothing stands for a sequence of padding
         keep = given != 3
-        close(ours(given, keep=keep)[:2], theirs(given, attention_mask=keep.long()).logits[:2])
+        close(ours(given, attention_mask=keep)[:2], theirs(given, attention_mask=keep.long()).logits[:2])
     save(ours, tmp_path / "ours")
     again = auto.from_pretrained(tmp_path / "ours")
     close(again(given).logits, theirs(given).logits)
@@ -294,7 +294,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     index.write_text(whole)
     data = first.read_bytes()
     first.write_bytes(data[:-5])
-    with pytest.raises(ModelFileError, match="whole safetensors file"):
+    with pytest.raises(ModelFileError, match="complete safetensors file"):
         load(tmp_path)
     first.write_bytes(b"\x80\x02" + data)
     with pytest.raises(ModelFileError, match="pickle"):
@@ -350,9 +350,9 @@ def test_a_model_that_others_have_trained() -> None:
     given = torch.randint(1000, 30000, (3, 512), generator=torch.Generator().manual_seed(0)) * keep
     for kept, numbers in ((keep, given), (keep.flip(1), given.flip(1))):
         expected = theirs(numbers, attention_mask=kept.long())
-        rows = ours(numbers, keep=kept)
+        rows = ours(numbers, attention_mask=kept)
         close(rows[kept], expected.last_hidden_state[kept])
-    close(ours.pool(ours(given, keep=keep)), theirs(given, attention_mask=keep.long()).pooler_output)
+    close(ours.pool(ours(given, attention_mask=keep)), theirs(given, attention_mask=keep.long()).pooler_output)
 
 
 def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -> None:

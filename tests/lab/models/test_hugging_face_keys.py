@@ -187,11 +187,11 @@ def ours_of(model: Any, tokens: Tensor, keep: Tensor) -> Tensor:
     """Return the numbers of ours that a batch is compared by."""
     given = None if bool(keep.all()) else keep
     if isinstance(model, SequenceClassifier):
-        return model(tokens, keep=given)
+        return model(tokens, attention_mask=given)
     if isinstance(model, TokenClassifier):
-        return model(tokens, keep=given)[keep]
+        return model(tokens, attention_mask=given)[keep]
     if isinstance(model, EncoderLM):
-        rows = model(tokens, keep=given)
+        rows = model(tokens, attention_mask=given)
         return (rows if model.masked_head is None else model.logits(rows))[keep]
     assert isinstance(model, DecoderLM)
     return model(tokens, mask=None if given is None else masks.key_padding(given))[keep]

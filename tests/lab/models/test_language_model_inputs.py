@@ -18,9 +18,9 @@ MODELS = [DecoderLM(DecoderLMConfig(50, width=16, longest=4)), EncoderLM(Encoder
     [
         (torch.zeros(2, 3), r"tokens must be an integer tensor \(B, L\), got a float32 tensor of shape \(2, 3\)"),
         (torch.zeros(3).long(), r"tokens must be an integer tensor \(B, L\)"),
-        (torch.tensor([[1, 60]]), "tokens must be numbers from 0 to 49, below the vocabulary, got 60"),
-        (torch.tensor([[-1]]), "tokens must be numbers from 0 to 49, below the vocabulary, got -1"),
-        (torch.zeros(1, 5).long(), "tokens must stand below 4, as many positions as the model has learned, got 4"),
+        (torch.tensor([[1, 60]]), "tokens must be ids from 0 to 49, below the vocabulary size, got 60"),
+        (torch.tensor([[-1]]), "tokens must be ids from 0 to 49, below the vocabulary size, got -1"),
+        (torch.zeros(1, 5).long(), "tokens must have positions below 4, the number of learned positions, got 4"),
     ],
 )
 def test_tokens_that_cannot_be_read(model: torch.nn.Module, tokens: torch.Tensor, sentence: str) -> None:
@@ -35,13 +35,13 @@ def test_what_stands_for_a_sequence_of_a_decoder_leaves_padding_out(pooling: str
     model = SequenceClassifier(DecoderLM(config), ["a", "b"]).double().eval()
     tokens, keep = torch.randint(9, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
     keep[1, 5:] = keep[2, 1:] = False
-    logits = model(tokens, keep=keep)
+    logits = model(tokens, attention_mask=keep)
     for i, length in enumerate((7, 5, 1)):
         rows = model.model.features(tokens[i : i + 1, :length])[0]
         row = {"last": rows[-1], "mean": sum(rows) / length, "max": rows.max(0).values}[pooling]
         torch.testing.assert_close(logits[i], model.output(row), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(tokens[:1]), logits[:1], rtol=1e-12, atol=1e-12)
-    assert model(tokens, keep=torch.zeros_like(keep)).isfinite().all()
+    assert model(tokens, attention_mask=torch.zeros_like(keep)).isfinite().all()
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -51,7 +51,7 @@ def test_the_mean_of_a_sequences_rows_leaves_padding_out(pooled: bool) -> None:
     model = SequenceClassifier(EncoderLM(config), ["a", "b"]).double().eval()
     tokens, keep = torch.randint(9, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
     keep[1, 5:] = keep[2, 1:] = False
-    logits = model(tokens, keep=keep)
+    logits = model(tokens, attention_mask=keep)
     for i, length in enumerate((7, 5, 1)):
         row = sum(model.model(tokens[i : i + 1, :length])[0]) / length
         row = torch.tanh(model.model.pooler(row)) if pooled else row

@@ -89,7 +89,7 @@ def test_what_is_refused() -> None:
         add_lora(model, targets=["query"])
     add_lora(model, rank=99)
     assert model.blocks[0].attention.out.rank == 16 and model.blocks[0].attention.out.scale == 16 / 99
-    with pytest.raises(ValueError, match="model must be without adapters"):
+    with pytest.raises(ValueError, match="model must have no adapters yet"):
         add_lora(model)
     for wrong in ({"rank": 0}, {"rank": 10}, {"alpha": 0.0}, {"dropout": 2.0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must"):
@@ -98,7 +98,5 @@ def test_what_is_refused() -> None:
 
 def test_a_model_without_linear_layers_is_told() -> None:
     model = EncoderLM(EncoderLMConfig(50, width=16, layers=0, masked_head=False, pooled=False))
-    with pytest.raises(
-        ValueError, match="add_lora: model must have linear layers that adapters may stand beside, got none"
-    ):
+    with pytest.raises(ValueError, match="add_lora: model must have linear layers for adapters, got none"):
         add_lora(model)

@@ -122,11 +122,11 @@ def test_rows_are_those_of_the_formula(changes: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def test_attention_is_told_and_changes_no_bit() -> None:
-    model, told = transformer(window=1), []
+    model, aux = transformer(window=1), []
     images = torch.randn(1, 2, 12, 12).double()
-    found = model(images, return_aux=AuxRequest(weights=True), told=told)
-    assert torch.equal(found, model(images)) and len(told) == 2
-    weights = told[0].weights
+    found = model(images, return_aux=AuxRequest(weights=True), aux=aux)
+    assert torch.equal(found, model(images)) and len(aux) == 2
+    weights = aux[0].weights
     assert weights.shape == (1, 2, 17, 17) and bool((weights[..., 1, 4] == 0).all())  # the corner's row is 4 wide
     assert bool((weights[..., 0, :] > 0).all())  # the class token sees all
 

@@ -88,9 +88,9 @@ def test_a_classifier_by_filters_comes_back_from_its_folder_which_is_ours(tmp_pa
     again = load(tmp_path)
     assert isinstance(again, SequenceClassifier) and (again.filtering["filters"], again.filtering["window"]) == (6, 2)
     tokens = torch.tensor([[3, 1, 4, 0], [1, 5, 9, 2]])
-    assert torch.equal(again(tokens, keep=tokens != 0), model(tokens))  # padding is told by its number
+    assert torch.equal(again(tokens, attention_mask=tokens != 0), model(tokens))  # padding is told by its number
     (tmp_path / "config.json").write_text(json.dumps(config | {"filters": "many"}))
-    with pytest.raises(ModelFileError, match="have a field 'filters' that a head knows"):
+    with pytest.raises(ModelFileError, match="have a valid head option 'filters'"):
         load(tmp_path)
     for claim in (
         {"filters": 7},
@@ -126,7 +126,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=r"WindowFeatures: rows must have shape \(B, L, 4\), got \("):
             found(wrong)
     for keep in (rows[0, :, 0] == 0, rows[:, :1, 0] == 0):  # either would be broadcast
-        with pytest.raises(ValueError, match=r"WindowFeatures: keep must have shape \(2, 5\), got \("):
+        with pytest.raises(ValueError, match=r"WindowFeatures: attention_mask must have shape \(2, 5\), got \("):
             found(rows, keep)
 
 
@@ -216,13 +216,13 @@ def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: 
     assert torch.equal(again(tokens), model(tokens))
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):  # it would be another one backward
         model(tokens, mask=tokens != 0)
-    with pytest.raises(ValueError, match="both_ways must be False of an encoder, which sees both sides, got True"):
+    with pytest.raises(ValueError, match="both_ways must be False for an encoder, which sees both sides, got True"):
         SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=3, both_ways=True)
     with pytest.raises(ValueError, match="both_ways must be False without filters, got True"):
         SequenceClassifier(DecoderLM(FORWARD), ["a", "b"], both_ways=True)
     config = json.loads((tmp_path / "config.json").read_text())
     for claim, sentence in (
-        ({"both_ways": "yes"}, "have a field 'both_ways' that a head knows"),
+        ({"both_ways": "yes"}, "have a valid head option 'both_ways'"),
         ({"both_ways": False}, r"model\.safetensors must"),
         ({"filters": 0}, "both_ways must be False without filters"),
     ):

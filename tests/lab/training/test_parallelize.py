@@ -179,7 +179,7 @@ def refusals(size: int) -> None:
             (odd | {"feedforward": 32}, "tensor must divide the model's 3 heads"),
             ({"kv_heads": 1}, "tensor must divide the model's 1 kv_heads"),
             ({"feedforward": 33}, "tensor must divide the model's 33 hidden features"),
-            ({"score": "additive"}, "tensor must be 1 where the score learns something itself"),
+            ({"score": "additive"}, "tensor must be 1 for a score with parameters"),
             ({"positions": "alibi"}, "tensor must be 1 with ALiBi"),
         ):
             model = DecoderLM(DecoderLMConfig(**SIZES | changes))
@@ -187,16 +187,16 @@ def refusals(size: int) -> None:
                 parallelize(model, mesh)
         model = DecoderLM(DecoderLMConfig(**SIZES))
         model.scale = nn.Parameter(torch.ones(()))
-        with pytest.raises(ValueError, match=r"model must have parameters of one dimension or more.*numbers, scale"):
+        with pytest.raises(ValueError, match=r"model must have no scalar parameters.*got .*scale"):
             parallelize(model, make_mesh(shard=size))
         with pytest.raises(TypeError, match="model must be a DecoderLM or an EncoderLM, got Linear"):
             parallelize(nn.Linear(2, 2), mesh)
         with pytest.raises(ValueError, match="mesh must be a DeviceMesh with the dimensions data, shard, context"):
             parallelize(model, mesh["tensor"])
         done = parallelize(meta("gpt"), mesh)
-    with pytest.raises(ValueError, match="model must be one that is not parallel yet"):
+    with pytest.raises(ValueError, match="model must not be parallelized already"):
         parallelize(done, mesh)
-    with pytest.raises(ValueError, match="materialize: model must be one that parallelize returned"):
+    with pytest.raises(ValueError, match="materialize: model must come from parallelize"):
         materialize(nn.Linear(2, 2), 0)
 
 

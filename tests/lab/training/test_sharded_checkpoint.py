@@ -72,7 +72,7 @@ def failures(folder: Path, model: Any, rank: int) -> None:
     if rank == 1:
         os._exit(1)
     start = time.monotonic()
-    with pytest.raises(CheckpointError, match=r"save_sharded: .*lost must take a checkpoint, got .*\.$") as info:
+    with pytest.raises(CheckpointError, match=r"save_sharded: cannot write a checkpoint to .*lost: .*\.$") as info:
         save_sharded(folder / "lost", model)
     assert "\n" not in str(info.value) and time.monotonic() - start < ranks.PATIENCE
 
@@ -99,15 +99,17 @@ class TestDamage:
     def test_files_that_are_missing_or_damaged(self, tmp_path: Path) -> None:
         model, optimizer = plain()
         save_sharded(tmp_path / "whole", model)
-        with pytest.raises(CheckpointError, match=r"must have optimizer\..*, got a checkpoint without it"):
+        with pytest.raises(CheckpointError, match=r"does not contain optimizer\."):
             load_sharded(tmp_path / "whole", model, optimizer)
-        with pytest.raises(CheckpointError, match=r"load_sharded: .* must be a sharded checkpoint, got No such file"):
+        with pytest.raises(CheckpointError, match=r"load_sharded: .* is not a sharded checkpoint: No such file"):
             load_sharded(tmp_path / "none", model)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(CheckpointError, match=r"must have model\.embedding\.weight, got a checkpoint without it"):
+        with pytest.raises(CheckpointError, match=r"does not contain model\.embedding\.weight"):
             load_sharded(tmp_path / "empty", model)
         other = DecoderLM(DecoderLMConfig(53, width=8, layers=2, heads=4))
-        with pytest.raises(CheckpointError, match=r"must have shape \(53, 8\), got \(53, 16\): it is another model's"):
+        with pytest.raises(
+            CheckpointError, match=r"must have shape \(53, 8\), got \(53, 16\): it belongs to another model"
+        ):
             load_sharded(tmp_path / "whole", other)
         for cut in (3, 100, -10):
             shutil.copytree(tmp_path / "whole", tmp_path / f"cut{cut}")
@@ -123,7 +125,7 @@ class TestDamage:
         model, _ = plain()
         dcp.save({"model.norm.weight": torch.ones(16)}, checkpoint_id=str(tmp_path / "pickled"), no_dist=True)
         assert (tmp_path / "pickled" / ".metadata").exists()
-        with pytest.raises(CheckpointError, match=r"must have model\.embedding\.weight, got a checkpoint without it"):
+        with pytest.raises(CheckpointError, match=r"does not contain model\.embedding\.weight"):
             load_sharded(tmp_path / "pickled", model)
 
     def test_what_nobody_refers_to_is_removed(self, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_killed_process_and_going_on_with_another_number(tmp_path: Path) -> No
     assert killed == 9
     last = said.strip().splitlines()[-1]
     assert code == 1, said
-    assert "regard: train: all processes must answer, got none from another one, which died or hangs" in said, said
+    assert "regard: train: another process died or hangs" in said, said
     assert "Traceback" not in said and last.endswith("--resume."), said
     again = ["train", "language-model", "--resume", "--out", out]
     for code, said in started([*again, *several(devices=4, accumulate=2, tensor=2)], 4):

@@ -126,14 +126,14 @@ def refusals(context: ContextParallel) -> None:
         made(torch.ones(1, 2, 16, dtype=torch.float64), cache=KVCache())
     model, _ = decoder("rotary")
     model.set_context(context)
-    with pytest.raises(ValueError, match="DecoderLM: caches must be None where several processes hold a sequence"):
+    with pytest.raises(ValueError, match="DecoderLM: caches must be None if a context splits the sequence"):
         model(tokens(), caches=model.caches())
     model.set_context(None)
     assert model(tokens(), caches=model.caches()).shape == (B, L, N)
     bert, _ = encoder()
     bert.set_context(context)
-    with pytest.raises(ValueError, match=r"EncoderLM: keep must be None where several processes hold a sequence"):
-        bert(tokens(), keep=torch.ones(B, L, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"EncoderLM: attention_mask must be None if a context splits the sequence"):
+        bert(tokens(), attention_mask=torch.ones(B, L, dtype=torch.bool))
 
 
 @pytest.mark.campaign

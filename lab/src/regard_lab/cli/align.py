@@ -1,4 +1,4 @@
-"""``regard align``: pairs of lines in, the links between their words out."""
+"""``regard align``: align the words of sentence pairs."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def run(
     tokenized: bool,
     out: Path | None,
 ) -> None:
-    """Write a line of links for each line of the pairs."""
+    """Write one line of alignment links per sentence pair."""
     with report_errors("regard-lab"):
         if model is None and back is not None:
-            raise rejected("align", "--back", "come with --model", "it alone")
+            raise ValueError("align: --back requires --model.")
         if model is not None and aligner is not None:
             raise rejected("align", "--aligner", "be left out with --model", repr(aligner))
         if method not in METHODS:
@@ -45,7 +45,7 @@ def run(
         if model is None:
             require_aligner(aligner or "lexical")
         if out is not None and any(given not in (None, "-") and same_file(out, given) for given in (data, targets)):
-            raise rejected("align", "--out", "be another file than the pairs", str(out))
+            raise rejected("align", "--out", "not be the file of the pairs", str(out))
         require_writable(out)
         translator, other = (
             None if folder is None else require_attention(load(folder), name)
@@ -61,7 +61,7 @@ def run(
             links = attention_links(translator, pairs.sources, pairs.targets, back=other, method=method, cut=cut)
         without = sum(not each for each in links)
         if without:
-            note(f"without links: {without:,} pairs (very long, or no words that go together)")
+            note(f"no links: {without:,} pairs (too long, or no words that match)")
         lines = [""] * pairs.lines
         assert pairs.places is not None
         for place, each in zip(pairs.places, links):
@@ -74,23 +74,23 @@ def run(
 
 
 def require_attention(model: SequenceModel, option: str) -> SequenceModel:
-    """Return a model whose attention aligns words, or raise in the name of the option that named it."""
+    """Return the model if its attention can align words; otherwise raise an error about ``option``."""
     if (
         not model.model.maps
         or not isinstance(model.source, SubwordVocabulary)
         or not isinstance(model.target, SubwordVocabulary)
     ):
-        raise rejected("align", option, "be a translator that attends", "another model")
+        raise rejected("align", option, "be a translation model with attention and subwords", "another model")
     return model
 
 
 def same_file(one: Path, other: str) -> bool:
-    """Return whether two names are of one file that there is."""
+    """Return whether two paths name the same existing file."""
     return one.exists() and Path(other).exists() and one.samefile(other)
 
 
 def learn_links(pairs: Pairs, aligner: str, method: str, tokenized: bool) -> list[Links]:
-    """Return the links of words that an aligner finds, which learns from the pairs alone."""
+    """Return the word links of an aligner trained on the pairs alone."""
     sides, owners = [], []
     for texts in (pairs.sources, pairs.targets):
         cuts = [split_elisions(text, split_at_spaces(text) if tokenized else find_words(text)) for text in texts]

@@ -27,9 +27,9 @@ app = typer.Typer()
 _command = partial(app.command, cls=Command)
 
 MODEL = Path("regard-demo/model")
-#: Comes with the package.
+#: A model that ships with the package.
 TRANSLATOR = Path("english-french")
-#: What may be asked of a comparison by flags.
+#: The options of `regard compare` that have flags.
 COMPARED = (
     "data.data", "data.targets", "data.valid", "data.valid_targets", "preset", "training.steps", "training.seed",
 )  # fmt: skip
@@ -37,7 +37,7 @@ COMPARED_IMAGES = (
     "data.images", "data.side", "data.gray", "augmentation.flip", "augmentation.shift", "training.epochs",
     "training.batch_examples", "training.learning_rate",
 )  # fmt: skip
-#: Seconds of the demonstration's training.
+#: Default training time of the demo, in seconds.
 _TRAINING = 170.0
 
 
@@ -45,30 +45,30 @@ _TRAINING = 170.0
 def demo(
     context: typer.Context,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="English sentences of your own.")
+        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Your own English sentences.")
     ] = None,
     train: Annotated[
-        bool, typer.Option("--train", help="Learn to pronounce English words on this machine instead.")
+        bool, typer.Option("--train", help="Instead, train a model that pronounces English words.")
     ] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="With --train: until so many seconds after the start, 170 by default; evaluation comes on top.", min=1
+            help="With --train: stop training this many seconds after the start (170); evaluation follows.", min=1
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for pictures, and with --train the model.")] = Path("regard-demo"),
-    seed: Annotated[
-        int | None, typer.Option(help="With --train: of parameters, dropout and batches.", min=0, max=2**31 - 1)
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and, with --train, the model.")] = Path(
+        "regard-demo"
+    ),
+    seed: Annotated[int | None, typer.Option(help="With --train: the random seed.", min=0, max=2**31 - 1)] = None,
 ) -> None:
-    """Translate English to French, and show which words each word looked at."""
+    """Translate English to French and show which words each word attended to."""
     if seconds is not None and not math.isfinite(seconds):
         raise fail(f"demo: --seconds must be finite, got {seconds}.")
     if train and sentences:
-        raise fail(f"demo: sentences must not be given with --train, got {sentences[0][:60]!r}.")
+        raise fail(f"demo: sentences cannot be combined with --train, got {sentences[0][:60]!r}.")
     for name, value in (("--seconds", seconds), ("--seed", seed)):
         if not train and value is not None:
-            raise fail(f"demo: {name} must come with --train, got it alone.")
+            raise fail(f"demo: {name} requires --train.")
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
     if train:
         from regard_lab.cli import demo_training
@@ -83,42 +83,46 @@ def demo(
 @_command()
 def pronounce(
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
-    model: Annotated[Path, typer.Option(help="Folder of a saved model.")] = MODEL,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which letters each phoneme looked at.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this picture: .png, .svg, .pdf.")] = None,
+    model: Annotated[Path, typer.Option(help="Model folder.")] = MODEL,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Draw which letters each phoneme attended to.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this file: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alignment weights included.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the attention weights.")] = False,
 ) -> None:
-    """Pronounce words with a saved model, without training."""
+    """Pronounce words with a trained model."""
     from regard_lab.cli.pronounce import run
 
     with report_errors("regard-lab[pronunciation]"):
         if "-" in words:
-            words = [word for given in words for word in (sys.stdin.read().split() if given == "-" else [given])]
+            words = [word for each in words for word in (sys.stdin.read().split() if each == "-" else [each])]
     run(words, model=model, alignment=alignment, plot=plot, html=html, as_json=as_json)
 
 
 app.add_typer(train, name="train")
 
 
-@_command(epilog="Without a PROMPT the model begins a text; - reads one from standard input.")
+@_command(epilog="Without a PROMPT, the model starts a new text; - reads the prompt from standard input.")
 @with_flags(GenerationOptions, unset=True)
 def generate(
-    model: Annotated[Path, typer.Option(help="Folder of a model: of a run, or of Hugging Face.")],
+    model: Annotated[Path, typer.Option(help="Model folder: a training run or a Hugging Face model.")],
     given: dict[str, Any],
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to go on with.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
-    beams: Annotated[int, typer.Option(help="Search with so many beams.", min=1, max=1000)] = 1,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be repeated.")] = None,
+    beams: Annotated[int, typer.Option(help="Beam size.", min=1, max=1000)] = 1,
     draft: Annotated[
-        str | None, typer.Option(help="A smaller model's folder, or lookup: propose tokens, to be faster.")
+        str | None, typer.Option(help="Speculative decoding with this model folder, or with lookup.")
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits: faster, and not the same.")] = False,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which tokens each new one looked at.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw that to this picture: .png, .svg, .pdf.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw that to this HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit weights: faster, slightly different output.")] = False,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Draw which tokens each new token attended to.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the attention to this file: .png, .svg, .pdf.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the attention to this HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per text.")] = False,
 ) -> None:
-    """Let a language model go on with a text, token by token."""
+    """Continue a text with a language model."""
     from regard_lab.cli.generate import run
 
     run(
@@ -132,15 +136,15 @@ def generate(
 @with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
     task: Annotated[str, typer.Argument(help="translation, pronunciation or image-classification.")],
-    attention: Annotated[str, typer.Option(help="Such as additive,local,transformer; of images none,se,eca,cbam.")],
-    out: Annotated[Path, typer.Option(help="Folder of the models and results.")],
+    attention: Annotated[str, typer.Option(help="For example additive,local,transformer; for images none,se,cbam.")],
+    out: Annotated[Path, typer.Option(help="Folder for the models and results.")],
     given: dict[str, Any],
-    options: Annotated[Path | None, typer.Option(help="A TOML file of options of training.")] = None,
+    options: Annotated[Path | None, typer.Option(help="TOML file with training options.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option, as training.clip=0.5.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set any option: training.clip=0.5.")
     ] = None,
 ) -> None:
-    """Train several mechanisms on the same data, steps and seed, and compare quality, size, speed and memory."""
+    """Train attention mechanisms on the same data, steps and seed; compare quality, size, speed and memory."""
     from regard_lab.cli.compare import run
 
     run(task, attention, out=out, options=options, given=given, settings=settings or [])
@@ -151,32 +155,32 @@ def compare(
 def translate(
     given: dict[str, Any],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines; without any, or -, stdin.")
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences; stdin by default, or with -.")
     ] = None,
-    model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
+    model: Annotated[Path, typer.Option(help="Model folder; english-french is included.")] = TRANSLATOR,
     references: Annotated[
         list[str] | None,
-        typer.Option("--given", help="A text's translation: show its alignment, write none. For each text."),
+        typer.Option("--given", help="Align this translation instead of generating one; once per text."),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits: faster, and not the same.")] = False,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word looked at.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit weights: faster, slightly different output.")] = False,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word attended to.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Draw tokens instead of words.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this picture: .png, .svg, .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this file: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, a line each, attention weights included.")
+        bool, typer.Option("--json", help="Print one line of JSON per text, with attention weights.")
     ] = False,
     keep_unknown: Annotated[
-        bool, typer.Option("--keep-unknown", help="Write only what the vocabulary can spell, no source words.")
+        bool, typer.Option("--keep-unknown", help="Keep <unk> instead of copying the source word.")
     ] = False,
 ) -> None:
-    """Translate lines with a model, and show which words it looked at."""
+    """Translate sentences and show which words the model attended to."""
     from regard_lab.cli.translate import run
 
     with report_errors("regard-lab"):
         drawn = alignment or plot is not None or html is not None
         if tokens and not drawn:
-            raise fail("translate: --tokens must come with --alignment, --plot or --html, got it alone.")
+            raise fail("translate: --tokens requires --alignment, --plot or --html.")
         shown = {"alignment": drawn or as_json, "replace_unknown": not keep_unknown}
         chosen = PredictionOptions.from_dotted(given | shown)
     run(
@@ -190,17 +194,17 @@ def classify(
     model: Annotated[Path, typer.Option(help="Folder of a classifier.")],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts (without any, or -, lines of stdin), or images."),
+        typer.Argument(metavar="[TEXT]...", help="Texts or image files; lines of stdin by default, or with -."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A file of lines, or a folder or tar archive of images, in place of them.")
+        str | None, typer.Option(help="Read a file of lines, or a folder or tar archive of images, instead.")
     ] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Two texts in a line, with a tab between them.")] = False,
-    top: Annotated[int | None, typer.Option(help="Show so many labels, the likeliest first.", min=1)] = None,
-    batch: Annotated[int, typer.Option(help="Texts or images at once; lower it where memory is short.", min=1)] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, with all labels.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Each line holds two texts separated by a tab.")] = False,
+    top: Annotated[int | None, typer.Option(help="Show this many labels, the most likely first.", min=1)] = None,
+    batch: Annotated[int, typer.Option(help="Batch size; lower it if memory runs out.", min=1)] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per input, with all labels.")] = False,
 ) -> None:
-    """Name the label of each text or image, or of each token of a text, with its probability."""
+    """Classify texts, images or the tokens of a text; print each label with its probability."""
     from regard_lab.cli.classify import run
 
     run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)
@@ -208,19 +212,19 @@ def classify(
 
 @_command()
 def fill_mask(
-    model: Annotated[Path, typer.Option(help="Folder of a model of masked tokens, such as BERT.")],
+    model: Annotated[Path, typer.Option(help="Folder of a masked language model, such as BERT.")],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts with the model's mask; without any, or -, lines of stdin."),
+        typer.Argument(metavar="[TEXT]...", help="Texts with the model's mask; lines of stdin by default, or with -."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A file of lines in place of them.")] = None,
-    top: Annotated[int, typer.Option(help="Tokens for each mask, the likeliest first.", min=1)] = 5,
-    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each text.")] = False,
+    data: Annotated[str | None, typer.Option(help="Read a file of lines instead.")] = None,
+    top: Annotated[int, typer.Option(help="Show this many tokens per mask, the most likely first.", min=1)] = 5,
+    batch: Annotated[int, typer.Option(help="Batch size in texts; lower it if memory runs out.", min=1)] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per text.")] = False,
 ) -> None:
-    """Name the likeliest tokens for each mask in a text, as in "to be or not to [MASK]", with their probabilities.
+    """Predict the most likely tokens for each mask in a text, as in "to be or not to [MASK]", with probabilities.
 
-    A line for each mask; a space before a token is shown as ▁.
+    Prints one line per mask; ▁ stands for a space before a token.
     """
     from regard_lab.cli.fill_mask import run
 
@@ -229,24 +233,24 @@ def fill_mask(
 
 @_command()
 def embed(
-    model: Annotated[Path, typer.Option(help="Folder of any model of text, or of Sentence Transformers.")],
+    model: Annotated[Path, typer.Option(help="Folder of any text model, or of a Sentence Transformers model.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, or -, lines of stdin.")
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; lines of stdin by default, or with -.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A file of lines in place of them.")] = None,
+    data: Annotated[str | None, typer.Option(help="Read a file of lines instead.")] = None,
     pooling: Annotated[
         str | None,
-        typer.Option(help="mean, first, last or max of a text's tokens; as the folder says, or mean."),
+        typer.Option(help="mean, first, last or max over tokens; the folder's setting by default, or mean."),
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; as the folder says, or not."),
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; the folder's setting by default."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .npy, .tsv or .jsonl.")] = None,
-    batch: Annotated[int, typer.Option(help="Texts at once; lower it where memory is short.", min=1)] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each text.")] = False,
+    batch: Annotated[int, typer.Option(help="Batch size in texts; lower it if memory runs out.", min=1)] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per text.")] = False,
 ) -> None:
-    """Make a vector of each text from the rows that leave a model's last layer; a line of numbers for each."""
+    """Compute an embedding of each text from a model's last layer; print one line of numbers per text."""
     from regard_lab.cli.embed import run
 
     run(
@@ -255,22 +259,24 @@ def embed(
 
 
 @_command(
-    epilog="--method may be intersection, union, grow-diag, grow-diag-final or grow-diag-final-and. Words are counted "
-    "from 0: what a reader calls a word, and signs. A line that cannot be aligned is empty."
+    epilog="--method may be intersection, union, grow-diag, grow-diag-final or grow-diag-final-and. Words and "
+    "punctuation marks are numbered from 0. A line that cannot be aligned is left empty."
 )
 def align(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Pairs separated by a tab; with --targets the sources.")],
-    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
-    model: Annotated[Path | None, typer.Option(help="A translator whose attention aligns.")] = None,
-    back: Annotated[Path | None, typer.Option(help="With --model: a translator of the other direction.")] = None,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="Tab-separated sentence pairs; with --targets, the sources.")
+    ],
+    targets: Annotated[str | None, typer.Option(help="Target sentences, one line per source.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Align with the attention of this translation model.")] = None,
+    back: Annotated[Path | None, typer.Option(help="With --model: a model for the other direction.")] = None,
     aligner: Annotated[
-        str | None, typer.Option(help="Without --model, learns from DATA: lexical; or eflomal, if installed.")
+        str | None, typer.Option(help="Without --model: lexical, or eflomal if installed; learns from DATA.")
     ] = None,
-    method: Annotated[str, typer.Option(help="How both directions are joined.")] = "grow-diag-final-and",
-    tokenized: Annotated[bool, typer.Option("--tokenized", help="Words are what spaces separate.")] = False,
+    method: Annotated[str, typer.Option(help="How to combine both directions.")] = "grow-diag-final-and",
+    tokenized: Annotated[bool, typer.Option("--tokenized", help="Split words at spaces only.")] = False,
     out: Annotated[Path | None, typer.Option(help="File for the links; standard output by default.")] = None,
 ) -> None:
-    """Link the words of sentences with those of their translations, in Pharaoh's format: 0-0 1-2."""
+    """Align the words of sentences and their translations, in Pharaoh format: 0-0 1-2."""
     from regard_lab.cli.align import run
 
     run(
@@ -285,45 +291,47 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Pairs separated by a tab (with --targets the sources), image and caption too. Or text; or text, tab, "
-            "label; or a folder of images for each label.",
+            help="Tab-separated sentence pairs (with --targets, the sources), image and caption, or text and label; "
+            "plain text; or a folder of images per label.",
         ),
     ],
     given: dict[str, Any],
-    targets: Annotated[str | None, typer.Option(help="Targets, a line for each source.")] = None,
-    model: Annotated[Path, typer.Option(help="Folder of a model; english-french comes along.")] = TRANSLATOR,
+    targets: Annotated[str | None, typer.Option(help="Target sentences, one line per source.")] = None,
+    model: Annotated[Path, typer.Option(help="Model folder; english-french is included.")] = TRANSLATOR,
     tokenized: Annotated[
-        bool, typer.Option("--tokenized", help="Also BLEU of words between spaces; --links count these.")
+        bool, typer.Option("--tokenized", help="Also BLEU of space-separated words; --links counts these words.")
     ] = False,
     links: Annotated[
-        str | None, typer.Option(help="Links of DATA's words: how well attention agrees; nothing is written.")
+        str | None, typer.Option(help="Gold word alignments of DATA: score the model's attention against them.")
     ] = None,
-    back: Annotated[Path | None, typer.Option(help="With --links: a translator of the other direction.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File for the output: a line for each source, repeated ones once.")
-    ] = None,
+    back: Annotated[Path | None, typer.Option(help="With --links: a model for the other direction.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the model's output, one line per distinct source.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     per: Annotated[
-        str | None, typer.Option(help="A document: file, line, paragraph.", rich_help_panel="Language models")
+        str | None,
+        typer.Option(help="What a document is: file, line or paragraph.", rich_help_panel="Language models"),
     ] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of a window.", rich_help_panel="Language models")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Window length in tokens.", rich_help_panel="Language models")
+    ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Tokens it moves on by; half of it.", rich_help_panel="Language models")
+        int | None,
+        typer.Option(help="Window stride in tokens; half the length by default.", rich_help_panel="Language models"),
     ] = None,
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Lines of text, tab, text, tab, label.", rich_help_panel="Classifiers")
+        bool, typer.Option("--pairs", help="Lines hold text, tab, text, tab, label.", rich_help_panel="Classifiers")
     ] = False,
     images: Annotated[
         str | None, typer.Option(help="Folder or .tar of the images in DATA.", rich_help_panel="Captioners")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="A file of their features.", rich_help_panel="Captioners")
+        str | None, typer.Option(help="File of precomputed image features.", rich_help_panel="Captioners")
     ] = None,
 ) -> None:
-    """Score a translator, a captioner, a language model or a classifier.
+    """Evaluate a translation model, captioner, language model or classifier.
 
-    By BLEU and chrF, PER and WER, or links; by ROUGE-L and CIDEr-D; by perplexity and bits per byte; by accuracy, F1
-    and Matthews.
+    Reports BLEU and chrF, phoneme and word error rate, or alignment error rate; ROUGE-L and CIDEr-D for captions;
+    perplexity and bits per byte for language models; accuracy, F1 and Matthews correlation for classifiers.
     """
     from regard_lab.cli.evaluate import run
     from regard_lab.cli.evaluate_language import TextReading
@@ -340,18 +348,18 @@ app.add_typer(describe)
 app.add_typer(inspector)
 
 
-@_command(epilog="A GB is 10⁹ bytes. --table alone shows published models beside what is counted here.")
+@_command(epilog="1 GB = 10⁹ bytes. --table alone compares the planner's counts with published models.")
 @with_flags(PlanOptions)
 def plan(
     given: dict[str, Any],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="gpt3, bert-large, llama-7b, ...")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Of its config: kv_heads=8.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change its config: kv_heads=8.")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Show published models.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what training a model takes: parameters, operations, memory, layouts, time."""
+    """Estimate what training a model takes: parameters, FLOPs, memory, parallel layouts, time."""
     from regard_lab.cli.plan import run
 
     run(name, given=given, settings=settings or [], table=table, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``regard caption``: images in, a sentence for each out, and where each of its words looked."""
+"""``regard caption``: caption images and draw the attention of each word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard_lab.models.folders import ModelFileError
 from regard_lab.tasks.captioning.captioner import Captioner
 from regard_lab.tasks.captioning.pictures import CaptionAttention, save_captions, word_weights
 
-#: Pixels of an image's side in pictures.
+#: Side of an image in the drawings, in pixels.
 _SHOWN = 448
 
 
@@ -31,7 +31,7 @@ def run(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Write what each model makes of each image; images that cannot be used are told, and the others are described."""
+    """Caption each image with each model; report the images that cannot be read."""
     with report_errors("regard-lab[vision]"):
         require("PIL")
         require_writable(html, picture=attention)
@@ -54,13 +54,17 @@ def run(
                 if pictured and prediction.words and prediction.alignment is not None:
                     drawn.append(_looked_at(prediction, captioner, pixels, folder.name if len(models) > 1 else ""))
         if pictured and not drawn and done:
-            note("regard: nothing was written, or no model attends, so there is no picture")
+            note("regard: no picture: the captions are empty or the models have no attention")
         elif drawn:
             _draw(drawn, attention, html)
     if not done:
-        raise fail(f"caption: IMAGE must be an image that can be used, got none of {len(files):,}.")
+        raise fail(
+            f"caption: none of the {len(files):,} images can be read."
+            if len(files) > 1
+            else "caption: the image cannot be read."
+        )
     if done < len(files):
-        note(f"regard: {len(files) - done:,} of {len(files):,} images could not be used")
+        note(f"regard: {len(files) - done:,} of {len(files):,} images cannot be read")
 
 
 def _load(folder: Path) -> Captioner:
@@ -104,5 +108,5 @@ def _draw(drawn: Sequence[CaptionAttention], attention: Path | None, html: Path 
     if attention is not None:
         save_captions(drawn, attention)
     if html is not None:
-        told = "Rows are words, columns places of the image, row by row: the stronger, the more attention went there."
-        save_html([each.alignment() for each in drawn], html, heading="Where each word looked", note=told)
+        caption = "Rows are words, columns image positions in row-major order. Darker cells mean more attention."
+        save_html([each.alignment() for each in drawn], html, heading="Where each word attended", note=caption)

@@ -1,4 +1,4 @@
-"""``regard classify``: lines or images in, a label with its probability for each out."""
+"""``regard classify``: label texts, tokens or images."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedT
 from regard_lab.tasks.classification.images import ImageClassificationPipeline
 from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
 
-#: What a line in is: its text, and the second one.
+#: A line's text, and its second text if lines are pairs.
 _Line = tuple[str, str | None]
 
 
 def run(
     texts: Sequence[str], *, model: Path, data: str | None, pairs: bool, top: int | None, batch: int, as_json: bool
 ) -> None:
-    """Name the label of each text, of each line of a file or of standard input, of their tokens, or of each image."""
+    """Label texts, lines of a file or of standard input, their tokens, or images."""
     with report_errors("regard-lab"):
         one_source("classify", texts, data)
         if not model.is_dir():
@@ -40,13 +40,13 @@ def run(
         loaded = load(model, dtype=torch.float32)
         if isinstance(loaded, ImageClassifier | HostedImageClassifier):
             if pairs:
-                raise rejected("classify", "--pairs", "be left out for a classifier of images", True)
+                raise rejected("classify", "--pairs", "be left out for an image classifier", True)
             pictures = ImageClassificationPipeline.load(model, "classify", loaded)
             classify_pictures(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
             return
         if isinstance(loaded, TokenClassifier | HostedTokenClassifier):
             if pairs:
-                raise rejected("classify", "--pairs", "be left out for a classifier of tokens", True)
+                raise rejected("classify", "--pairs", "be left out for a token classifier", True)
             labeller = TokenLabeller.load(model, "classify", loaded)
             lines = Lines.of("classify", texts, data)
             classify_tokens(lines, labeller, top=top, batch=batch, as_json=as_json)
@@ -58,22 +58,22 @@ def run(
             rows = [_split(text, lines.where(number)) if pairs and text else (text, None) for number, text in block]
             count, cut = count + len(rows), cut + _answer(classifier, rows, top, batch, as_json)
         if cut:
-            note(f"regard: {cut:,} of {count:,} texts were cut to {classifier.length:,} tokens")
+            note(f"regard: truncated {cut:,} of {count:,} texts to {classifier.length:,} tokens")
 
 
 def _split(text: str, where: str) -> _Line:
     """Return the two texts of a line."""
     cells = [each.strip() for each in text.split("\t")]
     if len(cells) != 2 or not all(cells):
-        raise rejected("classify", where, "have two texts with a tab between them", repr(text[:60]))
+        raise rejected("classify", where, "have two texts separated by a tab", repr(text[:60]))
     return cells[0], cells[1]
 
 
 def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, batch: int, as_json: bool) -> int:
-    """Print the labels of some lines, an empty line for an empty one; return how many were cut."""
+    """Print the labels of lines, an empty line for an empty line; return how many were truncated."""
     given = [row for row in block if row[0]]
     others = [row[1] or "" for row in given] if any(row[1] is not None for row in given) else None
-    full = f"classify: lines must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+    full = f"classify: out of memory: lower --batch (now {batch})."
     with fitting(full, MemoryError):
         inputs = classifier.read([row[0] for row in given], others)
         probabilities = iter(classifier.probabilities(inputs, batch=batch).tolist())
@@ -89,10 +89,10 @@ def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, bat
     return int(inputs.cut.sum())
 
 
-# ``regard classify`` and ``regard evaluate`` of images: a label with its probability for each -------------------------
+# Images, for ``regard classify`` and ``regard evaluate`` --------------------------------------------------------------
 
 
-#: Images that are read before the first is answered.
+#: Number of images to read at a time.
 _AHEAD = 256
 
 
@@ -105,23 +105,20 @@ def classify_pictures(
     batch: int,
     as_json: bool,
 ) -> None:
-    """Name the label of each image file, or of each in a folder or tar archive; say which could not be read.
+    """Label image files, or the images in a folder or tar archive; report those that cannot be read.
 
     Raises
     ------
     ValueError
-        If none could.
+        If no image can be read.
     """
     if not files and data is None:
-        raise rejected("classify_pictures", "PHOTO", "be given: image files, or --data with a folder of them", "none")
+        raise ValueError("classify: name image files, or pass --data with a folder or tar archive of images.")
     left_out: list[tuple[str, str]] = []
     images, count = _images(files, data, left_out, classifier), 0
     while block := list(islice(images, _AHEAD)):
         count += len(block)
-        full = (
-            f"classify_pictures: images must fit in memory, got an allocation that failed; lower --batch (now {batch})."
-        )
-        with fitting(full, MemoryError):
+        with fitting(f"classify: out of memory: lower --batch (now {batch}).", MemoryError):
             probabilities = classifier.probabilities(np.stack([pixels for _, pixels in block]), batch=batch).tolist()
         for (name, _), shares in zip(block, probabilities):
             named = sorted(zip(classifier.labels, shares), key=lambda each: -each[1])
@@ -135,18 +132,22 @@ def classify_pictures(
     for line in unreadable(left_out):
         note(line)
     if not count:
-        raise rejected("classify_pictures", data or "PHOTO", "have images that can be read", "none", ImageFileError)
+        raise ImageFileError(
+            f"classify: none of the images in {data} can be read."
+            if data
+            else "classify: none of the images can be read."
+        )
 
 
 def _images(
     files: Sequence[str], data: str | None, left_out: list[tuple[str, str]], classifier: ImageClassificationPipeline
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each image's name and pixels; what cannot be read goes to ``left_out``."""
-    how = {"side": classifier.preprocessing.side, "function": "classify_pictures"}
+    """Yield each image's name and pixels; append unreadable images to ``left_out``."""
+    how = {"side": classifier.preprocessing.side, "function": "classify"}
     with ExitStack() as stack:
         read: Callable[..., np.ndarray] = read_image
         if data is not None:
-            found = stack.enter_context(open_images(data, "classify_pictures"))
+            found = stack.enter_context(open_images(data, "classify"))
             files, read = found.names, found.read
         for name in files:
             try:
@@ -162,7 +163,7 @@ def _images(
 def evaluate_pictures(
     data: str, classifier: ImageClassificationPipeline, *, batch: int, precision: str
 ) -> tuple[tuple[str, ...], np.ndarray, Tensor]:
-    """Return the labels of a classifier, those of images by their numbers, and probabilities (N, K)."""
+    """Return the classifier's labels, the images' true label ids, and the predicted probabilities (N, K)."""
     images = read_labelled_images(data, classifier.preprocessing, function="evaluate")
     for line in images.report():
         note(line)
@@ -171,12 +172,12 @@ def evaluate_pictures(
     return classifier.labels, true, probabilities
 
 
-# ``regard classify`` of tokens: a label with its probability for each token of a text ---------------------------------
+# Tokens, for ``regard classify`` --------------------------------------------------------------------------------------
 
 
 def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, as_json: bool) -> None:
-    """Print a line for each token of a text, and an empty line behind it, as CoNLL's files have; or JSON for each."""
-    full = f"classify_tokens: lines must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+    """Print one line per token and an empty line after each text, as in CoNLL files; or one line of JSON per text."""
+    full = f"classify: out of memory: lower --batch (now {batch})."
     count = cut = 0
     for block in lines.blocks():
         with fitting(full, MemoryError):
@@ -185,7 +186,7 @@ def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, b
             _show(each, labeller.labels, top, as_json)
         count, cut = count + len(found), cut + sum(each.cut for each in found)
     if cut:
-        note(f"regard: {cut:,} of {count:,} texts were cut to {labeller.length:,} tokens")
+        note(f"regard: truncated {cut:,} of {count:,} texts to {labeller.length:,} tokens")
 
 
 def _show(found: LabelledTokens, labels: tuple[str, ...], top: int | None, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``regard compare``: several mechanisms on the same data, steps and seed, as a table and a picture."""
+"""``regard compare``: train attention mechanisms on the same data, steps and seed; print a table, draw a picture."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from regard_lab.tasks.translation.training import Experiment
 from regard_lab.training.comparison import ComparedRun, compare, picture
 from regard_lab.training.options import RunOptions
 
-#: What a variant is: the table of its options, of its name, a file of options and changes.
+#: Returns a variant's options from its name, an options file and changes.
 _Table = Callable[[str, Path | None, dict[str, Any]], dict[str, Any]]
-#: Decimals of scores: from 0 to 100, or to 1.
+#: Decimals of scores, which range from 0 to 100, or from 0 to 1.
 _DECIMALS = {"tokens": 2, "images": 4}
 
 
 def run(
     task: str, attention: str, *, out: Path, options: Path | None, given: dict[str, Any], settings: list[str]
 ) -> None:
-    """Train a model for each name in ``attention``, separated by commas; "transformer" is one, too."""
+    """Train a model for each name in the comma-separated ``attention``; "transformer" is also a name."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
         require("matplotlib")
         metric = "accuracy" if task == TASK else get_task(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]
         if len(names) < 2:
-            raise rejected("compare", "attention", "name two mechanisms or more, separated by commas", repr(attention))
+            raise rejected("compare", "attention", "name at least two mechanisms, separated by commas", repr(attention))
         if len(set(names)) != len(names):
             raise rejected("compare", "--attention", "name each mechanism once", repr(attention))
         changes = {**given, **dict(parse_setting(each) for each in settings)}
         for place in ("kind", "attention", "model.attention", "model.score"):
             if place in changes:
-                raise rejected("compare", place, "be left to --attention, which names what is compared", changes[place])
+                raise rejected("compare", place, "be left out: --attention sets it", changes[place])
         if task == TASK:
             variants = _variants(names, ImageClassificationOptions, KINDS, _image_table, options, changes)
         else:
@@ -57,17 +57,17 @@ def run(
 
             variants = _variants(names, ExperimentOptions, MODELS, table, options, changes)
             if any(each.data.data == "-" for each in variants.values()):
-                raise rejected("compare", "--data", "be a file, which each of them reads", "standard input")
+                raise rejected("compare", "--data", "be a file, because each run reads it again", "standard input")
         from regard_lab.training.options import TrainingError
 
         kind: Any = ImageTraining if task == TASK else Experiment
         try:
-            runs = compare(kind, variants, out, lambda each: console.print(_told(each, metric)), console.print)
+            runs = compare(kind, variants, out, lambda each: console.print(_summary(each, metric)), console.print)
         except TrainingError as error:
             raise fail(sentence(error)) from None
         console.print()
         console.print(_table(runs))
-        console.print(f"\nIn {picture(runs, metric, out / 'compared.png')} as a picture.")
+        console.print(f"\nPicture: {picture(runs, metric, out / 'compared.png')}")
 
 
 def _variants(
@@ -78,7 +78,7 @@ def _variants(
     options: Path | None,
     changes: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the options of each variant; what only some kinds of model have holds for those."""
+    """Return the options of each variant; each takes the model options that its kind of model has."""
     variants: dict[str, Any] = {}
     asked: set[str] = set()
     known: set[str] = set()
@@ -98,7 +98,7 @@ def _variants(
 
 
 def _image_table(name: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of options of a residual network with this attention, or of a vision transformer."""
+    """Return the options of a residual network with this attention, or of a vision transformer."""
     table = read_options(TASK, options)
     change_options(table, changes, options)
     if name == "transformer":
@@ -112,7 +112,7 @@ def _image_table(name: str, options: Path | None, changes: dict[str, Any]) -> di
     return table
 
 
-def _told(each: ComparedRun, metric: str) -> str:
+def _summary(each: ComparedRun, metric: str) -> str:
     return f"{each.name}: {metric} {each.scores[metric]:.4g} after {each.steps:,} steps, {each.seconds:.0f} seconds"
 
 

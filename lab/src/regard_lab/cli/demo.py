@@ -1,4 +1,4 @@
-"""``regard demo``: translate with the model that comes along, and show what each word looked at."""
+"""``regard demo``: translate with the included model and show what each word attended to."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.tasks.translation.alignment.maps import alignment as aligned
 
-#: Drawn, word by word.
+#: Sentences to draw word by word.
 DRAWN = ("the zone of international control", "I love you", "My sister has never seen the sea.")
-#: Only translated.
+#: Sentences to translate without a drawing.
 MORE = (
     "Where is the nearest station?",
     "It is too late to change your mind.",
     "I would like a cup of tea without sugar.",
     "He speaks English better than I do.",
 )
-#: Words that a picture in the terminal has at most.
+#: The most words in a terminal drawing.
 _WIDEST = 40
 _OPTIONS = PredictionOptions(alignment=True)
 _HEADING, _NOTE = (
-    "What each French word looked at",
-    "English across, French down. The stronger a cell, the more attention.",
+    "What each French word attended to",
+    "Columns are English words, rows French words. Darker cells mean more attention.",
 )
 
 
@@ -53,22 +53,22 @@ def run(sentences: Sequence[str], *, out: Path) -> None:
         for each in translator.predict(MORE):
             _say(console, each)
         console.print()
-    for path, what in (("alignments.png", "a picture"), ("alignments.html", "a page")):
+    for path, what in (("alignments.png", "picture"), ("alignments.html", "web page")):
         console.print(f"  {out / path}  {what} of these alignments")
     console.print("\nNow try:")
     console.print('  regard translate "I have lost my keys." --alignment')
-    console.print("  regard demo --train    a model learns to pronounce on this machine, in three minutes")
-    console.print("  regard train translation --data pairs.tsv --out DIR    a translator of your own")
+    console.print("  regard demo --train    train a pronunciation model in three minutes")
+    console.print("  regard train translation --data pairs.tsv --out DIR    train your own translation model")
     if not sentences:
         _ask(console, translator)
 
 
 def _introduce(console: Console, about: dict[str, Any]) -> None:
     scores = about.get("scores", {})
-    console.print("English to French, by a recurrent model with additive attention (Bahdanau 2014).", style="bold")
+    console.print("English to French with a recurrent model and additive attention (Bahdanau 2014).", style="bold")
     console.print(
-        f"It learned from {about['pairs']:,} pairs of sentences of tatoeba.org; on {scores['sources']:,} others its "
-        f"BLEU is {scores['bleu']:.1f}.\n"
+        f"Trained on {about['pairs']:,} sentence pairs from tatoeba.org; BLEU {scores['bleu']:.1f} on "
+        f"{scores['sources']:,} held-out sentences.\n"
     )
 
 
@@ -86,11 +86,11 @@ def _say(console: Console, prediction: Prediction) -> None:
 
 
 def _ask(console: Console, translator: SequenceModel) -> None:
-    """Translate what a person types, until an empty line."""
+    """Translate typed sentences until an empty line."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return
     while True:
-        console.print("\nAn English sentence of yours (Return ends):", end=" ")
+        console.print("\nType an English sentence (Return ends):", end=" ")
         line = sys.stdin.readline().strip()
         if not line:
             return

@@ -23,16 +23,16 @@ from regard_lab.tasks.pronunciation.pronouncer import (
 from regard_lab.tasks.translation.metrics import edit_distance
 from regard_lab.training.options import TrainingOptions
 
-#: Everyday words with treacherous spellings: kept from training to be shown, and out of the score.
+#: Common words with irregular spellings, shown at the end; neither trained on nor scored.
 EXAMPLES = ("attention", "alignment", "knowledge", "daughter", "physics", "champion", "righteous", "unbelievable")
 _DRAWN = 2
 _RANDOM = 6
-#: Seconds of preparation that are worth a line.
+#: Report compilation if it takes longer than this, in seconds.
 _NOTICED = 2.0
 
 
 def run(*, deadline: float, out: Path, seed: int) -> None:
-    """Run the demonstration; training ends at ``deadline`` on the monotonic clock."""
+    """Run the demo; training ends at ``deadline`` on the monotonic clock."""
     console = Console(highlight=False, soft_wrap=True)
     with report_errors("regard-lab[pronunciation]"):
         out.mkdir(parents=True, exist_ok=True)
@@ -43,12 +43,12 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
     shown = {word: entries.pop(word) for word in EXAMPLES if word in entries}
     learn, held_out = split_dictionary(entries)
     console.print("[bold]Learning to pronounce English words, letter by letter, with additive attention.[/bold]")
-    console.print(f"{len(learn):,} words of the CMU Pronouncing Dictionary to learn from, {len(held_out):,} held out.")
+    console.print(f"{len(learn):,} training words from the CMU Pronouncing Dictionary, {len(held_out):,} held out.")
     pronouncer = _train(console, pairs_of(learn), recipe, deadline=deadline)
     rates, predictions = pronouncer.evaluate(pairs_of(held_out))
     console.print(
         f"\nOn {rates.sequences:,} held-out words: phoneme error rate [bold]{rates.symbol:.2f} %[/bold], "
-        f"word error rate [bold]{rates.sequence:.2f} %[/bold] (each word against its nearest pronunciation).\n"
+        f"word error rate [bold]{rates.sequence:.2f} %[/bold] (against the closest reference pronunciation).\n"
     )
     spoken = pronouncer.pronounce(list(shown))
     predictions.update((each.source, each.tokens) for each in spoken)
@@ -64,14 +64,14 @@ def run(*, deadline: float, out: Path, seed: int) -> None:
 
 
 def _warm(console: Console, pairs: Pairs) -> float:
-    """Train for a step, so that kernels are there before the clock starts; return the seconds that took."""
+    """Train for one step, to compile the kernels before the clock starts; return the seconds it took."""
     few = Pairs(pairs.sources[:500], pairs.targets[:500])
     began = time.monotonic()
-    with console.status("Compiling the kernels of additive attention, once on a machine..."):
+    with console.status("Compiling the additive attention kernels (once per machine)..."):
         Pronouncer.untrained(few).learn(few, RECIPE.with_changes({"steps": 1}))
     seconds = time.monotonic() - began
     if seconds > _NOTICED:
-        console.print(f"Compiled the kernels of additive attention in {seconds:.0f} seconds, once on this machine.")
+        console.print(f"Compiled the additive attention kernels in {seconds:.0f} seconds (once per machine).")
     return seconds
 
 
@@ -82,13 +82,13 @@ def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline:
     deadline += _warm(console, pairs)
     pronouncer = Pronouncer.untrained(pairs, seed=recipe.seed)
     recipe = recipe.with_changes({"seconds": max(1.0, deadline - time.monotonic())})
-    console.print(f"Training for {recipe.seconds:.0f} seconds; Ctrl-C stops early and keeps what was learned.\n")
+    console.print(f"Training for {recipe.seconds:.0f} seconds; Ctrl-C stops early and keeps the model.\n")
     try:
         ended = pronouncer.learn(pairs, recipe, callbacks=[TrainingDisplay(console, recipe, "words")])
     except TrainingError as error:
         raise fail(sentence(error)) from None
     if ended.reason == "interrupt":
-        console.print("Training was interrupted; what follows is what the model had learned by then.")
+        console.print("Training was interrupted; the results below use the model so far.")
     console.print(
         f"Trained on {ended.pairs:,} words in {ended.seconds:.0f} seconds "
         f"({ended.pairs / max(ended.seconds, 1e-9):,.0f} words/s, {ended.steps:,} steps). Evaluating..."
@@ -97,9 +97,9 @@ def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline:
 
 
 def _table(predictions: dict[str, tuple[str, ...]], entries: Dictionary) -> Table:
-    """Show what the model says beside the nearest of what the dictionary says."""
+    """Compare the model's pronunciations with the closest ones in the dictionary."""
     right, wrong = ("ok", "x") if ascii_only() else ("✓", "✗")
-    table = Table(title="Words it never saw", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="Held-out words", title_justify="left", box=None, pad_edge=False)
     for heading in ("word", "model", "dictionary", ""):
         table.add_column(heading, overflow="fold")
     for word, pronunciations in entries.items():
@@ -112,7 +112,7 @@ def _table(predictions: dict[str, tuple[str, ...]], entries: Dictionary) -> Tabl
 
 
 def _say_where(console: Console, out: Path) -> None:
-    for path, what in (("model", "the model"), ("alignments.png", "a picture"), ("alignments.html", "a page")):
+    for path, what in (("model", "model"), ("alignments.png", "picture"), ("alignments.html", "web page")):
         console.print(f"  {out / path}  {what}", markup=False)
     option = "" if out == Path("regard-demo") else f" --model {out / 'model'}"
     console.print(f"\nNow try:  regard pronounce serendipity flibbertigibbet --alignment{option}", markup=False)

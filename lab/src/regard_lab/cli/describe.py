@@ -1,4 +1,4 @@
-"""The command that describes images."""
+"""The ``regard caption`` command."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ describe = typer.Typer()
 @with_flags(
     PredictionOptions, "search.beams", "search.n_best", "search.length_penalty", "search.no_repeat", "search.sample",
     "search.temperature", "search.top_k", "search.top_p", "search.seed",
-    short={"search.n_best": "Show so many captions, each after its score."},
+    short={"search.n_best": "Show this many captions, each after its score."},
 )  # fmt: skip
 def caption(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files of images; - reads one from stdin.")],
-    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; may be repeated: a row for each.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from stdin.")],
+    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; repeat it to compare several.")],
     given: dict[str, Any],
     attention: Annotated[
-        Path | None, typer.Option(help="Draw where each word looked to this picture: .png, .svg, .pdf.")
+        Path | None, typer.Option(help="Draw where each word attended to this file: .png, .svg, .pdf.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write that to this self-contained HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each, attention included.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the attention to this self-contained HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per image, with attention.")] = False,
 ) -> None:
-    """Write a sentence about each image, and show where each word looked."""
+    """Caption images and show where each word attended."""
     from regard_lab.cli.caption import run
 
     with report_errors("regard-lab[vision]"):

@@ -1,4 +1,4 @@
-"""``regard embed``: a vector for each text."""
+"""``regard embed``: embeddings of texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.embedding import Embedder
 
-#: What files may be called: an array of NumPy, numbers between tabs, or JSON for each text.
+#: Output formats: a NumPy array, tab-separated numbers, or one line of JSON per text.
 _SUFFIXES = (".npy", ".tsv", ".jsonl")
 
 
@@ -36,7 +36,7 @@ def run(
         if out is not None and out.suffix not in _SUFFIXES:
             raise rejected("embed", "--out", f"end in {', '.join(_SUFFIXES)}", repr(out.name))
         if out is not None and as_json:
-            raise rejected("embed", "--json", "be left out with --out, whose name says the format", "both")
+            raise rejected("embed", "--json", "be left out with --out, whose suffix sets the format", "both")
         lines = Lines.of("embed", texts, data)
         embedder = Embedder.load(model, pooling=pooling, normalize=normalize, function="embed")
         note(f"regard: each vector is {embedder.how}")
@@ -47,17 +47,17 @@ def run(
         else:
             written = list(found)
             write_out(out, _file(written, out.suffix))
-            note(f"regard: {out} is written: {len(written):,} vectors of {len(written[0][1]):,} numbers")
+            note(f"regard: wrote {out}: {len(written):,} vectors of {len(written[0][1]):,} numbers")
 
 
 def _embedded(lines: Lines, embedder: Embedder, batch: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each text with its vector (E,); say how many were cut."""
-    full = f"embed: texts must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+    """Yield each text with its vector (E,); report how many were truncated."""
+    full = f"embed: out of memory: lower --batch (now {batch})."
     count = cut = 0
     for block in lines.blocks():
         for number, text in block:
             if not text:
-                raise rejected("embed", lines.where(number), "have a text, so that each line has its vector", "none")
+                raise rejected("embed", lines.where(number), "not be empty", "an empty line")
         with fitting(full, MemoryError):
             inputs = embedder.read([text for _, text in block])
             vectors = embedder.vectors(inputs, batch=batch).numpy()
@@ -66,11 +66,11 @@ def _embedded(lines: Lines, embedder: Embedder, batch: int) -> Iterator[tuple[st
     if not count:
         raise rejected("embed", lines.name or "TEXT", "hold a text", "none")
     if cut:
-        note(f"regard: {cut:,} of {count:,} texts were cut to {embedder.length:,} tokens")
+        note(f"regard: truncated {cut:,} of {count:,} texts to {embedder.length:,} tokens")
 
 
 def _line(text: str, vector: np.ndarray, as_json: bool) -> str:
-    """Return a vector in the digits that float32 has."""
+    """Format a vector with the 9 significant digits of float32."""
     if as_json:
         numbers = [float(f"{value:.9g}") for value in vector.tolist()]
         return json.dumps({"text": text, "vector": numbers}, ensure_ascii=False)

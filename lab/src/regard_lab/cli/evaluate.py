@@ -1,4 +1,4 @@
-"""``regard evaluate``: how good a model's output is, against what people wrote."""
+"""``regard evaluate``: score a model on test data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from regard_lab.tasks.translation.metrics import bleu, chrf, tokenized_bleu
 from regard_lab.tasks.translation.tasks import get_task
 from regard_lab.text.words import find_words, split_at_spaces
 
-#: The ways to symmetrize whose links are scored.
+#: The symmetrization methods to score.
 _METHODS = ("intersection", "grow-diag-final-and")
 
 
@@ -36,10 +36,10 @@ def run(
     as_json: bool, links: str | None, back: Path | None, reading: TextReading, images: str | None = None,
     features: str | None = None,
 ) -> None:  # fmt: skip
-    """Score the model in a folder by what it is.
+    """Score the model in a folder by its kind.
 
-    A translator writes for every source, and is scored against all its targets; or its attention to given targets is,
-    by links.
+    A translation model translates every source and is scored against all its references; with ``links``, its attention
+    on the given targets is scored against gold word alignments.
     """
     with report_errors("regard-lab[train]"):
         folder = folder_of(model)
@@ -49,7 +49,7 @@ def run(
             _leave_out("a translator", pairs_alone)
             require_writable(out)
             report = evaluate_captions.evaluate(data, images, folder, options, features=features, out=out)
-            return _tell(report, as_json)
+            return _print_report(report, as_json)
         _leave_out("a captioner", {"--images": images, "--features": features})
         if is_model_folder(folder):
             search = None if options.search == SearchOptions() else "--beams or --length-penalty"
@@ -57,20 +57,20 @@ def run(
             require_writable(out)
             batch, precision = options.batch, options.precision
             report = evaluate_language.evaluate(data, folder, reading, batch=batch, precision=precision, out=out)
-            return _tell(report, as_json)
+            return _print_report(report, as_json)
         reading.leave_out("a translator", "per", "length", "stride", "pairs")
         if links is not None:
             report = _links_report(data, targets, model, links, back, out, tokenized)
         elif back is not None:
-            raise rejected("evaluate", "--back", "come with --links", "it alone")
+            raise ValueError("evaluate: --back requires --links.")
         else:
             require_writable(out)
             report = _translations_report(data, targets, load(model), options, out, tokenized)
-    return _tell(report, as_json)
+    return _print_report(report, as_json)
 
 
 def _leave_out(kind: str, given: Mapping[str, object]) -> None:
-    """Raise where something is given that models of another kind alone have a use for."""
+    """Raise if an option is given that applies only to models of this ``kind``."""
     for name, value in given.items():
         if value is not None:
             raise rejected("evaluate", name, f"be left out unless the model is {kind}", value)
@@ -80,10 +80,10 @@ def _translations_report(
     data: str, targets: str | None, translator: SequenceModel, options: PredictionOptions, out: Path | None,
     tokenized: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return how good what the model writes is, against all targets of each source."""
+    """Score the model's translations against all references of each source."""
     task = get_task(str(translator.about.get("task", "translation")))
     if tokenized and task.metric != "bleu":
-        raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", "it")
+        raise rejected("evaluate", "--tokenized", f"be left out for {task.name}, which BLEU does not score", True)
     pairs = read_pairs(data, targets, longest=None, words=None)
     for line in pairs.report():
         note(line)
@@ -97,7 +97,7 @@ def _translations_report(
     listed = list(references.values())
     report: dict[str, Any] = {"sources": len(listed), "references": len(pairs), "seconds": round(seconds, 2)}
     if task.metric == "bleu":
-        # What a model cannot write does not count against it; the signature says so.
+        # A lowercase model is scored on lowercase text; the signature says so.
         lower = translator.target.lowercase
         metrics = (bleu, chrf, *((tokenized_bleu,) if tokenized else ()))
         scores = [metric(predictions, listed, lowercase=lower) for metric in metrics]
@@ -113,11 +113,11 @@ def _translations_report(
 def _links_report(
     data: str, targets: str | None, model: Path, links: str, back: Path | None, out: Path | None, tokenized: bool
 ) -> dict[str, Any]:
-    """Return how well a model's attention to given targets agrees with links in a file."""
+    """Score a model's attention on the given targets against word alignments in a file."""
     if out is not None:
-        raise rejected("evaluate", "--out", "be left out with --links: nothing is written", str(out))
+        raise rejected("evaluate", "--out", "be left out with --links: the model generates nothing", str(out))
     if links == "-" and "-" in (data, targets):
-        raise rejected("evaluate", "--links", "be a file where standard input is something else", "-")
+        raise rejected("evaluate", "--links", "be a file if standard input holds the pairs", "-")
     other = None if back is None else require_attention(load(back), "--back")
     return _agreement(data, targets, require_attention(load(model), "--model"), links, other, tokenized)
 
@@ -125,7 +125,7 @@ def _links_report(
 def _agreement(
     data: str, targets: str | None, translator: SequenceModel, links: str, back: SequenceModel | None, tokenized: bool
 ) -> dict[str, Any]:
-    """Return how well people's links agree with attention as it is drawn, and with the links read off it."""
+    """Compare gold links with the strongest attention weights, and with links extracted from posterior attention."""
     pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
     for line in pairs.report():
         note(line)
@@ -139,7 +139,7 @@ def _agreement(
     }
     forward = word_attention(translator, *sides, cut=cut)
     if without := sum(each is None for each in forward):
-        note(f"too long to be aligned: {without:,} pairs, whose links count as missed")
+        note(f"too long to align: {without:,} pairs; their gold links count as missed")
     backward = [None] * len(forward) if back is None else word_attention(back, *reversed(sides), cut=cut)
     for method in _METHODS:
         ways[method] = [symmetrize_attention(ours, theirs, method) for ours, theirs in zip(forward, backward)]
@@ -152,7 +152,7 @@ def _agreement(
     return report
 
 
-def _tell(report: dict[str, Any], as_json: bool) -> None:
+def _print_report(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         echo(json.dumps(report))
         return

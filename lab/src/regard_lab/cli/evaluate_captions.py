@@ -1,4 +1,4 @@
-"""``regard evaluate`` of a captioner: what it writes for images, against what people wrote."""
+"""``regard evaluate`` for captioners: compare generated captions with references."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from regard_lab.tasks.captioning.captioner import Captioner
 from regard_lab.tasks.captioning.encoders import Features
 from regard_lab.tasks.captioning.metrics import caption_scores
 
-#: Images that are described at once.
+#: Batch size, in images.
 _TOGETHER = 128
 
 
 def evaluate(
     data: str, images: str | None, folder: Path, options: PredictionOptions, *, features: str | None, out: Path | None
 ) -> dict[str, Any]:
-    """Return the scores of the captioner in a folder, for lines of image, tab, caption."""
+    """Return the scores of the captioner in a folder, on lines of image, tab, caption."""
     if images is None:
-        raise rejected("evaluate", "--images", "be given for a captioner: the folder or tar archive", "none")
+        raise ValueError("evaluate: a captioner requires --images, the folder or tar archive of the images.")
     captioner = Captioner.load(folder)
     with open_images(images, "evaluate") as found:
         pairs = read_captions(data)
@@ -41,9 +41,9 @@ def evaluate(
         written = _written(captioner, found, list(references), options, features)
         seconds = time.monotonic() - began
     if lost := len(references) - len(written):
-        note(f"left out, cannot be used: {lost:,} of {len(references):,} images")
+        note(f"skipped, cannot be read: {lost:,} of {len(references):,} images")
     if not written:
-        raise rejected("evaluate", images, "have images that can be used", f"none of {len(references):,}")
+        raise ValueError(f"evaluate: none of the {len(references):,} images in {images} can be read.")
     listed = [references[each.source] for each in written]
     if out is not None:
         with naming(out):
@@ -59,7 +59,7 @@ def evaluate(
 def _written(
     captioner: Captioner, images: Images, names: list[str], options: PredictionOptions, features: str | None
 ) -> list[Prediction]:
-    """Return what is written for the images that can be used."""
+    """Return the captions of the images that can be read."""
     kept = None if features is None else Features.load(features, captioner.encoder)
     known = _rows(kept, names) if kept is not None else {}
     made: list[Prediction] = []
@@ -80,8 +80,8 @@ def _rows(features: Features, names: list[str]) -> dict[str, int]:
     rows = {name: row for row, name in enumerate(features.names)}
     missing = [name for name in names if name not in rows]
     if missing:
-        got = f"none of {len(missing):,}, the first {missing[0]!r}"
-        raise rejected("evaluate", str(features.path), "have the features of all these images", got)
+        got = f"none for {len(missing):,}, the first {missing[0]!r}"
+        raise rejected("evaluate", str(features.path), "have features for all images", got)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""``regard evaluate`` of language models and of classifiers: how well they predict text, how well they name labels."""
+"""``regard evaluate`` for language models and classifiers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from regard_lab.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TextReading:
-    """How text is read: what was asked for, or None."""
+    """Options for reading text; None if not given."""
 
     per: str | None = None
     length: int | None = None
@@ -41,7 +41,7 @@ class TextReading:
     pairs: bool = False
 
     def leave_out(self, what: str, *names: str) -> None:
-        """Raise where one of these was asked for, which has no effect on such a model."""
+        """Raise if one of these options is given, which has no effect on this kind of model."""
         for name in names:
             if (value := getattr(self, name)) not in (None, False):
                 raise rejected("evaluate", f"--{name}", f"be left out for {what}", value)
@@ -50,16 +50,16 @@ class TextReading:
 def evaluate(
     data: str, folder: Path, reading: TextReading, *, batch: int, precision: str, out: Path | None
 ) -> dict[str, Any]:
-    """Return the measures of the model in a folder on a file, by name; a classifier's labels are written to ``out``."""
+    """Return the metrics of the model in a folder on a file; write a classifier's predicted labels to ``out``."""
     began = time.monotonic()
     model = load(folder, dtype=torch.float32)
     if isinstance(model, SequenceClassifier | ImageClassifier | HostedClassifier | HostedImageClassifier):
         reading.leave_out("a classifier", "per", "length", "stride")
         if model.problem != "single_label":
-            expected = "be a classifier that names one label of each text or image"
+            expected = "be a single-label classifier"
             raise rejected("evaluate", "model", expected, f"one of problem_type {model.problem}")
         if isinstance(model, ImageClassifier | HostedImageClassifier):
-            reading.leave_out("a classifier of images", "pairs")
+            reading.leave_out("an image classifier", "pairs")
             pictures = ImageClassificationPipeline.load(folder, "evaluate", model)
             found = evaluate_pictures(data, pictures, batch=batch, precision=precision)
             report = {"images": len(found[1])} | _named(*found, out)
@@ -69,7 +69,7 @@ def evaluate(
     elif isinstance(model, DecoderLM | EncoderLM | HostedWriter | HostedMaskedLM):
         reading.leave_out("a language model", "pairs")
         if out is not None:
-            raise rejected("evaluate", "--out", "be left out for a language model: nothing is written", str(out))
+            raise rejected("evaluate", "--out", "be left out for a language model: it generates nothing", str(out))
         tokenizer = Tokenizer.load(folder)
         check_tokenizer(model, tokenizer, "evaluate", str(folder))
         documents = read_documents(data, per=reading.per or "file", function="evaluate")
@@ -80,26 +80,27 @@ def evaluate(
         report = scores.report()
     else:
         got = f"{type(model).__name__} in {folder}"
-        raise rejected("evaluate", "model", "be a translator, a language model or a classifier of texts or images", got)
+        expected = "be a translation model, captioner, language model, or classifier of texts or images"
+        raise rejected("evaluate", "model", expected, got)
     return report | {"seconds": round(time.monotonic() - began, 2)}
 
 
 def _labels(
     data: str, classifier: TextClassifier, pairs: bool, batch: int, precision: str
 ) -> tuple[tuple[str, ...], np.ndarray, torch.Tensor]:
-    """Return the labels of a classifier, those of texts by their numbers, and probabilities (N, C)."""
+    """Return the classifier's labels, the texts' true label ids, and the predicted probabilities (N, C)."""
     texts = read_labelled(data, pairs=pairs, function="evaluate")
     for line in texts.report():
         note(line)
     true = texts.numbers(classifier.labels, "evaluate")
     inputs = classifier.read(texts.texts, texts.others)
     if cut := int(inputs.cut.sum()):
-        note(f"{cut:,} of {len(texts):,} texts were cut to {classifier.length:,} tokens")
+        note(f"truncated {cut:,} of {len(texts):,} texts to {classifier.length:,} tokens")
     return classifier.labels, true, classifier.probabilities(inputs, batch=batch, precision=precision)
 
 
 def _named(labels: tuple[str, ...], true: np.ndarray, probabilities: torch.Tensor, out: Path | None) -> dict[str, Any]:
-    """Return how well labels were named, and write them to ``out``."""
+    """Return the classification metrics, and write the predicted labels to ``out``."""
     named = probabilities.argmax(1).numpy()
     C = len(labels)
     confusion = np.bincount(C * true + named, minlength=C * C).reshape(C, C)

@@ -1,4 +1,4 @@
-"""``regard fill-mask``: the words that a model puts where texts have a mask."""
+"""``regard fill-mask``: predict the masked tokens of texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from regard_lab.tasks.language.mask_filler import FilledText, MaskFiller
 
 
 def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch: int, as_json: bool) -> None:
-    """Print the likeliest tokens for each mask of each text: a line for each mask, or JSON for each text."""
+    """Print the most likely tokens, one line per mask, or one line of JSON per text."""
     with report_errors("regard-lab"):
         lines = Lines.of("fill-mask", texts, data)
         filler = MaskFiller.load(model, "fill-mask")
-        full = f"fill-mask: texts must fit in memory, got an allocation that failed; lower --batch (now {batch})."
+        full = f"fill-mask: out of memory: lower --batch (now {batch})."
         count = 0
         for block in lines.blocks():
             given = [(lines.where(number), text) for number, text in block if text]
@@ -34,7 +34,7 @@ def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch:
 
 
 def _show(filled: FilledText, as_json: bool) -> None:
-    """Print the tokens for each mask of a text; an empty line for an empty one."""
+    """Print the tokens for each mask of a text; an empty line for an empty text."""
     if as_json:
         masks = [
             [{"token": each.token, "number": each.number, "probability": round(each.probability, 6)} for each in mask]

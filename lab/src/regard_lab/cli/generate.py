@@ -1,4 +1,4 @@
-"""``regard generate``: a language model goes on with a text."""
+"""``regard generate``: continue a text with a language model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from regard_lab.models import DecoderLM
 from regard_lab.models.hugging_face.hosted import HostedWriter
 from regard_lab.tasks.language.text_generator import GeneratedText, TextGenerator, earlier_tokens
 
-#: What stands for bytes that are no character.
+#: The replacement character for invalid UTF-8.
 _BROKEN = "\ufffd"
-#: What ``--draft`` says for tokens that are looked up in the text so far.
+#: The value of ``--draft`` for prompt lookup: n-grams of the text so far.
 LOOKUP = "lookup"
 
 
@@ -38,7 +38,7 @@ def run(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Write on from each prompt, or from standard input where one is ``-``; from nothing where there is none."""
+    """Continue each prompt; ``-`` reads it from standard input, and without prompts the model starts a text."""
     drawn = alignment or plot is not None or html is not None
     with report_errors("regard-lab[train]"):
         require_writable(html, picture=plot)
@@ -50,7 +50,7 @@ def run(
         alone = len(texts) * options.samples == 1 and not as_json and beams == 1
         begun = False
 
-        def say(_: int, text: str) -> None:
+        def stream(_: int, text: str) -> None:
             nonlocal begun
             echo(text if begun or generator.answers else f"{texts[0]}{text}", end="")
             begun = True
@@ -61,7 +61,7 @@ def run(
         else:
             written = generator.generate(
                 texts, options, stop=stop, attention=AttentionRequest() if drawn else None, drafter=drafter,
-                say=say if alone else None,
+                say=stream if alone else None,
             )  # fmt: skip
         if alone:
             echo("" if begun or generator.answers else texts[0])
@@ -74,18 +74,18 @@ def run(
 
 
 def _explain_broken(written: Sequence[GeneratedText]) -> None:
-    """Say what � stands for, where texts have it that prompts have not."""
+    """Explain � if the model generated it."""
     broken = [each for each in written if _BROKEN in each.text and _BROKEN not in each.prompt]
     if not broken:
         return
     if all(each.end == "length" and each.text.find(_BROKEN) == len(each.text) - 1 for each in broken):
-        note(f"regard: {_BROKEN} is the beginning of a character, cut by --max-new-tokens: a larger one finishes it")
+        note(f"regard: {_BROKEN} is an incomplete character: increase --max-new-tokens to complete it")
     else:
-        note(f"regard: {_BROKEN} stands for bytes that the model wrote and that are no character of UTF-8")
+        note(f"regard: {_BROKEN} marks bytes in the model's output that are not valid UTF-8")
 
 
 def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: str | None, drawn: bool) -> None:
-    """Raise where options contradict each other."""
+    """Raise if options contradict each other."""
     if beams > 1:
         unused = {"--stop": bool(stop), "--draft": draft is not None, "--alignment, --plot and --html": drawn}
         unused |= {"--samples": options.samples > 1, "--temperature": not options.sampling.is_greedy}
@@ -94,7 +94,7 @@ def _check(options: GenerationOptions, beams: int, stop: Sequence[str], draft: s
             if used:
                 raise rejected("generate", name, "be left out with --beams", "both")
     if draft is not None and drawn:
-        raise rejected("generate", "--draft", "be left out where attention is drawn", draft)
+        raise rejected("generate", "--draft", "be left out with --alignment, --plot and --html", draft)
 
 
 def _drafter(draft: str | None) -> Drafter | DecoderLM | HostedWriter | None:
@@ -116,7 +116,7 @@ def _draw(
 ) -> None:
     pictures = [earlier_tokens(each, generator.tokenizer) for each in written if each.attended]
     if not pictures:
-        note("regard: nothing was written, so there is no picture")
+        note("regard: the output is empty, so there is no picture")
         return
     for each in pictures if shown else ():
         echo(f"\n{draw(each, ascii_only=ascii_only())}\n")
@@ -125,5 +125,5 @@ def _draw(
     if plot is not None:
         save_plot(pictures, plot)
     if html is not None:
-        caption = "Columns are earlier tokens, rows what was written, attention the mean over layers and heads."
-        save_html(pictures, html, heading="What each token looked at", note=caption)
+        caption = "Columns are earlier tokens, rows generated tokens; attention is the mean over layers and heads."
+        save_html(pictures, html, heading="What each token attended to", note=caption)

@@ -1,4 +1,4 @@
-"""The command that shows what a model attends to."""
+"""The ``regard look`` command."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ inspector = typer.Typer()
 _command = partial(inspector.command, cls=Command)
 
 
-@_command(
-    epilog="MODEL is a folder of Hugging Face or of ours, or FILE.py:FUNCTION, which returns a model and its inputs."
-)
+@_command(epilog="MODEL is a Hugging Face or regard folder, or FILE.py:FUNCTION, which returns a model and its inputs.")
 def look(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a function that makes a model.")],
-    text: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
-    image: Annotated[Path | None, typer.Option(help="The picture that it sees instead.")] = None,
-    target: Annotated[str | None, typer.Option(help="What an encoder–decoder is to have written.")] = None,
-    browser: Annotated[bool, typer.Option("--browser", "-b", help="Show all of it in the browser.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write all of it to this page.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the record in this file, for regard view.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Draw what this layer attends to.")] = None,
-    head: Annotated[int | None, typer.Option(help="One head of it, rather than their mean.")] = None,
-    scale: Annotated[str, typer.Option(help="What shades stand for: absolute, row or log.")] = "absolute",
-    plot: Annotated[Path | None, typer.Option(help="Draw that to this picture: .png, .svg, .pdf.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, or a function that returns a model.")],
+    text: Annotated[str | None, typer.Option(help="Input text.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Input image, instead of --text.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target text of an encoder–decoder.")] = None,
+    browser: Annotated[bool, typer.Option("--browser", "-b", help="Open the inspector in the browser.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the record to this file, for regard view.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Draw the attention of this layer.")] = None,
+    head: Annotated[int | None, typer.Option(help="Draw this head instead of the mean over heads.")] = None,
+    scale: Annotated[str, typer.Option(help="Color scale: absolute, row or log.")] = "absolute",
+    plot: Annotated[Path | None, typer.Option(help="Draw it to this file: .png, .svg, .pdf.")] = None,
 ) -> None:
     """Show what a model attends to in a text or an image."""
     from regard_lab.cli.look import run

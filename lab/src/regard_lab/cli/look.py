@@ -1,4 +1,4 @@
-"""``regard look``: what a model in a folder, or in a function of yours, attends to."""
+"""``regard look``: show the attention of a model in a folder or from a Python function."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from regard_lab.models.stored_models import VISION_FORMAT
 from regard_lab.text.ragged import pad
 from regard_lab.text.tokenizer import Tokenizer
 
-# What ``regard look`` looks at: a folder of any model, or a function in a file ----------------------------------------
+# The model to inspect: a model folder, or a function in a file --------------------------------------------------------
 
 
-#: Tokens that an encoder–decoder writes, at most.
+#: The most tokens that an encoder–decoder generates.
 _LONGEST = 128
-#: The mean and deviation of pixels where a folder says nothing.
+#: Default mean and standard deviation of pixels.
 _GREY = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, how it runs, and what it reads."""
+    """A model, a function that runs it, and its inputs."""
 
     model: nn.Module
     run: Callable[[], object]
     texts: tuple[Text, ...]
     title: str = ""
-    #: Modules whose attention is of the texts; None is all.
+    #: The modules whose attention to show; None for all.
     layers: tuple[str, ...] | None = None
 
 
 def subject(path: str, text: str | None, image: Path | None, target: str | None) -> Subject:
-    """Return the model at a path, and what it is to read.
+    """Return the model at a path with its inputs.
 
     Raises
     ------
     ValueError
-        If there is no such model, or it reads something else.
+        If there is no such model, or it needs other inputs.
     """
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
@@ -73,15 +73,14 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     ours = described.get("format") == VISION_FORMAT
     vision = ours or ("image_size" in described and "patch_size" in described)
     if (image is not None) != vision:
-        wanted = (
-            ("--image", "be given for a model of images") if vision else ("--image", "be left out for one of texts")
-        )
-        raise rejected("look", *wanted, "none" if vision else image)
+        if vision:
+            raise ValueError("look: an image model requires --image.")
+        raise rejected("look", "--image", "be left out for a text model", image)
     if vision:
         assert image is not None
         return _of_image_with_ours(folder, image) if ours else _of_image(folder, described, image)
     if text is None:
-        raise rejected("look", "--text", "be given", "none")
+        raise ValueError("look: a text model requires --text.")
     if described.get("kind") in MODELS and "model_type" not in described:
         return _translator(folder, text, target)
     kind = described.get("model_type")
@@ -93,40 +92,40 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
         if model.config.is_encoder_decoder:
             return _pair(folder, text, target)
     if target is not None:
-        raise rejected("look", "--target", "be left out for a model that reads one text", repr(target))
+        raise rejected("look", "--target", "be left out unless the model is an encoder–decoder", repr(target))
     numbers, read = _tokens(folder, text)
     return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text)
 
 
 def _hugging_face(folder: Path, kind: str) -> Any:
-    """Return a model that transformers knows; nothing is downloaded, no pickle and no code of a folder's is run."""
+    """Load a model with transformers; never downloads, unpickles, or runs code from the folder."""
     return load_module(folder, kind, torch.float32)
 
 
 def _tokens(folder: Path, text: str, argument: str = "--text") -> tuple[list[int], Text]:
-    """Return the numbers of a text, and their tokens."""
+    """Return the token ids of a text, and the tokens."""
     tokenizer = Tokenizer.load(folder)
     plain, numbers = tokenizer.encode(text), tokenizer.encode(text, specials=True)
     if not plain:
-        raise rejected("look", argument, "have a token", repr(text))
+        raise rejected("look", argument, "have at least one token", repr(text))
     at = next(at for at in range(len(numbers)) if numbers[at : at + len(plain)] == plain)
     special = [*range(at), *range(at + len(plain), len(numbers))]
     return numbers, Text(tuple(map(_spelled, tokenizer.tokens(numbers))), tuple(special))
 
 
 def _spelled(token: str) -> str:
-    """Return a token with the space that its mark stands for."""
+    """Return a token with its space marker replaced by a space."""
     return f" {token[1:]}" if token[:1] in ("▁", "Ġ") else token
 
 
 def _pair(folder: Path, text: str, target: str | None) -> Subject:
-    """Look at an encoder–decoder of transformers that has written, or is given, what follows from a text."""
+    """Inspect a transformers encoder–decoder on a text and its generated or given target."""
     model = _hugging_face(folder, "AutoModelForSeq2SeqLM")
     numbers, read = _tokens(folder, text)
     source = torch.tensor([numbers])
     begins = (model.config, model.generation_config)
     if all(getattr(each, "decoder_start_token_id", None) is None for each in begins):
-        raise rejected("look", "MODEL", "say which token its decoder begins with", "no decoder_start_token_id")
+        raise rejected("look", "MODEL", "have a decoder_start_token_id in its config", "none")
     if target is None:
         with torch.no_grad():
             written = model.generate(source, max_new_tokens=_LONGEST, do_sample=False, num_beams=1)[:, :-1]
@@ -137,16 +136,16 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
 
 
 def _translator(folder: Path, text: str, target: str | None) -> Subject:
-    """Look at a model of ours that has written, or is given, what follows from a text."""
+    """Inspect a regard encoder–decoder on a text and its generated or given target."""
     translator = SequenceModel.load(folder)
     if target is None:
         target = translator.predict([text])[0].text
     source, written = translator.source.encode(text), translator.target.encode(target)
     if not source or not written:
-        raise rejected("look", "--text", "be one for which the model writes something", repr(text))
+        raise ValueError(f"look: the model generates nothing for {text[:60]!r}: pass another --text, or --target.")
     read, lengths = pad([source])
     before, _ = pad([[END, *written]])
-    # A recurrent decoder looks at the source as it writes a token, a Transformer as it has read the one before.
+    # A recurrent decoder's row belongs to the token it generates, a Transformer's to the token it has just read.
     rows = [*written, END] if translator.kind == "recurrent" else [END, *written]
     end = rows.index(END)
     tokens = [tuple(map(_spelled, each)) for each in (translator.source.tokens(source), translator.target.tokens(rows))]
@@ -155,7 +154,7 @@ def _translator(folder: Path, text: str, target: str | None) -> Subject:
 
 
 def _of_image_with_ours(folder: Path, path: Path) -> Subject:
-    """Look at a vision transformer of ours, or a classifier on one."""
+    """Inspect a regard vision transformer, or a classifier on one."""
     from PIL import Image
 
     from regard_lab.data.images import read_image
@@ -163,8 +162,7 @@ def _of_image_with_ours(folder: Path, path: Path) -> Subject:
     loaded: Any = load(folder, dtype=torch.float32)
     model = getattr(loaded, "model", loaded)
     if not isinstance(model, VisionTransformer):
-        expected = "be a vision transformer, whose patches look at each other"
-        raise rejected("look", "MODEL", expected, f"a {type(model).__name__}")
+        raise rejected("look", "MODEL", "be a vision transformer", f"a {type(model).__name__}")
     how = Preprocessing.load(folder)
     pixels = how.fit(read_image(path, function="look"))  # (height, width, channels)
     rows, cols = ((side >> model.config.stem) // model.config.patch for side in pixels.shape[:2])
@@ -177,11 +175,11 @@ def _of_image_with_ours(folder: Path, path: Path) -> Subject:
 
 
 def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject:
-    """Look at a vision transformer, by whose size an image is cut into patches."""
+    """Inspect a vision transformer of transformers."""
     model = _hugging_face(folder, "AutoModel")
     values, written, (rows, cols) = _pixels(folder, described, path)
     with torch.no_grad():
-        first = model(values).last_hidden_state.shape[1] - rows * cols  # [CLS], and what distillation or registers add
+        first = model(values).last_hidden_state.shape[1] - rows * cols  # [CLS], distillation and register tokens
     names = [f"[{i}]" for i in range(max(first, 0))] + _patch_names(rows, cols)
     text = Text(tuple(names), tuple(range(max(first, 0))), Patches(written, rows, cols, max(first, 0)))
     return Subject(model, lambda: model(values), (text,), path.name)
@@ -190,27 +188,26 @@ def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject
 def _of_image_and_text(
     folder: Path, described: Mapping[str, Any], seeing: Mapping[str, Any], path: Path | None, text: str | None
 ) -> Subject:
-    """Look at the language model of a vision–language model, which reads an image's patches before a text."""
+    """Inspect the language model of a vision–language model, on an image's patches followed by a text."""
     if path is None or text is None:
-        got = "no image" if path is None else "no text"
-        raise rejected("look", "--image and --text", "be given for a model of both", got)
+        raise ValueError("look: a vision–language model requires both --image and --text.")
     model = _hugging_face(folder, "AutoModelForImageTextToText")
     mark = next((described[name] for name in ("image_token_id", "image_token_index") if name in described), None)
-    expected = "read an image of one size as one rectangle of tokens (a function in a file can make others)"
+    expected = "turn an image into one grid of tokens (for other models, pass FILE.py:FUNCTION)"
     try:
         values, written, sides = _pixels(folder, seeing, path)
         with torch.no_grad():
             count = model.get_image_features(pixel_values=values).pooler_output[0].shape[0]
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise rejected("look", "MODEL", expected, f"{described.get('model_type')} ({error!r})") from None
-    share = round((sides[0] * sides[1] / max(count, 1)) ** 0.5)  # patches along the side of one that are merged
+    share = round((sides[0] * sides[1] / max(count, 1)) ** 0.5)  # patches merged along each side
     rows, cols = (each // max(share, 1) for each in sides)
     if rows * cols != count or mark is None:
         raise rejected(
             "look", "MODEL", expected, f"{described.get('model_type')} with {count} tokens for {sides} patches"
         )
     numbers, read = _tokens(folder, text)
-    first = next((at for at in range(len(numbers)) if at not in read.special), 0)  # behind what begins a text
+    first = next((at for at in range(len(numbers)) if at not in read.special), 0)  # after the leading special tokens
     tokens = (*read.tokens[:first], *_patch_names(rows, cols), *read.tokens[first:])
     special = tuple(each if each < first else each + count for each in read.special)
     ids = torch.tensor([[*numbers[:first], *[mark] * count, *numbers[first:]]])
@@ -224,7 +221,7 @@ def _patch_names(rows: int, cols: int) -> list[str]:
 
 
 def _pixels(folder: Path, described: Mapping[str, Any], path: Path) -> tuple[Tensor, bytes, tuple[int, int]]:
-    """Return an image as a model reads it (1, 3, height, width), as a file, and its rows and columns of patches."""
+    """Return an image as model input (1, 3, height, width), as a PNG file, and its rows and columns of patches."""
     from PIL import Image, UnidentifiedImageError
 
     (height, width), (tall, wide) = (_pair_of(described[name]) for name in ("image_size", "patch_size"))
@@ -232,7 +229,7 @@ def _pixels(folder: Path, described: Mapping[str, Any], path: Path) -> tuple[Ten
         with Image.open(path) as opened:
             picture = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise rejected("look", "--image", "be a picture that can be read", error) from None
+        raise rejected("look", "--image", "be a readable image", error) from None
     file = folder / "preprocessor_config.json"
     prepared = read_json(file) if file.exists() else {}
     mean, deviation = (torch.tensor(prepared.get(name, _GREY))[:, None, None] for name in ("image_mean", "image_std"))
@@ -248,9 +245,9 @@ def _pair_of(size: Any) -> tuple[int, int]:
 
 
 def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> Subject:
-    """Look at the model that a function returns, with its inputs and, if it likes, its tokens."""
+    """Inspect the model that a function returns with its inputs and optionally its tokens."""
     if not file.is_file():
-        raise rejected("look", "MODEL", "be a folder, or FILE.py:FUNCTION", f"{file}, which is not there")
+        raise rejected("look", "MODEL", "be a folder or FILE.py:FUNCTION", f"{file}, which does not exist")
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -261,7 +258,7 @@ def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> Subject:
         raise rejected("look", "MODEL", f"name a function in {file.name}", repr(name))
     answer = function(*given)
     if not isinstance(answer, tuple) or not 2 <= len(answer) <= 3 or not isinstance(answer[0], nn.Module):
-        expected = "return a module and its inputs, and, if it likes, its tokens"
+        expected = "return a module, its inputs and optionally its tokens"
         raise rejected("look", f"{file.name}:{name}", expected, type(answer).__name__)
     model, inputs, *tokens = answer
     texts: tuple[Text, ...] = ()
@@ -274,10 +271,10 @@ def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> Subject:
     return Subject(model, lambda: model(*(inputs if several else (inputs,))), texts, name)
 
 
-# ``regard look``: what a model attends to in a text or an image -------------------------------------------------------
+# The command ----------------------------------------------------------------------------------------------------------
 
 
-#: Heads whose entropies stand side by side.
+#: The most heads in the entropy table.
 _SHOWN = 16
 
 
@@ -295,61 +292,61 @@ def run(
     out: Path | None,
     browser: bool,
 ) -> None:
-    """Tell how spread the attention of each head is, draw that of one head, or of a layer's mean, or show the page."""
+    """Print the attention entropy of each head, draw a head or a layer's mean, or open the inspector."""
     with report_errors("regard-lab[hf]"):
         require_writable(html, out, picture=plot)
         if scale not in SCALES:
             raise unknown_name("look", "--scale", scale, SCALES)
         if head is not None and layer is None:
-            raise rejected("look", "--head", "come with --layer", "it alone")
+            raise ValueError("look: --head requires --layer.")
         looked = subject(path, text, image, target)
         with capture(looked.model, layers=looked.layers) as record, torch.no_grad():
             looked.run()
         if not len(record):
-            raise rejected("look", "MODEL", "be a model that attends to something", type(looked.model).__name__)
+            raise rejected("look", "MODEL", "be a model with attention", type(looked.model).__name__)
         record.describe(*looked.texts, title=looked.title)
         chosen = _drawn(record, layer, head) if layer is not None or plot is not None else None
         if chosen is None:
-            _tell(record)
+            _print_entropies(record)
         else:
             echo(draw(chosen, ascii_only=ascii_only(), scale=scale))
             echo(f"\n{legend(ascii_only=ascii_only(), scale=scale)}; {chosen.title}")
     with report_errors("regard-lab"):
         if plot is not None and chosen is not None:
             save_plot([chosen], plot, scale=scale)
-            note(f"regard: {plot} is written")
+            note(f"regard: wrote {plot}")
         if html is not None:
             record.to_html(html)
-            note(f"regard: {html} is written")
+            note(f"regard: wrote {html}")
         if out is not None:
             record.save(out)
-            note(f"regard: {out} is written; regard view {out} shows it")
+            note(f"regard: wrote {out}; open it with: regard view {out}")
         if browser:
             serve([record], browser=True)
 
 
 def _drawn(record: Record, layer: int | None, head: int | None) -> Alignment:
-    """Return the picture of a head, or of a layer's mean; of the layer with the least spread where none is named."""
+    """Return the attention of a head, or a layer's mean over heads; by default the layer with the lowest entropy."""
     if layer is None:
         layer = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
     run = record[layer]
     if head is not None and not 0 <= head < run.shape[1]:
-        raise rejected("look", "--head", f"be below {run.shape[1]}, as many as the layer has", head)
+        raise rejected("look", "--head", f"be below {run.shape[1]}, the number of heads", head)
     weights: Tensor = run.weights(batch=0).mean(0) if head is None else run.weights(batch=0, head=head)
     which = "mean of its heads" if head is None else f"head {head}"
     queries, keys = texts_of(record.texts, run)
     return Alignment(keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {layer} ({run.name}), {which}")
 
 
-def _tell(record: Record) -> None:
-    """Print how spread the attention of each head is."""
+def _print_entropies(record: Record) -> None:
+    """Print the attention entropy of each head."""
     heads = max(run.shape[1] for run in record)
     tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
-    echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; entropy in nats, mean over queries")
+    echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
     echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + ("  ..." if heads > _SHOWN else ""))
     mixed = len({run.kind for run in record}) > 1
     for i, run in enumerate(record):
         entropies = run.entropy().mean((0, 2)).tolist()
         echo(f"{i:>5}" + "".join(f"{each:5.2f}" for each in entropies[:_SHOWN]) + (f"  {run.name}" if mixed else ""))
-    echo("\nLow is sharp. -b shows all of it in the browser, --html FILE on a page to keep, --out FILE as a record;")
-    echo("--layer 0 --head 0 draws a head here, --plot FILE a picture of it.")
+    echo("\nLow entropy means sharp attention. -b opens the inspector in the browser, --html FILE saves it as a page,")
+    echo("--out FILE saves the record; --layer 0 --head 0 draws a head here, --plot FILE draws it to a file.")

@@ -1,4 +1,4 @@
-"""``regard plan``: what a model takes before it is built, as text or JSON."""
+"""``regard plan``: estimate parameters, FLOPs, memory and training time of a model, as text or JSON."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from regard_lab.planner import (
 )
 from regard_lab.planner.published import Config
 
-# What ``regard plan`` prints for readers ------------------------------------------------------------------------------
+# Text output ----------------------------------------------------------------------------------------------------------
 
 
-#: Powers of 1000, and what stands before a unit for them.
+#: SI prefixes of the powers of 1000.
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-#: The same for counts of things.
+#: Words for the powers of 1000.
 _COUNTS = ("", " thousand", " million", " billion", " trillion")
 
 
@@ -60,14 +60,14 @@ def show(options: PlanOptions, found: dict[str, Any]) -> None:
         f"{model['heads']} heads, vocabulary {model['vocabulary']:,}\n"
     )
     _print(console, "Parameters", _parameters(found))
-    _print(console, f"Operations a token, in sequences of {batch['length']:,}", _operations(found))
+    _print(console, f"FLOPs per token, sequence length {batch['length']:,}", _operations(found))
     _print(
         console,
-        f"Memory of one GPU for one sequence, all alone ({options.precision}, {options.optimizer})",
+        f"Memory to train on one sequence on one GPU ({options.precision}, {options.optimizer})",
         _memory(found),
     )
     where = f"{options.gpus:,} GPU{'s' if options.gpus > 1 else ''} of {options.memory:g} GB"
-    _print(console, f"{where}, {batch['sequences']:,} sequences a step", _layouts(found))
+    _print(console, f"{where}, {batch['sequences']:,} sequences per step", _layouts(found))
     console.print("\n".join(_run(options, found)))
 
 
@@ -96,7 +96,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def si(value: float, unit: str) -> str:
-    """Return a number with three digits and a prefix of its unit.
+    """Format a number with three digits and an SI prefix.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def si(value: float, unit: str) -> str:
 
 
 def counted(value: float) -> str:
-    """Return a large number in words.
+    """Format a large number with thousand, million, billion or trillion.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def counted(value: float) -> str:
 
 
 def duration(days: float) -> str:
-    """Return a time in days, hours or minutes.
+    """Format a time in days, hours or minutes.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def duration(days: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Return a number with three digits, or all of a whole or larger one."""
+    """Format a number with three significant digits; whole and larger numbers keep all digits."""
     digits = 0 if value == int(value) else max(3 - len(str(int(abs(value)))), 0)
     return f"{value:,.{digits}f}"
 
@@ -170,7 +170,7 @@ def _operations(found: dict[str, Any]) -> Table:
     for name, text in names.items():
         table.add_row(text, si(flops["forward"][name], "FLOP"), si(3 * flops["forward"][name], "FLOP"))
     table.add_row("all", si(flops["forward"]["total"], "FLOP"), si(flops["training"], "FLOP"))
-    table.add_row("6 for each parameter", "", si(flops["six_times_parameters"], "FLOP"))
+    table.add_row("6 × parameters", "", si(flops["six_times_parameters"], "FLOP"))
     return table
 
 
@@ -178,12 +178,12 @@ def _memory(found: dict[str, Any]) -> Table:
     table, memory, cache = _table("", "memory"), found["memory_of_one_sequence"], found["cache"]
     for name in ("weights", "gradients", "optimizer", "activations"):
         table.add_row(name, si(memory[name], "B"))
-    table.add_row("activations where layers run forward again", si(memory["activations_recomputed"], "B"))
-    table.add_row("logits, some at a time", si(memory["logits"], "B"))
+    table.add_row("activations with checkpointing", si(memory["activations_recomputed"], "B"))
+    table.add_row("logits, in chunks", si(memory["logits"], "B"))
     table.add_row("logits, all at once", si(memory["logits_at_once"], "B"))
     if cache["token"]:
-        table.add_row("keys and values kept for one more token", si(cache["token"], "B"))
-        table.add_row("keys and values kept for a whole sequence", si(cache["sequence"], "B"))
+        table.add_row("key–value cache per token", si(cache["token"], "B"))
+        table.add_row("key–value cache per sequence", si(cache["sequence"], "B"))
     return table
 
 
@@ -208,38 +208,40 @@ def _run(options: PlanOptions, found: dict[str, Any]) -> list[str]:
     run = found["run"]
     lines = [f"{row['kind']}: {row['reason']}." for row in found["layouts"] if row["reason"]]
     if any("layout" in row for row in found["layouts"]):
-        lines += ["D data, T tensor, P pipeline, C context; micro: sequences taken at once, * where layers"]
-        lines += ["run forward again before they run backward; GB, and what is sent, of one GPU."]
+        lines += ["Degrees of data, tensor, pipeline and context parallelism; micro: micro-batch in sequences,"]
+        lines += ["* with activation checkpointing; GB and sent GB are per GPU."]
     lines += [""] if lines else []
-    rule = "20 for each parameter" if options.tokens is None else "as asked"
+    rule = "20 per parameter" if options.tokens is None else "--tokens"
     lines.append(f"Run: {counted(run['tokens'])} tokens ({rule}), {si(run['flops'], 'FLOP')}.")
     if "steps" not in run:
-        return [*lines, "No layout fits: it takes more or larger GPUs, or another batch."]
+        return [*lines, "No layout fits: use more or larger GPUs, or another batch size."]
     row = next(each for each in found["layouts"] if each["kind"] == found["best"])
     parts = ", ".join(f"{name} {value:,.2f} s" for name, value in row["seconds"].items() if value >= 0.005)
-    lines.append(f"Fastest: {found['best']}. What a step waits for: {parts}.")
+    lines.append(f"Fastest: {found['best']}. Time of a step: {parts}.")
     lines.append(f"{run['steps']:,} steps take {duration(run['days'])}, {_three(run['gpu_hours'])} GPU hours.")
     lines.append(
-        f"Products run at {options.share:.0%} of {options.peak:g} TFLOP/s, and all told at {row['utilization']:.0%}."
+        f"Matrix products run at {options.share:.0%} of {options.peak:g} TFLOP/s; overall utilization is "
+        f"{row['utilization']:.0%}."
     )
     if "kilowatt_hours" in run:
-        lines.append(f"Energy: {run['kilowatt_hours'] / 1000:,.1f} MWh, {options.watts:g} W a GPU × {options.pue:g}.")
+        energy = f"{run['kilowatt_hours'] / 1000:,.1f} MWh"
+        lines.append(f"Energy: {energy} at {options.watts:g} W per GPU and a PUE of {options.pue:g}.")
     if "money" in run:
-        lines.append(f"Cost: {run['money']:,.0f}, {options.price:g} for a GPU hour.")
+        lines.append(f"Cost: {run['money']:,.0f} at {options.price:g} per GPU hour.")
     return lines
 
 
-# ``regard plan``: what a model would take, before anybody builds it ---------------------------------------------------
+# The plan -------------------------------------------------------------------------------------------------------------
 
 
-#: The vocabulary, GPT-2's, and the width of a head of a model that flags alone describe.
+#: Default vocabulary size (GPT-2's) and head size of a model described by flags alone.
 _VOCABULARY, _HEAD = 50257, 64
 _SIZES = ("layers", "width", "heads", "vocabulary")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found: a shape, how it is trained, and the layouts that were compared."""
+    """A model shape, its training recipe, and the parallel layouts compared."""
 
     shape: Shape
     options: PlanOptions
@@ -254,19 +256,19 @@ class Plan:
 
     @property
     def tokens(self) -> float:
-        """Return the tokens of the whole run."""
+        """Return the number of training tokens."""
         return chinchilla_tokens(self.shape) if self.options.tokens is None else self.options.tokens
 
     @property
     def schedule(self) -> Schedule | None:
-        """Return how long the fastest layout takes for the whole run."""
+        """Return the schedule of the whole run with the fastest layout."""
         if self.best is None or self.best.step is None:
             return None
         return schedule(self.tokens, self.sequences * self.recipe.length, self.best.step.total, self.options.gpus)
 
 
 def run(name: str | None, *, given: dict[str, Any], settings: Sequence[str], table: bool, as_json: bool) -> None:
-    """Print the plan of a model, or the table of published ones."""
+    """Print the plan of a model, or the table of published models."""
     with report_errors("regard-lab"):
         options = PlanOptions.from_dotted(given)
         if table:
@@ -285,7 +287,7 @@ def run(name: str | None, *, given: dict[str, Any], settings: Sequence[str], tab
 
 def _check_alone(name: str | None, options: PlanOptions, settings: Sequence[str]) -> None:
     if name is not None:
-        raise rejected("plan", "name", "be left out with --table, which has every model", repr(name))
+        raise rejected("plan", "name", "be left out with --table, which lists all models", repr(name))
     if settings:
         raise rejected("plan", "settings", "be left out with --table", settings[0])
     for each in fields(options):
@@ -293,7 +295,7 @@ def _check_alone(name: str | None, options: PlanOptions, settings: Sequence[str]
 
 
 def shape_of_model(name: str | None, options: PlanOptions, changes: dict[str, Any]) -> Shape:
-    """Return the shape of a model by its name, or of sizes alone, with what was changed."""
+    """Return the shape of a named model, or of one described by its sizes, with changes applied."""
     sizes = {each: getattr(options, each) for each in _SIZES if getattr(options, each) is not None}
     if name is None:
         return _shape_of_sizes(options, sizes, changes)
@@ -303,16 +305,14 @@ def shape_of_model(name: str | None, options: PlanOptions, changes: dict[str, An
     if isinstance(config, Shape):
         if sizes or changes:
             first = next(iter([*sizes, *changes]))
-            raise rejected(
-                "plan", first, f"be left out for {name}, which no config describes", (sizes | changes)[first]
-            )
+            raise rejected("plan", first, f"be left out for {name}, which has no config", (sizes | changes)[first])
         return config
     return shape_of(_changed(name, config, sizes, changes), name)
 
 
 def _shape_of_sizes(options: PlanOptions, sizes: dict[str, Any], changes: dict[str, Any]) -> Shape:
     if options.layers is None or options.width is None:
-        raise rejected("plan", "name", "be given, or --layers and --width", "neither")
+        raise ValueError("plan: name a model, or pass --layers and --width.")
     made: dict[str, Any] = {"vocabulary": _VOCABULARY, "heads": max(options.width // _HEAD, 1)}
     if options.length is not None:
         made["longest"] = options.length
@@ -326,7 +326,7 @@ def _changed(name: str, config: Config, sizes: dict[str, Any], changes: dict[str
         return config.with_changes(sizes | changes)
     assert isinstance(config, TransformerConfig)
     if "layers" in sizes:
-        expected = f"be left out for {name}: --set encoder_layers=… and decoder_layers=… say how many"
+        expected = f"be left out for {name}: use --set encoder_layers=… and decoder_layers=…"
         raise rejected("plan", "layers", expected, sizes["layers"])
     if "vocabulary" in sizes:
         sizes["sources"] = sizes["targets"] = sizes.pop("vocabulary")
@@ -343,22 +343,22 @@ def _check_known(name: str, kind: type[Config], changes: dict[str, Any]) -> None
 def _plan(shape: Shape, options: PlanOptions) -> Plan:
     length = shape.longest if options.length is None else options.length
     if shape.positions and length > shape.longest:
-        expected = f"be at most {shape.longest:,}, the positions that the model learns (--set longest=… for more)"
+        expected = f"be at most {shape.longest:,}, the number of learned positions (--set longest=… for more)"
         raise rejected("plan", "length", expected, f"{length:,}")
     if options.batch < length:
-        raise rejected("plan", "batch", f"be at least {length:,}, the tokens of a sequence", f"{options.batch:,}")
+        raise rejected("plan", "batch", f"be at least {length:,}, the sequence length", f"{options.batch:,}")
     recipe = Recipe(length, options.precision, options.optimizer)
     cluster = Cluster(
         options.gpus, options.memory, options.peak, options.share, options.bandwidth, options.network, options.node
     )
     sequences = options.batch // length
-    if sequences > options.gpus:  # so that they can be shared evenly
+    if sequences > options.gpus:  # divide evenly among the GPUs
         sequences -= sequences % options.gpus
     return Plan(shape, options, recipe, sequences, choices(shape, recipe, cluster, sequences))
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """Return everything that was found as JSON can hold it: bytes, seconds, operations, tokens."""
+    """Return the plan as JSON-compatible data, in bytes, seconds, FLOPs and tokens."""
     shape, recipe, run = plan.shape, plan.recipe, plan.schedule
     forward, training = (count(shape, recipe.length) for count in (forward_flops, training_flops))
     attention = shape.stacks[0].layer.attentions[0]

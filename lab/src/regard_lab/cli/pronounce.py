@@ -1,4 +1,4 @@
-"""``regard pronounce``: words in, phonemes out, by a model trained before."""
+"""``regard pronounce``: turn words into phonemes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard_lab.tasks.translation.alignment.maps import select_map
 def run(
     words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, as_json: bool
 ) -> None:
-    """Pronounce the words and show them as asked. A bad word or model ends it before anything is shown."""
+    """Pronounce words and print them; an invalid word or model raises before any output."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
     with report_errors("regard-lab[pronunciation]"):
@@ -27,7 +27,7 @@ def run(
         for word in words:
             pronouncer.read(word)
         if (alignment or plot is not None or html is not None) and not pronouncer.model.model.maps:
-            raise rejected("pronounce", str(model), "hold a model with attention to draw an alignment", "one without")
+            raise rejected("pronounce", str(model), "hold a model with attention to draw alignments", "one without")
     spoken = pronouncer.pronounce(words)
     write_pictures(spoken, plot=plot, html=html)
     if as_json:
@@ -43,30 +43,30 @@ def run(
 
 
 def load(folder: Path) -> Pronouncer:
-    """Load a model, and say where models come from if there is none."""
+    """Load a model; if there is none, explain how to get one."""
     if not folder.is_dir():
         raise ValueError(
-            f"there is no model at {folder}: train one with `regard demo --train`, or name its folder with --model."
+            f"there is no model at {folder}: train one with `regard demo --train`, or pass its folder as --model."
         )
     return Pronouncer.load(folder)
 
 
 def aligned(spoken: Prediction) -> Alignment:
-    """Return what the pictures need of a pronunciation: the mean of all attention maps."""
+    """Return the alignment to draw: the mean of all attention maps."""
     return drawn(spoken, words=False, title=f"{spoken.source}: {' '.join(spoken.tokens)}")
 
 
 def write_pictures(spoken: Sequence[Prediction], *, plot: Path | None, html: Path | None) -> None:
-    """Write the alignments of words to the files asked for."""
+    """Write the alignments to the given files."""
     if plot is None and html is None:
         return
     alignments = [aligned(each) for each in spoken]
-    note = "Letters across, phonemes down. The stronger a cell, the more of the phoneme's attention went to the letter."
+    note = "Columns are letters, rows phonemes. Darker cells mean more attention."
     with report_errors("regard-lab[pronunciation]"):
         if plot is not None:
             save_plot(alignments, plot)
         if html is not None:
-            save_html(alignments, html, heading="How each phoneme looks at the letters", note=note)
+            save_html(alignments, html, heading="Which letters each phoneme attended to", note=note)
 
 
 def _record(spoken: Prediction) -> dict[str, object]:

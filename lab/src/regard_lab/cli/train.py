@@ -1,4 +1,4 @@
-"""``regard train``: pairs of lines in, a folder with a model out."""
+"""``regard train`` for pairs of lines: translation, pronunciation and span corruption."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import get_task
 from regard_lab.tasks.translation.training import Experiment, inherit_options
 
-#: What ``--attention`` may say beside a score, and the settings of the recurrent model it stands for.
+#: Values of ``--attention`` that are not scores, with the recurrent model's settings that they stand for.
 SHORT: dict[str, dict[str, Any]] = {
     "local": {"attention": "general", "scope": "local-p"},
     "hard": {"attention": "additive", "hard": "gumbel", "scope": "global"},
-    # A preset may have what there is none of.
+    # Overrides what a preset sets.
     "none": {"attention": "none", "hard": "none", "scope": "global", "wiring": "after", "input_feeding": False},
 }
-#: The learning rate of a kind and preset that learn faster at another one than the option's default.
+#: Learning rates of presets that train faster with another value than the default.
 RATES = {("recurrent", "small"): 4e-3}
 MODEL_NAMES = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
 
@@ -45,10 +45,10 @@ def run(
     settings: list[str],
     show_options: bool,
 ) -> None:
-    """Train, or go on with a run.
+    """Train a model, or resume a run.
 
-    ``given`` are the flags that were used, by the place in the table of options that each stands for, such as
-    ``"training.steps"``; they go before what the options file says, and ``settings`` before them.
+    ``given`` holds the flags used, keyed by option name, such as ``"training.steps"``. Flags override the options
+    file, and ``settings`` override flags.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
@@ -58,7 +58,7 @@ def run(
             experiment = Experiment.resumed(out, training_changes(changes, options), console.print)
             if experiment.options.task != task:
                 raise rejected(
-                    "train", "task", f"be {experiment.options.task!r}, as the run in {out} began", repr(task)
+                    "train", "task", f"be {experiment.options.task!r} to resume the run in {out}", repr(task)
                 )
         else:
             chosen = ExperimentOptions.from_table(with_tuned_rate(options_table(task, options, changes)))
@@ -76,7 +76,7 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
     translator, ended = run_training(console, experiment, task, resume, piped=piped)
     if ended.best == 0 and not ended.at_frequency_baseline and experiment.options.training.metric == "bleu":
         experiment.say(
-            "BLEU is 0 where no four words in a row are right: --set training.metric=chrf ranks short texts."
+            "BLEU is 0 because no 4-gram matches. Select checkpoints by chrF instead: --set training.metric=chrf."
         )
     if experiment.task.hides:
         start = shlex.quote(str(out))
@@ -88,15 +88,15 @@ def _train(console: Console, experiment: Experiment, resume: bool) -> None:
 
 
 def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of options: what the file says, with the changes."""
+    """Return the options of the file with the changes applied."""
     table = read_options(task, options)
     own = table.get("model")
     _one_attention(f"in {options}", "attention" in table, own if isinstance(own, dict) else {}, "model.")
     _one_attention("with --attention", "attention" in changes, changes, "")
     if changes.keys() & {"model.attention", "model.score"}:
-        table.pop("attention", None)  # what the file says
+        table.pop("attention", None)  # the file's value
     if "attention" in changes and isinstance(own, dict):
-        for name in ("attention", "score", "scope", "hard"):  # what a short name in the file stood for
+        for name in ("attention", "score", "scope", "hard"):  # fields that --attention sets
             own.pop(name, None)
     change_options(table, changes, options)
     for name in ("kind", "preset", "attention", "start"):
@@ -117,7 +117,7 @@ def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> d
 
 
 def with_tuned_rate(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of options with the learning rate of its preset, if that has one and nothing else is asked."""
+    """Return the options with the preset's learning rate, if it has one and the options set none."""
     rate = RATES.get((table["kind"], str(table.get("preset", ExperimentOptions.preset))))
     own = {} if rate is None or table.get("start") else {"learning_rate": rate}
     return table | {"training": own | table["training"]}
@@ -130,14 +130,14 @@ def _kind(name: str) -> str:
 
 
 def _one_attention(where: str, given: bool, others: dict[str, Any], prefix: str) -> None:
-    """Raise where both ``attention`` and the field that it stands for are given: one would have no effect."""
+    """Raise if both ``attention`` and the field that it stands for are given."""
     for name in ("model.attention", "model.score"):
         if given and name.removeprefix(prefix) in others:
             raise rejected("train", name, f"be left out {where}", repr(others[name.removeprefix(prefix)]))
 
 
 def _attention(table: dict[str, Any]) -> None:
-    """Put what ``--attention`` says where the model's config has it."""
+    """Move the value of ``--attention`` to the fields of the model's config."""
     name = table.pop("attention", None)
     if name is None:
         return
@@ -148,7 +148,7 @@ def _attention(table: dict[str, Any]) -> None:
     if name in SHORT and transformer:
         raise rejected("train", "attention", "be a score for a Transformer", repr(name))
     if name in MODEL_NAMES:
-        raise rejected("train", "attention", "be a score; --model says what kind of model it is in", repr(name))
+        raise rejected("train", "attention", "be a score; choose the kind of model with --model", repr(name))
     if name not in (known := {*SCORES, *(() if transformer else SHORT)}):
         raise unknown_name("train", "attention", name, known)
     if transformer:

@@ -1,4 +1,4 @@
-"""``regard train captioner``: images with captions in, a folder with a captioner out."""
+"""``regard train captioner``: train an image captioner."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from regard_lab.tasks.captioning.training import Captioning
 
 TASK = "captioner"
 _NAMES = {"rnn": "recurrent"}
-#: Images between two lines that say how far an encoder is.
+#: Number of images between progress lines of the encoder.
 _EVERY = 1000
 
 
 def run(
     *, out: Path, resume: bool, options: Path | None, given: dict[str, Any], settings: list[str], show_options: bool
 ) -> None:
-    """Train, or go on with a run; arguments as those of :func:`regard_lab.cli.train.run`."""
+    """Train a captioner, or resume a run; arguments as in :func:`regard_lab.cli.train.run`."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def progress(done: int, of: int) -> None:

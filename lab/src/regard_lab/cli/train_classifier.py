@@ -1,4 +1,4 @@
-"""``regard train classifier``: texts or images with labels in, a folder with a model out."""
+"""``regard train classifier``: train a classifier of texts or images."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ TASK = "classifier"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of examples that classifiers learn from.
+    """A kind of training data for classifiers.
 
     Attributes
     ----------
     run : type of ClassificationRun
     config : callable
-        Returns the config of the model that options describe.
+        Maps options to the model's config.
     fixed : set of str
-        Its fields that the data decides.
+        Config fields that the data determines.
     try_out : callable
-        Returns the rest of a command that tries the model out, of the options.
+        Maps options to the end of an example command for the trained model.
     """
 
     run: type[ClassificationRun[Any, Any, Any]]
@@ -47,7 +47,7 @@ def _texts(options: ClassificationOptions) -> str:
     return '--pairs "a text<TAB>and another"' if options.data.pairs else '"some text"'
 
 
-#: By the task that options name.
+#: Kinds by the options' task.
 KINDS = {
     TASK: Kind(
         FineTuning, lambda options: options.model_config(1000), frozenset({"vocabulary", "masked_head"}), _texts
@@ -61,7 +61,7 @@ KINDS = {
 def run(
     *, out: Path, resume: bool, options: Path | None, given: dict[str, Any], settings: list[str], show_options: bool
 ) -> None:
-    """Train, or go on with a run; arguments as those of :func:`regard_lab.cli.train.run`."""
+    """Train a classifier, or resume a run; arguments as in :func:`regard_lab.cli.train.run`."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
         changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
@@ -82,7 +82,7 @@ def run(
 
 
 def _task(folder: Path | None, options: Path | None, changes: dict[str, Any]) -> str:
-    """Return which of :data:`KINDS` is meant: by a run's folder, by a file of options, or by ``--images``."""
+    """Return a key of :data:`KINDS`: from the run's folder, the options file, or ``--images``."""
     path = options if folder is None else folder / OPTIONS
     table = read_toml(path) if path is not None and path.is_file() else {}
     named = table.get("task")

@@ -1,4 +1,4 @@
-"""``regard train language-model``: text in, a folder with a model out."""
+"""``regard train language-model``: train a language model on text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASK = "language-model"
 def run(
     *, out: Path, resume: bool, options: Path | None, given: dict[str, Any], settings: list[str], show_options: bool
 ) -> None:
-    """Train, or go on with a run; arguments as those of :func:`regard_lab.cli.train.run`."""
+    """Train a language model, or resume a run; arguments as in :func:`regard_lab.cli.train.run`."""
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
         changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)

@@ -1,4 +1,4 @@
-"""The commands of ``regard train``: one for each task."""
+"""The commands of ``regard train``, one per task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import TASKS, Task
 
-train = typer.Typer(cls=Commands, help="Train a model on data of your own.", no_args_is_help=True)
+train = typer.Typer(cls=Commands, help="Train a model on your own data.", no_args_is_help=True)
 _ATTENTION = (
     "--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
     f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
@@ -29,14 +29,14 @@ _ATTENTION = (
 
 
 def _train_on_pairs(task: Task, text: str, **short: str) -> None:
-    """Define the command that trains a model of a task on pairs, with its own words for options of data."""
+    """Define the training command of a task on pairs; ``short`` overrides the help of data options."""
 
     @train.command(task.name, cls=Command, epilog=_ATTENTION, help=text)
     @with_flags(
         ExperimentOptions,
         unset=True,
         without=task.refused,
-        short={f"data.{name}": said for name, said in short.items()},
+        short={f"data.{name}": text for name, text in short.items()},
     )
     def command(
         out: Annotated[Path, typer.Option(help="Folder of the run.")],
@@ -58,20 +58,20 @@ def _train_on_pairs(task: Task, text: str, **short: str) -> None:
         )  # fmt: skip
 
 
-_train_on_pairs(TASKS["translation"], "Learn to translate from pairs of sentences.")
+_train_on_pairs(TASKS["translation"], "Train a translation model on pairs of sentences.")
 _train_on_pairs(
     TASKS["span-corruption"],
-    "Learn hidden spans of the lines of text in --data, before translation.",
-    data="Lines of text; - stdin.",
-    valid="Lines to validate with.",
+    "Pretrain an encoder–decoder by span corruption on lines of text.",
+    data="Lines of text; - for stdin.",
+    valid="Lines for validation.",
 )
-_train_on_pairs(TASKS["pronunciation"], "Learn to pronounce from words and their phonemes.")
+_train_on_pairs(TASKS["pronunciation"], "Train a pronunciation model on words and their phonemes.")
 
 
 def _train_on_text(task: str, declared: type[Options], text: str, other: type[Options] | None = None) -> None:
-    """Define the command that trains a model of language; its module is called as the task is.
+    """Define the training command of a text task, in the module named after the task.
 
-    It also takes those of the ``other`` options that ``declared`` has no flag for.
+    It also takes the flags of the ``other`` options that ``declared`` does not have.
     """
 
     @with_flags(declared, unset=True)
@@ -96,10 +96,10 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
 
 
 _train_on_text(
-    "language-model", LanguageOptions, "Learn language from text: the next token, or with --masked hidden ones."
+    "language-model", LanguageOptions, "Train a causal language model on text, or with --masked a masked one."
 )
 _train_on_text(
-    "classifier", ClassificationOptions, "Learn labels of texts, best from a language model, or of --images.",
+    "classifier", ClassificationOptions, "Train a classifier of texts, best from a language model, or of --images.",
     ImageClassificationOptions,
 )  # fmt: skip
-_train_on_text("captioner", CaptionOptions, "Learn to write captions of images.")
+_train_on_text("captioner", CaptionOptions, "Train an image captioner.")

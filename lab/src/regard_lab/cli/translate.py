@@ -1,4 +1,4 @@
-"""``regard translate``: lines in, lines out, by a model trained before; with the alignment as a picture or as data."""
+"""``regard translate``: translate lines, and show the alignments as pictures or data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard_lab.tasks.translation.alignment.maps import alignment as aligned
 from regard_lab.tasks.translation.alignment.maps import record
 from regard_lab.tasks.translation.tasks import SpanCorruption
 
-#: Lines that are read before the first is answered, where standard input is no terminal.
+#: Number of lines to read ahead if standard input is not a terminal.
 _AHEAD = 1024
 
 
@@ -39,28 +39,28 @@ def run(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Write what the model makes of each text, or of each line of standard input where there is none.
+    """Translate each text, or each line of standard input if there are no texts.
 
-    References are shown in place of what the model would write.
+    With references, align them instead of translating.
     """
     pictures = plot is not None or html is not None
     piped = not texts or list(texts) == ["-"]
     if piped and (pictures or references):
-        raise fail("translate: texts must be given as arguments for --plot, --html and --given.")
+        raise fail("translate: --plot, --html and --given require texts as arguments.")
     if references and len(references) != len(texts):
-        raise fail(f"translate: --given must be there for each text, {len(texts)}, got {len(references)}.")
+        raise fail(f"translate: --given must be repeated once per text, {len(texts)} times, got {len(references)}.")
     searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
     if references and (searched or options.precision != PredictionOptions.precision or not options.replace_unknown):
         unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"
-        raise fail(f"translate: --given must come without {unused}: nothing is written.")
+        raise fail(f"translate: --given cannot be combined with {unused}: nothing is generated.")
     if len(texts) > 1 and not any(" " in text for text in texts):
-        note("regard: each argument is a text of its own; a sentence is one in quotes")
+        note("regard: each argument is translated separately; put quotes around a sentence")
     with report_errors("regard-lab"):
         require_writable(html, picture=plot)
         translator = for_decoding(load(model), options.precision, int8=int8)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
-            note("regard: type a line, and Return; Ctrl-D ends")
+            note("regard: type a line and press Return; Ctrl-D ends")
         ahead = 1 if piped and sys.stdin.isatty() else _AHEAD
         kept = []
         predictions = (
@@ -78,21 +78,21 @@ def run(
 
 
 def load(folder: Path) -> SequenceModel:
-    """Load a model from its folder or, where there is none, by the name of one that comes along."""
+    """Load a model from its folder, or an included model by its name."""
     model = SequenceModel.load(folder_of(folder))
     if model.about.get("task") == SpanCorruption.name:
-        got = "one that restores spans: train it on pairs with `regard train translation --start`"
-        raise rejected("regard", "model", "be a model that translates", got)
+        got = "a span-corruption model: fine-tune it on pairs with `regard train translation --start`"
+        raise rejected("regard", "model", "be a translation model", got)
     return model
 
 
 def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> SequenceModel:
-    """Return a translator with its matrices laid out for the processor, or in int8; it may be changed itself."""
+    """Return the model with weights packed for the CPU, or quantized to int8; may modify it in place."""
     if int8:
         if precision != PredictionOptions.precision:
             raise rejected("translate", "--precision", "be left out with --int8", precision)
         if not isinstance(translator.model, TransformerSequenceDecoder):
-            raise rejected("translate", "--int8", "be left out where the model is no Transformer", translator.kind)
+            raise rejected("translate", "--int8", "be used with a Transformer", f"a {translator.kind} model")
         return SequenceModel(quantize(translator.model), translator.source, translator.target, translator.about)
     if precision == PredictionOptions.precision:
         pack_weights(translator.model)
@@ -100,17 +100,17 @@ def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> Se
 
 
 def folder_of(folder: Path) -> Path:
-    """Return the folder of a model, or of the one that comes along by this name."""
+    """Return a model's folder; included models are known by their names."""
     if str(folder) in pretrained.names() and not (folder / CONFIG).exists():
         return pretrained.path(str(folder))
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise rejected("translate", "model", "be the folder of a model", f"a file, {folder}")
+        raise rejected("translate", "model", "be a model folder", f"a file, {folder}")
     known = ", ".join(pretrained.names())
     raise ValueError(
         f"there is no model at {folder}: train one with `regard train translation --data pairs.tsv --out {folder}`, or "
-        f"take one that comes along: {known}."
+        f"use an included model: {known}."
     )
 
 
@@ -121,7 +121,7 @@ def _show(prediction: Prediction, *, alignment: bool, words: bool, as_json: bool
     if prediction.note:
         note(f"regard: {prediction.note}: {prediction.source[:60]!r}")
     if not prediction.tokens and prediction.source.strip():
-        note(f"regard: the model wrote nothing for {prediction.source[:60]!r}")
+        note(f"regard: the output is empty for {prediction.source[:60]!r}")
     for each in (prediction, *prediction.alternatives):
         echo(f"{each.normalized:.4f}\t{each.text}" if n_best > 1 else each.text)
     if alignment and prediction.tokens:
@@ -132,13 +132,11 @@ def _draw(predictions: Sequence[Prediction], *, words: bool, plot: Path | None, 
     if not predictions:
         for path in (plot, html):
             if path is not None:
-                note(f"regard: nothing was written, so there is no picture: {path}")
+                note(f"regard: the output is empty, so there is no picture: {path}")
         return
     drawn = [aligned(each, words=words) for each in predictions]
     if plot is not None:
         save_plot(drawn, plot)
     if html is not None:
-        caption = (
-            "Columns are what was read, rows what was written. The stronger a cell, the more attention went there."
-        )
-        save_html(drawn, html, heading="What each word looked at", note=caption)
+        caption = "Columns are source words, rows target words. Darker cells mean more attention."
+        save_html(drawn, html, heading="What each word attended to", note=caption)

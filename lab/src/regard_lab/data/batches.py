@@ -303,62 +303,62 @@ def _divisible(cuts: np.ndarray, world: int) -> np.ndarray:
     return cuts
 
 
-# Batches of texts with labels, those of similar lengths together ------------------------------------------------------
+# Batches of labelled texts of similar lengths -------------------------------------------------------------------------
 # Dimensions: B batch, L tokens, N texts.
 
 
 @dataclass(frozen=True)
 class LabelBatch(TensorBatch):
-    """Texts, padded with 0 behind, and their labels.
+    """Texts, padded on the right with 0, and their labels.
 
     Attributes
     ----------
     tokens : Tensor (B, L), int64
     labels : Tensor (B,), int64
-        Their numbers.
-    keep : Tensor (B, L) of bool or None
-        Which tokens are real; None where all are.
+        Label ids.
+    attention_mask : Tensor (B, L) of bool or None
+        True for real tokens, False for padding; None without padding.
     segments : Tensor (B, L), int64, or None
-        The segment of each token, where there are second texts.
+        The segment of each token, if texts come in pairs.
     """
 
     tokens: Tensor
     labels: Tensor
-    keep: Tensor | None = None
+    attention_mask: Tensor | None = None
     segments: Tensor | None = None
 
     @property
     def targets(self) -> Tensor:
-        """What is learned: the labels."""
+        """The training targets: the labels."""
         return self.labels
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Return the logits (B, C) that a classifier makes of the texts."""
-        beside = {"keep": self.keep} | ({} if self.segments is None else {"segments": self.segments})
-        made: Tensor = model(self.tokens, **beside)
-        return made
+        """Return a classifier's logits (B, C) for the texts."""
+        inputs = {} if self.segments is None else {"segments": self.segments}
+        logits: Tensor = model(self.tokens, attention_mask=self.attention_mask, **inputs)
+        return logits
 
     @property
     def examples(self) -> int:
-        """How many texts there are."""
+        """The number of texts."""
         return len(self.tokens)
 
     @property
     def count(self) -> int:
-        """How many tokens there are, without padding."""
-        return self.tokens.numel() if self.keep is None else int(self.keep.sum())
+        """The number of tokens, without padding."""
+        return self.tokens.numel() if self.attention_mask is None else int(self.attention_mask.sum())
 
 
 def label_batch(inputs: Inputs, labels: np.ndarray, rows: np.ndarray) -> LabelBatch:
-    """Return some texts as a batch; ``labels`` are those of all texts."""
+    """Return the texts at ``rows`` as a batch; ``labels`` holds the labels of all texts."""
     tokens, lengths = inputs.tokens.padded(rows)
     steps = torch.arange(tokens.shape[1])
-    keep = steps < lengths[:, None]
+    real = steps < lengths[:, None]
     segments = None
     if inputs.second is not None and inputs.segment:
         behind = steps >= torch.from_numpy(inputs.second[rows].astype(np.int64))[:, None]
-        segments = inputs.segment * (behind & keep).long()
-    return LabelBatch(tokens, torch.from_numpy(labels[rows]), None if bool(keep.all()) else keep, segments)
+        segments = inputs.segment * (behind & real).long()
+    return LabelBatch(tokens, torch.from_numpy(labels[rows]), None if bool(real.all()) else real, segments)
 
 
 class _Labelled(Endless[_B]):

@@ -1,6 +1,6 @@
-"""Captions of images: read from lists, matched with images, and batched image by image.
+"""Image captions: reading, matching with images, and batching by image.
 
-Dimensions: I images of a batch, K captions of each, S places of a grid, F features, X pixels of a side, T steps.
+Dimensions: I images of a batch, K captions per image, S grid positions, F features, X image side in pixels, T steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BEFORE_SIGN = re.compile(r"\s+([.,;:!?])")
 
 
 def plain_caption(text: str, lowercase: bool = True) -> str:
-    """Return a caption without what lists differ in: capitals, spaces before signs, and the full stop at its end.
+    """Normalize a caption: lowercase, no spaces before punctuation, no final period.
 
     Examples
     --------
@@ -37,72 +37,71 @@ def plain_caption(text: str, lowercase: bool = True) -> str:
 
 
 def read_captions(path: str, *, words: int | None = None, lowercase: bool = True) -> Pairs:
-    """Return the captions in a file of lines ``image TAB caption``, made plain.
+    """Return the captions in a file of lines ``image TAB caption``, normalized by :func:`plain_caption`.
 
     Parameters
     ----------
     path : str
         ``"-"`` is standard input.
     words : int, optional
-        Words that a caption may have at most; a longer one is left out, and counted.
+        The most words of a caption; longer ones are skipped and counted.
     lowercase : bool
 
     Raises
     ------
     ValueError
-        As :func:`~regard_lab.data.pairs.read_pairs`.
+        As in :func:`~regard_lab.data.pairs.read_pairs`.
     """
     pairs = read_pairs(path, longest=None, words=words)
     return replace(pairs, targets=[plain_caption(each, lowercase) for each in pairs.targets])
 
 
 def with_images(captions: Pairs, images: Images) -> tuple[Pairs, list[str]]:
-    """Return the captions whose image is there, called as it is there, and a line for each kind that is not.
+    """Return the captions whose image exists, with the images' names, and report lines about missing images.
 
     Raises
     ------
     ValueError
-        If none is left.
+        If no image exists.
     """
     places = {name: images.find(name) for name in dict.fromkeys(captions.sources)}
     rows = [row for row, name in enumerate(captions.sources) if places[name] is not None]
-    lost = [name for name, place in places.items() if place is None]
+    missing = [name for name, place in places.items() if place is None]
     if not rows:
         expected = f"name images in {images.path}"
-        raise rejected("train", captions.name, expected, f"none of {len(places):,}, the first {lost[0]!r}")
+        raise rejected("train", captions.name, expected, f"none of {len(places):,}, the first {missing[0]!r}")
     sources = [str(places[captions.sources[row]]) for row in rows]
     kept = replace(captions, sources=sources, targets=[captions.targets[row] for row in rows], places=None)
     count = len(captions) - len(kept)
-    told = (
-        f"left out, no such image: {count:,} captions of {len(lost):,} images (the first {lost[0]!r})" if lost else ""
-    )
-    return kept, [told] if lost else []
+    if not missing:
+        return kept, []
+    return kept, [f"skipped, no such image: {count:,} captions of {len(missing):,} images (the first {missing[0]!r})"]
 
 
 class Grids(Protocol):
-    """Images that a batch is made of: features, or pixels."""
+    """Images to batch: features or pixels."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of images."""
 
     def take(self, rows: np.ndarray, mirrored: np.ndarray) -> Tensor:
-        """Return some images (I, ...), those of which ``mirrored`` (I,) says so with left and right exchanged."""
+        """Return the images (I, ...) at ``rows``; flip those where ``mirrored`` (I,) is True."""
 
     @property
     def places(self) -> int:
-        """S."""
+        """The number of grid positions S."""
 
 
 @dataclass(frozen=True)
 class FeatureGrids:
-    """Features of images, some or all of a file.
+    """Precomputed image features.
 
     Attributes
     ----------
     values : ndarray (N, rows · cols, F) of float16
-        Such as a memory map.
+        For example a memory map.
     index : ndarray (M,)
-        Which of them.
+        The rows of ``values`` to use.
     rows, cols : int
     """
 
@@ -128,7 +127,7 @@ class FeatureGrids:
 
 @dataclass(frozen=True)
 class PixelGrids:
-    """Images that are read whenever they are needed, for an encoder that learns.
+    """Images read on demand, for a trainable encoder.
 
     Attributes
     ----------
@@ -158,25 +157,25 @@ class PixelGrids:
 
 
 class CaptionBatches:
-    """Shuffled batches of images, each with several of its captions: what is made of an image is made once for all.
+    """Shuffled batches of images with several captions each, so that the encoder runs once per image.
 
-    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
-    In every epoch each image comes once.
+    Batch k depends only on the data, the seed and k, so that a resumed run continues exactly. Each epoch contains
+    every image once.
 
     Parameters
     ----------
     grids : Grids
-        Of N images.
+        N images.
     captions : Ragged
-        Of M captions, without end marks.
+        M captions, without end marks.
     owners : ndarray (M,)
-        Whose each is.
+        The image of each caption.
     size : int
-        Images of a batch.
+        Images per batch.
     each : int
-        K, captions of an image in an epoch: drawn where there are more; where there are fewer, rows of padding.
+        Captions K per image and epoch: a random choice of them, or padded with empty rows if there are fewer.
     mirror : bool
-        Whether half of the images have left and right exchanged.
+        Flip half of the images horizontally.
     seed : int
 
     Examples
@@ -211,11 +210,11 @@ class CaptionBatches:
 
     @property
     def per_epoch(self) -> int:
-        """How many batches an epoch has."""
+        """The number of batches per epoch."""
         return -(-len(self) // self._size)
 
     def batch(self, number: int) -> Batch:
-        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+        """Return batch ``number``, counted from 0 across epochs; random access."""
         epoch, step = divmod(number, self.per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self)))
@@ -225,7 +224,7 @@ class CaptionBatches:
         return self._made(rows, drawn, self._each, random.random(len(rows)) < 0.5 * self._mirror)
 
     def once(self) -> Iterator[Batch]:
-        """Yield every image once with all its captions, in the same batches every time: to evaluate."""
+        """Yield every image once with all its captions, in fixed order, for evaluation."""
         for first in range(0, len(self), self._size):
             rows = np.arange(first, min(first + self._size, len(self)))
             drawn = [self._own[row] for row in rows]

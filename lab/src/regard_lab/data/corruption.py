@@ -1,4 +1,4 @@
-"""Tokens corrupted so that a model learns to restore them: masked tokens, and spans replaced by sentinels."""
+"""Corrupted inputs for pretraining: masked tokens (BERT) and span corruption (T5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard._utils.errors import described, rejected
 from regard_lab.data.packing import IGNORE_INDEX
 from regard_lab.text.ragged import Ragged
 
-#: Of the tokens that are to be restored: the share that is masked, and that which is another token at random.
+#: Shares of the chosen tokens that are replaced by the mask and by a random token.
 _MASKED, _RANDOM = 0.8, 0.1
 
 
@@ -27,29 +27,29 @@ def mask_tokens(
     real: Tensor | None = None,
     word_starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens of which some are masked, and targets: these tokens, and elsewhere :data:`IGNORE_INDEX`.
+    """Return masked tokens, and targets: the original tokens where chosen, :data:`IGNORE_INDEX` elsewhere.
 
-    Each token is to be restored with probability ``share``. Of those, 80 % become ``mask``, 10 % another token at
-    random, and 10 % stay as they are (Devlin 2019, arXiv 1810.04805).
+    Each token is chosen with probability ``share``. Of the chosen tokens, 80 % become ``mask``, 10 % a random token,
+    and 10 % do not change (Devlin 2019, arXiv 1810.04805).
 
     Parameters
     ----------
     tokens : Tensor (..., T), int64
     mask : int
-        The number of the mask.
+        Id of the mask token.
     vocabulary : int
-        How many numbers there are.
+        Vocabulary size.
     generator : torch.Generator
         On the device of ``tokens``.
     share : float, default 0.15
         In [0, 1].
     specials : sequence of int
-        Numbers that are neither chosen nor put anywhere at random, besides ``mask``.
+        Ids that are never chosen and never used as random tokens, in addition to ``mask``.
     real : Tensor (..., T), bool, optional
         False for padding, which is not chosen.
     word_starts : Tensor (vocabulary,), bool, optional
-        Choose whole words, all of their tokens or none: those that begin where this is true of a token
-        (:attr:`~regard_lab.text.tokenizer.Tokenizer.word_starts`), or behind a special token.
+        Choose whole words instead of tokens. A word starts at tokens for which this is True
+        (:attr:`~regard_lab.text.tokenizer.Tokenizer.word_starts`), and after special tokens.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def mask_tokens(
     Raises
     ------
     ValueError
-        If ``share`` is out of its range, or a number is not in the vocabulary, or all are special.
+        If ``share`` is out of range, if an id is not in the vocabulary, or if all ids are special.
 
     Examples
     --------
@@ -105,17 +105,17 @@ def corrupt_spans(
     mean_length: float = 3.0,
     end: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens in which spans are replaced by sentinels, and the spans, each behind its sentinel.
+    """Return tokens with spans replaced by sentinels, and the spans, each preceded by its sentinel.
 
-    In rows of L tokens, N = round(share · L) are in round(N / mean_length) spans of random lengths at random places,
-    as T5 learns (Raffel 2020, arXiv 1910.10683). These numbers depend on L alone, so rows stay equally long.
+    Of L tokens, N = round(share · L) are in round(N / mean_length) spans of random lengths and positions, as in T5
+    (Raffel 2020, arXiv 1910.10683). These numbers depend only on L, so all rows keep equal lengths.
 
     Parameters
     ----------
     tokens : Tensor (L,) or (B, L), int64
         Without padding.
     sentinels : sequence of int
-        As many as there are spans, or more; the first replaces the first span.
+        At least one per span, used in order.
     generator : torch.Generator
         On the CPU.
     share : float, default 0.15
@@ -123,18 +123,17 @@ def corrupt_spans(
     mean_length : float, default 3.0
         At least 1.
     end : int, optional
-        Put behind both.
+        Token to append to both results.
 
     Returns
     -------
     (Tensor, Tensor)
-        What is read, (L − N + spans,) or (B, …), and what is to be written, (N + spans,) or (B, …), each one longer
-        with ``end``.
+        Inputs (L − N + spans,) or (B, …), and targets (N + spans,) or (B, …); one longer with ``end``.
 
     Raises
     ------
     ValueError
-        If there are fewer than two tokens or too few sentinels, or an argument is out of its range.
+        If there are fewer than two tokens or too few sentinels, or if an argument is out of range.
 
     Examples
     --------
@@ -157,14 +156,14 @@ def corrupt_spans(
     rows = tokens.reshape(-1, L)
     B, device = len(rows), tokens.device
     kept, lost = (_segments(B, total, spans, generator).to(device) for total in (L - noise, noise))
-    # Turns of what is kept and what is lost; every token is of one turn, and turns of odd numbers are lost.
+    # Segments alternate between kept and hidden; those with odd indices are hidden.
     edges = torch.stack([kept, lost], -1).flatten(1).cumsum(1)
     turn = torch.searchsorted(edges, torch.arange(L, device=device).expand(B, L).contiguous(), right=True)
     hidden = turn % 2 == 1
     first = hidden & torch.nn.functional.pad(~hidden[:, :-1], (1, 0))
     marks = torch.tensor(list(sentinels[:spans]), device=device)[turn // 2]
     read = torch.where(first, marks, rows)[~hidden | first].view(B, -1)
-    pairs = torch.stack([marks, rows], -1)  # before the first token of a span stands its sentinel
+    pairs = torch.stack([marks, rows], -1)  # a sentinel precedes the first token of its span
     write = pairs[torch.stack([first, hidden], -1)].view(B, -1)
     if end is not None:
         read, write = (torch.nn.functional.pad(each, (0, 1), value=end) for each in (read, write))
@@ -174,17 +173,17 @@ def corrupt_spans(
 def hide_spans(
     texts: Ragged, sentinels: Sequence[int], seed: int, *, share: float = 0.15, mean_length: float = 3.0, times: int = 1
 ) -> tuple[Ragged, Ragged]:
-    """Return sequences of unequal lengths with spans hidden, and the spans, as :func:`corrupt_spans` does.
+    """Apply :func:`corrupt_spans` to sequences of different lengths.
 
     Parameters
     ----------
     texts : Ragged
-        Those of fewer than two tokens are left out.
+        Sequences with fewer than two tokens are skipped.
     sentinels : sequence of int
     seed : int
     share, mean_length : float
     times : int, default 1
-        How often all of the texts come, with other spans each time.
+        Number of copies of the texts, with different spans each.
 
     Examples
     --------
@@ -209,7 +208,7 @@ def hide_spans(
 
 
 def _segments(rows: int, total: int, count: int, generator: torch.Generator) -> Tensor:
-    """Return the lengths, at least 1, of so many segments of a total, drawn uniformly for each row, (rows, count)."""
+    """Return random segment lengths (rows, count), at least 1 each, that sum to ``total`` in each row."""
     cuts = torch.rand(rows, total - 1, generator=generator).argsort(1)[:, : count - 1].sort(1).values + 1
     edges = torch.nn.functional.pad(cuts, (1, 0))
     return torch.diff(torch.nn.functional.pad(edges, (0, 1), value=total), dim=1)

@@ -1,4 +1,4 @@
-"""Documents to learn language from: files and folders of text, one document held at a time."""
+"""Documents for language models: streamed from files and folders of text, one document at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from regard._utils.errors import rejected, unknown_name
 from regard._utils.files import display_name, not_text, open_file
 
-#: What a document is in a file of text.
+#: Units that can be a document in a text file.
 UNITS = ("file", "line", "paragraph")
-#: Characters of a document; what goes beyond is cut.
+#: The most characters of a document; longer ones are split.
 LONGEST = 1 << 24
-#: Bytes that are read of a line at once; of a line of JSON, which cannot be cut.
+#: Number of bytes to read at a time, and the limit for a line of JSON, which cannot be split.
 _PIECE, _LONGEST_JSON = 1 << 16, 1 << 26
-#: What the names of files end in whose lines are JSON.
+#: Suffixes of files with lines of JSON.
 _JSON = (".jsonl", ".ndjson", ".json")
 
 
@@ -30,25 +30,24 @@ def read_documents(
     longest: int = LONGEST,
     function: str = "read_documents",
 ) -> Iterator[str]:
-    r"""Yield the documents of files, in order, one held at a time.
+    r"""Yield the documents of files, in order, one at a time.
 
-    Files are text in UTF-8, or lines of JSON where their name says so (``.jsonl``, ``.ndjson`` or ``.json``); either
-    may be compressed by gzip. Documents of white space alone are left out. Halves of surrogate pairs, which JSON can
-    spell, become U+FFFD.
+    Files are UTF-8 text, or lines of JSON if their name ends in ``.jsonl``, ``.ndjson`` or ``.json``; both may be
+    gzip-compressed. Documents of only white space are skipped. Unpaired surrogates, which JSON allows, become U+FFFD.
 
     Parameters
     ----------
     paths : str, Path, or iterable of them
-        ``"-"`` is standard input, which is text. Of a folder, all files in it and in the folders below it are read, in
-        the order of their names, but for hidden ones.
+        ``"-"`` is standard input, as text. Folders are read recursively, in the order of file names, without hidden
+        files.
     per : {"file", "line", "paragraph"}, default "file"
-        What a document is in a file of text. Paragraphs have empty lines between them. A line of JSON is a document.
+        The unit of a document in a text file. Empty lines separate paragraphs. A line of JSON is always a document.
     field : str, default "text"
-        Where the text stands in a line of JSON.
+        The field with the text in a line of JSON.
     longest : int, default 2 ** 24
-        The most characters that are held: a longer document comes in pieces, which end with a line if lines do.
+        The most characters of a document; longer ones are split, at line ends if possible.
     function : str
-        What error messages begin with.
+        Prefix of error messages.
 
     Yields
     ------
@@ -57,8 +56,8 @@ def read_documents(
     Raises
     ------
     ValueError
-        If a file is missing, unreadable, binary, cut short or not in UTF-8, a line is not JSON or has no such field, or
-        there is no document at all. The message names file and line.
+        If a file is missing, unreadable, binary, truncated or not UTF-8, a line is not JSON or lacks the field, or
+        there are no documents. The message names the file and line.
 
     Examples
     --------
@@ -113,10 +112,10 @@ def _is_json(path: str | Path) -> bool:
 
 
 def _pieces(path: str | Path, function: str) -> Iterator[str]:
-    """Yield the text of a file by lines, and the parts of lines that are long."""
+    """Yield the text of a file by lines; long lines in pieces."""
     name = display_name(path)
     decoder = codecs.getincrementaldecoder("utf-8")()
-    number, before, held = 1, 0, 0  # the line, the bytes of it that were read, and those of them not decoded yet
+    number, before, held = 1, 0, 0  # line number, bytes of the line read so far, and bytes not decoded yet
     with open_file(path, function) as file:
         while True:
             raw = file.readline(_PIECE)
@@ -140,7 +139,7 @@ def _pieces(path: str | Path, function: str) -> Iterator[str]:
 
 
 def _assembled(pieces: Iterator[str], per: str, longest: int) -> Iterator[str]:
-    """Yield documents made of lines and parts of lines."""
+    """Assemble documents from lines and pieces of lines."""
     held: list[str] = []
     size, fresh = 0, True
     for piece in pieces:

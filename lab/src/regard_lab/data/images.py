@@ -1,6 +1,6 @@
-"""Images: read from files, and preprocessed as ``preprocessor_config.json`` describes it.
+"""Images: reading files, and preprocessing described by ``preprocessor_config.json``.
 
-Dimensions: B batch, H and W pixels, h and w those that a model reads, C channels.
+Dimensions: B batch, H and W image size in pixels, h and w model input size, C channels.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# From pixels of any size to what a model of images reads, as ``preprocessor_config.json`` describes it ----------------
+# Preprocessing described by ``preprocessor_config.json`` --------------------------------------------------------------
 
 
-#: The file of a folder that describes it, as Hugging Face's transformers reads and writes it.
+#: The preprocessing file of a model folder, in the format of Hugging Face's transformers.
 PREPROCESSOR = "preprocessor_config.json"
-#: No side is longer.
+#: The largest side in pixels.
 _SIDE = 1 << 14
-#: Pillow's number of bilinear interpolation.
+#: Pillow's code of bilinear interpolation.
 _BILINEAR = 2
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images of any size become arrays of one size, and pixels become numbers.
+    """Resizing, cropping and normalization of images.
 
     Attributes
     ----------
     size : int or (int, int)
-        What the shorter side, or height and width, are made.
+        Resize the shorter side to this, or the image to this height and width.
     crop : (int, int), optional
-        Height and width of the middle that is kept; zeros stand where an image is smaller.
+        Height and width of the center crop; smaller images are zero-padded.
     mean, std : tuple of C float
-        Of the channels, from 0 to 1.
+        Per channel, for pixels from 0 to 1.
     resample : int
-        Pillow's number of an interpolation.
+        Pillow's code of an interpolation.
     flip_test : bool
-        Whether labels are named by an image and its mirror image together; transformers reads past it.
+        Average the predictions for an image and its mirror image; transformers ignores this.
 
     Examples
     --------
@@ -77,31 +77,31 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """How many channels C a model reads: 1 for gray, 3 for red, green and blue."""
+        """The number of channels C: 1 for grayscale, 3 for RGB."""
         return len(self.mean)
 
     @property
     def dtype(self) -> type:
-        """Of the arrays that :meth:`fit` returns."""
+        """The dtype of the arrays that :meth:`fit` returns."""
         return np.uint8
 
     @property
     def side(self) -> int:
-        """Pixels that each side of an image must have at least where it is read smaller than it is."""
+        """The smallest side that an image may have if it is decoded at reduced size."""
         return self.size if isinstance(self.size, int) else max(self.size)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height h and width w of what a model reads."""
+        """Height h and width w of the model input."""
         if self.crop is not None:
             return self.crop
         assert not isinstance(self.size, int)
         return self.size
 
     def with_statistics(self, pixels: np.ndarray) -> Self:
-        """Return the same with the mean and the deviation of each channel of pixels (N, h, w, C)."""
+        """Return a copy with the mean and standard deviation of each channel of pixels (N, h, w, C)."""
         total = np.zeros((2, pixels.shape[-1]))
-        for begin in range(0, len(pixels), 1024):  # in float64 a whole data set takes eight times its memory
+        for begin in range(0, len(pixels), 1024):  # a whole data set in float64 takes eight times its memory
             part = pixels[begin : begin + 1024].reshape(-1, pixels.shape[-1]) / 255
             total += part.sum(0), (part * part).sum(0)
         mean, square = total / (pixels.size // pixels.shape[-1])
@@ -109,7 +109,7 @@ class Preprocessing:
         return replace(self, mean=_rounded(mean), std=_rounded(deviation))
 
     def fit(self, image: np.ndarray) -> np.ndarray:
-        """Return an image (H, W, 1 or 3) of uint8 as (h, w, C)."""
+        """Resize and crop an image (H, W, 1 or 3) of uint8 to (h, w, C)."""
         high, wide = self._resized(*image.shape[:2])
         if image.shape == (high, wide, self.channels) and self.shape == (high, wide):
             return image
@@ -125,17 +125,17 @@ class Preprocessing:
         return np.array(picture).reshape(*self.shape, self.channels)
 
     def normalized(self, pixels: Tensor) -> Tensor:
-        """Return pixels (B, h, w, C) of uint8 as images (B, C, h, w) of mean 0 and deviation 1."""
+        """Normalize pixels (B, h, w, C) of uint8 to images (B, C, h, w)."""
         mean, std = (torch.tensor(each, device=pixels.device) for each in (self.mean, self.std))
         return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
 
     def shown(self, images: Tensor) -> Tensor:
-        """Return images (B, C, h, w) as pixels (B, h, w, C) from 0 to 1: what :meth:`normalized` was given."""
+        """Undo :meth:`normalized`: return images (B, C, h, w) as pixels (B, h, w, C) from 0 to 1."""
         mean, std = (torch.tensor(each, device=images.device) for each in (self.mean, self.std))
         return (images.permute(0, 2, 3, 1) * std + mean).clamp(0, 1)
 
     def described(self) -> dict[str, Any]:
-        """Return what ``preprocessor_config.json`` holds."""
+        """Return the content of ``preprocessor_config.json``."""
         size = {"shortest_edge": self.size} if isinstance(self.size, int) else _sides(self.size)
         table: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": size}
         table |= {"resample": self.resample, "do_center_crop": self.crop is not None}
@@ -146,12 +146,12 @@ class Preprocessing:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Return what a folder's ``preprocessor_config.json`` describes, ours or one of transformers.
+        """Load a folder's ``preprocessor_config.json``, written by regard or transformers.
 
         Raises
         ------
         ModelFileError
-            If it is missing or damaged, or describes what is not done here.
+            If it is missing or damaged, or uses unsupported preprocessing.
         """
         path = Path(folder) / PREPROCESSOR
         table = read_json(path)
@@ -201,7 +201,7 @@ def _rounded(values: np.ndarray) -> tuple[float, ...]:
 
 
 def _size(path: Path, name: str, given: Any) -> int | tuple[int, int]:
-    """Return a shortest edge, or height and width; a bare number is, as ViT's processor reads it, a square's."""
+    """Return a shortest edge, or height and width; as in ViT's processor, a single number means a square."""
     found: Any = (given, given) if isinstance(given, int) else given
     if isinstance(given, dict):
         found = given.get("shortest_edge", (given.get("height"), given.get("width")))
@@ -218,40 +218,40 @@ def _numbers(path: Path, name: str, given: Any) -> tuple[float, ...]:
     return tuple(float(each) for each in listed)
 
 
-# From pixels of any size to what a model of images reads, by transformers' own image processor of the folder ----------
-# Dimensions: H and W pixels, h and w those that a model reads, B batch, C channels.
+# Preprocessing by transformers' image processors ----------------------------------------------------------------------
+# Dimensions: H and W image size in pixels, h and w model input size, B batch, C channels.
 
 
-#: Height and width of the image that shows what a processor makes.
+#: Height and width of a test image, to find a processor's output shape.
 _PROBE = (48, 64)
 
 
 class ImageProcessor:
-    """How a model that transformers computes reads images: by Pillow, whatever else is installed.
+    """An image processor of transformers, always with its Pillow backend.
 
-    Takes the place of :class:`~regard_lab.data.images.Preprocessing`, whose arrays are numbers already.
+    Replaces :class:`~regard_lab.data.images.Preprocessing`; its arrays are already normalized.
 
     Parameters
     ----------
     processor : transformers.BaseImageProcessor
     path : Path
-        The file that describes it, for error messages.
+        Its config file, for error messages.
 
     Attributes
     ----------
     shape : (int, int)
-        Height h and width w of what a model reads.
+        Height h and width w of the model input.
     channels : int
 
     Raises
     ------
     ModelFileError
-        If it makes something else than one array of an image.
+        If its output is not one array per image.
     """
 
-    #: Of the arrays that :meth:`fit` returns.
+    #: The dtype of the arrays that :meth:`fit` returns.
     dtype: ClassVar[type] = np.float32
-    #: Images are read in their own size: transformers' processors shrink them.
+    #: 0: decode images at full size, because transformers' processors resize them.
     side: ClassVar[int] = 0
     flip_test: ClassVar[bool] = False
 
@@ -266,12 +266,12 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Return the processor of a folder; no code that the folder carries is run.
+        """Load the processor from a folder; never runs code from the folder.
 
         Raises
         ------
         ModelFileError
-            If there is none, or transformers does not load it without torchvision.
+            If there is none, or transformers cannot load it without torchvision.
         """
         from transformers import AutoImageProcessor
 
@@ -320,7 +320,7 @@ class ImageProcessor:
         return np.ascontiguousarray(pixels[0].transpose(1, 2, 0), np.float32)
 
 
-# Image files as pixels, from a folder or a tar archive, whatever somebody has put there -------------------------------
+# Reading image files from folders and tar archives --------------------------------------------------------------------
 # Dimensions: H rows, W columns of pixels.
 
 
@@ -593,7 +593,7 @@ def _pixels(image: Image) -> np.ndarray:
     except Exception:  # a damaged tag says nothing of the pixels
         image = image.copy()
     if image.mode == "F":
-        raise ValueError("floating-point pixels, whose range no file tells")
+        raise ValueError("floating-point pixels of unknown range")
     if image.mode.startswith("I"):  # 16 bits of grey
         deep = np.clip(np.asarray(image).astype(np.int64), 0, None)
         grey = deep / 257 if deep.max() < 1 << 16 else deep / ((1 << 31) - 1) * 255

@@ -1,4 +1,4 @@
-"""Examples with labels, split label by label; texts, or pairs of texts, with labels: read and counted."""
+"""Labelled examples: reading labelled texts and pairs of texts, and stratified splits."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from regard._utils.files import display_name
 from regard_lab.data.pairs import Count, Tally, read_lines
 from regard_lab.models.folders import brief
 
-_EMPTY = "left out, the text is empty"
-#: Labels that a sentence shows.
+_EMPTY = "skipped, the text is empty"
+#: The most labels in a message.
 _SHOWN = 8
 
 
 class Labelled(ABC):
-    """Examples with labels, whatever they are.
+    """Base class of labelled examples.
 
     Attributes
     ----------
     labels : list of str
     name : str
-        Where they came from.
+        Where they come from.
     """
 
-    #: What messages call examples.
+    #: The name of an example in messages.
     noun: ClassVar[str] = "example"
     labels: list[str]
     name: str
@@ -127,18 +127,19 @@ class LabelledTexts(Labelled):
     def __post_init__(self) -> None:
         for what, each in (("labels", self.labels), ("others", self.others)):
             if each is not None and len(each) != len(self.texts):
-                raise rejected("LabelledTexts", what, "be as many as texts", f"{len(each)} for {len(self.texts)} texts")
+                got = f"{len(each)} for {len(self.texts)} texts"
+                raise rejected("LabelledTexts", what, "have one entry per text", got)
 
     def place(self, row: int) -> str:
-        """Return the file and the line of a text."""
+        """Return the file and line of a text."""
         return self.name if self.places is None else f"{self.name}, line {self.places[row]:,}"
 
     def keys(self) -> list[str]:
-        """Return each text, or both texts of each pair."""
+        """Return each text, or for pairs both texts joined by a tab."""
         return [text if self.others is None else f"{text}\t{self.others[row]}" for row, text in enumerate(self.texts)]
 
     def checksum(self) -> str:
-        """Return a checksum of texts and labels in their order."""
+        """Return a checksum of texts and labels, which depends on their order."""
         digest = hashlib.blake2b(digest_size=16)
         for row, (text, label) in enumerate(zip(self.texts, self.labels)):
             other = "" if self.others is None else self.others[row]
@@ -146,7 +147,7 @@ class LabelledTexts(Labelled):
         return digest.hexdigest()
 
     def take(self, rows: Sequence[int], what: str) -> Self:
-        """Return some of the texts."""
+        """Return the texts at these rows."""
         others = None if self.others is None else [self.others[row] for row in rows]
         places = None if self.places is None else [self.places[row] for row in rows]
         return replace(
@@ -155,15 +156,15 @@ class LabelledTexts(Labelled):
         )  # fmt: skip
 
     def report(self) -> list[str]:
-        """Return what was read, and a line for each kind of line that was left out."""
+        """Return a line that summarizes the texts, and one for each reason why lines were skipped."""
         return [self.summary(), *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
 
 
 def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "read_labelled") -> LabelledTexts:
     r"""Read lines ``text TAB label``, or ``text TAB text TAB label``.
 
-    Files are UTF-8, with a byte order mark or not, and may be compressed by gzip. Lines without a text are left out,
-    and counted. White space around texts and labels does not count.
+    Files are UTF-8, with or without a byte order mark, and may be gzip-compressed. Lines without a text are skipped
+    and counted. White space around texts and labels is stripped.
 
     Parameters
     ----------
@@ -172,13 +173,13 @@ def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "rea
     pairs : bool, default False
         Whether a line has two texts.
     function : str
-        What error messages begin with.
+        Prefix of error messages.
 
     Raises
     ------
     ValueError
-        If the file is missing, unreadable, empty, binary or not in UTF-8, or a line has more or fewer columns, or no
-        label. The message names file and line.
+        If the file is missing, unreadable, empty, binary or not UTF-8, or if a line has the wrong number of columns or
+        no label. The message names the file and line.
 
     Examples
     --------
@@ -200,10 +201,10 @@ def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "rea
         cells = [cell.strip() for cell in line.rstrip("\r\n").split("\t")]
         where = f"{name}, line {number:,}"
         if len(cells) != wanted:
-            expected = f"have {wanted} columns with tabs between them: {columns}"
+            expected = f"have {wanted} tab-separated columns: {columns}"
             raise rejected(function, where, expected, f"{len(cells)}: {brief(line.strip())}")
         if not cells[-1]:
-            raise rejected(function, where, "have a label behind the last tab", f"none: {brief(line.strip())}")
+            raise rejected(function, where, "have a label after the last tab", f"none: {brief(line.strip())}")
         if not all(cells[:-1]):
             tally.add(_EMPTY, number)
             continue
@@ -221,9 +222,9 @@ _L = TypeVar("_L", bound=Labelled)
 
 
 def split_labelled(examples: _L, held_out: float, *, seed: int = 0) -> tuple[_L, _L]:
-    """Split examples into those to learn from and those held out, a share of each label; none stands in both.
+    """Split examples into a training set and a held-out set, stratified by label; equal examples stay together.
 
-    Which are held out depends on their content and the seed alone (a checksum), not on their order.
+    The split depends only on the examples' content and the seed (through a checksum), not on their order.
 
     Parameters
     ----------
@@ -235,7 +236,7 @@ def split_labelled(examples: _L, held_out: float, *, seed: int = 0) -> tuple[_L,
     Raises
     ------
     ValueError
-        If no label has two different examples.
+        If no label has two distinct examples.
 
     Examples
     --------
@@ -248,7 +249,7 @@ def split_labelled(examples: _L, held_out: float, *, seed: int = 0) -> tuple[_L,
     keys = examples.keys()
     strata: dict[str, dict[str, None]] = {}
     known: dict[str, str] = {}
-    for key, label in zip(keys, examples.labels):  # one with several labels goes by its first
+    for key, label in zip(keys, examples.labels):  # an example with several labels counts for its first
         strata.setdefault(known.setdefault(key, label), {})[key] = None
     salt, held = str(seed).encode(), set()
 
@@ -256,19 +257,19 @@ def split_labelled(examples: _L, held_out: float, *, seed: int = 0) -> tuple[_L,
         return hashlib.blake2b(key.encode(), digest_size=8, key=salt).digest(), key
 
     for stratum in strata.values():
-        # At least one of each label to learn from and, where it has two, one to validate with.
+        # Each label keeps at least one training example and, if it has two, gets one held-out example.
         count = min(max(round(held_out * len(stratum)), 1), len(stratum) - 1)
         held.update(sorted(stratum, key=place)[:count])
     if not held:
-        expected = f"have a label with two different {examples.noun}s or more"
+        expected = f"have a label with at least two distinct {examples.noun}s"
         raise rejected("train", examples.name, expected, "none")
     rows: tuple[list[int], list[int]] = [], []
     for row, key in enumerate(keys):
         rows[key in held].append(row)
-    return examples.take(rows[False], "to learn from"), examples.take(rows[True], "held out")
+    return examples.take(rows[False], "training"), examples.take(rows[True], "held out")
 
 
 def shown_labels(names: Sequence[str]) -> str:
-    """Return labels as a sentence shows them."""
+    """Format labels for a message."""
     listed = ", ".join(brief(name) for name in names[:_SHOWN])
     return listed if len(names) <= _SHOWN else f"{listed}, … ({len(names)} in all)"

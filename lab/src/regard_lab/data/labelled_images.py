@@ -88,26 +88,26 @@ class LabelledImages(Labelled):
         )
 
     def report(self) -> list[str]:
-        """Return what was read, what is no image, and which labels have none."""
+        """Return lines about the images read, unreadable files, and labels without images."""
         height, width, channels = self.pixels.shape[1:]
         made = [f"{self.summary()}; {height} × {width} pixels, {'gray' if channels == 1 else 'colour'}"]
-        made += [f"left out, a label without images: {brief(name)}" for name in self.empty]
+        made += [f"skipped, a label without images: {brief(name)}" for name in self.empty]
         return made + unreadable(self.left_out)
 
 
 def unreadable(files: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what to say of files that are no images: how many, and the first of them with their reasons."""
+    """Return lines about unreadable files: their number, and the first ones with the reasons."""
     if not files:
         return []
     rest = [f"… and {len(files) - _SHOWN:,} more"] if len(files) > _SHOWN else []
     listed = [f"  {name} {why}" for name, why in files[:_SHOWN]] + [f"  {each}" for each in rest]
-    return [f"left out, no image that can be read: {len(files):,}", *listed]
+    return [f"skipped, unreadable images: {len(files):,}", *listed]
 
 
 def reason(error: ImageFileError) -> str:
-    """Return what is wrong with a file, without its name."""
-    told = rejection(error)
-    return str(error) if told is None else f"must {told.expected}, got {told.got}"
+    """Return why a file cannot be read, without its name."""
+    found = rejection(error)
+    return str(error) if found is None else f"must {found.expected}, got {found.got}"
 
 
 def read_labelled_images(
@@ -121,22 +121,22 @@ def read_labelled_images(
     Parameters
     ----------
     path : str or Path
-        A folder, or a tar archive, with a folder of images for each label; or a file of images as IDX has it
-        (``train-images-idx3-ubyte``, also in gzip) or as NumPy has it (``.npy``), beside which the labels stand in a
-        file of the same name with ``labels`` in place of ``images`` (and ``idx1`` of ``idx3``); or an ``.npz`` of
-        arrays ``images`` and ``labels``. Arrays are (N, H, W) or (N, H, W, C) with C of 1 or 3, of uint8, or of floats
+        A folder or tar archive with a folder of images per label; an IDX file of images
+        (``train-images-idx3-ubyte``, optionally gzip-compressed) or a NumPy file (``.npy``), with the labels in a file
+        of the same name with ``labels`` instead of ``images`` (and ``idx1`` instead of ``idx3``); or an ``.npz`` with
+        arrays ``images`` and ``labels``. Arrays are (N, H, W) or (N, H, W, C) with C = 1 or 3, of uint8, or of floats
         from 0 to 1.
     preprocessing : Preprocessing or ImageProcessor, optional
-        The size and the channels that images are made; by default the middle of 64 × 64 pixels of files, in colour,
-        and arrays as they are.
+        Size and channels of the result. By default, image files are center-cropped to 64 × 64 color pixels, and arrays
+        do not change.
     function : str
-        What error messages begin with.
+        Prefix of error messages.
 
     Raises
     ------
     ValueError
-        If there is nothing to read, a file is damaged or of another kind, or labels are not as many as images; the
-        message names the file. Image files that cannot be read are left out, counted and named.
+        If there is nothing to read, a file is damaged or of an unknown format, or the numbers of labels and images
+        differ; the message names the file. Unreadable image files are skipped, counted and named.
     """
     path = Path(path)
     if path.is_dir() or ".tar" in path.name.lower() or path.suffix == ".tgz":
@@ -198,7 +198,7 @@ def _labels_path(path: Path, function: str) -> Path:
     """Return the file of the labels of a file of images."""
     other = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
     if other == path:
-        expected = "be a folder with one for each label, an .npz, or a file with 'images' in its name beside its labels"
+        expected = "be a folder of one folder per label, an .npz, or a file of images next to its file of labels"
         raise rejected(function, str(path), expected, "something else")
     return other
 

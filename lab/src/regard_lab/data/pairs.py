@@ -1,4 +1,4 @@
-"""Pairs of lines to learn from: read, cleaned with an account of what was left out, and split by source."""
+"""Pairs of lines for training: reading, filtering with counts of skipped lines, and splitting by source."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from regard._utils.files import DAMAGED, display_name, not_text, open_file
 from regard_lab.data.documents import read_documents
 from regard_lab.text.words import normalize
 
-#: Bytes of a line; a file of gigabytes without a line feed is no text.
+#: The longest line in bytes; a longer one is not text.
 _LONGEST_LINE = 1 << 20
-_EMPTY = "left out, a side is empty"
-_DUPLICATE = "left out, identical to an earlier pair"
-_REPEATED = "left out, identical to an earlier text"
-_COPY = "left out, both sides are the same"
-_FURTHER = "further columns ignored"
+_EMPTY = "skipped, one side is empty"
+_DUPLICATE = "skipped, duplicate pairs"
+_REPEATED = "skipped, duplicate texts"
+_COPY = "skipped, both sides are the same"
+_FURTHER = "extra columns ignored"
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many lines were special in one way.
+    """The number of lines that were skipped or changed for one reason.
 
     Attributes
     ----------
     what : str
-        Such as ``"left out, a side is empty"``.
+        For example ``"skipped, one side is empty"``.
     count : int
     line : int
-        The first of them, counted from 1.
+        The first such line, counted from 1.
     """
 
     what: str
@@ -43,20 +43,20 @@ class Count:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Texts to read, and the text to write for each.
+    """Source texts with their targets.
 
     Attributes
     ----------
     sources, targets : list of str
-        Of equal length; a source with several right answers stands there several times.
+        Of equal length; a source with several targets appears several times.
     name : str
-        Where they came from.
+        Where they come from.
     lines : int
-        How many lines were read.
+        Number of lines read.
     counts : tuple of Count
-        What was left out or ignored.
+        Skipped and changed lines.
     places : list of int, optional
-        The line that each pair stood in, counted from 0.
+        The line number of each pair, counted from 0.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class Pairs:
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.targets):
             got = f"{len(self.targets)} for {len(self.sources)} sources"
-            raise rejected("Pairs", "targets", "be as many as sources", got)
+            raise rejected("Pairs", "targets", "have one entry per source", got)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -84,24 +84,24 @@ class Pairs:
         return zip(self.sources, self.targets)
 
     def references(self) -> dict[str, list[str]]:
-        """Return every source once, in order, with all its different targets."""
+        """Return each distinct source, in order, with its distinct targets."""
         references: dict[str, dict[str, None]] = {}
         for source, target in self:
             references.setdefault(source, {})[target] = None
         return {source: list(targets) for source, targets in references.items()}
 
     def checksum(self) -> str:
-        """Return a checksum of the pairs in their order."""
+        """Return a checksum of the pairs, which depends on their order."""
         return hashlib.blake2b("\n".join(f"{s}\t{t}" for s, t in self).encode(), digest_size=16).hexdigest()
 
     def take(self, rows: Sequence[int], what: str) -> Pairs:
-        """Return some of the pairs."""
+        """Return the pairs at these rows."""
         sources, targets = [self.sources[row] for row in rows], [self.targets[row] for row in rows]
         places = None if self.places is None else [self.places[row] for row in rows]
         return Pairs(sources, targets, f"{self.name} ({what})", self.lines, places=places)
 
     def report(self) -> list[str]:
-        """Return what was read, and a line for each kind of line that was left out or ignored."""
+        """Return a line that summarizes the pairs, and one for each reason why lines were skipped or changed."""
         what = "texts" if self.sources is self.targets else "pairs"
         read = f"{self.name}: {len(self):,} {what}" + (f" of {self.lines:,} lines" if self.lines else "")
         return [read, *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
@@ -117,11 +117,10 @@ def read_pairs(
     duplicates: bool = False,
     copies: bool = True,
 ) -> Pairs:
-    """Read pairs from a file with two columns separated by a tab, or from two files with a line for each other.
+    """Read pairs from a file with two tab-separated columns, or from two parallel files.
 
-    Text is UTF-8, with a byte order mark or not, and is brought into the form of :func:`normalize`. Files may be
-    compressed by gzip, whatever they are called. Columns behind the second are ignored. Pairs that are left out are
-    counted in the result, none without a trace.
+    Text is UTF-8, with or without a byte order mark, and is normalized with :func:`normalize`. Files may be
+    gzip-compressed, whatever their names. Columns after the second are ignored. The result counts skipped pairs.
 
     Parameters
     ----------
@@ -130,7 +129,7 @@ def read_pairs(
     target : str or Path, optional
         The second of two files.
     longest, words : int or None
-        The most characters and the most words (between spaces) that a side may have; None: no limit.
+        The most characters and space-separated words on a side; None for no limit.
     lowercase : bool, default False
     duplicates : bool, default False
         Keep pairs that are identical to an earlier one.
@@ -144,8 +143,8 @@ def read_pairs(
     Raises
     ------
     ValueError
-        If a file is missing, a folder, unreadable, empty, binary, cut short or not in UTF-8, has a line of one column,
-        if two files have unequal numbers of lines, or no pair is left. The message names file and line.
+        If a file is missing, a folder, unreadable, empty, binary, truncated or not UTF-8, has a line with one column,
+        if two files have different numbers of lines, or if no pair is left. The message names the file and line.
     """
     for limit, value in (("longest", longest), ("words", words)):
         if value is not None and value < 1:
@@ -180,19 +179,19 @@ def read_pairs(
         raise rejected("read_pairs", name, "have lines", "an empty file")
     pairs = Pairs(sources, targets, name, number, tally.counts(), places)
     if not pairs:
-        raise rejected("read_pairs", name, "have a pair that can be used", f"none: {'; '.join(pairs.report()[1:])}")
+        raise ValueError(f"read_pairs: {name} has no usable pairs: {'; '.join(pairs.report()[1:])}.")
     return pairs
 
 
 def read_texts(path: str | Path, *, words: int = 200, lowercase: bool = False, duplicates: bool = False) -> Pairs:
-    """Read lines of text, each to be written as it stands: what spans are hidden in.
+    """Read lines of text for span corruption, as pairs of equal sides.
 
     Parameters
     ----------
     path : str or Path
-        A file or folder, as :func:`~regard_lab.data.documents.read_documents` takes it; ``"-"`` is standard input.
+        A file or folder, as in :func:`~regard_lab.data.documents.read_documents`; ``"-"`` is standard input.
     words : int, default 200
-        The most words of a text; a longer line comes in pieces.
+        The most words of a text; longer lines are split.
     lowercase : bool, default False
     duplicates : bool, default False
         Keep texts that are identical to an earlier one.
@@ -218,26 +217,26 @@ def read_texts(path: str | Path, *, words: int = 200, lowercase: bool = False, d
 
 
 def split_pairs(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[Pairs, Pairs]:
-    """Split pairs into those to learn from and those held out; no source stands in both.
+    """Split pairs into a training set and a held-out set without common sources.
 
-    Which sources are held out depends on their text and the seed alone (a checksum), not on the order of lines.
+    The split depends only on the sources' text and the seed (through a checksum), not on the order of lines.
 
     Parameters
     ----------
     pairs : Pairs
     held_out : float or int
-        The share, in (0, 1), or the number of different sources to hold out with all their targets.
+        The share in (0, 1), or the number, of distinct sources to hold out with all their targets.
     seed : int
 
     Returns
     -------
     (Pairs, Pairs)
-        To learn from, held out; both in the order of ``pairs``.
+        Training set and held-out set, both in the order of ``pairs``.
 
     Raises
     ------
     ValueError
-        If that would leave either part empty.
+        If either set would be empty.
 
     Examples
     --------
@@ -247,7 +246,7 @@ def split_pairs(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[
     """
     unique = dict.fromkeys(pairs.sources)
     if len(unique) < 2:
-        raise rejected("split_pairs", "pairs", "have two different sources or more", len(unique))
+        raise rejected("split_pairs", "pairs", "have at least two distinct sources", len(unique))
     if isinstance(held_out, float):
         if not 0 < held_out < 1:
             raise rejected("split_pairs", "held_out", "be in (0, 1), or a whole number of sources", held_out)
@@ -263,11 +262,11 @@ def split_pairs(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[
     rows: tuple[list[int], list[int]] = [], []
     for row, source in enumerate(pairs.sources):
         rows[source in held].append(row)
-    return pairs.take(rows[False], "to learn from"), pairs.take(rows[True], "held out")
+    return pairs.take(rows[False], "training"), pairs.take(rows[True], "held out")
 
 
 class Tally:
-    """Counts of lines that were special in some way, with the first of each."""
+    """Counts skipped or changed lines by reason, and remembers the first of each."""
 
     def __init__(self, *kinds: str) -> None:
         self._found: dict[str, list[int]] = {kind: [0, 0] for kind in kinds}
@@ -289,7 +288,7 @@ def _exceeds(text: str, longest: int | None, words: int | None) -> bool:
 
 def _too_long(longest: int | None, words: int | None) -> str:
     limits = ((longest, "characters"), (words, "words"))
-    return "left out, a side has more than " + " or ".join(f"{n} {what}" for n, what in limits if n is not None)
+    return "skipped, one side has more than " + " or ".join(f"{n} {what}" for n, what in limits if n is not None)
 
 
 def _columns(path: str | Path, tally: Tally) -> Iterator[tuple[str, str]]:
@@ -304,7 +303,7 @@ def _columns(path: str | Path, tally: Tally) -> Iterator[tuple[str, str]]:
             yield "", ""
         else:
             where = f"{display_name(path)}, line {number}"
-            raise rejected("read_pairs", where, "have two columns with a tab between them", f"one: {_brief(line)}")
+            raise rejected("read_pairs", where, "have two columns separated by a tab", f"one: {_brief(line)}")
 
 
 def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str, str]]:
@@ -320,19 +319,19 @@ def _side_by_side(source: str | Path, target: str | Path) -> Iterator[tuple[str,
 
 
 def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
-    """Yield the lines of a file; only a line feed ends one, so that two files stay side by side.
+    """Yield the lines of a file; only line feeds end lines, so that two files stay parallel.
 
     Parameters
     ----------
     path : str or Path
         ``"-"`` is standard input.
     function : str
-        What error messages begin with.
+        Prefix of error messages.
 
     Raises
     ------
     ValueError
-        As :func:`read_pairs` for one file.
+        As in :func:`read_pairs` for one file.
     """
     name = display_name(path)
     with open_file(path, function) as file:
@@ -340,7 +339,7 @@ def read_lines(path: str | Path, function: str = "read_pairs") -> Iterator[str]:
             try:
                 raw = file.readline(_LONGEST_LINE)
             except DAMAGED:
-                cut = f"one that is cut short or damaged behind line {number - 1}"
+                cut = f"one that is cut short or damaged after line {number - 1}"
                 raise rejected(function, name, "be a whole gzip file", cut) from None
             if not raw:
                 return

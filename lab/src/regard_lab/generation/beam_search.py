@@ -21,10 +21,10 @@ from regard_lab._options import Options, option
 from regard_lab.models.base import END, PAD
 from regard_lab.text.vocabulary import UNKNOWN
 
-# The tensors of a search: beams, finished hypotheses, and the candidates that continue them ---------------------------
+# Beams, finished hypotheses and candidates ----------------------------------------------------------------------------
 
 
-#: Logits are looked through in runs of so many: of most runs, the greatest is all that must be known.
+#: Length of the runs of logits; top-k ranks only the runs with the largest maxima.
 _RUN = 64
 
 
@@ -35,9 +35,9 @@ class Candidates:
     Attributes
     ----------
     score : Tensor (B, C)
-        Log-probability of the beam so continued.
+        Log-probability of the continued beam.
     parent, symbol : Tensor (B, C)
-        Which beam, with which symbol.
+        The continued beam, and the new symbol.
     """
 
     score: Tensor
@@ -46,27 +46,27 @@ class Candidates:
 
     @classmethod
     def joined(cls, parts: Sequence[Candidates]) -> Candidates:
-        """Return the continuations of several groups of sources."""
+        """Concatenate the candidates of several groups of sources."""
         return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in ("score", "parent", "symbol")))
 
     def first(self, count: int) -> Candidates:
         return Candidates(self.score[:, :count], self.parent[:, :count], self.symbol[:, :count])
 
     def ends(self) -> Tensor:
-        """Return which ones (B, C) end."""
+        """Return which candidates (B, C) end."""
         return (self.symbol == END) & (self.score > -torch.inf)
 
 
 @dataclass(frozen=True)
 class Beams:
-    """The beams that go on. A beam of score −inf is none.
+    """The active beams. A score of −inf marks an unused beam.
 
     Attributes
     ----------
     rows : Tensor (B,)
-        Which sources these are.
+        Indices of the sources.
     limits : Tensor (B,)
-        How many symbols each gets at most.
+        Maximum number of symbols for each source.
     score : Tensor (B, K)
     tokens : Tensor (B, K, t)
     """
@@ -86,9 +86,9 @@ class Beams:
         return Beams(self.rows[kept], self.limits[kept], self.score[kept], self.tokens[kept])
 
     def after(self, candidates: Candidates, beams: int | None) -> tuple[Beams, Tensor]:
-        """Return the beams that the best candidates make that do not end, and their parents (B, K).
+        """Return the beams of the best candidates that do not end, and their parents (B, K).
 
-        Without a number of beams, every candidate continues the beam that stands where it does.
+        If ``beams`` is None, candidate k continues beam k.
         """
         score = candidates.score.masked_fill(candidates.symbol == END, -torch.inf)
         parent, symbol = candidates.parent, candidates.symbol
@@ -101,14 +101,14 @@ class Beams:
 
 @dataclass(frozen=True)
 class Finished:
-    """The best hypotheses so far, best first. One of rank −inf is none.
+    """The best finished hypotheses so far, best first. A rank of −inf marks an unused entry.
 
     Attributes
     ----------
     rank, score : Tensor (B, P)
         Log-probability with and without the length penalty.
     length : Tensor (B, P)
-        How many of the tokens are its own, without the end mark.
+        Number of valid tokens, without the end mark.
     tokens : Tensor (B, P, t)
     """
 
@@ -127,7 +127,7 @@ class Finished:
         return Finished(self.rank[kept], self.score[kept], self.length[kept], self.tokens[kept])
 
     def with_more(self, front: Beams, candidates: Candidates, penalty: float) -> Finished:
-        """Return the best of these and of the candidates that end."""
+        """Return the best of these hypotheses and of the candidates that end."""
         ends = candidates.ends()
         if not bool(ends.any()):
             return self
@@ -144,7 +144,7 @@ class Finished:
         )
 
     def to_lists(self) -> list[list[tuple[tuple[int, ...], float, float]]]:
-        """Return numbers, score and rank of the hypotheses of each source."""
+        """Return the token ids, score and rank of the hypotheses of each source."""
         columns = (part.tolist() for part in (self.rank, self.score, self.length, self.tokens))
         return [
             [(tuple(numbers[:length]), score, rank) for rank, score, length, numbers in zip(*each) if rank > -torch.inf]
@@ -155,10 +155,10 @@ class Finished:
 def allowed_logits(
     logits: Tensor, front: Beams, *, min_length: int, no_repeat: int, unknown: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits (B, K, N) with −inf for each symbol that may not come next, and log Σ exp of all (B, K).
+    """Return the logits (B, K, N) with −inf for excluded symbols, log Σ exp of the original logits (B, K), and maxima.
 
-    The difference is a symbol's log-probability. With them come the maxima (B, K, C) of runs of those logits, as
-    :func:`top_candidates` takes them. Logits of float32 or float64 are changed where they are.
+    A symbol's log-probability is its logit minus log Σ exp. The maxima (B, K, C) over runs of logits are for
+    :func:`top_candidates`. Logits of float32 or float64 are modified in place.
     """
     written = front.tokens.shape[-1] - 1
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -199,9 +199,9 @@ def _maxima(logits: Tensor) -> Tensor:
 
 
 def top_candidates(score: Tensor, gains: Tensor, count: int, maxima: Tensor) -> Candidates:
-    """Return the continuations with the greatest sums of a beam's score (B, K) and a gain (B, K, N), best first.
+    """Return the candidates with the largest sums of a beam's score (B, K) and a gain (B, K, N), best first.
 
-    They lie in the runs with the greatest maxima (B, K, C), so that few runs are ranked.
+    They lie in the runs with the largest maxima (B, K, C), so only a few runs need ranking.
     """
     N, runs = gains.shape[-1], maxima.shape[-1]
     if gains.shape[1] * runs <= count:
@@ -220,10 +220,10 @@ def top_candidates(score: Tensor, gains: Tensor, count: int, maxima: Tensor) -> 
 def sample_candidates(
     score: Tensor, gains: Tensor, draws: Tensor, *, temperature: float, top_k: int, top_p: float
 ) -> Candidates:
-    """Return one continuation of each beam, drawn by numbers (B, K) that are uniform in [0, 1).
+    """Sample one continuation of each beam from uniform random numbers (B, K) in [0, 1).
 
-    Its score is the sum of the beam's (B, K) and the gain (B, K, N), whose exponentials the probabilities are
-    proportional to.
+    Probabilities are proportional to exp(gains), (B, K, N). A candidate's score is the beam's score (B, K) plus its
+    gain.
     """
     B, K, N = gains.shape
     ranked, symbols = gains, None
@@ -240,7 +240,7 @@ def sample_candidates(
 
 
 def uniform_draws(source: Tensor, lengths: Tensor, limits: Tensor, draws: int, seed: int) -> Tensor:
-    """Return numbers (B, draws, t) uniform in [0, 1) that each source's own symbols and the seed settle."""
+    """Return uniform random numbers (B, draws, t) in [0, 1), determined by each source's symbols and the seed."""
     longest = int(limits.max()) + 1
     uniform = torch.zeros(len(source), draws, longest, dtype=torch.float64)
     for row, length, limit, made in zip(source.tolist(), lengths.tolist(), limits.tolist(), uniform):
@@ -251,15 +251,15 @@ def uniform_draws(source: Tensor, lengths: Tensor, limits: Tensor, draws: int, s
 
 
 def _rows(tokens: Tensor, which: Tensor) -> Tensor:
-    """Return the rows (B, C, t) of tokens (B, K, t) that numbers (B, C) name."""
+    """Return the rows (B, C, t) of tokens (B, K, t) at indices (B, C)."""
     return tokens.gather(1, which[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
-# Beam search, greedy search and sampling with a trained model, for many sources at once -------------------------------
+# Beam search, greedy decoding and sampling for a batch of sources -----------------------------------------------------
 # Dimensions: B sources, S source steps, K beams.
 
 
-#: Logits that exist at once on a CPU: each time that some are made, all of the matrix is read that makes them.
+#: The most logits to compute at once on a CPU; each chunk reads the whole output projection.
 _AT_ONCE = 1 << 22
 
 
@@ -318,16 +318,16 @@ class SearchOptions(Options):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence that a search has written for a source.
+    """A search result for a source.
 
     Attributes
     ----------
     numbers : tuple of int
         The symbols, without the end mark.
     score : float
-        Its log-probability in nats, the end mark's included.
+        Log-probability in nats, including the end mark.
     normalized : float
-        That divided by the length penalty, which hypotheses are ranked by.
+        The score divided by the length penalty, used for ranking.
     """
 
     numbers: tuple[int, ...]
@@ -336,23 +336,23 @@ class Hypothesis:
 
 
 class Steps(Protocol):
-    """What a search steps through: an encoder–decoder, or a decoder-only model with its prompts."""
+    """The model interface of a search: an encoder–decoder, or a decoder-only model with prompts."""
 
     @property
     def symbols(self) -> int:
-        """N, how many symbols there are."""
+        """The number of symbols N."""
 
     def encode(self, source: Tensor, lengths: Tensor) -> Any:
-        """Read the sources; the result has B rows."""
+        """Encode the sources; the result has B rows."""
 
     def start(self, memory: Any, beams: int) -> Any:
-        """Return the first state for K beams of each source, B·K rows."""
+        """Return the initial state for K beams per source, B·K rows."""
 
     def advance(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
-        """Return the rows (B, K, P) after the symbols ``last`` (B, K), and the state after them."""
+        """Return the features (B, K, P) after the symbols ``last`` (B, K), and the new state."""
 
     def logits(self, rows: Tensor, state: Any) -> Tensor:
-        """Return the logits (..., K, N), to be changed, of rows (..., K, P) that were made with this state."""
+        """Return the logits (..., K, N) of features (..., K, P) from this state; the caller may modify them."""
 
 
 @torch.inference_mode()
@@ -366,31 +366,31 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return the best hypotheses for each source, best first.
 
-    A step continues all beams of all sources at once, and the K likeliest continuations that do not end are the next
-    beams; one that ends counts as a hypothesis if it is among the K likeliest of all. A source leaves the batch as soon
-    as none of its beams, however it went on, could be better than the worst hypothesis wanted; at its limit, every beam
-    must end. So what one source gets does not depend on the others.
+    Each step continues all beams of all sources. The K most likely continuations that do not end become the next
+    beams; one that ends becomes a hypothesis if it is among the K most likely of all. A source leaves the batch once no
+    beam can improve on its worst hypothesis; at its limit, every beam must end. So the result for a source does not
+    depend on the others.
 
     Parameters
     ----------
-    model : EncoderDecoder, or what steps like one
-        Should be in evaluation mode.
+    model : EncoderDecoder, or an object with the methods of :class:`Steps`
+        In evaluation mode.
     source : Tensor (B, S)
     lengths : Tensor (B,)
-        How many symbols of each source are real.
+        Number of real symbols of each source.
     options : SearchOptions
     pool : int, optional
-        How many hypotheses are wanted, where that is not ``n_best``: there may be more of them than beams.
+        Number of hypotheses, instead of ``n_best``; may exceed the beam size.
 
     Returns
     -------
     list of list of Hypothesis
-        So many for each source; fewer where there are no more that the options allow.
+        That many for each source, or fewer if the options allow no more.
 
     Raises
     ------
     ValueError
-        If the model gives logits that are no numbers.
+        If the model returns NaN logits.
 
     Examples
     --------
@@ -404,7 +404,7 @@ def search(
     if not hypotheses:
         return hypotheses
     memory = model.encode(source, lengths)
-    width = options.n_best if options.sample else 1  # beams would be alike at first: one is enough
+    width = options.n_best if options.sample else 1  # all beams are equal at first: one is enough
     state = model.start(memory, width)
     front = Beams.first(source, options.limits(lengths), width)
     ended = Finished.none(front, pool or options.n_best)
@@ -414,7 +414,7 @@ def search(
         drawn = None if draws is None else draws[front.rows, :, step]
         candidates = _candidates(model, rows, state, front, drawn, options)
         if bool(candidates.score.isnan().any()):
-            raise rejected("search", "model", "give logits that are numbers", "nan")
+            raise rejected("search", "model", "return logits without NaN", "nan")
         ending = candidates if options.sample else candidates.first(options.beams)
         ended = ended.with_more(front, ending, float(options.penalty(step + 1)))
         before, (front, parent) = front, front.after(candidates, None if options.sample else options.beams)
@@ -436,7 +436,7 @@ def search(
 def _candidates(
     model: Steps, rows: Tensor, state: Any, front: Beams, draws: Tensor | None, options: SearchOptions
 ) -> Candidates:
-    """Return the continuations of beams whose rows (B, K, P) a model has made, of some sources at a time."""
+    """Return the candidates for features (B, K, P), processing the sources in chunks."""
     some, parts = len(rows), []
     if rows.device.type == "cpu":
         some = max(_AT_ONCE // (rows.shape[1] * model.symbols), 1)
@@ -452,7 +452,7 @@ def _candidates(
         )
         score = beams.score - total
         if draws is None:
-            parts.append(top_candidates(score, logits, 2 * options.beams, maxima))  # at most half of them end
+            parts.append(top_candidates(score, logits, 2 * options.beams, maxima))  # at most half of them can end
         else:
             how: Any = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
             parts.append(sample_candidates(score, logits, draws[kept], **how))
@@ -460,10 +460,10 @@ def _candidates(
 
 
 def _unfinished(front: Beams, ended: Finished, options: SearchOptions) -> Tensor:
-    """Return for which sources (B,) a beam could still change the answer."""
+    """Return the sources (B,) for which a beam could still improve the result."""
     best = front.score.amax(1)
     if options.sample:
         return best > -torch.inf
-    # Log-probabilities only fall, and the most that they can be divided by is the penalty at the limit.
+    # Log-probabilities only decrease, and the penalty at the limit is the largest divisor.
     hope = best / options.penalty(front.limits + 1) > ended.rank[:, -1]
     return hope & (ended.rank[:, 0] == -torch.inf) if options.beams == 1 else hope

@@ -1,7 +1,7 @@
-"""Continuous batching: requests join and leave a batch while the others go on (Yu et al. 2022, Orca).
+"""Continuous batching: requests join and leave the batch at any step (Yu et al. 2022, Orca).
 
-Dimensions: B requests that are being written, R of a group that joins, P tokens of a prefix, S tokens so far, N
-vocabulary, A layers, H heads.
+Dimensions: B active requests, R requests that join together, P prefix tokens, S tokens so far, N vocabulary size, A
+layers, H heads.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from regard_lab.generation.sampling import (
 from regard_lab.models import DecoderLM
 from regard_lab.models.slot_cache import Slots
 
-#: Of the tokens of a group that joins, at most this share is padding.
+#: The largest share of padding among the tokens of requests that join together.
 _PADDING = 0.25
 
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """What to tell of the attention that each token was written with.
+    """Which attention weights to return with each generated token.
 
     Attributes
     ----------
     average : bool, default True
-        Over all layers and heads; otherwise each is told.
+        Average over all layers and heads; otherwise return each head.
     topk : int, default 0
-        Only so many of the largest weights, with the tokens they belong to; 0 for all weights.
+        Return only this many of the largest weights, with their token indices; 0 returns all weights.
     """
 
     average: bool = True
@@ -60,7 +60,7 @@ class AttentionRequest:
 
 @dataclass
 class _Group:
-    """Requests that join together: their prompts are read side by side, the shorter ones padded."""
+    """Requests that join together; their prompts are padded and prefilled as one batch."""
 
     requests: list[Request]
     caches: list[Any]
@@ -69,29 +69,30 @@ class _Group:
 
 
 class Batcher:
-    """Continue many prompts at once; a request joins as soon as a slot is free, and leaves when it ends.
+    """Continue many prompts at once; a request joins when a slot is free and leaves when it ends.
 
-    What is written for a request does not depend on the others: a greedy one gets the tokens that it would get alone,
-    a sampled one is drawn by numbers that its prompt and seed settle.
+    The output of a request does not depend on the others: greedy decoding gives the same tokens as without batching,
+    and the random numbers of sampling depend only on the prompt and the seed.
 
     Parameters
     ----------
     model : DecoderLM
     slots : int, default 8
-        Requests that are written at a time.
+        The most requests that are active at once.
     chunk : int, optional
-        The most tokens of prompts that are read between two steps, so that what is being written does not wait for a
-        long prompt; by default, prompts are read whole.
+        Chunked prefill: the most prompt tokens to process between two steps, so that active requests do not wait for a
+        long prompt. By default, prompts are processed whole.
     prefix : sequence of int, optional
-        Tokens that every prompt begins with. They are read once, and their keys and values are kept once.
+        Tokens that all prompts begin with. The model processes them once, and all requests share their keys and values.
     log_probabilities : bool, default False
+        Return the log-probability of each token.
     attention : AttentionRequest, optional
-        What to tell with each token.
+        Attention weights to return with each token.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -118,7 +119,7 @@ class Batcher:
         if not isinstance(model, DecoderLM):
             raise rejected("Batcher", "model", "be a DecoderLM", described(model), TypeError)
         if attention is not None and model.config.linear:
-            expected = "be None where attention is linear, whose cache keeps sums and no keys"
+            expected = "be None for linear attention, which has no attention weights"
             raise rejected("generate", "attention", expected, described(attention))
         self.model, self.count = model, size(self, "slots", slots)
         self.chunk = None if chunk is None else Integer(ge=1, note=", or None")(self, "chunk", chunk)
@@ -130,7 +131,7 @@ class Batcher:
         self._number = 0
         self.prefix = checked_prompt(prefix, model.config, "Batcher") if len(prefix) else []
         if self.prefix and not model.keeps_all:
-            expected = "be empty where the model has a window or linear attention"
+            expected = "be empty for a model with a window or linear attention"
             raise rejected("Batcher", "prefix", expected, f"{len(self.prefix)} tokens")
         self._prefixes = self._read_prefix()
         window = {"window": model.config.window, "sinks": model.config.sinks} if model.slides else {}
@@ -145,21 +146,21 @@ class Batcher:
         *,
         sample: int = 0,
     ) -> int:
-        """Let a request wait for a slot and return its number.
+        """Queue a request and return its number.
 
         Parameters
         ----------
         prompt : sequence of int
         options : GenerationOptions, optional
         stop : sequence of int or of sequences of int
-            Tokens, and runs of tokens, at which writing ends; they are not shown.
+            Tokens, or sequences of tokens, at which generation stops; they are not returned.
         sample : int, default 0
-            Another number draws other tokens.
+            Index of the sample: different values draw different tokens.
         """
         options = GenerationOptions() if options is None else options
         tokens = checked_prompt(prompt, self.model.config)
         if tokens[: len(self.prefix)] != self.prefix or len(tokens) == len(self.prefix):
-            raise rejected("generate", "prompt", "begin with the prefix and go on", f"{len(tokens)} tokens")
+            raise rejected("generate", "prompt", "begin with the prefix and be longer", f"{len(tokens)} tokens")
         most = positions_left(self.model.config, tokens, options.max_new_tokens)
         self.waiting.append(Request(self._number, tokens, options, checked_stops(stop), sample, most))
         self._number += 1
@@ -167,29 +168,29 @@ class Batcher:
 
     @torch.inference_mode()
     def cancel(self, request: int) -> None:
-        """Forget a request; nothing where it has ended."""
+        """Remove a request; does nothing if it has ended."""
         self.waiting = deque(each for each in self.waiting if each.number != request)
         for each in self._group.requests if self._group else ():
             each.most = 0 if each.number == request else each.most  # it leaves as soon as its group has joined
         self._leave([i for i, each in enumerate(self._active) if each.number == request])
 
     def __len__(self) -> int:
-        """Return how many requests have not ended."""
+        """Return the number of unfinished requests."""
         return len(self.waiting) + len(self._active) + (len(self._group.requests) if self._group else 0)
 
     def __iter__(self) -> Iterator[list[Token]]:
-        """Yield what each step writes, until no request is left."""
+        """Yield the tokens of each step, until no request is left."""
         while len(self):
             yield self.step()
 
     @torch.inference_mode()
     def step(self) -> list[Token]:
-        """Read what is due of new prompts, write one token for each request in a slot, and return what can be shown.
+        """Prefill new prompts, generate one token for each active request, and return the tokens to show.
 
         Raises
         ------
         ValueError
-            If the model gives logits that are no numbers.
+            If the model returns NaN logits.
         """
         with evaluating(self.model):
             self._admit()
@@ -215,24 +216,23 @@ class Batcher:
                 return
 
     def _read(self, group: _Group, columns: int) -> None:
-        """Read the next tokens of the prompts of a group."""
+        """Prefill the next ``columns`` tokens of a group's prompts."""
         try:
             self.model.features(group.tokens[:, group.read : group.read + columns], caches=group.caches)
-        except BaseException:  # what was read is lost: they wait again
+        except BaseException:  # discard the partial cache and queue the requests again
             self.waiting.extendleft(reversed(group.requests))
             self._group = None
             raise
         group.read += columns
 
     def _begin_group(self) -> bool:
-        """Take waiting requests for the slots that are free, and return whether there are any."""
+        """Take waiting requests for the free slots, and return whether there are any."""
         taken: list[Request] = []
         while self.waiting and len(taken) < self.count - len(self._active):
             lengths = [len(each.prompt) for each in (*taken, self.waiting[0])]
             padding = 1 - sum(lengths) / (max(lengths) * len(lengths))
-            if padding > (
-                _PADDING if self.model.keeps_all else 0
-            ):  # padding would take places in a window, or be summed
+            # In a sliding window or a linear cache, padding would displace or mix with real tokens.
+            if padding > (_PADDING if self.model.keeps_all else 0):
                 break
             taken.append(self.waiting.popleft())
         if not taken:
@@ -248,7 +248,7 @@ class Batcher:
         return True
 
     def _join(self, group: _Group) -> None:
-        """Put requests whose prompts are read, but for their last tokens, into slots."""
+        """Move prefilled requests into slots; their last prompt token is processed in the next step."""
         P = len(self.prefix)
         for row, request in enumerate(group.requests):
             length = len(request.prompt) - 1 - P
@@ -274,21 +274,21 @@ class Batcher:
     def _write(self) -> list[Token]:
         active = self._active
         last = torch.tensor([[each.last] for each in active], device=self.device)
-        told: list[Aux] = []
+        aux: list[Aux] = []
         if self.attention is None:
             features = self.model.features(last, caches=self._caches)
         else:
             few = not self.attention.average and self.attention.topk and not self._slots.slides
-            asked = AuxRequest(topk=self.attention.topk) if few else AuxRequest(weights=True)
-            features = self.model.features(last, caches=self._caches, told=told, return_aux=asked)
+            request = AuxRequest(topk=self.attention.topk) if few else AuxRequest(weights=True)
+            features = self.model.features(last, caches=self._caches, aux=aux, return_aux=request)
         logits = self.model.logits(features[:, 0])
         chosen = choose(logits, active)
         gains = self._log_probabilities(logits, chosen)
-        attended = [None] * len(active) if self.attention is None else self._attended(told, self.attention)
+        attended = [None] * len(active) if self.attention is None else self._attended(aux, self.attention)
         self._slots.finish()
         shown, gone = [], []
-        for i, request in enumerate(active):
-            tokens = request.take(Token(request.number, chosen[i], None, gains[i], attended[i]))
+        for i, each in enumerate(active):
+            tokens = each.take(Token(each.number, chosen[i], None, gains[i], attended[i]))
             shown += tokens
             if tokens and tokens[-1].end:
                 gone.append(i)
@@ -302,15 +302,14 @@ class Batcher:
         picked: list[float] = gains.gather(1, torch.tensor(chosen, device=self.device)[:, None])[:, 0].tolist()
         return picked
 
-    def _attended(self, told: list[Aux], request: AttentionRequest) -> list[Any]:
-        """Return what each request's step attended to."""
-        if told[0].topk is not None:
-            weights = torch.stack([aux.topk.weights[:, :, 0] for aux in told if aux.topk], 1)  # (B, A, H, k)
-            indices = torch.stack([aux.topk.indices[:, :, 0] for aux in told if aux.topk], 1)
+    def _attended(self, aux: list[Aux], request: AttentionRequest) -> list[Any]:
+        """Return the attention of each active request in this step."""
+        if aux[0].topk is not None:
+            weights = torch.stack([each.topk.weights[:, :, 0] for each in aux if each.topk], 1)  # (B, A, H, k)
+            indices = torch.stack([each.topk.indices[:, :, 0] for each in aux if each.topk], 1)
             return [TokenAttention(*pair) for pair in zip(weights.cpu(), indices.cpu())]
-        weights = torch.stack(
-            [aux.weights[:, :, 0] for aux in told if aux.weights is not None], 1
-        ).cpu()  # (B, A, H, S)
+        stacked = [each.weights[:, :, 0] for each in aux if each.weights is not None]
+        weights = torch.stack(stacked, 1).cpu()  # (B, A, H, S)
         weights = weights.mean((1, 2)) if request.average else weights
         found = []
         for i, length in enumerate(self._slots.lengths):
@@ -325,7 +324,7 @@ class Batcher:
         return found
 
     def _leave(self, gone: list[int]) -> None:
-        """Free slots: the last ones take their places."""
+        """Free slots, and move the last active requests into them."""
         for i in reversed(gone):
             last = len(self._active) - 1
             if i != last:
@@ -342,11 +341,11 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     Raises
     ------
     ValueError
-        If logits are no numbers.
+        If there are NaN logits.
     """
     most, tokens = logits.max(-1)
     if bool(most.isnan().any()):
-        raise rejected("generate", "model", "give logits that are numbers", "nan")
+        raise rejected("generate", "model", "return logits without NaN", "nan")
     chosen: list[int] = tokens.tolist()
     alike: dict[SamplingOptions, list[int]] = {}
     for i, request in enumerate(requests):
@@ -370,7 +369,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> list[int]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while, if it is not."""
+    """Switch a model to evaluation mode inside the block."""
     if not model.training:
         yield
         return

@@ -1,4 +1,4 @@
-"""Text of language models: greedy, sampled or by beams, for a list of prompts."""
+"""Text generation with language models: greedy decoding and sampling for a list of prompts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from regard_lab.models import DecoderLM
 from regard_lab.models.base import END
 from regard_lab.models.hugging_face.hosted import HostedWriter, Writing
 
-# Text of models that another library computes: one request after another, one token at a time -------------------------
+# Models run by transformers: one request after another, one token at a time -------------------------------------------
 
 
-#: A search numbers symbols from here on; those before are its own padding and end mark.
+#: Offset of token ids in beam search, which uses the ids below for padding and the end mark.
 FIRST = 2
 
 
@@ -43,9 +43,9 @@ def write(
     log_probabilities: bool = False,
     attention: AttentionRequest | None = None,
 ) -> Iterator[Token]:
-    """Yield the tokens of requests as they are written, one request after another."""
+    """Yield the tokens of requests as they are generated, one request after another."""
     if attention is not None and attention.topk:
-        raise rejected("generate", "attention.topk", "be 0 for a model that transformers computes", attention.topk)
+        raise rejected("generate", "attention.topk", "be 0 for a model that runs in transformers", attention.topk)
     for request in requests:
         writing, ended = model.begin(request.prompt), False
         while not ended:
@@ -54,7 +54,7 @@ def write(
                 yield token
 
 
-def _next(writing: Writing, request: Request, told: bool, attention: AttentionRequest | None) -> Token:
+def _next(writing: Writing, request: Request, log_probability: bool, attention: AttentionRequest | None) -> Token:
     """Return the next token of a request."""
     options = request.options.sampling
     logits, weights = writing.logits(weights=attention is not None)
@@ -68,12 +68,12 @@ def _next(writing: Writing, request: Request, told: bool, attention: AttentionRe
     attended = None
     if attention is not None and weights is not None:
         attended = TokenAttention(_joined(weights, len(writing.tokens) - 1, attention.average))
-    own = float(logits.log_softmax(-1)[number]) if told else None
+    own = float(logits.log_softmax(-1)[number]) if log_probability else None
     return Token(request.number, number, None, own, attended)
 
 
 def _joined(weights: tuple[Tensor, ...], length: int, average: bool) -> Tensor:
-    """Return layers' weights (H, S) as (A, H, S), or their mean (S,); those of keys that a cache forgot are 0."""
+    """Stack the layers' weights (H, S) to (A, H, S), or average them to (S,); keys dropped from a cache get 0."""
     rows = [torch.nn.functional.pad(each.float(), (length - each.shape[-1], 0)) for each in weights]
     if average:
         return torch.stack([each.mean(0) for each in rows]).mean(0)
@@ -82,39 +82,39 @@ def _joined(weights: tuple[Tensor, ...], length: int, average: bool) -> Tensor:
 
 @dataclass
 class _Beams:
-    """The tokens that the decoder has read for each beam, and how many steps there were."""
+    """The decoder's input tokens for each beam, and the number of steps."""
 
     tokens: list[list[int]]
     steps: int = 0
 
     def select(self, rows: Tensor) -> _Beams:
-        """Make these rows go on, which may be named more than once."""
+        """Return the beams at these rows; rows may repeat."""
         return _Beams([self.tokens[row] for row in rows.tolist()], self.steps)
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """The one prompt of a search."""
+    """The prompt of a search."""
 
     writing: Writing
 
     def select(self, rows: Tensor) -> Self:  # noqa: ARG002 - there is one
-        """Return the same."""
+        """Return itself."""
         return self
 
 
 class StepwiseDecoder:
-    """A writer as a search steps through it, with one prompt; symbol ``token + 2`` stands for a token.
+    """Adapts a transformers model to beam search, for one prompt; symbol ``token + 2`` stands for a token.
 
-    Each step reads the beams anew: no cache of transformers' is rearranged.
+    Each step recomputes the beams from their tokens, because transformers' caches cannot be reordered here.
 
     Parameters
     ----------
     model : HostedWriter
     end : list of int
-        Tokens that the search's end mark stands for.
+        Tokens that count as the search's end mark.
     most : int
-        Tokens after which every beam ends, at no cost.
+        Number of tokens after which every beam ends at no cost.
     """
 
     def __init__(self, model: HostedWriter, end: list[int], most: int) -> None:
@@ -122,11 +122,11 @@ class StepwiseDecoder:
 
     @property
     def symbols(self) -> int:
-        """How many symbols there are."""
+        """The number of symbols."""
         return self.model.config.vocabulary + FIRST
 
     def encode(self, source: Tensor, lengths: Tensor) -> _Begun:  # noqa: ARG002
-        """Read the prompt."""
+        """Process the prompt."""
         return _Begun(self.model.begin(source[0].tolist()))
 
     def start(self, memory: _Begun, beams: int) -> _Beams:
@@ -134,11 +134,11 @@ class StepwiseDecoder:
         return _Beams([list(memory.writing.tokens) for _ in range(beams)])
 
     def advance(self, last: Tensor, memory: _Begun, state: _Beams) -> tuple[Tensor, _Beams]:
-        """Return the logits (1, K, N) after the symbols ``last`` (1, K), and the state after them."""
+        """Return the logits (1, K, N) after the symbols ``last`` (1, K), and the new state."""
         steps, tokens = state.steps + 1, state.tokens
-        if steps > self.most:  # there is nothing but the end
+        if steps > self.most:  # only the end mark is allowed
             return torch.zeros(1, len(tokens), self.symbols - FIRST), _Beams(tokens, steps)
-        if steps > 1:  # where there are more beams than continuations, a beam that is none reads some token, too
+        if steps > 1:  # unused beams have symbols below FIRST: give them any token
             tokens = [[*each, max(symbol - FIRST, 0)] for each, symbol in zip(tokens, last[0].tolist())]
         rows = memory.writing.together(tokens).float()
         return rows[None, :, : self.symbols - FIRST], _Beams(tokens, steps)
@@ -156,10 +156,10 @@ class StepwiseDecoder:
         return logits
 
 
-# Text written by a language model: token by token, or all at once -----------------------------------------------------
+# Generation: token by token, or all at once ---------------------------------------------------------------------------
 
 
-#: Tokens from which on a beginning that all prompts have in common is read once and kept once.
+#: The shortest common prefix of all prompts, in tokens, to process and cache only once.
 SHARED = 64
 
 Prompts = Sequence[Sequence[int] | Tensor]
@@ -167,18 +167,18 @@ Prompts = Sequence[Sequence[int] | Tensor]
 
 @dataclass
 class Generated:
-    """What was written for a prompt.
+    """The tokens generated for a prompt.
 
     Attributes
     ----------
     numbers : list of int
-        The tokens, without what ended them.
+        The new tokens, without the stop token or stop sequence.
     end : str
-        Why they end: ``"stop"`` or ``"length"``.
+        Why generation ended: ``"stop"`` or ``"length"``.
     log_probabilities : list of float
-        What the model gave each token, where that was asked for; otherwise empty.
+        The model's log-probability of each token, if requested; otherwise empty.
     attended : list of TokenAttention
-        What each was written from, where that was asked for; otherwise empty.
+        The attention of each token, if requested; otherwise empty.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -187,7 +187,7 @@ class Generated:
     attended: list[TokenAttention] = field(default_factory=list)
 
     def take(self, token: Token) -> None:
-        """Append a token that was written."""
+        """Append a generated token."""
         self.end = token.end or self.end
         if token.token is None:
             return
@@ -209,32 +209,32 @@ def stream(
     log_probabilities: bool = False,
     attention: AttentionRequest | None = None,
 ) -> Iterator[Token]:
-    """Yield tokens as they are written, each with the number of its request.
+    """Yield tokens as they are generated, each with the number of its request.
 
-    Request ``i · samples + k`` is sample k of prompt i. What is written for one does not depend on the others. Nothing
-    is left behind where the iterator is closed early.
+    Request ``i · samples + k`` is sample k of prompt i. The output of a request does not depend on the others. You can
+    close the iterator early.
 
     Parameters
     ----------
     model : DecoderLM or HostedWriter
-        One that transformers computes writes for one request after another.
+        A model that runs in transformers processes one request after another.
     prompts : sequence of sequences of int
     options : GenerationOptions, optional
     stop : sequence of int or of sequences of int
-        Tokens, and runs of tokens, at which writing ends; they are not shown, nor what may become one.
+        Stop tokens and stop sequences; they are not returned, and tokens that may begin one are held back.
     slots : int, default 32
-        Requests that are written at a time.
+        The most requests that are active at once.
     chunk : int, optional
-        The most tokens of waiting prompts that are read between two steps; by default, prompts are read whole.
+        The most prompt tokens to process between two steps; by default, prompts are processed whole.
     log_probabilities : bool, default False
-        Tell what the model itself gave each token.
+        Return the model's log-probability of each token.
     attention : AttentionRequest, optional
-        Tell which earlier tokens each was written from.
+        Return the attention of each token to earlier tokens.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, or a prompt is longer than the model's positions: before anything is written.
+        If an argument is invalid, or a prompt is longer than the number of learned positions; before generation.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def generate(
     log_probabilities: bool = False,
     attention: AttentionRequest | None = None,
 ) -> list[Generated]:
-    """Return what is written for each prompt; with several samples, those of a prompt follow each other.
+    """Return the tokens generated for each prompt; several samples of a prompt follow each other.
 
     Parameters
     ----------
@@ -296,24 +296,24 @@ def generate(
 
 
 class TextStream(Protocol):
-    """Text that appears token by token, such as ``Tokenizer.decode_stream()`` returns."""
+    """An incremental decoder, such as ``Tokenizer.decode_stream()`` returns."""
 
     def push(self, number: int) -> str:
-        """Return the further text that is certain with this token."""
+        """Add a token, and return the text that is now final."""
 
     def close(self) -> str:
-        """Return the text that was held back."""
+        """Return the remaining text."""
 
 
 def stream_text(tokens: Iterable[Token], decoder: Callable[[], TextStream]) -> Iterator[tuple[Token, str]]:
-    """Yield tokens with the text that is certain with each.
+    """Yield tokens with the text that becomes final with each.
 
     Parameters
     ----------
     tokens : iterable of Token
         Of one or several requests.
     decoder : callable
-        Returns what makes text of the tokens of one request, such as ``tokenizer.decode_stream``.
+        Returns an incremental decoder for one request, such as ``tokenizer.decode_stream``.
     """
     texts: dict[int, TextStream] = {}
     for token in tokens:
@@ -325,7 +325,7 @@ def stream_text(tokens: Iterable[Token], decoder: Callable[[], TextStream]) -> I
 
 
 def _requests(model: HostedWriter, prompts: Prompts, options: GenerationOptions, stop: Stops) -> list[Request]:
-    """Return the requests of a model that is stepped through one by one."""
+    """Return the requests for a model that processes them one by one."""
     made, stops = [], checked_stops(stop)
     for i, prompt in enumerate(prompts):
         numbers = checked_prompt(prompt, model.config)
@@ -338,10 +338,10 @@ def _requests(model: HostedWriter, prompts: Prompts, options: GenerationOptions,
 
 
 def _shared_prefix(model: DecoderLM, prompts: list[list[int]], options: GenerationOptions) -> list[int]:
-    """Return the beginning that all requests have in common, where sharing it pays."""
+    """Return the common prefix of all prompts, if it is long enough to share."""
     if not model.keeps_all or model.config.positions == "alibi" or len(prompts) * options.samples < 2:
         return []
-    first, last = min(prompts), max(prompts)  # what these two share, all between them do
+    first, last = min(prompts), max(prompts)  # the prefix that these share is common to all
     most = min(map(len, prompts)) - 1
     shared = next((i for i in range(most) if first[i] != last[i]), most)
     return first[:shared] if shared >= SHARED else []

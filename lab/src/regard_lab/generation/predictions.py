@@ -1,4 +1,4 @@
-"""Predictions for lines of text, and the options that they are made with.
+"""Predictions for lines of text, and their options.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """
@@ -47,26 +47,26 @@ class Prediction:
     Attributes
     ----------
     source, text : str
-        The line as it was given, and what was written for it.
+        The input line, and the generated text.
     source_tokens, tokens : tuple of str
-        What the model read and wrote, as pictures show it.
+        Input and output tokens, for display.
     score : float
-        Log-probability of the tokens and their end in nats.
+        Log-probability of the tokens and the end mark in nats.
     normalized : float
-        That divided by the length penalty; of several sentences, their sum.
+        The score divided by the length penalty; for several sentences, the sum.
     alternatives : tuple of Prediction
-        The next best with other texts, where more than one was asked for: of a text that can be written in different
-        tokens, the likeliest counts. Or further samples, which may be the same.
+        The next best predictions with other texts, if requested; of different tokenizations of a text, only the most
+        likely counts. With sampling, more samples, which may be equal.
     maps : tuple of str
-        Names of the A attention maps; none unless they were asked for.
+        Names of the A attention maps, if requested.
     alignment : Tensor (A, T, S), or None
-        How much of each token's attention went to each source token, where that was asked for.
+        Attention weights of each token on each source token, if requested.
     aligning : str or None
-        The map that aligns words, where the model knows one.
+        The map that aligns words best, if known.
     source_words, words : tuple of Word
-        Which tokens make up words, where the alignment was asked for.
+        Words as ranges of tokens, if the alignment was requested.
     note : str
-        What the reader should know, such as that the line was cut; mostly empty.
+        A message for the user, for example that the line was truncated; usually empty.
     """
 
     source: str
@@ -85,35 +85,34 @@ class Prediction:
 
 
 def report_truncated(predictions: Sequence[Prediction]) -> list[str]:
-    """Return a line that says how many sources were not read to their end, or none where all were.
+    """Return a line that reports truncated sources; an empty list if there are none.
 
     Examples
     --------
-    >>> report_truncated([Prediction("a cat"), Prediction("a dog", note="cut to the first 1 of 2 tokens")])
-    ["1 of 2 sources was not read to its end; the first, 'a dog', was cut to the first 1 of 2 tokens"]
+    >>> report_truncated([Prediction("a cat"), Prediction("a dog", note="truncated to the first 1 of 2 tokens")])
+    ["truncated: 1 of 2 sources; the first, 'a dog', was truncated to the first 1 of 2 tokens"]
     """
     truncated = [each for each in predictions if each.note]
     if not truncated:
         return []
-    were = "was not read to its end" if len(truncated) == 1 else "were not read to their ends"
     first = f"the first, {truncated[0].source[:60]!r}, was {truncated[0].note}"
-    return [f"{len(truncated):,} of {len(predictions):,} sources {were}; {first}"]
+    return [f"truncated: {len(truncated):,} of {len(predictions):,} sources; {first}"]
 
 
 def join_sentences(line: str, parts: Sequence[Prediction], count: int = 1, *, ranked: bool = True) -> Prediction:
-    """Return what was written for the sentences of a line as what was written for the line.
+    """Join the predictions for the sentences of a line.
 
-    Texts stand one behind the other, and so do tokens and words; no sentence attends to another. Scores are added up.
+    Texts, tokens and words are concatenated, scores are summed, and the alignment is block-diagonal.
 
     Parameters
     ----------
     line : str
     parts : sequence of Prediction
-        For each sentence; at least one.
+        One per sentence; at least one.
     count : int, default 1
-        How many texts are wanted, the best and its alternatives: those whose ``normalized`` add up to the most.
+        Number of texts, the best and its alternatives: the combinations with the largest sums of ``normalized``.
     ranked : bool, default True
-        Whether alternatives are the next best, which are combined, and not samples, which go together in their order.
+        True if alternatives are ranked, to combine the best; False for samples, which are joined in order.
     """
     if len(parts) == 1:
         return replace(parts[0], source=line)
@@ -128,7 +127,7 @@ def join_sentences(line: str, parts: Sequence[Prediction], count: int = 1, *, ra
 
 
 def merge_duplicates(predictions: Sequence[Prediction], count: int) -> Prediction:
-    """Return the first of these, the next with other texts its alternatives: so many in all at most."""
+    """Return the first prediction, with the next ones of different text as alternatives, at most ``count`` in all."""
     kept: dict[str, Prediction] = {}
     for each in predictions:
         kept.setdefault(each.text, each)
@@ -136,7 +135,7 @@ def merge_duplicates(predictions: Sequence[Prediction], count: int) -> Predictio
 
 
 def with_alternatives(predictions: Sequence[Prediction]) -> Prediction:
-    """Return the first of these, the others its alternatives."""
+    """Return the first prediction, with the others as alternatives."""
     return replace(predictions[0], alternatives=tuple(predictions[1:]))
 
 
@@ -154,14 +153,14 @@ def _joined(line: str, parts: Sequence[Prediction]) -> Prediction:
         maps=parts[0].maps,
         alignment=_diagonal([part.alignment for part in parts if part.alignment is not None]),
         aligning=parts[0].aligning,
-        source_words=_behind([(part.source_words, len(part.source_tokens)) for part in parts]),
-        words=_behind([(part.words, len(part.tokens)) for part in parts]),
+        source_words=_concatenated([(part.source_words, len(part.source_tokens)) for part in parts]),
+        words=_concatenated([(part.words, len(part.tokens)) for part in parts]),
         note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
     )
 
 
 def _diagonal(blocks: Sequence[Tensor]) -> Tensor | None:
-    """Return blocks (A, T, S) as one of all rows and columns, 0 elsewhere."""
+    """Return a block-diagonal tensor of blocks (A, T, S)."""
     if not blocks:
         return None
     rows, columns = (sum(block.shape[side] for block in blocks) for side in (1, 2))
@@ -172,8 +171,8 @@ def _diagonal(blocks: Sequence[Tensor]) -> Tensor | None:
     return made
 
 
-def _behind(parts: Sequence[tuple[Sequence[Word], int]]) -> tuple[Word, ...]:
-    """Return the words of parts of so many tokens, one behind the other."""
+def _concatenated(parts: Sequence[tuple[Sequence[Word], int]]) -> tuple[Word, ...]:
+    """Concatenate the words of parts, shifting their token ranges by the lengths of earlier parts."""
     shifted: list[Word] = []
     first = 0
     for words, count in parts:

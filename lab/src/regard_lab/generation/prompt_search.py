@@ -1,6 +1,6 @@
-"""Beam search for continuations of prompts: the one beam search, with a decoder-only model as what it steps through.
+"""Beam search with decoder-only models.
 
-Dimensions: B prompts, K beams, N vocabulary.
+Dimensions: B prompts, K beams, N vocabulary size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regard_lab.models.base import END
 from regard_lab.models.hugging_face.hosted import HostedWriter
 from regard_lab.models.slot_cache import Slots
 
-#: A search numbers symbols from here on; those before are its own padding and end mark.
+#: Offset of token ids in beam search, which uses the ids below for padding and the end mark.
 FIRST = 2
 
 
@@ -39,7 +39,7 @@ def search_prompts(
     length_penalty: float = 0.6,
     no_repeat: int = 0,
 ) -> list[list[Hypothesis]]:
-    """Return the best continuations of each prompt that a beam search finds, best first.
+    """Return the best continuations of each prompt by beam search, best first.
 
     Parameters
     ----------
@@ -49,17 +49,17 @@ def search_prompts(
         Tokens that end a continuation; none by default.
     beams, n_best, length_penalty, no_repeat : as in :class:`~regard_lab.generation.beam_search.SearchOptions`
     max_new_tokens : int, default 128
-        A continuation that has so many ends there; its score has no part for that.
+        Maximum length of a continuation; ending there does not change its score.
 
     Returns
     -------
     list of list of Hypothesis
-        ``numbers`` are tokens, without what ended them.
+        ``numbers`` are token ids, without the end token.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong, or a prompt and its continuation are longer than the model's positions.
+        If an argument is invalid, or if a prompt and its continuation exceed the number of learned positions.
 
     Examples
     --------
@@ -102,25 +102,25 @@ def search_prompts(
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a search has of prompts: their last tokens, which the first step reads."""
+    """The last tokens of the prompts, which the first step processes."""
 
     last: Tensor
 
     def select(self, rows: Tensor) -> Self:
-        """Return these rows."""
+        """Return the prompts at these rows."""
         return type(self)(self.last[rows])
 
 
 @dataclass
 class PromptState:
-    """The caches of all beams, and how many tokens they have written."""
+    """The caches of all beams, and the number of generated tokens."""
 
     slots: Slots
     caches: list[Any]
     written: int = 0
 
     def select(self, rows: Tensor) -> PromptState:
-        """Make these rows go on, which may be named more than once."""
+        """Return the beams at these rows; rows may repeat."""
         self.slots.lengths = [self.slots.lengths[row] for row in rows.tolist()]
         for cache in self.caches:
             cache.reorder(rows)
@@ -128,15 +128,15 @@ class PromptState:
 
 
 class PromptDecoder:
-    """A decoder-only model as a search steps through it; symbol ``token + 2`` stands for a token.
+    """Adapts a decoder-only model to beam search; symbol ``token + 2`` stands for a token.
 
     Parameters
     ----------
     model : DecoderLM
     end : list of int
-        Tokens that the search's end mark stands for.
+        Tokens that count as the search's end mark.
     most : int
-        Tokens after which every beam ends, at no cost.
+        Number of tokens after which every beam ends at no cost.
     """
 
     def __init__(self, model: DecoderLM, end: list[int], most: int) -> None:
@@ -145,11 +145,11 @@ class PromptDecoder:
 
     @property
     def symbols(self) -> int:
-        """How many symbols there are."""
+        """The number of symbols."""
         return self.model.config.vocabulary + FIRST
 
     def encode(self, source: Tensor, lengths: Tensor) -> Prompt:
-        """Read prompts, but for their last tokens."""
+        """Prefill the prompts without their last tokens."""
         model = self.model
         window = {"window": model.config.window, "sinks": model.config.sinks} if model.slides else {}
         slots = Slots(**window, device=source.device)  # type: ignore[arg-type]
@@ -171,19 +171,19 @@ class PromptDecoder:
         return self._started if beams == 1 else self._started.select(rows.repeat_interleave(beams))
 
     def advance(self, last: Tensor, memory: Prompt, state: PromptState) -> tuple[Tensor, PromptState]:
-        """Return the rows (B, K, E) after the symbols ``last`` (B, K), and the state after them."""
+        """Return the features (B, K, E) after the symbols ``last`` (B, K), and the new state."""
         B, K = last.shape
         state.written += 1
-        if state.written > self.most:  # there is nothing but the end
+        if state.written > self.most:  # only the end mark is allowed
             return self.model.embedding.weight.new_zeros(B, K, self.model.config.width), state
-        # Where there are more beams than continuations, a beam that is none reads some token, too.
+        # Unused beams have symbols below FIRST: give them any token.
         read = (last - FIRST).clamp(min=0) if state.written > 1 else memory.last[:, None].expand(B, K)
         rows = self.model.features(read.reshape(-1, 1), caches=state.caches)
         state.slots.finish()
         return rows.view(B, K, -1), state
 
     def logits(self, rows: Tensor, state: PromptState) -> Tensor:
-        """Return the logits (B, K, N + 2) of rows (B, K, E) that were made with this state."""
+        """Return the logits (B, K, N + 2) of features (B, K, E) from this state."""
         N = self.model.config.vocabulary
         logits = rows.new_full((*rows.shape[:2], N + FIRST), -torch.inf)
         if state.written > self.most:

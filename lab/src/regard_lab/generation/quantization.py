@@ -1,4 +1,4 @@
-"""Matrices of models that decode on a processor: laid out for it, or in int8."""
+"""Faster decoding on a CPU: packed or int8 weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from regard_lab.models.transformer import TransformerSequenceDecoder
 
 M = TypeVar("M", DecoderLM, TransformerSequenceDecoder)
 
-#: Matrices of a layer of attention that products read.
+#: Projection weights of attention layers.
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 def quantize(model: M) -> M:
-    """Return a copy of a model whose matrices are in int8, for decoding on a CPU.
+    """Return a copy of a model with int8 weights, for decoding on a CPU.
 
-    A step of decoding reads every weight once, so it takes a fraction of the time. Weights are rounded to 255 levels,
-    what they are multiplied by as it comes (torch's dynamic quantization); outputs are near those of the model, not the
-    same. Embeddings stay as they are; a tied one is rounded where it scores the vocabulary. The copy can neither be
-    trained nor saved: save the model.
+    A decoding step reads every weight once, so smaller weights make it faster. Weights are rounded to 255 levels, and
+    activations are quantized on the fly (torch's dynamic quantization); outputs are close to the model's, but not
+    equal. Embeddings keep their dtype, but a tied output projection is quantized. You cannot train or save the copy;
+    save the original model.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def quantize(model: M) -> M:
     Raises
     ------
     TypeError, ValueError
-        If it is no such model, or its weights were packed before.
+        If it is another kind of model, or its weights are already packed.
 
     Examples
     --------
@@ -49,11 +49,11 @@ def quantize(model: M) -> M:
     True
     """
     if not isinstance(model, DecoderLM | TransformerSequenceDecoder):
-        expected = "be a DecoderLM or a Transformer that writes"
+        expected = "be a DecoderLM, TransformerEncoderDecoder or TransformerCaptioner"
         raise rejected("quantize", "model", expected, described(model), TypeError)
     weight, _ = model.projection
     if isinstance(weight, PackedWeight):
-        raise rejected("quantize", "model", "have weights of its own", "packed ones: load it anew")
+        raise rejected("quantize", "model", "have ordinary weights", "packed ones: load the model again")
     if not can_pack(weight):
         raise rejected("quantize", "model", "be on the CPU in float32", f"{weight.dtype} on {weight.device}")
     made = copy.deepcopy(model).eval()
@@ -62,11 +62,11 @@ def quantize(model: M) -> M:
 
 
 def pack_weights(model: nn.Module) -> None:
-    """Lay the matrices of a model out as this processor multiplies by them fastest, in place: its outputs stay.
+    """Pack a model's weights in place into the layout that this CPU multiplies fastest; outputs do not change.
 
-    Products with few rows, as in the steps of few sequences or of one with its beams, gain most by it
-    (``python -m benchmarks.decoding`` measures how much). The model then can neither be trained nor saved. What is not
-    on a CPU in float32, or is no model that :func:`quantize` knows, stays as it is.
+    Decoding a few sequences or beams gains most (``python -m benchmarks.decoding`` measures how much). You cannot train
+    or save the model afterwards. Models that are not on a CPU in float32, or that :func:`quantize` does not support,
+    do not change.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def pack_weights(model: nn.Module) -> None:
 
 
 def _matrices(model: DecoderLM | TransformerSequenceDecoder) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules and the names of the matrices that steps read; a tied one becomes the output's own."""
+    """Yield the modules and parameter names of all weights; a tied output projection becomes a separate weight."""
     if isinstance(model, DecoderLM):
         if model.output is None:
             model.output = nn.Linear(model.config.width, model.config.vocabulary, bias=False, device="meta")

@@ -1,6 +1,6 @@
-"""Options of generation, and tokens drawn from logits.
+"""Generation options, and sampling of tokens from logits.
 
-Dimensions: ... any, N vocabulary.
+Dimensions: ... any, N vocabulary size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regard_lab._options import Options, option, section
 from regard_lab.models import DecoderLMConfig
 from regard_lab.models.hugging_face.hosted import HostedConfig
 
-# Draw tokens from logits: temperature, top-k, nucleus, least probability, repetition penalty, and seeds ---------------
+# Sampling: temperature, top-k, top-p (nucleus), min-p, repetition penalty and seeds -----------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ GREEDY = SamplingOptions()
 
 
 def processed(logits: Tensor, options: SamplingOptions, before: Sequence[int] | Tensor = ()) -> Tensor:
-    """Return the logits whose softmax is drawn from; what may not come is −inf.
+    """Apply the sampling options to logits; excluded tokens get −inf.
 
     Parameters
     ----------
     logits : Tensor (..., N)
     options : SamplingOptions
-        At temperature 0, the repetition penalty alone applies.
+        At temperature 0, only the repetition penalty applies.
     before : sequence of int, or Tensor (T,) or (..., T) of int
-        The tokens so far, of all rows or of each, which the repetition penalty is for.
+        Earlier tokens, shared by all rows or per row, for the repetition penalty.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def processed(logits: Tensor, options: SamplingOptions, before: Sequence[int] | 
 
 
 def _penalized(logits: Tensor, penalty: float, before: Sequence[int] | Tensor) -> Tensor:
-    """Return logits of which those of earlier tokens are divided by the penalty, or multiplied where below 0."""
+    """Divide the positive logits of earlier tokens by the penalty, and multiply the negative ones by it."""
     index = torch.as_tensor(before, dtype=torch.int64, device=logits.device).expand(*logits.shape[:-1], -1)
     if not index.shape[-1]:
         return logits
@@ -104,7 +104,7 @@ def _penalized(logits: Tensor, penalty: float, before: Sequence[int] | Tensor) -
 
 
 def _nucleus(logits: Tensor, share: float) -> Tensor:
-    """Return logits without the least likely tokens that have at most 1 − share together."""
+    """Exclude the least likely tokens whose total probability is at most 1 − share."""
     ascending, order = logits.sort(dim=-1)
     rest = ascending.softmax(-1).cumsum(-1) <= 1 - share
     rest[..., -1] = False
@@ -112,7 +112,7 @@ def _nucleus(logits: Tensor, share: float) -> Tensor:
 
 
 def probabilities(logits: Tensor, options: SamplingOptions, before: Sequence[int] | Tensor = ()) -> Tensor:
-    """Return the probabilities (..., N) that a token is drawn with, in float64; of a greedy choice, 1 and 0.
+    """Return the sampling probabilities (..., N) in float64; one-hot for greedy decoding.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def probabilities(logits: Tensor, options: SamplingOptions, before: Sequence[int
 
 
 def drawn(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Return tokens (...) drawn with probabilities that go as weights (..., N), by numbers (...) uniform in [0, 1).
+    """Sample tokens (...) in proportion to weights (..., N), from uniform random numbers (...) in [0, 1).
 
     Examples
     --------
@@ -134,21 +134,21 @@ def drawn(weights: Tensor, uniform: Tensor) -> Tensor:
     """
     below = weights.double().cumsum(-1)
     place = torch.searchsorted(below, uniform.double()[..., None] * below[..., -1:], right=True)[..., 0]
-    # Rounding may lead behind the last token that has any weight.
+    # Rounding may point past the last token with a positive weight.
     last = (below >= below[..., -1:]).int().argmax(-1)
     return torch.minimum(place, last)
 
 
 class Draws:
-    """Numbers uniform in [0, 1) that a request's tokens, the seed and the sample's number settle.
+    """Uniform random numbers in [0, 1), determined by a request's tokens, the seed and the sample index.
 
     Parameters
     ----------
     seed : int
     tokens : sequence of int
-        The request's.
+        The request's prompt.
     sample : int, default 0
-        Which sample of the same request it is.
+        Index of the sample of this request.
 
     Examples
     --------
@@ -165,10 +165,10 @@ class Draws:
         return self._random.random()
 
 
-# What a language model is asked to write, and what it has written so far ----------------------------------------------
+# Requests and their tokens --------------------------------------------------------------------------------------------
 
 
-#: Tokens, or runs of tokens, at which writing ends.
+#: Stop tokens and stop sequences.
 Stops = Sequence[int | Sequence[int]]
 
 
@@ -190,14 +190,14 @@ class GenerationOptions(Options):
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """The earlier tokens that a token was written from.
+    """The attention of a generated token to earlier tokens.
 
     Attributes
     ----------
-    weights : Tensor (S,) or (A, H, S); or (k,) or (A, H, k) of the largest alone
-        Attention to the S tokens before it: the mean over A layers and H heads, or each.
+    weights : Tensor (S,) or (A, H, S); (k,) or (A, H, k) with top-k
+        Attention weights on the S earlier tokens: the mean over A layers and H heads, or of each head.
     indices : Tensor like ``weights``, or None
-        Which tokens those are, where the largest alone are told; −1 for none.
+        With top-k, the indices of the tokens; −1 for none.
     """
 
     weights: Tensor
@@ -206,20 +206,20 @@ class TokenAttention:
 
 @dataclass(frozen=True)
 class Token:
-    """A token that was written for a request.
+    """A generated token.
 
     Attributes
     ----------
     request : int
         The request's number.
     token : int or None
-        None where writing ended by what is not shown: a stop token, or the end of a stop sequence.
+        None if generation ended at a stop token or stop sequence, which is not returned.
     end : str or None
-        With the last one, why it is the last: ``"stop"`` or ``"length"``.
+        The reason why this is the last token: ``"stop"`` or ``"length"``; None for other tokens.
     log_probability : float or None
-        What the model itself gave it, in nats, before temperature and the rest; where that was asked for.
+        The model's log-probability in nats, before temperature and other sampling options; if requested.
     attended : TokenAttention or None
-        Where that was asked for.
+        If requested.
     """
 
     request: int
@@ -230,7 +230,7 @@ class Token:
 
 
 class Request:
-    """A prompt with what has been written for it.
+    """A prompt with the tokens generated so far.
 
     Parameters
     ----------
@@ -239,9 +239,9 @@ class Request:
     options : GenerationOptions
     stops : tuple of tuple of int
     sample : int
-        Which sample of this prompt it is.
+        Index of the sample of this prompt.
     most : int
-        Tokens that are written at most.
+        Maximum number of new tokens.
     """
 
     def __init__(
@@ -260,11 +260,11 @@ class Request:
 
     @property
     def last(self) -> int:
-        """The token that is read next."""
+        """The next input token."""
         return self.written[-1] if self.written else self.prompt[-1]
 
     def take(self, token: Token) -> list[Token]:
-        """Write a token and return what can be shown: no token that may be part of a stop sequence is.
+        """Append a token and return those that can be shown; tokens that may begin a stop sequence are held back.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class Request:
         return shown
 
     def _beginnings(self) -> int:
-        """Return how many of the last tokens may be the beginning of a stop sequence."""
+        """Return how many of the last tokens may begin a stop sequence."""
         longest = 0
         for stop in self.stops:
             for count in range(min(len(stop) - 1, len(self.written)), longest, -1):
@@ -297,12 +297,12 @@ class Request:
 
 
 def checked_prompt(prompt: Any, config: DecoderLMConfig | HostedConfig, function: str = "generate") -> list[int]:
-    """Return a prompt as a list, or raise.
+    """Return a prompt as a list.
 
     Raises
     ------
     TypeError, ValueError
-        If it is empty, holds something that is no token, or is longer than the model's positions.
+        If it is empty, holds an invalid token, or is longer than the number of learned positions.
     """
     tokens = _numbers(prompt, function, "prompt")
     if not tokens:
@@ -312,23 +312,23 @@ def checked_prompt(prompt: Any, config: DecoderLMConfig | HostedConfig, function
         raise rejected(function, "prompt", f"hold tokens from 0 to {config.vocabulary - 1:,}", wrong)
     if config.positions == "learned" and len(tokens) > config.longest:
         raise rejected(
-            function, "prompt", f"have at most {config.longest:,} tokens, the model's positions", len(tokens)
+            function, "prompt", f"have at most {config.longest:,} tokens, the model's maximum length", len(tokens)
         )
     return tokens
 
 
 def checked_stops(stops: Any, function: str = "generate") -> tuple[tuple[int, ...], ...]:
-    """Return stop tokens and stop sequences, all as sequences, or raise."""
+    """Return stop tokens and stop sequences, all as sequences; raise if they are invalid."""
     if isinstance(stops, (str, bytes, Integral)):
-        raise rejected(function, "stop", "be a list of tokens and of lists of tokens", described(stops), TypeError)
+        raise rejected(function, "stop", "be a list of tokens or lists of tokens", described(stops), TypeError)
     made = [(int(each),) if isinstance(each, Integral) else tuple(_numbers(each, function, "stop")) for each in stops]
     if not all(made):
-        raise rejected(function, "stop", "hold no empty sequence", "one")
+        raise rejected(function, "stop", "not contain empty sequences", "one")
     return tuple(made)
 
 
 def positions_left(config: DecoderLMConfig | HostedConfig, prompt: Sequence[int], wanted: int) -> int:
-    """Return how many tokens can be written at most: the last is not read, so it needs no position."""
+    """Return the maximum number of new tokens; the last one is never an input, so it needs no position."""
     return min(wanted, config.longest - len(prompt) + 1) if config.positions == "learned" else wanted
 
 
@@ -337,5 +337,5 @@ def _numbers(given: Any, function: str, argument: str) -> list[int]:
         return [int(token) for token in given.tolist()]
     listed = None if isinstance(given, (str, bytes, Tensor)) else list(given) if hasattr(given, "__iter__") else None
     if listed is None or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in listed):
-        raise rejected(function, argument, "be a list of token numbers", described(given), TypeError)
+        raise rejected(function, argument, "be a list of token ids", described(given), TypeError)
     return [int(token) for token in listed]

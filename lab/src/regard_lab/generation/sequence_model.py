@@ -1,4 +1,4 @@
-"""Encoder–decoders with their vocabularies: texts in, texts out, forced targets and unknown words included.
+"""Encoder–decoders with their vocabularies: translate texts, score given targets, replace unknown words.
 
 Dimensions: T target tokens, S source tokens.
 """
@@ -44,21 +44,21 @@ from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary, Vocabulary, Wo
 from regard_lab.text.words import PARAGRAPHS, normalize, sentences
 from regard_lab.training.objectives import cross_entropy
 
-# Replace words that a vocabulary cannot spell, by the source words that were attended to ------------------------------
+# Replace unknown words by the source words with the most attention ----------------------------------------------------
 
 
 def words_of_tokens(vocabulary: Vocabulary, text: str, tokens: int) -> list[str]:
-    """Return the word of a text itself in which each of its tokens stands, punctuation around it apart."""
+    """Return, for each token, the word of the text that contains it, without surrounding punctuation."""
     text = normalize(text, vocabulary.lowercase)
     words = [(word, len(vocabulary.encode(word))) for word in text.split()]
     words_of = [word for word, tokens in words for _ in range(tokens)]
-    words_of = list(text) if len(words_of) < tokens else words_of  # spaces are tokens, too: each character is
+    words_of = list(text) if len(words_of) < tokens else words_of  # each character is a token, spaces included
     signs = "".join(sign for sign in set(text) if unicodedata.category(sign).startswith("P"))
     return [word.strip(signs) or word for word in words_of]
 
 
 def restore_words(vocabulary: Vocabulary, text: str, numbers: Sequence[int]) -> list[Word]:
-    """Return the words of a text's numbers; those that are not wholly known are as the text has them."""
+    """Return the words of a text's tokens; words with unknown tokens are copied from the text."""
     words = vocabulary.words(numbers)
     if UNKNOWN not in numbers:
         return words
@@ -70,16 +70,17 @@ def restore_words(vocabulary: Vocabulary, text: str, numbers: Sequence[int]) -> 
 def replace_unknown(
     vocabulary: Vocabulary, numbers: Sequence[int], words: Sequence[Word], whole: Sequence[str], alignment: Tensor
 ) -> tuple[str, list[Word]]:
-    """Return a text and its words, of which those that are not wholly known become the source words looked at.
+    """Return a text and its words, with unknown words replaced by the source words with the most attention.
 
     Parameters
     ----------
     vocabulary : Vocabulary
     numbers : sequence of int (T,)
+        Target token ids.
     words : sequence of Word
-        Which of them make up words.
+        The words of the target, as ranges of its tokens.
     whole : sequence of str (S,)
-        The word of the source in which each of its tokens stands.
+        For each source token, the word that contains it.
     alignment : Tensor (T, S)
     """
     most = alignment.argmax(-1).tolist()  # (T,)
@@ -96,16 +97,16 @@ def replace_unknown(
     return vocabulary.decode(known, replacements), replaced
 
 
-# Forced decoding: scores of given targets, and the attention with which they are written ------------------------------
+# Forced decoding: scores and attention of given targets ---------------------------------------------------------------
 # Dimensions: A attention maps, T target tokens, S source tokens.
 
 
-#: The numbers of a source and of a target.
+#: The token ids of a source and of a target.
 Numbers = tuple[Sequence[int], Sequence[int]]
 
 
 def pad_to_device(model: EncoderDecoder, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return sequences as a tensor (B, S) and their lengths (B,), where the model is."""
+    """Return sequences as a padded tensor (B, S) with their lengths (B,), on the model's device."""
     device = next(model.parameters()).device
     numbers, lengths = pad(sequences)
     return numbers.to(device), lengths.to(device)
@@ -113,7 +114,7 @@ def pad_to_device(model: EncoderDecoder, sequences: Sequence[Sequence[int]]) -> 
 
 @torch.no_grad()
 def score_targets(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[float]:
-    """Return the log-probability of targets with their end marks."""
+    """Return the log-probability of each target, including its end mark."""
     sources = pad_to_device(model, [source for source, _ in pairs])
     target, _ = pad_to_device(model, [[*target, END] for _, target in pairs])
     before = torch.cat([target.new_full((len(pairs), 1), END), target[:, :-1]], 1)
@@ -125,7 +126,7 @@ def score_targets(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[float
 
 @torch.no_grad()
 def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tensor]:
-    """Return the attention weights (A, T, S) with which targets were written for sources."""
+    """Return the attention weights (A, T, S) of each target on its source."""
     if not pairs:
         return []
     source, lengths = pad_to_device(model, [source for source, _ in pairs])
@@ -135,14 +136,14 @@ def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tens
 
 
 def attention_weights(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
-    """Return the weights (T, S) of one attention map, or the mean of all, with which targets were written."""
+    """Return the weights (T, S) of one attention map, or the mean of all maps, for each pair."""
     place = slice(None) if name is None else [model.maps.index(name)]
     return [each[place].mean(0) for each in attention_maps(model, pairs)]
 
 
 @torch.no_grad()
 def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None) -> list[Tensor]:
-    """Return how much of each token of targets is due to each source token, (T, S), by one map or the mean of all."""
+    """Return the posterior attention (T, S) of one map, or of the mean of all maps, for each pair."""
     if not pairs:
         return []
     source, lengths = pad_to_device(model, [source for source, _ in pairs])
@@ -152,13 +153,13 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
     return [each[: len(target), : len(source)] for each, (source, target) in zip(posterior, pairs)]
 
 
-# Turn the hypotheses of a search into predictions: text, words and alignment ------------------------------------------
+# From search hypotheses to predictions --------------------------------------------------------------------------------
 # Dimensions: A attention maps, T target tokens, S source tokens.
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line as the model reads it, with the hypotheses of a search."""
+    """An input line with its tokens and the hypotheses of a search."""
 
     text: str
     numbers: list[int]
@@ -167,7 +168,7 @@ class Line:
 
 
 def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionOptions) -> Iterator[Prediction]:
-    """Yield the predictions for some lines."""
+    """Yield the prediction for each line."""
     wanted = [
         (line.numbers, each.numbers)
         for line in batch
@@ -191,7 +192,7 @@ def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionO
 def _prediction(
     model: SequenceModel, line: Line, hypothesis: Hypothesis, alignment: Tensor | None, options: PredictionOptions
 ) -> Prediction:
-    """Return a prediction, with the alignment (A, T, S) if it was asked for."""
+    """Return a prediction, with the alignment (A, T, S) if requested."""
     text, words, aligning = model.target.decode(hypothesis.numbers), None, model.aligning
     if options.replace_unknown and alignment is not None and UNKNOWN in hypothesis.numbers:
         words = model.target.words(hypothesis.numbers)
@@ -282,7 +283,7 @@ class SequenceModel:
         Raises
         ------
         TypeError
-            If it is none of them.
+            If the model is of another class.
         """
         for name, (_, kind) in MODELS.items():
             if type(self.model) is kind:
@@ -292,13 +293,13 @@ class SequenceModel:
 
     @property
     def aligning(self) -> str | None:
-        """The name of the attention map that aligns words: what training guided, or found to; None if it is unknown."""
+        """The attention map that aligns words best, guided or selected in training; None if unknown."""
         maps, known = self.model.maps, self.about.get("aligning")
         return maps[0] if len(maps) == 1 else known if known in maps else None
 
     @property
     def longest(self) -> tuple[int | None, int | None]:
-        """How many symbols of a source the model can read, and of a target it can write; None for no bound."""
+        """Maximum source and target lengths in symbols; None for no limit."""
         config = self.model.config
         if isinstance(config, TransformerConfig):
             bounded = config.positions == "learned" or config.score == "location"
@@ -312,9 +313,9 @@ class SequenceModel:
         Parameters
         ----------
         folder : str or Path
-            Made if missing. What it holds already is replaced, or left as it is if the disk is full.
+            Created if missing. Existing files are replaced, or kept unchanged if the disk is full.
         dtype : {"float32", "float16", "bfloat16"}
-            What the parameters are stored as.
+            Storage dtype of the parameters.
 
         Raises
         ------
@@ -337,8 +338,8 @@ class SequenceModel:
         Raises
         ------
         ModelFileError
-            If a file is missing, unreadable, cut short, changed, of another format or version, or does not fit the
-            others.
+            If a file is missing, unreadable, truncated, modified, of another format or version, or inconsistent with
+            the others.
         """
         path = Path(folder) / CONFIG
         config = load_config(folder, kind=FORMAT, version=VERSION)
@@ -353,7 +354,7 @@ class SequenceModel:
         model = build_model(path, *MODELS[config["kind"]], config.get("model")).to(DTYPES[config["dtype"]])
         sizes = (model.config.sources, model.config.targets)
         if sizes != (len(source), len(target)):
-            expected = f"have sources {len(source)} and targets {len(target)}, as {SOURCE} and {TARGET} say"
+            expected = f"have sources {len(source)} and targets {len(target)}, the sizes of {SOURCE} and {TARGET}"
             raise file_error(path, expected, f"{sizes[0]} and {sizes[1]}")
         load_weights(folder, model, config)
         return cls(model.float(), source, target, config["about"])
@@ -361,24 +362,24 @@ class SequenceModel:
     def predict(
         self, lines: Iterable[str], options: PredictionOptions | None = None, *, first: int = 1
     ) -> list[Prediction]:
-        """Return what the model writes for each line, in the order given.
+        """Translate each line, and return the predictions in the same order.
 
-        A line's sentences are written for one by one, if ``options.split`` says so. Lines of similar lengths go through
-        the model together; what is written for one does not depend on the others. For an empty line nothing is written.
+        With ``options.split``, the model translates a line sentence by sentence. Lines of similar lengths are batched,
+        but the results do not depend on the batch. An empty line gives an empty prediction.
 
         Parameters
         ----------
         lines : iterable of str
         options : PredictionOptions, optional
         first : int
-            What error messages call the first line.
+            Number of the first line in error messages.
 
         Raises
         ------
         ValueError
-            If a line is too long and is to be refused.
+            If a line is too long and ``options.too_long`` is ``"refuse"``.
         TypeError
-            If one str is given in place of lines, a line is no str, or the options are others.
+            If ``lines`` is a str, a line is not a str, or the options have the wrong type.
         """
         if isinstance(lines, str):
             raise rejected("predict", "lines", "be a list of lines", "a str", TypeError)
@@ -398,7 +399,7 @@ class SequenceModel:
         ]
 
     def _written(self, texts: Sequence[str], places: Sequence[int], options: PredictionOptions) -> list[Prediction]:
-        """Return what the model writes for texts; errors say which line each stands in."""
+        """Return the predictions for texts; ``places`` are their line numbers for error messages."""
         numbers = self.source.encode_all(texts)
         read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
         predictions = [Prediction(line.text, note=line.note) for line in read]
@@ -416,7 +417,7 @@ class SequenceModel:
                     batch = [replace(read[i], hypotheses=each or [_NOTHING]) for i, each in zip(rows, hypotheses)]
                     for i, each in zip(rows, detokenize(self, batch, options)):
                         predictions[i] = each
-                    # Texts that are the same in other tokens count once: there may be more behind them.
+                    # Hypotheses with the same text are merged, so search again with a larger pool.
                     full = [i for i, each in zip(rows, hypotheses) if len(each) == pool]
                     rows = [i for i in full if 1 + len(predictions[i].alternatives) < searching.n_best]
                     pool *= 2
@@ -430,31 +431,32 @@ class SequenceModel:
         *,
         first: int = 1,
     ) -> list[Prediction]:
-        """Return given targets as if the model had written them: with their score and their alignment.
+        """Score and align existing translations, as if the model had generated them.
 
-        A line and its target that have equally many sentences go together sentence by sentence, if ``options.split``
-        says so.
+        With ``options.split``, a line and its target are aligned sentence by sentence if they have the same number of
+        sentences.
 
         Parameters
         ----------
         sources, targets : iterable of str
-            As many of the one as of the other; where either is empty, nothing is aligned.
+            The same number of each; pairs with an empty side are not aligned.
         options : PredictionOptions, optional
-            Of its search, the length penalty counts.
+            Of the search options, only the length penalty matters.
         first : int
-            What error messages call the first line.
+            Number of the first line in error messages.
 
         Returns
         -------
         list of Prediction
-            In which ``text`` is the target as it was given.
+            ``text`` is the given target.
 
         Raises
         ------
         ValueError
-            If there are not as many targets, or a line is too long and is to be refused.
+            If the numbers of sources and targets differ, or if a line is too long and ``options.too_long`` is
+            ``"refuse"``.
         TypeError
-            If one str is given in place of lines.
+            If ``sources`` or ``targets`` is a str.
 
         Examples
         --------
@@ -508,21 +510,21 @@ class SequenceModel:
     def stream(
         self, lines: Iterable[str], options: PredictionOptions | None = None, *, ahead: int = 1024
     ) -> Iterator[Prediction]:
-        """Yield what the model writes for each line, in the order given, for as many lines as there are.
+        """Translate an endless stream of lines, and yield the predictions in the same order.
 
         Parameters
         ----------
         lines : iterable of str
-            Such as standard input; a line's end is no part of it.
+            For example standard input; line ends are stripped.
         options : PredictionOptions, optional
         ahead : int
-            Lines that are read before the first of them is answered: with many, equal lengths go together; with one,
-            every line is answered before the next is read.
+            Number of lines to read at a time. More lines give better batches; with 1, each line is translated before
+            the next one is read.
 
         Raises
         ------
         ValueError
-            As :meth:`predict`, after the lines before were answered as far as they were read earlier.
+            As in :meth:`predict`, after yielding the predictions of earlier blocks.
         """
         if ahead < 1:
             raise rejected("stream", "ahead", "be at least 1", ahead)
@@ -532,7 +534,7 @@ class SequenceModel:
             first += len(block)
 
     def _parts(self, text: str, options: PredictionOptions) -> list[str]:
-        """Return the sentences of a line, or the line where it is one or the model is to read it whole."""
+        """Return the sentences of a line, or the whole line if the model reads whole lines."""
         split = self.about.get("lines") != PARAGRAPHS if options.split is None else options.split
         return [text] if not split or isinstance(self.source, SymbolVocabulary) else sentences(text)
 
@@ -542,10 +544,10 @@ class SequenceModel:
             return Line(text, numbers)
         if options.too_long == "refuse":
             raise rejected("predict", f"line {number}", f"have at most {most} tokens", len(numbers))
-        return Line(text, numbers[:most], f"cut to the first {most} of {len(numbers)} tokens")
+        return Line(text, numbers[:most], f"truncated to the first {most} of {len(numbers)} tokens")
 
     def _replaces(self) -> bool:
-        """Return whether a word of the source can stand where a symbol is unknown: no letter is a sound."""
+        """Return whether source words can replace unknown symbols; not in pronunciation models."""
         read, written = (getattr(vocabulary, "separator", None) for vocabulary in (self.source, self.target))
         return bool(self.model.maps) and (read, written) != ("", " ")
 
@@ -555,7 +557,7 @@ class SequenceModel:
         self.model.eval()
         lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"
         try:
-            with fitting(f"predict: lines must fit in memory, got an allocation that failed; {lower}."):
+            with fitting(f"predict: out of memory: {lower}."):
                 yield
         finally:
             self.model.train(training)

@@ -1,9 +1,9 @@
-"""Speculative decoding: several tokens are proposed cheaply and checked by the model in one pass.
+"""Speculative decoding: a drafter proposes several tokens, and the model checks them in one pass.
 
-What is written has the distribution of plain sampling, and is the same where the choice is greedy (Leviathan et al.
-2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
+Sampling keeps the model's distribution, and greedy decoding gives identical output (Leviathan et al. 2023, arXiv
+2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
-Dimensions: K tokens proposed, N vocabulary.
+Dimensions: K proposed tokens, N vocabulary size.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from regard_lab.models import DecoderLM
 
 
 def acceptance(wanted: Tensor, proposed: Tensor) -> Tensor:
-    """Return with which probability a proposed token is accepted, ``min(1, p / q)``.
+    """Return the acceptance probability of a proposed token, ``min(1, p / q)``.
 
     Parameters
     ----------
     wanted, proposed : Tensor (..., N)
-        The probabilities p of the model and q of the proposal.
+        The probabilities p of the model and q of the drafter.
     """
     return torch.where(proposed > 0, wanted / proposed, 1.0).clamp(max=1)
 
 
 def residual(wanted: Tensor, proposed: Tensor) -> Tensor:
-    """Return what a token is drawn from where the proposed one was rejected, ``max(0, p − q)`` up to a factor.
+    """Return the distribution to sample from after a rejection, ``max(0, p − q)`` up to a factor.
 
-    Then token x comes with probability ``q(x) min(1, p(x)/q(x)) + (1 − Σ min(p, q)) · residual(x) = p(x)``.
+    Token x then has probability ``q(x) min(1, p(x)/q(x)) + (1 − Σ min(p, q)) · residual(x) = p(x)``.
 
     Examples
     --------
@@ -56,18 +56,18 @@ def residual(wanted: Tensor, proposed: Tensor) -> Tensor:
     tensor([0.2500, 0.0000, 0.0000])
     """
     rest = (wanted - proposed).clamp(min=0)
-    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)  # nothing is left but by rounding
+    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)  # rounding can leave a sum of 0
 
 
 def verified(wanted: Tensor, proposed: Tensor, tokens: Sequence[int], draws: Draws) -> list[int]:
-    """Return the proposed tokens up to the first that is rejected, and one token more.
+    """Return the accepted tokens and one more token.
 
     Parameters
     ----------
     wanted : Tensor (K + 1, N)
-        The model's probabilities after each proposed token, and before the first.
+        The model's probabilities before the first proposed token and after each.
     proposed : Tensor (K, N)
-        Those that the tokens were drawn from.
+        The drafter's probabilities.
     tokens : sequence of int (K,)
     draws : Draws
     """
@@ -78,27 +78,27 @@ def verified(wanted: Tensor, proposed: Tensor, tokens: Sequence[int], draws: Dra
 
 
 def _check_rewinds(model: DecoderLM) -> None:
-    """Raise unless tokens that were rejected can be forgotten."""
+    """Raise unless the model's cache can drop rejected tokens."""
     if model.config.linear:
-        expected = "have no linear attention, whose sums cannot forget tokens that are rejected"
+        expected = "not use linear attention, whose cache cannot drop rejected tokens"
         raise rejected("Speculator", "model", expected, f"feature_map {model.config.feature_map!r}")
 
 
 class Drafter(ABC):
-    """Proposes how a sequence goes on."""
+    """Proposes the next tokens of a sequence."""
 
     def start(self, model: DecoderLM) -> None:  # noqa: B027
-        """Forget earlier sequences; raise where this cannot propose for the model."""
+        """Start a new sequence; raise if the drafter does not fit the model."""
 
     @abstractmethod
     def propose(
         self, tokens: Sequence[int], count: int, sampling: SamplingOptions, draws: Draws
     ) -> tuple[list[int], Tensor | None]:
-        """Return at most ``count`` tokens, and the probabilities (K, N) they were drawn from; None for certainty."""
+        """Return at most ``count`` tokens, and their sampling probabilities (K, N); None if deterministic."""
 
 
 class ModelDrafter(Drafter):
-    """Proposals of a smaller model with the same vocabulary.
+    """Proposes tokens of a smaller model with the same vocabulary.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class ModelDrafter(Drafter):
 
     def start(self, model: DecoderLM) -> None:
         if self.model.config.vocabulary != model.config.vocabulary:
-            expected = f"have the model's vocabulary of {model.config.vocabulary:,} tokens"
+            expected = f"have the model's vocabulary size of {model.config.vocabulary:,} tokens"
             raise rejected("Speculator", "drafter", expected, f"{self.model.config.vocabulary:,}")
         _check_rewinds(self.model)
         self._caches = self.model.caches()
@@ -119,7 +119,7 @@ class ModelDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], count: int, sampling: SamplingOptions, draws: Draws
     ) -> tuple[list[int], Tensor | None]:
-        """Return tokens that the smaller model draws."""
+        """Return tokens sampled from the smaller model."""
         count = positions_left(self.model.config, tokens, count)
         found: list[int] = []
         weights: list[Tensor] = []
@@ -127,7 +127,7 @@ class ModelDrafter(Drafter):
         with evaluating(self.model):
             while len(found) < count:
                 known = [*tokens, *found]
-                for cache in self._caches:  # what was rejected is forgotten
+                for cache in self._caches:  # drop rejected tokens
                     cache.truncate(min(len(cache), len(known) - 1))
                 new = torch.tensor([known[len(self._caches[0]) :]], device=device)
                 logits = self.model.logits(self.model.features(new, caches=self._caches)[0, -1])
@@ -137,13 +137,14 @@ class ModelDrafter(Drafter):
 
 
 class NGramDrafter(Drafter):
-    """Proposals copied from where the last few tokens stood before (prompt lookup; Saxena 2023).
+    """Proposes the continuation of an earlier occurrence of the last tokens (prompt lookup; Saxena 2023).
 
     Parameters
     ----------
     longest : int, default 3
-        Tokens that are looked for at first; then fewer.
+        Length of the n-gram to look up first; shorter ones follow.
     shortest : int, default 1
+        Length of the shortest n-gram.
 
     Examples
     --------
@@ -161,7 +162,7 @@ class NGramDrafter(Drafter):
         sampling: SamplingOptions,  # noqa: ARG002
         draws: Draws,  # noqa: ARG002
     ) -> tuple[list[int], Tensor | None]:
-        """Return what followed the latest earlier occurrence of the last tokens."""
+        """Return the tokens after the latest earlier occurrence of the last tokens."""
         tokens = list(tokens)
         for length in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             last = tokens[-length:]
@@ -172,19 +173,19 @@ class NGramDrafter(Drafter):
 
 
 class Speculator:
-    """Write with a model what a drafter proposes, as far as it is what the model would have written.
+    """Generates text with a model that checks the proposals of a drafter.
 
     Parameters
     ----------
     model : DecoderLM
     drafter : Drafter or DecoderLM
     lookahead : int, default 4
-        Tokens K that are proposed at a time.
+        Number of tokens K to propose at a time.
 
     Attributes
     ----------
     proposed, accepted : int
-        Tokens so far.
+        Number of proposed and accepted tokens so far.
 
     Examples
     --------
@@ -210,7 +211,7 @@ class Speculator:
     def stream(
         self, prompt: Sequence[int], options: GenerationOptions | None = None, stop: Stops = (), *, sample: int = 0
     ) -> Iterator[Token]:
-        """Yield tokens as they are written.
+        """Yield tokens as they are generated.
 
         Parameters
         ----------
@@ -218,7 +219,7 @@ class Speculator:
         options : GenerationOptions, optional
         stop : sequence of int or of sequences of int
         sample : int, default 0
-            Another number draws other tokens.
+            Index of the sample: different values draw different tokens.
         """
         options = GenerationOptions() if options is None else options
         tokens = checked_prompt(prompt, self.model.config)
@@ -238,7 +239,7 @@ class Speculator:
 
     @torch.inference_mode()
     def _step(self, request: Request, caches: list[KVCache]) -> list[int]:
-        """Return the tokens that one pass of the model gives."""
+        """Return the tokens of one model pass."""
         tokens, sampling = [*request.prompt, *request.written], request.options.sampling
         left = request.most - len(request.written)
         drafts, proposed = self.drafter.propose(tokens, min(self.lookahead, left - 1), sampling, request.draws)
@@ -249,7 +250,7 @@ class Speculator:
             )
             logits = self.model.logits(features[0, -1 - len(drafts) :])  # (K + 1, N)
         if bool(logits.isnan().any()):
-            raise rejected("generate", "model", "give logits that are numbers", "nan")
+            raise rejected("generate", "model", "return logits without NaN", "nan")
         wanted = _probabilities(logits, sampling, tokens, drafts)
         if proposed is None:
             proposed = torch.zeros_like(wanted[:-1])
@@ -262,7 +263,7 @@ class Speculator:
 
 
 def _probabilities(logits: Tensor, sampling: SamplingOptions, tokens: list[int], drafts: list[int]) -> Tensor:
-    """Return the model's probabilities (K + 1, N) after each draft, each with the tokens before it."""
+    """Return the model's probabilities (K + 1, N), with the repetition penalty for the tokens before each."""
     if sampling.repetition_penalty == 1:
         return probabilities(logits, sampling)
     return torch.stack([probabilities(row, sampling, [*tokens, *drafts[:i]]) for i, row in enumerate(logits.unbind(0))])

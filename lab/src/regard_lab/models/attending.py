@@ -1,4 +1,4 @@
-"""Every score, soft or hard, global or local, as models use it; and the parts and presets that they share."""
+"""Attention of recurrent models with any score: soft or hard, global or local; and parts shared by models."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from regard.scores.kernels import kernels
 from regard_lab._options import Options, option
 from regard_lab.models.packed_weight import PackedWeight
 
-# Parts that models share: checks of configs, presets, and the matrix that scores the vocabulary -----------------------
+# Shared parts: config checks, presets, and the output projection ------------------------------------------------------
 
 
-#: What shares the matrix of the target embedding: nothing, what scores the vocabulary, or the source embedding, too.
+#: Weight tying: none; target embedding and output projection; or these and the source embedding.
 TIES = ("none", "target", "all")
-#: No width or length is larger, and no model deeper.
+#: Upper bounds on widths and lengths, and on the number of layers.
 LARGEST, DEEPEST = 1 << 16, 100
 
 
@@ -77,16 +77,16 @@ class Config(Options, ABC):
 
 
 class Output(nn.Module):
-    """Make logits ``W x + b``; W is the embedding of the symbols where that is tied (Press & Wolf 2017).
+    """The output projection ``W x + b``; with weight tying, W is the target embedding (Press & Wolf 2017).
 
     Parameters
     ----------
     width : int
-        Of the rows.
+        Number of input features.
     targets : int
-        How many symbols N.
+        Vocabulary size N.
     tied : bool
-        Whether there is no W of its own, so that a ``state_dict`` has it once.
+        Use the target embedding as W, so that the ``state_dict`` holds it only once.
     """
 
     def __init__(self, width: int, targets: int, tied: bool) -> None:
@@ -96,7 +96,7 @@ class Output(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all to 0: every symbol is equally likely."""
+        """Set all parameters to 0, which makes all symbols equally likely."""
         for each in self.parameters():
             nn.init.zeros_(each)
 
@@ -106,13 +106,13 @@ class Output(nn.Module):
 
 
 def scheduled_sampling(given: Tensor, logits: Tensor, share: float) -> Tensor:
-    """Return what is read next, (B, 1): each sequence's given symbol with probability ``share``, else the likeliest.
+    """Return the next input (B, 1): the given symbol with probability ``share``, otherwise the model's most likely one.
 
     Parameters
     ----------
     given : Tensor (B, 1)
     logits : Tensor (B, 1, N)
-        Of the step before.
+        From the previous step.
     share : float
         In [0, 1].
     """
@@ -121,28 +121,28 @@ def scheduled_sampling(given: Tensor, logits: Tensor, share: float) -> Tensor:
 
 
 def check_probability(model: nn.Module, value: Any) -> float:
-    """Return the share of steps that are given the target's symbols, or raise."""
+    """Return the teacher-forcing probability as a float; raise if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 1:
         raise rejected(type(model).__name__, "teacher_forcing", "be a probability in [0, 1]", repr(value))
     return float(value)
 
 
 def find_map(model: Any, name: str) -> int:
-    """Return which of a model's attention maps has this name, or raise."""
+    """Return the index of the model's attention map with this name; raise if there is none."""
     if name not in model.maps:
         raise unknown_name(type(model).__name__, "map", name, model.maps)
     index: int = model.maps.index(name)
     return index
 
 
-#: With so many rows a product with many columns takes less time the other way round, where weights lie row by row.
+#: Numbers of rows for which the transposed product with a row-major weight is faster.
 _FEW = range(2, 9)
 
 
 def vocabulary_scores(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return the products (..., N) of rows (..., E) with a matrix (N, E) that scores a vocabulary.
+    """Return the vocabulary logits ``rows @ weight.T`` (..., N) of rows (..., E) and a weight (N, E).
 
-    The same as ``rows @ weight.T``; with 2 to 8 rows, as in a step of decoding, a CPU takes about half the time.
+    With 2 to 8 rows, as in a decoding step, this takes about half the time on a CPU.
     """
     few = rows.numel() // max(rows.shape[-1], 1) in _FEW and not torch.is_grad_enabled()
     few = few and not isinstance(weight, PackedWeight)
@@ -151,21 +151,21 @@ def vocabulary_scores(rows: Tensor, weight: Tensor) -> Tensor:
     return F.linear(rows, weight)
 
 
-# Attention of one sequence to another, with any score, soft or hard, over all of it or over a window ------------------
-# Dimensions: B batch, L queries, S keys, Q query width, E width of the states that are attended to, C features.
+# Attention of one sequence to another ---------------------------------------------------------------------------------
+# Dimensions: B batch, L queries, S keys, Q query width, E width of the attended states, C features.
 
 
-#: The kernels of a distance. A boxcar is none of them: no gradient reaches what it compares.
+#: Kernels of a distance, without the boxcar, which has no gradient.
 KERNELS = tuple(name for name, kernel in kernels().items() if kernel.smooth)
-#: Scores that compare rows of one width and learn no projection of their own.
+#: Scores that compare queries and keys of equal width and have no projection of their own.
 PLAIN = ("cosine", "dot", *KERNELS, "scaled_dot")
-#: Every score that a model can be built with, by the name it has in :mod:`regard.scores`.
+#: All scores available to models, by their names in :mod:`regard.scores`.
 SCORES = ("additive", "concat", "constant", "general", "location", *PLAIN)
 SCOPES, DRAWS = ("global", "local-m", "local-p"), ("none", "gumbel", "reinforce")
 
 
 class TanhAttention(ScoredAttention):
-    """Attention by ``w_vᵀ tanh(q + k)`` between rows that come projected: the additive score's last part.
+    """Additive attention ``w_vᵀ tanh(q + k)`` between queries and keys that are already projected.
 
     Parameters
     ----------
@@ -182,31 +182,31 @@ class TanhAttention(ScoredAttention):
         return scores.Additive(self.w_v)
 
     def reset_parameters(self) -> None:
-        """Draw w_v with standard deviation 1/√C."""
+        """Reinitialize w_v with standard deviation 1/√C."""
         nn.init.normal_(self.w_v, std=len(self.w_v) ** -0.5)
 
 
 class AverageAttention(ScoredAttention):
-    """Attention that weighs all keys alike; nothing is learned."""
+    """Uniform attention over all keys, without parameters."""
 
     def score(self) -> scores.Score:
         return scores.Constant()
 
     def reset_parameters(self) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: there are no parameters."""
 
 
 def scorer(name: str, width: int, longest: int) -> ScoredAttention:
-    """Return the layer that compares projected rows of this width by the score of this name.
+    """Return an attention layer with the named score for projected queries and keys.
 
     Parameters
     ----------
     name : str
         One of :data:`SCORES`.
     width : int
-        Of queries and keys.
+        Width of queries and keys.
     longest : int
-        How many positions of keys a location score knows.
+        Number of key positions of the location score.
     """
     if name in ("additive", "concat"):
         return TanhAttention(width)
@@ -219,21 +219,21 @@ def scorer(name: str, width: int, longest: int) -> ScoredAttention:
     if name == "general":
         return GeneralAttention(width)
     if name in KERNELS:
-        # Entries are of the order of 1. Such widths bring the Gaussian's scores to the size of a scaled dot product's,
-        # and all keys within a compact kernel's reach.
+        # For entries of order 1, these bandwidths give the Gaussian scores the size of scaled dot products, and put
+        # all keys within the support of a compact kernel.
         return KernelAttention(cast(Any, name), width**0.25 if name == "gaussian" else 2 * width**0.5)
     return DotProductAttention(scale=1.0 if name == "dot" else None)
 
 
 class Attending(nn.Module):
-    """The attention of a recurrent model: projections of states, made once, and a score of queries against them.
+    """The attention of a recurrent model: states are projected once, and each query is scored against them.
 
     ======================  =====================================  =========================
-    score                   query and key                          compared by
+    score                   query and key                          formula
     ======================  =====================================  =========================
     additive, concat        W_q q, W_k m, of C features            wᵀ tanh(q + k)
     general                 q, W m, as wide as the query           q·k
-    dot and other ``PLAIN`` q, m; W_k m where widths differ        q·k, −½‖(q − k)/σ‖², …
+    dot and other ``PLAIN`` q, m; W_k m if widths differ           q·k, −½‖(q − k)/σ‖², …
     … with ``projections``  W_q q, W_k m, of C features            the same; values are W_v m
     location                q, by position                         (W q)_s
     constant                                                       0
@@ -246,17 +246,17 @@ class Attending(nn.Module):
     sizes : (int, int, int)
         Widths Q of queries and E of states, and features C.
     projections : bool
-        Whether queries, keys and values are projected before a score of :data:`PLAIN`.
+        Project queries, keys and values before a score of :data:`PLAIN`.
     scope : {"global", "local-m", "local-p"}
-        Whether all states count, or a window around the query's own position, or around a predicted one.
+        Attend to all states, to a window around the query's position, or to a window around a predicted position.
     window : int
         Half the window's width, D.
     hard : {"none", "gumbel", "reinforce"}
-        Whether one state is read; and how that is learned.
+        Soft attention, or hard attention to one state with this gradient estimator.
     longest : int
-        How many positions a location score knows.
+        Number of positions of the location score.
     entropy : float
-        Weight of the entropy of draws in their surrogate.
+        Weight of the entropy bonus in the surrogate loss of hard attention.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Attending(nn.Module):
         self.layer: ScoredAttention | LocalAttention | HardAttention = made
         if scope != "global":
             mode: Any = "predictive" if scope == "local-p" else "monotonic"
-            # Renormalized, so that what is shown as an alignment are shares of one whole.
+            # Renormalize, so that alignment weights sum to 1.
             self.layer = LocalAttention(Q, window, mode=mode, score="dot", renormalize=True)
             self.layer.scorer = made
         elif hard != "none":
@@ -298,7 +298,7 @@ class Attending(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the projections by Glorot's rule, and what the layers have as they do."""
+        """Reinitialize the projections by Glorot's rule, and the attention layer by its own."""
         for module in (self.query, self.key, self.value):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -311,19 +311,19 @@ class Attending(nn.Module):
     def forward(
         self, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, steps: Tensor, weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what queries read.
+        """Return the context vectors of the queries.
 
         Parameters
         ----------
         query : Tensor (B, L, Q)
         keys, values : Tensor (B, S, ·), (B, S, V)
-            What :meth:`prepare` made.
+            From :meth:`prepare`.
         lengths : Tensor (B,)
-            How many of them are real.
+            Number of real keys.
         steps : Tensor (L,)
             The position of each query in its sequence.
         weights : bool, default False
-            Whether to tell the weights, too.
+            Also return the attention weights.
 
         Returns
         -------
@@ -331,9 +331,9 @@ class Attending(nn.Module):
         weights : Tensor (B, L, S), or None
         """
         options = {}
-        if self.scope == "local-m":  # behind the end of a source, the window stays on its last states
+        if self.scope == "local-m":  # past the end of a source, the window stays on its last states
             options["positions"] = torch.minimum(steps, lengths[:, None] - 1)  # (B, L)
-        if weights:  # what is read of one-hot rows are the weights: of the same pass, and part of its graph
+        if weights:  # with one-hot values, the output holds the weights, with gradients
             one_hot = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
             values = torch.cat([values, one_hot.expand(len(values), -1, -1)], -1)
         answer = self.layer(self.query(query), keys, values, lengths, **options)

@@ -64,23 +64,23 @@ class EncoderDecoder(nn.Module, ABC):
     @property
     @abstractmethod
     def projection(self) -> tuple[Tensor, Tensor]:
-        """The weight (N, P) and the bias (N,) that make logits of features."""
+        """The output projection: weight (N, P) and bias (N,)."""
 
     @abstractmethod
     def features(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
-        """Return the rows (B, T, P) that the logits of every next symbol are made of; arguments as :meth:`forward`'s.
+        """Return the decoder features (B, T, P), the input of :meth:`logits`; arguments as in :meth:`forward`.
 
-        A loss needs no more: all logits of a batch at once take more memory than the rest of a model.
+        A loss can compute logits from them in chunks: all logits of a batch take more memory than the rest of a model.
         """
 
     def features_and_attention(
         self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
     ) -> tuple[Tensor, Tensor]:
-        """Return :meth:`features`, and the weights (B, T, S) of one of :attr:`maps` that they were made with.
+        """Return :meth:`features`, and the attention weights (B, T, S) of the map ``name``, one of :attr:`maps`.
 
-        The weights are of the same pass, and part of its graph: for a loss that guides attention.
+        Both come from the same pass and carry gradients, so a loss can guide the attention.
         """
-        raise NotImplementedError(f"{type(self).__name__} tells no attention that a loss could guide")
+        raise NotImplementedError(f"{type(self).__name__} does not return attention weights for guided attention")
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0) -> Tensor:
         """Return the logits (B, T, N) of every next symbol.
@@ -90,50 +90,51 @@ class EncoderDecoder(nn.Module, ABC):
         source : Tensor (B, S)
         lengths : Tensor (B,)
         target : Tensor (B, T)
-            The symbols so far, beginning with :data:`END`. There may be several targets of each source, as many of one
-            as of another, which stand together: the sources, fewer than B then, are read once.
+            Target prefixes, beginning with :data:`END`. A source may have several consecutive targets, the same number
+            for every source; the batch then has fewer than B sources, and each is encoded once.
         teacher_forcing : float, default 1.0
-            The probability with which a step is given the target's symbol instead of the model's own likeliest.
+            Probability that a step reads the target's symbol instead of the model's own most likely one.
         """
         return self.logits(self.features(source, lengths, target, teacher_forcing))
 
     def logits(self, features: Tensor, state: Any = None) -> Tensor:  # noqa: ARG002
-        """Return the logits (..., N) of rows (..., P); a state may hold what makes that faster."""
+        """Return the logits (..., N) for features (..., P); a state may hold tensors that speed this up."""
         return F.linear(features, *self.projection)
 
     @abstractmethod
     def start(self, memory: Any, beams: int) -> Rows:
-        """Return the decoder's first state for K beams of each sequence: B·K rows, a sequence's beams together."""
+        """Return the initial decoder state for K beams per sequence: B·K rows, the beams of a sequence adjacent."""
 
     @abstractmethod
     def advance(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
-        """Return the rows (B, K, P) after the symbols ``last`` (B, K), and the state after them (B·K rows)."""
+        """Return the features (B, K, P) after the symbols ``last`` (B, K), and the new state (B·K rows)."""
 
     def step(self, last: Tensor, memory: Any, state: Any) -> tuple[Tensor, Any]:
-        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the state after them (B·K rows)."""
+        """Return the logits (B, K, N) after the symbols ``last`` (B, K), and the new state (B·K rows)."""
         features, state = self.advance(last, memory, state)
         return self.logits(features, state), state
 
     @abstractmethod
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Return the attention weights (B, A, T, S) that :meth:`forward` uses for the same arguments."""
+        """Return the attention weights (B, A, T, S) that :meth:`forward` computes for the same arguments."""
 
     def posterior(self, source: Tensor, lengths: Tensor, target: Tensor, written: Tensor, name: str | None) -> Tensor:  # noqa: ARG002
-        """Return how much of each step of a target is due to each step of its source, (B, T, S).
+        """Return the posterior attention (B, T, S): how much each target step depends on each source step.
 
-        Rows sum to 1, or to 0 where nothing is read.
+        Rows sum to 1, or to 0 if the step reads nothing.
 
-        Attention is what a model reads before it writes; where it is known what was written, that tells more (Shankar
-        & Sarawagi 2019, openreview BkltNhC9FX). A model that cannot tell returns its attention.
+        Ordinary attention is computed before a symbol is generated. Posterior attention also uses the generated
+        symbol, and aligns better (Shankar & Sarawagi 2019, openreview BkltNhC9FX). Models that cannot compute it
+        return their ordinary attention.
 
         Parameters
         ----------
         source : Tensor (B, S)
         lengths : Tensor (B,)
         target : Tensor (B, T)
-            What was read in writing, as for :meth:`align`.
+            The decoder input, as in :meth:`align`.
         written : Tensor (B, T)
-            What was written.
+            The generated symbols.
         name : str or None
             One of :attr:`maps`; None for their mean.
         """
@@ -142,22 +143,22 @@ class EncoderDecoder(nn.Module, ABC):
 
     @property
     def saturates(self) -> bool:
-        """Whether features are bounded, and gradients vanish where all of them stand at their bounds."""
+        """Whether features are bounded, so that gradients vanish when they saturate."""
         return False
 
     @property
     def stochastic(self) -> bool:
-        """Whether attention draws where it reads, without a gradient, and learns by :meth:`surrogate`."""
+        """Whether attention samples positions without a gradient, and learns through :meth:`surrogate`."""
         return False
 
     def surrogate(self, log_likelihood: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return what to add to the loss where the attention is :attr:`stochastic`.
+        """Return the term to add to the loss if attention is :attr:`stochastic`.
 
         Parameters
         ----------
         log_likelihood : Tensor (B, T)
-            How likely the last :meth:`forward` in training made each target symbol, detached; 0 for padding.
+            Log-likelihood of each target symbol in the last :meth:`forward` in training, detached; 0 for padding.
         real : Tensor (B, T) of bool, optional
-            Which symbols are no padding.
+            True for real symbols, False for padding.
         """
-        raise NotImplementedError(f"{type(self).__name__} draws nothing")
+        raise NotImplementedError(f"{type(self).__name__} does not sample attention")

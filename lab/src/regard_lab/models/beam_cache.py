@@ -1,7 +1,7 @@
-"""Caches of beams: keys and values as rows that tables name, and multi-head attention to them.
+"""Key–value caches for beam search: rows of keys and values, indexed by tables, and attention to them.
 
-Dimensions: R queries, Q rows of a table, T keys that a query sees, M rows that are kept, G key–value heads, D width of
-a head; B sequences, N their steps together.
+Dimensions: R queries, Q rows of a table, T keys per query, M stored rows, G key–value heads, D head size; B sequences,
+N their steps in total.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from regard._utils.tracing import is_observed
 from regard.engines.fused import decoding
 from regard.nn import MultiheadAttention
 
-# Keys and values as rows, of which tables say who sees which: what the beams of a search have in common is kept once
+# Rows of keys and values with index tables, so that beams share their common prefixes ---------------------------------
 
 
-#: Steps that there is room for behind what was kept.
+#: Number of steps to allocate in advance.
 _ROOM = 16
 
 
 @dataclass(frozen=True)
 class KeyRows:
-    """Keys and values as rows, and a table of those that each query sees.
+    """Rows of keys and values, and a table of the rows that each query attends to.
 
     Attributes
     ----------
     key, value : Tensor (M, G, D)
     table : Tensor (Q, T) of int64
-        The rows that queries see.
+        Row indices for each query.
     counts : Tensor (Q,) of int64
-        How many of them; those behind are any.
+        Number of valid indices in each row of the table; the rest are arbitrary.
     """
 
     key: Tensor
@@ -48,27 +48,27 @@ class KeyRows:
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor, lengths: Tensor) -> Self:
-        """Return rows of which each query sees those of a sequence.
+        """Return rows for B concatenated sequences, with one table row per sequence.
 
         Parameters
         ----------
         key, value : Tensor (N, G, D)
-            The steps of B sequences, one after the other.
+            The steps of B sequences, concatenated.
         lengths : Tensor (B,) of int64
-            How many each has.
+            Length of each sequence.
         """
         steps = torch.arange(int(lengths.max()), device=lengths.device)
         begins = (lengths.cumsum(0) - lengths)[:, None]
         return cls(key, value, begins + torch.where(steps < lengths[:, None], steps, 0), lengths)
 
     def select(self, rows: Tensor) -> KeyRows:
-        """Return what these queries see, in this order."""
+        """Return the same keys and values with these rows of the table."""
         return KeyRows(self.key, self.value, self.table.index_select(0, rows), self.counts.index_select(0, rows))
 
     def read(self, query: Tensor, which: Tensor | None = None) -> Tensor:
-        """Return softmax(q kᵀ / √D) v, (R, H, D), of queries (R, H, D).
+        """Return softmax(q kᵀ / √D) v, (R, H, D), for queries (R, H, D).
 
-        ``which`` (R,) says what row of the table each has; by default those that have the same stand together.
+        ``which`` (R,) holds each query's row of the table; by default, queries with the same row are adjacent.
         """
         which = self._which(len(query)) if which is None else which
         asked = query if query.dtype == self.key.dtype else query.to(self.key.dtype)
@@ -77,7 +77,7 @@ class KeyRows:
         return made if made.dtype == query.dtype else made.to(query.dtype)
 
     def _which(self, queries: int) -> Tensor:
-        """Return the row of the table of each of so many queries."""
+        """Return the default table row of each query."""
         if queries not in self._owners:
             which, each = torch.arange(queries), queries // len(self.table)
             self._owners[queries] = which if each == 1 else which // each
@@ -85,7 +85,7 @@ class KeyRows:
 
     @cached_property
     def gathered(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The keys and values (Q, G, T, D) themselves, and −inf or 0 (Q, 1, 1, T) where some see fewer than others."""
+        """The gathered keys and values (Q, G, T, D), and an additive mask (Q, 1, 1, T) if counts differ."""
         key, value = (rows[self.table].transpose(1, 2) for rows in (self.key, self.value))
         T = self.table.shape[1]
         if bool((self.counts == T).all()):
@@ -96,26 +96,26 @@ class KeyRows:
 
 
 def readable(rows: Tensor) -> Tensor:
-    """Return keys and values in a dtype that the kernel reads, where there is one for their device."""
+    """Return keys and values in a dtype that the CPU kernel supports."""
     return rows.float() if rows.device.type == "cpu" and rows.dtype not in decoding.DTYPES else rows
 
 
 @dataclass
 class _Store:
-    """Rows of keys and values (capacity, 2, G, D), which are only added to, by whichever copy of a cache."""
+    """Append-only rows of keys and values (capacity, 2, G, D), shared by copies of a cache."""
 
     rows: Tensor
     count: int
 
 
 class BeamCache:
-    """The projected keys and values of the steps so far, for beams.
+    """A key–value cache for beam search.
 
-    Each step of R beams adds R rows, and a table says which rows a beam comes from. So when beams are chosen anew the
-    table alone changes. Rows that no beam comes from any more are dropped when there is no room for further ones.
+    Each step of R beams appends R rows, and a table holds the rows of each beam's history, so that reordering beams
+    changes only the table. When the cache is full, it drops rows that no beam uses any more.
 
-    Pass one to every call of a :class:`~regard.nn.MultiheadAttention` that decodes one step of R rows; each layer needs
-    its own. What a copy of it is told, it does not know.
+    Pass it to every call of a :class:`~regard.nn.MultiheadAttention` that decodes one step of R rows; each layer needs
+    its own. Updates of a copy do not affect the original.
 
     Examples
     --------
@@ -144,23 +144,23 @@ class BeamCache:
         return twin
 
     def __len__(self) -> int:
-        """Return how many steps there are."""
+        """Return the number of steps."""
         return 0 if self._table is None else self._table.shape[1]
 
     def truncate(self, length: int) -> None:
-        """Forget all steps but the first ``length``."""
+        """Keep only the first ``length`` steps."""
         if not 0 <= length <= len(self):
             raise rejected("BeamCache", "length", f"be at most {len(self)}", length)
         if length != len(self):
             self._table = self._table[:, :length] if self._table is not None and length else None
 
     def reorder(self, index: Tensor) -> None:
-        """Make row r continue what was row ``index[r]``, (R',) of int."""
+        """Make row r continue the previous row ``index[r]``; ``index`` is (R',) of int."""
         if self._table is not None:
             self._table = self._table.index_select(0, index)
 
     def attend(self, layer: MultiheadAttention, x: Tensor) -> Tensor:
-        """Add the keys and values of a step of rows (R, E), and return what the layer reads of all steps, (R, E)."""
+        """Append the keys and values of a step (R, E), and return the layer's output (R, E) over all steps."""
         return self_attention_step(layer, x, self)
 
     def append(self, both: Tensor) -> None:
@@ -179,16 +179,16 @@ class BeamCache:
 
     @property
     def rows(self) -> KeyRows:
-        """What there is to see."""
+        """The current keys, values and table."""
         assert self._store is not None and self._table is not None
         kept = self._store.rows
         R, T = self._table.shape
         return KeyRows(kept[:, 0], kept[:, 1], self._table, self._table.new_full((R,), T))
 
     def _room(self, both: Tensor) -> _Store:
-        """Return a store to which a step (R, 2, G, D) may be added; with gradients, one to which it was added."""
+        """Return a store with room for a step (R, 2, G, D); with gradients, one that already contains it."""
         old, (R, _, G, D) = self._store, both.shape
-        if torch.is_grad_enabled():  # what was returned before may be saved for a backward pass
+        if torch.is_grad_enabled():  # earlier rows may be saved for a backward pass: do not write in place
             rows = both if old is None else torch.cat([old.rows[: old.count], both])
             self._store = _Store(rows, 0 if old is None else old.count)
         elif old is None or self._table is None:
@@ -203,20 +203,20 @@ class BeamCache:
         return self._store
 
 
-# Multi-head attention to rows that tables name: of beams to their steps, and of steps to sequences without padding ----
-# Dimensions: B sequences, N their steps together, L queries of each, R queries, E width, H heads, D width of a head.
+# Multi-head attention with index tables: beams to their histories, and packed sequences without padding ---------------
+# Dimensions: B sequences, N their steps in total, L queries of each, R queries, E hidden size, H heads, D head size.
 
 
 def project_memory(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyRows:
-    """Return a layer's keys and values of sequences, to be read by :func:`cross_attention`.
+    """Project encoder states to a layer's keys and values, for :func:`cross_attention`.
 
     Parameters
     ----------
     layer : MultiheadAttention
     states : Tensor (N, E)
-        The steps of B sequences, one after the other.
+        The steps of B sequences, concatenated.
     lengths : Tensor (B,) of int64
-        How many each has, at least 1.
+        Length of each sequence, at least 1.
     """
     E, width = layer.embed_dim, layer.num_kv_heads * layer.head_dim
     bias = None if layer.in_proj_bias is None else layer.in_proj_bias[E:]
@@ -231,9 +231,9 @@ def project_memory(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -
 
 
 def cross_attention(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:
-    """Return what queries (R, E) read of the keys and values of sequences, as the layer's output (R, E).
+    """Return the layer's output (R, E) for queries (R, E) attending to the keys and values of sequences.
 
-    Those that read the same sequence stand together, as many of one as of another.
+    Queries of the same sequence are adjacent, with the same number for each sequence.
     """
     E, bias = layer.embed_dim, layer.in_proj_bias
     weight = layer.q_proj_weight if layer.in_proj_weight is None else layer.in_proj_weight[:E]
@@ -244,17 +244,17 @@ def cross_attention(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> 
 
 
 def packed_self_attention(layer: MultiheadAttention, states: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
-    """Return what the steps of sequences read of each other, (N, E), where :func:`can_attend_packed`.
+    """Return the self-attention output (N, E) of concatenated sequences; requires :func:`can_attend_packed`.
 
     Parameters
     ----------
     layer : MultiheadAttention
     states : Tensor (N, E)
-        The steps of B sequences, one after the other.
+        The steps of B sequences, concatenated.
     lengths : Tensor (B,) of int64
-        How many each has.
+        Length of each sequence.
     which : Tensor (N,) of int64
-        Which sequence each belongs to.
+        The sequence of each step.
     """
     assert layer.in_proj_weight is not None
     rows = F.linear(states, layer.in_proj_weight, layer.in_proj_bias)
@@ -264,15 +264,15 @@ def packed_self_attention(layer: MultiheadAttention, states: Tensor, lengths: Te
 
 
 def can_attend_packed(layer: MultiheadAttention, like: Tensor) -> bool:
-    """Whether :func:`packed_self_attention` can be used, on a tensor's device."""
+    """Whether :func:`packed_self_attention` supports this layer, on the device of ``like``."""
     usual = layer.in_proj_weight is not None and layer.rotary is None and not layer._extends
     return usual and _has_kernel(layer, like)
 
 
 def self_attention_step(layer: MultiheadAttention, x: Tensor, cache: BeamCache) -> Tensor:
-    """Return what a step of beams (R, E) reads of the steps before it and of itself, as the layer's output (R, E).
+    """Return the layer's self-attention output (R, E) for a step of beams (R, E), and append the step to the cache.
 
-    A call that fails leaves the cache as it was: it may be tried again.
+    If the call fails, the cache does not change, so you can retry.
     """
     E, H, D, bias = layer.embed_dim, layer.num_heads, layer.head_dim, layer.in_proj_bias
     if layer.in_proj_weight is not None:
@@ -297,7 +297,7 @@ def self_attention_step(layer: MultiheadAttention, x: Tensor, cache: BeamCache) 
 
 
 def _attended(layer: MultiheadAttention, q: Tensor, rows: KeyRows) -> Tensor:
-    """Return the heads' outputs (R, H, D) of queries (R, H, D); those that see the same rows stand together."""
+    """Return the heads' outputs (R, H, D) for queries (R, H, D); queries of the same table row are adjacent."""
     if _has_kernel(layer, q):
         return rows.read(q)
     k, v, mask = rows.gathered
@@ -307,7 +307,7 @@ def _attended(layer: MultiheadAttention, q: Tensor, rows: KeyRows) -> Tensor:
 
 
 def _has_kernel(layer: MultiheadAttention, like: Tensor) -> bool:
-    """Whether a kernel of rows computes what a layer does: on the CPU, without gradients, unless calls are captured."""
+    """Whether the CPU kernel supports this call: no gradients, no dropout, no capture, default score and softmax."""
     usual = layer.score is None and layer.normalizer == "softmax" and layer.engine == "auto"
     plain = not ((layer.training and layer.dropout) or torch.is_grad_enabled() or is_observed())
     return usual and plain and like.device.type == "cpu" and is_eager()

@@ -1,6 +1,6 @@
-"""The decoder-only language model: each token is predicted from those before it (Radford 2019; Touvron 2023).
+"""The decoder-only language model: predicts each token from the ones before it (Radford 2019; Touvron 2023).
 
-Dimensions: B batch, L tokens of a call, S keys (those in a cache and L new ones), E width, H heads, N vocabulary.
+Dimensions: B batch, L new tokens, S keys (cached ones plus L new ones), E hidden size, H heads, N vocabulary size.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "s
 _LLAMA |= {"tied": False, "vocabulary": 32000, "longest": 4096}
 _MODERN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "activation": "silu"}
 _MODERN |= {"gated": True, "bias": False}
-#: Settings by name; those of papers have the papers' sizes.
+#: Presets by name; those named after a paper have its sizes.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": _MODERN | {"width": 128, "layers": 4, "heads": 4},
     "small": _MODERN | {"width": 256, "layers": 6, "heads": 4},
@@ -101,16 +101,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class DecoderLM(BlockStack):
-    """A stack of causal self-attention and feed-forward blocks that scores every next token.
+    """A stack of causal self-attention and feed-forward blocks that computes next-token logits.
 
     ::
 
         x = embedding + position
-        x ← x + MHA(N(x), N(x≤t))        x ← x + FFN(N(x))        as many times as there are layers
+        x ← x + MHA(N(x), N(x≤t))        x ← x + FFN(N(x))        once per layer
         logits = W N(x)
 
-    Of the shapes of GPT-2 (learned positions, layer norms, GELU) and of Llama (rotary positions, norms of root mean
-    squares, SwiGLU, grouped queries), as the config says, with any score and normalizer.
+    The config selects a GPT-2 architecture (learned positions, layer norm, GELU), a Llama architecture (rotary
+    positions, RMSNorm, SwiGLU, grouped-query attention) or a mix of both, with any score and normalizer.
 
     Parameters
     ----------
@@ -136,20 +136,20 @@ class DecoderLM(BlockStack):
         self.positions = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
         features = config.feature_map if config.linear else None
-        made = [Block(config, norm_first=True, feature_map=features) for _ in range(config.layers)]
-        self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
+        blocks = [Block(config, norm_first=True, feature_map=features) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.norm = norm(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.rotary = rotary(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as GPT-2 did."""
+        """Reinitialize the parameters as in GPT-2."""
         draw(self, self.blocks, self.config.layers)
 
     @property
     def projection(self) -> tuple[Tensor, Tensor | None]:
-        """The weight (N, E) that makes logits of features, and no bias."""
+        """The output projection: its weight (N, E), and None because it has no bias."""
         return (self.embedding if self.output is None else self.output).weight, None
 
     def forward(
@@ -160,22 +160,24 @@ class DecoderLM(BlockStack):
         positions: Tensor | None = None,
         caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
     ) -> Tensor:
-        """Return the logits (B, L, N) of every next token.
+        """Return the next-token logits (B, L, N).
 
         Parameters
         ----------
         tokens : Tensor (B, L) of int
         mask : Tensor (B, 1, L, S) of bool, Mask or callable, optional
-            What else is hidden, beside what comes later; True shows. Packed documents give ``masks.document(ids)``.
+            Additional attention mask, combined with the causal mask; True = may attend. For packed documents, pass
+            ``masks.document(ids)``.
         positions : Tensor (L,) or (B, L) of int, optional
-            Where the tokens stand; by default behind those in the caches, or where the context has them.
+            Position of each token. By default tokens follow those in the caches, or take their place in the
+            sequence-parallel context.
         caches : sequence of KVCache, optional
-            Those of :meth:`caches`; the keys and values of these tokens are appended.
+            Caches from :meth:`caches`; the call appends the keys and values of these tokens.
 
         Raises
         ------
         ValueError, TypeError
-            If an argument is wrong, or there are more tokens than learned positions.
+            If an argument is invalid, or there are more tokens than learned positions.
         """
         return self.logits(self.features(tokens, mask=mask, positions=positions, caches=caches))
 
@@ -186,15 +188,17 @@ class DecoderLM(BlockStack):
         mask: MaskLike | None = None,
         positions: Tensor | None = None,
         caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
-        told: list[Aux] | None = None,
+        aux: list[Aux] | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor:
-        """Return the rows (B, L, E) that logits are made of; arguments as :meth:`forward`'s.
+        """Return the final hidden states (B, L, E), the input of :meth:`logits`; arguments as in :meth:`forward`.
 
         Parameters
         ----------
+        aux : list of Aux, optional
+            Receives the requested auxiliary outputs, one entry per layer.
         return_aux : AuxRequest, optional
-            What to tell of each layer's attention, in turn, to the list ``told``.
+            Auxiliary outputs to compute in each layer's attention.
         """
         self._check(tokens, caches)
         cache = None if caches is None else caches[0]
@@ -209,35 +213,35 @@ class DecoderLM(BlockStack):
         x = self.dropout(self.positions(embedded(self.embedding, tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
         for i, block in enumerate(self.blocks):
-            x, aux = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
-            if told is not None and aux is not None:
-                told.append(aux)
+            x, found = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
+            if aux is not None and found is not None:
+                aux.append(found)
         return self.norm(x)
 
-    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return one row (B, E) of the rows (B, L, E) of each sequence.
+    def pool(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Pool the hidden states (B, L, E) of each sequence into one vector (B, E), by the config's ``pooling``.
 
-        Of those that ``keep`` (B, L) says are real, by the config's ``pooling``. What reads forward never sees padding
-        behind a sequence; before it there must be none.
+        ``attention_mask`` (B, L) is True for real tokens. Pad on the right only: causal attention never sees padding
+        after a sequence, but would see padding before it.
         """
-        return pooled(self.config.pooling, rows, keep)
+        return pooled(self.config.pooling, rows, attention_mask)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the logits (..., N) of rows (..., E)."""
+        """Return the logits (..., N) for hidden states (..., E)."""
         head = self.embedding if self.output is None else self.output
-        if type(head) in (nn.Embedding, nn.Linear):  # others have no weight that could be read
+        if type(head) in (nn.Embedding, nn.Linear):  # quantized layers have no plain weight
             return vocabulary_scores(features, head.weight)
         return head(features)
 
     def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[Any]:
-        """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` where attention is linear.
+        """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` for linear attention.
 
         Parameters
         ----------
         capacity : int, optional
-            Make room for so many tokens at once.
+            Number of tokens to allocate in advance.
         sliding : bool, default False
-            Keep no more tokens than the config's window and sinks show, if it has a window: for use without gradients.
+            If the config has a window, keep only the tokens inside it and the sinks. Use it without gradients.
         """
         if self.config.linear:
             return [LinearCache() for _ in self.blocks]
@@ -247,32 +251,35 @@ class DecoderLM(BlockStack):
         return [KVCache(capacity, window=window, sinks=sinks) for _ in self.blocks]
 
     def slot_caches(self, slots: Slots, prefixes: Sequence[tuple[Tensor, Tensor] | None] | None = None) -> list[Any]:
-        """Return a cache for each layer of sequences in slots, with the keys and values before all of them, if any."""
+        """Return a cache for each layer that holds one sequence per slot.
+
+        ``prefixes`` holds, for each layer, the keys and values of a prefix that all sequences share, or None.
+        """
         if self.config.linear:
             return [LinearSlotCache(slots) for _ in self.blocks]
         return [SlotCache(slots, each) for each in prefixes or [None] * len(self.blocks)]
 
     @property
     def keeps_all(self) -> bool:
-        """Whether a cache keeps every step apart; not where a window slides, or where steps are summed."""
+        """Whether the cache stores every token separately: no sliding window and no linear attention."""
         return not self.slides and not self.config.linear
 
     @property
     def slides(self) -> bool:
-        """Whether a cache may forget what the window hides; not where distances in it are told by a bias."""
+        """Whether a cache may drop tokens outside the window. With ALiBi it may not: its bias depends on distances."""
         return self.config.window is not None and self.config.positions != "alibi"
 
     def _slot_mask(self, slots: Slots, mask: MaskLike | None) -> MaskLike | None:
-        """Return the mask of one token for each of several sequences of unequal lengths."""
+        """Return the mask for one new token in each of several sequences of different lengths."""
         config = self.config
         if mask is not None:
             raise rejected("DecoderLM", "mask", "be None with caches of slots", type(mask).__name__)
         if config.linear:
             return None
-        offset = slots.offsets + slots.prefix  # the place of the new token among the keys
+        offset = slots.offsets + slots.prefix  # index of the new token among the keys
         if config.positions == "alibi":
-            made = masks.causal(offset=offset) & masks.alibi(config.heads, offset=offset)
-            return made if config.window is None else made & self._window(offset=offset)
+            causal = masks.causal(offset=offset) & masks.alibi(config.heads, offset=offset)
+            return causal if config.window is None else causal & self._window(offset=offset)
         if config.window is not None and not slots.slides:
             return masks.causal(offset=offset) & self._window(offset=offset)
         return slots.visible
@@ -283,25 +290,25 @@ class DecoderLM(BlockStack):
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
     def _mask(self, length: int, before: int, mask: MaskLike | None, cache: Any) -> Mask | None:
-        """Return the mask of ``length`` tokens behind ``before`` others: what comes later, and what is too far."""
+        """Return the mask for ``length`` new tokens after ``before`` cached ones: causal, ALiBi and window."""
         config = self.config
-        if config.linear:  # what comes later is never read
+        if config.linear:  # linear attention is causal by construction
             return None if mask is None else masks.as_mask(mask)
         if cache is not None and cache.most is not None and before + length > cache.most:
             if mask is not None:
                 raise rejected("DecoderLM", "mask", "be None where a window is full", type(mask).__name__)
             before = cache.kept
-            if length == 1:  # what is kept is what it sees
+            if length == 1:  # the cache holds exactly the visible tokens
                 return None
         align = "lower_right" if before else None
-        made: list[Mask] = [] if mask is None else [masks.as_mask(mask)]
+        parts: list[Mask] = [] if mask is None else [masks.as_mask(mask)]
         if config.positions == "alibi":
-            made.append(masks.alibi(config.heads, align=align))
+            parts.append(masks.alibi(config.heads, align=align))
         if length > 1:
-            made.append(masks.causal(align=align))
+            parts.append(masks.causal(align=align))
         if config.window is not None and before + length > config.window:
-            made.append(self._window(align=align))
-        return reduce(and_, made) if made else None
+            parts.append(self._window(align=align))
+        return reduce(and_, parts) if parts else None
 
     def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache | LinearCache] | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
@@ -310,4 +317,4 @@ class DecoderLM(BlockStack):
             expected = f"hold one KVCache for each of {len(self.blocks)} layers"
             raise rejected("DecoderLM", "caches", expected, len(caches))
         if caches is not None and self.context is not None:
-            raise rejected("DecoderLM", "caches", "be None where several processes hold a sequence", len(caches))
+            raise rejected("DecoderLM", "caches", "be None if a context splits the sequence", len(caches))

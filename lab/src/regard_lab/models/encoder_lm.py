@@ -1,4 +1,4 @@
-"""The encoder-only language model: every token's row knows those on both sides (Devlin 2018; Liu 2019; Lan 2019).
+"""The encoder-only language model: every token attends to both sides (Devlin 2018; Liu 2019; Lan 2019).
 
 Dimensions: B batch, L tokens, E width, W embedding width, N vocabulary.
 """
@@ -92,16 +92,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class EncoderLM(BlockStack):
-    """A stack of self-attention and feed-forward blocks that sees all of a text, and can name tokens that are masked.
+    """A bidirectional stack of self-attention and feed-forward blocks, with an optional masked-language-model head.
 
     ::
 
         x = N(embedding + position + segment)
-        x ← N(x + MHA(x, x))        x ← N(x + FFN(x))        as many times as there are layers
+        x ← N(x + MHA(x, x))        x ← N(x + FFN(x))        once per layer
         logits = W N(φ(U x)) + b
 
-    Of the shapes of BERT, RoBERTa and ALBERT (whose layers share their parameters), or with norms first, with any score
-    and normalizer, as the config says. Padding has no influence.
+    The config selects a BERT, RoBERTa or ALBERT architecture (ALBERT shares parameters across layers), or pre-norm
+    blocks, with any score and normalizer. Padding does not change the output.
 
     Parameters
     ----------
@@ -110,8 +110,8 @@ class EncoderLM(BlockStack):
     Examples
     --------
     >>> model = EncoderLM(EncoderLMConfig(50, width=16, layers=2, heads=4)).eval()
-    >>> tokens, keep = torch.tensor([[3, 1, 4, 1], [5, 9, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
-    >>> rows = model(tokens, keep=keep)
+    >>> tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 0, 0]])
+    >>> rows = model(tokens, attention_mask=tokens != 0)
     >>> rows.shape, model.logits(rows).shape
     (torch.Size([2, 4, 16]), torch.Size([2, 4, 50]))
     >>> torch.allclose(rows[1, :2], model(tokens[1:, :2])[0], atol=1e-5)
@@ -130,10 +130,8 @@ class EncoderLM(BlockStack):
         self.embedding_norm = nn.Identity() if config.norm_first else norm(config, W)
         self.widen = nn.Linear(W, E) if W != E else None
         self.dropout = nn.Dropout(config.dropout)
-        made = [
-            Block(config, config.norm_first) for _ in range(min(config.layers, 1) if config.shared else config.layers)
-        ]
-        self.blocks = nn.ModuleList(made)  # type: ignore[assignment]
+        count = min(config.layers, 1) if config.shared else config.layers
+        self.blocks = nn.ModuleList(Block(config, config.norm_first) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config) if config.norm_first else nn.Identity()
         self.rotary = rotary(config)
         self.pooler = nn.Linear(E, E) if config.pooled else None
@@ -141,7 +139,7 @@ class EncoderLM(BlockStack):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as BERT did, but for blocks' ends, which are drawn smaller the deeper it is."""
+        """Reinitialize the parameters as in BERT; the last layer of each block gets a smaller scale in deep models."""
         draw(self, self.blocks, self.config.layers)
         if self.masked_head is not None:
             self.masked_head.reset_parameters()
@@ -150,106 +148,108 @@ class EncoderLM(BlockStack):
         self,
         tokens: Tensor,
         *,
-        keep: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         segments: Tensor | None = None,
         mask: MaskLike | None = None,
         positions: Tensor | None = None,
         return_aux: AuxRequest | None = None,
-        told: list[Aux] | None = None,
+        aux: list[Aux] | None = None,
     ) -> Tensor:
-        """Return a row for each token, (B, L, E).
+        """Return the hidden states (B, L, E).
 
         Parameters
         ----------
         tokens : Tensor (B, L) of int
-        keep : Tensor (B, L) of bool, optional
-            Which tokens are real; the others are padding, on either side. Not where a context divides sequences: there,
-            ``masks.key_padding`` of the whole sequence says so.
+        attention_mask : Tensor (B, L) of bool, optional
+            True for real tokens, False for padding on either side. If a context splits sequences across processes,
+            pass ``mask=masks.key_padding(...)`` for the whole sequence instead.
         segments : Tensor (B, L) of int, optional
             The segment of each token; the first by default.
         mask : Tensor (B, 1, L, L) of bool, Mask or callable, optional
-            What else is hidden; True shows. Packed documents give ``masks.document(ids)``.
+            Additional attention mask; True = may attend. For packed documents, pass ``masks.document(ids)``.
         positions : Tensor (L,) or (B, L) of int, optional
-            Where the tokens stand; by default as they come.
+            Position of each token; 0, 1, 2, … by default.
         return_aux : AuxRequest, optional
-            What to tell of each layer's attention, in turn, to the list ``told``.
+            Auxiliary outputs to compute in each layer's attention.
+        aux : list of Aux, optional
+            Receives the requested auxiliary outputs, one entry per layer.
 
         Raises
         ------
         ValueError
-            If an argument is wrong, or there are more tokens than learned positions.
+            If an argument is invalid, or there are more tokens than learned positions.
         """
-        self._check(tokens, keep, segments)
-        at = self._positions(tokens, keep) if positions is None else positions
+        self._check(tokens, attention_mask, segments)
+        at = self._positions(tokens, attention_mask) if positions is None else positions
         x = self.positions(embedded(self.embedding, tokens), at)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = self.dropout(self.embedding_norm(x))
         x = x if self.widen is None else self.widen(x)
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
-        shown = self._mask(keep, mask)
+        shown = self._mask(attention_mask, mask)
         for i in range(self.config.layers):
-            x, aux = self.blocks[i % len(self.blocks)](x, shown, rotation, None, return_aux)
-            if told is not None and aux is not None:
-                told.append(aux)
+            x, found = self.blocks[i % len(self.blocks)](x, shown, rotation, None, return_aux)
+            if aux is not None and found is not None:
+                aux.append(found)
         return self.norm(x)
 
-    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return one row (B, E) of the rows (B, L, E) of each sequence, through a layer if there is one.
+    def pool(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Pool the hidden states (B, L, E) of each sequence into one vector (B, E), by the config's ``pooling``.
 
-        Of those that ``keep`` (B, L) says are real, by the config's ``pooling``.
+        ``attention_mask`` (B, L) is True for real tokens. The result passes through the pooler layer, if there is one.
         """
-        row = pooled(self.config.pooling, rows, keep)
+        row = pooled(self.config.pooling, rows, attention_mask)
         return row if self.pooler is None else torch.tanh(self.pooler(row))
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Return the logits (..., N) of the tokens that stand at rows (..., E)."""
+        """Return the masked-language-model logits (..., N) for hidden states (..., E)."""
         return F.linear(self.masked_features(rows), *self.projection)
 
     def masked_features(self, rows: Tensor) -> Tensor:
-        """Return the rows (..., W) that logits are made of, of rows (..., E)."""
+        """Transform hidden states (..., E) into the input (..., W) of the output projection."""
         return self._head.forward(rows)
 
     @property
     def projection(self) -> tuple[Tensor, Tensor]:
-        """The weight (N, W) and the bias (N,) that make logits of :meth:`masked_features`."""
+        """The output projection for :meth:`masked_features`: weight (N, W) and bias (N,)."""
         head = self._head
         return self.embedding.weight if head.weight is None else head.weight, head.bias
 
     @property
     def _head(self) -> MaskedHead:
         if self.masked_head is None:
-            raise rejected("EncoderLM", "masked_head", "be True where tokens are to be named", False)
+            raise rejected("EncoderLM", "masked_head", "be True to predict masked tokens", False)
         return self.masked_head
 
-    def _positions(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
-        if self.config.skip_padding and keep is not None:
-            # Padding has the row before the first one, if there is one, as RoBERTa's has.
+    def _positions(self, tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if self.config.skip_padding and attention_mask is not None:
+            # As in RoBERTa, padding uses the embedding before the first position, if there is one.
             before = -1 if self.config.first_position and self.config.positions == "learned" else 0
-            return torch.where(keep, keep.cumsum(1) - 1, before)
+            return torch.where(attention_mask, attention_mask.cumsum(1) - 1, before)
         return self._places(tokens)
 
-    def _mask(self, keep: Tensor | None, mask: MaskLike | None) -> Mask | None:
-        made: list[Mask] = [] if keep is None else [masks.key_padding(keep)]
-        made += [] if mask is None else [masks.as_mask(mask)]
-        made += [masks.alibi(self.config.heads)] if self.config.positions == "alibi" else []
-        return reduce(and_, made) if made else None
+    def _mask(self, attention_mask: Tensor | None, mask: MaskLike | None) -> Mask | None:
+        parts: list[Mask] = [] if attention_mask is None else [masks.key_padding(attention_mask)]
+        parts += [] if mask is None else [masks.as_mask(mask)]
+        parts += [masks.alibi(self.config.heads)] if self.config.positions == "alibi" else []
+        return reduce(and_, parts) if parts else None
 
-    def _check(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> None:
+    def _check(self, tokens: Tensor, attention_mask: Tensor | None, segments: Tensor | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
             raise rejected("EncoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
-        for name, given in (("keep", keep), ("segments", segments)):
+        for name, given in (("attention_mask", attention_mask), ("segments", segments)):
             if given is not None and given.shape != tokens.shape:
                 raise rejected("EncoderLM", name, f"have the shape of tokens, {shape(tokens)}", shape(given))
-        if keep is not None and self.context is not None:
-            expected = "be None where several processes hold a sequence: give masks.key_padding of all of it"
-            raise rejected("EncoderLM", "keep", expected, shape(keep))
-        if keep is not None and keep.dtype != torch.bool:
-            raise rejected("EncoderLM", "keep", "be of type torch.bool", keep.dtype)
+        if attention_mask is not None and self.context is not None:
+            expected = "be None if a context splits the sequence: pass mask=masks.key_padding(...) for all of it"
+            raise rejected("EncoderLM", "attention_mask", expected, shape(attention_mask))
+        if attention_mask is not None and attention_mask.dtype != torch.bool:
+            raise rejected("EncoderLM", "attention_mask", "be of type torch.bool", attention_mask.dtype)
 
 
 class MaskedHead(nn.Module):
-    """What makes logits of rows: ``W N(φ(U x)) + b``; W is the embedding where that is tied.
+    """The masked-language-model head: ``W N(φ(U x)) + b``; W is the token embedding if weights are tied.
 
     Parameters
     ----------
@@ -265,11 +265,11 @@ class MaskedHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrix, if there is one, and set the bias to 0; the layers draw theirs by themselves."""
+        """Reinitialize the untied output weight, if there is one, and set the bias to 0."""
         nn.init.zeros_(self.bias)
         if self.weight is not None:
             nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return rows (..., W) of rows (..., E)."""
+        """Transform hidden states (..., E) into (..., W)."""
         return self.norm(ACTIVATIONS[self.activation](self.dense(rows)))

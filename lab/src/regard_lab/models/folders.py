@@ -1,6 +1,6 @@
-"""Model folders: ``config.json`` and ``model.safetensors``, written whole or not at all, and checked when read.
+"""Model folders with ``config.json`` and ``model.safetensors``: written atomically, and validated when read.
 
-Nothing here can run code that a file carries: JSON and safetensors hold data only, and pickles are refused unread.
+Loading never runs code from a file: JSON and safetensors hold only data, and pickles are rejected unread.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from regard._utils.errors import rejected
 from regard._utils.files import write_together
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-#: What the folder of a training run has from its start on; the model is written at its end.
+#: A training run writes this file when it starts, and the model when it ends.
 OPTIONS = "options.toml"
-#: What pickles, and the zip files that torch wraps them in, begin with.
+#: The first bytes of pickles, and of the zip files that torch puts them in.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
-#: No model here comes near this many bytes; a larger file is not read. JSON takes many times its size in memory.
+#: Size limits in bytes. Parsed JSON takes many times its file size in memory.
 _LARGEST, _LARGEST_JSON, _LARGEST_HEADER = 1 << 36, 1 << 25, 1 << 24
-#: Parameters are smaller than this, so that products of three of them, and sums of those, are finite in float32.
+#: Bound on parameters, so that sums of products of three of them stay finite in float32.
 _BOUND = 1e10
-#: What safetensors calls the types that parameters are stored as.
+#: safetensors' names of the dtypes of parameters.
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}
 
 
 class ModelFileError(ValueError):
-    """A model folder that cannot be used; the message says which file and why."""
+    """A model folder that cannot be loaded; the message names the file and the reason."""
 
 
 class NotMappedError(ModelFileError):
-    """A Hugging Face folder of a model that is not one of ours; transformers may have it."""
+    """A Hugging Face folder of a model that regard does not implement; transformers may."""
 
 
 def save_model(
@@ -48,22 +48,22 @@ def save_model(
     others: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Write a model's parameters, and a configuration that says how to rebuild it.
+    """Write a model's parameters and the configuration to rebuild it.
 
-    All files are written beside the old ones before the first of these is replaced, each as a whole. The configuration
-    also keeps checksums, so that a folder left half replaced by a crash is noticed when it is read.
+    All files are written under temporary names before the first old file is replaced. The configuration stores
+    checksums, so that loading detects a folder left half replaced by a crash.
 
     Parameters
     ----------
     folder : str or Path
-        Made if missing.
+        Created if missing.
     model : Module
     config : mapping
-        Anything JSON can hold.
+        JSON-serializable.
     others : mapping, optional
-        Names of further files, and anything JSON can hold for each.
+        Names of additional files, with the JSON-serializable content of each.
     dtype : torch.dtype, optional
-        What the parameters are stored as; their own by default.
+        Storage dtype of floating-point parameters; their own by default.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def save_model(
     OSError
         If it cannot be written.
     ValueError
-        If a parameter is not finite, or would not be in ``dtype``, or is beyond all that can be computed with.
+        If a parameter is not finite in ``dtype``, or too large to compute with.
     """
     from safetensors.torch import save
 
@@ -95,14 +95,14 @@ def save_model(
 
 
 def load_json(folder: str | Path, name: str, config: Mapping[str, Any]) -> Any:
-    """Read one of the further files of a model folder.
+    """Read one of the additional files of a model folder.
 
     Parameters
     ----------
     folder : str or Path
     name : str
     config : mapping
-        What :func:`load_config` returned.
+        From :func:`load_config`.
 
     Raises
     ------
@@ -123,9 +123,9 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
     ----------
     folder : str or Path
     kind : str
-        What its field ``format`` must say.
+        The expected value of its field ``format``.
     version : int
-        What its field ``version`` must say.
+        The expected value of its field ``version``.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
     """
     path = Path(folder) / CONFIG
     if not path.exists() and path.with_name(OPTIONS).exists():
-        got = "a training run that has not ended, and writes its model at the end: go on with `regard train`, --resume"
+        got = "an unfinished training run, which writes its model at the end: resume it with `regard train … --resume`"
         raise file_error(path.parent, "hold a model", got)
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != kind:
@@ -146,12 +146,12 @@ def load_config(folder: str | Path, *, kind: str, version: int) -> dict[str, Any
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises
     ------
     ModelFileError
-        If it is missing, unreadable, not JSON, or larger than any that is written here.
+        If it is missing, unreadable, not JSON, or too large.
     """
     return _parsed(path, _read(path))
 
@@ -165,18 +165,18 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     model : Module
         May be on the meta device; its parameters are replaced.
     config : mapping
-        What :func:`load_config` returned.
+        From :func:`load_config`.
 
     Raises
     ------
     ModelFileError
-        If the file is missing, unreadable, truncated, not safetensors, or if any parameter is missing, unknown, of
+        If the file is missing, unreadable, truncated or not safetensors, or if a parameter is missing, unknown, of
         another shape or dtype, or not finite.
     """
     from safetensors.torch import load
 
     path = Path(folder) / WEIGHTS
-    _check_shapes(path, read_header(path), model.state_dict())  # before memory is taken for more than the model has
+    _check_shapes(path, read_header(path), model.state_dict())  # before allocating memory for the tensors
     data = _read(path, _LARGEST)
     with reading_safetensors(path):
         tensors = load(data)
@@ -186,18 +186,18 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     if _checksum(data) != config.get("sha256"):
         raise file_error(path, f"be the file that {CONFIG} was saved with", "one with another checksum")
     if _sealed(config) != config.get("config_sha256"):
-        raise file_error(path.with_name(CONFIG), "be as it was saved", "one that was changed since")
+        raise file_error(path.with_name(CONFIG), "match its checksum", "a file modified after saving")
     model.load_state_dict(tensors, assign=True)
 
 
 def build_model(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
-    """Return the model that a configuration describes, without parameters."""
+    """Return the model that a configuration describes, on the meta device."""
     known = {each.name for each in fields(config)}
     if not isinstance(described, dict) or set(described) != known:
         raise file_error(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
     try:
         made = config(**described)
-        # Modules cost time even without parameters. A layer has some of its own.
+        # Building modules takes time even on the meta device. Every layer has at least one tensor.
         layers, stored = made.encoder_layers + made.decoder_layers, len(read_header(path.with_name(WEIGHTS)))
         if layers > stored:
             raise file_error(path, f"have at most as many layers as {WEIGHTS} has tensors, {stored}", layers)
@@ -210,18 +210,18 @@ def build_model(path: Path, config: type[Any], model: type[Any], described: Any)
 
 
 def read_header(path: Path, most: int = _LARGEST) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and the shape of each tensor in a file of parameters, whose size is what these need."""
+    """Return the dtype and shape of each tensor in a safetensors file; check that the file is complete."""
     from safetensors import safe_open
 
     with _opened(path, most) as file:
         begin = file.read(8)
-    # A header of 640 bytes begins as a pickle does; a pickle's beginning, read as a length, is more than any file has.
+    # A 640-byte header starts like a pickle. Read as a length, the start of a pickle exceeds any file size.
     if begin.startswith(_PICKLES) and int.from_bytes(begin, "little") > path.stat().st_size:
         raise file_error(
-            path, "be a safetensors file", "a pickle or zip file, which is never loaded because it can run code"
+            path, "be a safetensors file", "a pickle or zip file, which could run code and is never loaded"
         )
     if int.from_bytes(begin, "little") > _LARGEST_HEADER:
-        expected = f"be a whole safetensors file, whose header has at most {_LARGEST_HEADER:,} bytes"
+        expected = f"be a complete safetensors file, with a header of at most {_LARGEST_HEADER:,} bytes"
         raise file_error(path, expected, f"{int.from_bytes(begin, 'little'):,}")
     with reading_safetensors(path), safe_open(path, framework="pt") as tensors:
         parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
@@ -230,21 +230,21 @@ def read_header(path: Path, most: int = _LARGEST) -> dict[str, tuple[str, tuple[
 
 @contextmanager
 def reading_safetensors(path: Path) -> Iterator[None]:
-    """Say that a file of parameters is damaged where safetensors does not read it."""
+    """Turn safetensors' errors into a :class:`ModelFileError` about a damaged file."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (SafetensorError, ValueError, KeyError, RuntimeError, OSError) as error:
-        got = f"one that is cut short or something else ({brief(error)})"
-        raise file_error(path, "be a whole safetensors file", got) from None
+        got = f"one that is truncated or of another format ({brief(error)})"
+        raise file_error(path, "be a complete safetensors file", got) from None
 
 
 def _check_shapes(
     path: Path, stored: Mapping[str, tuple[str, tuple[int, ...]]], expected: Mapping[str, Tensor]
 ) -> None:
     for name in sorted(expected.keys() ^ stored.keys()):
-        what = "no such tensor" if name in expected else "one that this model does not have"
+        what = "a missing tensor" if name in expected else "an unknown tensor"
         raise file_error(path, f"hold the parameters that {CONFIG} describes", f"{what}: {brief(name)}")
     for name, want in expected.items():
         dtype, shape = DTYPES.get(stored[name][0], stored[name][0]), stored[name][1]
@@ -254,18 +254,18 @@ def _check_shapes(
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise where tensors to be saved hold what cannot be computed with."""
+    """Raise if a tensor to save is not finite or too large."""
     for name, tensor in tensors.items():
         if (problem := unusable(tensor)) is not None:
             raise rejected("save", "model", f"have finite parameters in {tensor.dtype}", f"{problem} in {name}")
 
 
 def unusable(tensor: Tensor) -> str | None:
-    """Return what is in a tensor that cannot be computed with."""
+    """Return why a tensor is unusable: non-finite or too large values; None if it is fine."""
     if not bool(torch.isfinite(tensor).all()):
         return "nan or inf"
     if tensor.numel() and float(largest := tensor.abs().max()) >= _BOUND:
-        return f"{float(largest):.3g}, beyond {_BOUND:g},"
+        return f"{float(largest):.3g}, above {_BOUND:g},"
     return None
 
 
@@ -289,11 +289,11 @@ def _opened(path: Path, most: int) -> Iterator[BinaryIO]:
 
 def _read(path: Path, most: int = _LARGEST_JSON) -> bytes:
     with _opened(path, most) as file:
-        return file.read(min(most, path.stat().st_size))  # as much memory is taken as it is told
+        return file.read(min(most, path.stat().st_size))  # read() allocates as much memory as requested
 
 
 def json_bytes(data: object, indent: int | None = None) -> bytes:
-    """Return data as a JSON file holds it."""
+    """Return data as the bytes of a JSON file."""
     return (json.dumps(data, indent=indent, ensure_ascii=False) + "\n").encode()
 
 
@@ -301,7 +301,7 @@ def _parsed(path: Path, data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise file_error(path, "be JSON", f"something else ({error})") from None
+        raise file_error(path, "be JSON", f"invalid JSON ({error})") from None
 
 
 def _checksum(data: bytes) -> str:
@@ -309,22 +309,22 @@ def _checksum(data: bytes) -> str:
 
 
 def _sealed(config: Mapping[str, Any]) -> str:
-    """Return the checksum of a configuration, however its JSON is laid out."""
+    """Return the checksum of a configuration, independent of its JSON formatting."""
     rest = {name: value for name, value in config.items() if name != "config_sha256"}
     return _checksum(json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode())
 
 
 def brief(value: object) -> str:
-    """Return a value as an error message shows it: at most 60 characters."""
+    """Format a value for an error message, in at most 60 characters."""
     text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def file_error(path: Path, expected: str, got: object) -> Exception:
-    """Return the error of a file that is not as it should be."""
+    """Return a :class:`ModelFileError` about a file."""
     return rejected("load", str(path), expected, got, ModelFileError)
 
 
 def not_mapped(path: Path, expected: str, got: object) -> Exception:
-    """Return the error of a config.json that describes a model that is not one of ours."""
+    """Return a :class:`NotMappedError` about a config.json."""
     return rejected("load", str(path), expected, got, NotMappedError)

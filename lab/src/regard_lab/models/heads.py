@@ -1,4 +1,4 @@
-"""Heads on language models: labels of sequences, of tokens, and of pairs of sequences."""
+"""Classification and regression heads on language models: for sequences, tokens and pairs of sequences."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from regard_lab.models.decoder_lm import DecoderLM
 from regard_lab.models.encoder_lm import EncoderLM
 from regard_lab.models.pooling import WINDOW, WindowFeatures, pooled
 
-# Dimensions: B batch, L tokens, E width, C labels.
+# Dimensions: B batch, L tokens, E hidden size, C labels.
 
 
-#: What scores of labels mean: one label is right, each may be, or they are the values themselves.
+#: What the logits mean: exactly one label is right, any number may be right, or the logits are the predicted values.
 PROBLEMS = ("single_label", "multi_label", "regression")
-#: What a head may stand on.
+#: The models that accept a head.
 LanguageModel = EncoderLM | DecoderLM
 
 
 class Head(nn.Module, ABC):
-    """A language model, and a matrix that makes scores of labels of its rows.
+    """A language model with a linear layer that computes label logits from its hidden states.
 
     Parameters
     ----------
     model : EncoderLM or DecoderLM
     labels : sequence of str
-        Their names, all different; at least two where one of them is right.
+        Unique label names; at least two for ``"single_label"``.
     dropout : float, default 0.1
-        Probability of dropping a feature before the matrix, in training.
+        Dropout probability before the linear layer.
     bias : bool, default True
-        Of the scores.
+        Whether the linear layer has a bias.
     pad : int, optional
-        The number of padding. Without ``keep``, tokens of this number are padding; and the last row of a decoder is
-        that of the last token of another number, also where ``keep`` counts this one as real.
+        Id of the padding token. Without ``attention_mask``, tokens with this id are padding. A decoder's last token is
+        the last one with another id, even if ``attention_mask`` marks padding tokens as real.
     problem : {"single_label", "multi_label", "regression"}
-        What the scores mean: see :meth:`predictions`.
+        What the logits mean: see :meth:`predictions`.
     **options
-        What else a head takes.
+        Options of the subclass.
     """
 
     def __init__(
@@ -72,78 +72,83 @@ class Head(nn.Module, ABC):
         self.dropout = nn.Dropout(probability(self, "dropout", dropout))
         self.output = nn.Linear(self._scored(**options), len(self.labels), bias=bias)
         self.pad = pad
-        Head.reset_parameters(self)  # what else there is was drawn when it was made
+        Head.reset_parameters(self)  # other submodules initialized themselves
 
     def _scored(self) -> int:
-        """Return how many features are scored, and make what makes them, of the options that only this head takes."""
+        """Return the number of input features of the linear layer; subclasses create their modules here."""
         return self.model.config.width
 
     def reset_parameters(self) -> None:
-        """Draw the head's matrix anew with standard deviation 0.02; the model stays as it is."""
+        """Reinitialize the linear layer with standard deviation 0.02; the model does not change."""
         nn.init.normal_(self.output.weight, std=0.02)
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
 
     @abstractmethod
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return the logits of the labels.
+    def forward(self, tokens: Tensor, *, attention_mask: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the label logits.
 
         Parameters
         ----------
         tokens : Tensor (B, L) of int
-        keep : Tensor (B, L) of bool, optional
-            Which tokens are real; the others are padding.
+        attention_mask : Tensor (B, L) of bool, optional
+            True for real tokens, False for padding.
         **inputs
-            What else the model takes, such as ``segments``.
+            Other inputs of the model, such as ``segments``.
         """
 
-    def rows(self, tokens: Tensor, keep: Tensor | None, **inputs: Any) -> Tensor:
-        """Return the model's rows (B, L, E); no real token sees padding."""
+    def rows(self, tokens: Tensor, attention_mask: Tensor | None, **inputs: Any) -> Tensor:
+        """Return the model's hidden states (B, L, E); real tokens never attend to padding."""
         if isinstance(self.model, EncoderLM):
-            return self.model(tokens, keep=keep, **inputs)
-        # What reads forward never sees padding that stands behind.
-        if keep is not None and (values_unavailable(keep) or bool((keep[:, 1:] & ~keep[:, :-1]).any())):
-            inputs["mask"] = masks.key_padding(keep)
+            return self.model(tokens, attention_mask=attention_mask, **inputs)
+        # Causal attention never sees padding on the right, so the mask is needed only for padding on the left.
+        if attention_mask is not None and (values_unavailable(attention_mask) or _starts_with_padding(attention_mask)):
+            inputs["mask"] = masks.key_padding(attention_mask)
         return self.model.features(tokens, **inputs)
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """Return what logits (..., C) say of the labels.
+        """Turn logits (..., C) into predictions, as transformers' pipelines do.
 
-        Probabilities that sum to 1 where one label is right, a probability of each where several may be, and the values
-        themselves in regression: what transformers' pipelines return.
+        Softmax probabilities for ``"single_label"``, sigmoid probabilities for ``"multi_label"``, and the logits
+        themselves for ``"regression"``.
         """
         if self.problem == "single_label":
             return logits.softmax(-1)
         return logits.sigmoid() if self.problem == "multi_label" else logits
 
     def extra_repr(self) -> str:
-        """Return the labels, or how many there are."""
+        """Return the labels, or their number if there are more than five."""
         return f"labels={list(self.labels)}" if len(self.labels) <= 5 else f"{len(self.labels)} labels"
 
 
+def _starts_with_padding(attention_mask: Tensor) -> bool:
+    """Whether padding precedes a real token in any sequence."""
+    return bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
+
+
 class SequenceClassifier(Head):
-    """Score labels of whole sequences: of one text, or of two that stand one behind the other.
+    """Classify whole sequences: one text, or two concatenated texts.
 
     Parameters
     ----------
     model, labels, dropout, bias, pad, problem
-        As :class:`Head` has them.
+        As in :class:`Head`.
     filters : int, default 0
-        Where it is above 0, what so many filters find in windows of each width is scored, in place of one row that
-        stands for the sequence; see :class:`~regard_lab.models.heads.WindowFeatures`.
+        If positive, classify the outputs of this many convolutional filters per window size instead of a pooled
+        hidden state; see :class:`~regard_lab.models.heads.WindowFeatures`.
     window, narrowest : int, default 3 and 1
-        Tokens of the widest and of the narrowest window.
+        The largest and the smallest window size, in tokens.
     means : bool, default True
-        Whether the mean value of each filter is scored beside its largest.
+        Include the mean of each filter as well as its maximum.
     both_ways : bool, default False
-        Whether filters read 3·E numbers of each token: its vector, normalized, and the rows that a decoder makes of the
-        sequence forward and backward (Peters 2018, arXiv 1802.05365). The decoder should have learned both. What blocks
-        without a parameter that learns make has no gradient, so that the embedding learns by its vectors alone.
+        Feed the filters 3·E features per token: its normalized embedding, and the decoder's hidden states for the
+        sequence read forward and backward (Peters 2018, arXiv 1802.05365). Pretrain the decoder in both directions. If
+        all blocks are frozen, they run without gradients and only the embedding features train the embedding.
 
     Raises
     ------
     ValueError
-        If a sequence is to be read both ways by an encoder, or without filters.
+        If ``both_ways`` is used with an encoder or without filters.
 
     Examples
     --------
@@ -153,7 +158,7 @@ class SequenceClassifier(Head):
     torch.Size([1, 2])
     """
 
-    #: The options that say what filters there are.
+    #: The options of the filters.
     filtering: dict[str, Any]
     filters: int
     windows: WindowFeatures | None
@@ -166,7 +171,7 @@ class SequenceClassifier(Head):
         self.both_ways, sizes = both_ways, {"filters": self.filters, "window": window, "narrowest": narrowest}
         self.filtering = sizes | {"means": means, "both_ways": both_ways}
         if both_ways and not isinstance(self.model, DecoderLM):
-            raise rejected(type(self).__name__, "both_ways", "be False of an encoder, which sees both sides", True)
+            raise rejected(type(self).__name__, "both_ways", "be False for an encoder, which sees both sides", True)
         if both_ways and not self.filters:
             raise rejected(type(self).__name__, "both_ways", "be False without filters", True)
         width = self.model.config.width * (3 if both_ways else 1)
@@ -174,47 +179,47 @@ class SequenceClassifier(Head):
         return super()._scored() if self.windows is None else self.windows.features
 
     def reset_parameters(self) -> None:
-        """Draw the head's matrix anew with standard deviation 0.02, and the filters; the model stays as it is."""
+        """Reinitialize the linear layer with standard deviation 0.02, and the filters; the model does not change."""
         super().reset_parameters()
         if self.windows is not None:
             self.windows.reset_parameters()
 
-    def read(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the features (B, L, ·) that labels are scored by, and which of them count."""
-        counted = keep
-        if self.pad is not None and (keep is None or self._takes_last):
-            counted = tokens != self.pad if keep is None else keep & (tokens != self.pad)
-        if keep is None and isinstance(self.model, EncoderLM):
-            keep = counted
-        return (self._both_ways if self.both_ways else self.rows)(tokens, keep, **inputs), counted
+    def read(self, tokens: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the features (B, L, ·) for :meth:`score`, and the mask of tokens to pool."""
+        counted = attention_mask
+        if self.pad is not None and (attention_mask is None or self._takes_last):
+            counted = tokens != self.pad if attention_mask is None else attention_mask & (tokens != self.pad)
+        if attention_mask is None and isinstance(self.model, EncoderLM):
+            attention_mask = counted
+        return (self._both_ways if self.both_ways else self.rows)(tokens, attention_mask, **inputs), counted
 
     @property
     def _takes_last(self) -> bool:
-        """Whether the last row that is no padding stands for a sequence."""
+        """Whether the head pools the last token that is not padding."""
         return self.windows is None and self.model.config.pooling == "last"
 
-    def score(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return the logits (B, C) of sequences of what :meth:`read` gave."""
-        return self.output(self.dropout((self.windows or self.model.pool)(rows, keep)))
+    def score(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the logits (B, C) from the features and mask that :meth:`read` returned."""
+        return self.output(self.dropout((self.windows or self.model.pool)(rows, attention_mask)))
 
-    def _both_ways(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
-        """Return of each token its vector, and its rows forward and backward, (B, L, 3E); padding stands behind."""
+    def _both_ways(self, tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return each token's embedding, forward and backward hidden states, (B, L, 3E); padding is on the right."""
         steps, width = torch.arange(tokens.shape[1], device=tokens.device), self.model.config.width
-        lengths = tokens.shape[1] if keep is None else keep.sum(1, keepdim=True)
-        back = (lengths - 1 - steps).clamp(min=0).expand_as(tokens)  # where a reader from the end is at each step
+        lengths = tokens.shape[1] if attention_mask is None else attention_mask.sum(1, keepdim=True)
+        back = (lengths - 1 - steps).clamp(min=0).expand_as(tokens)  # indices of the reversed sequence
         learns = any(each.requires_grad for block in self.model.blocks for each in block.parameters())
         with nullcontext() if learns else torch.no_grad():
             forward, backward = (self.rows(each, None) for each in (tokens, tokens.gather(1, back)))
         vectors = self.model.dropout(F.layer_norm(self.model.embedding(tokens), (width,)))
         return torch.cat([vectors, forward, backward.gather(1, back.unsqueeze(-1).expand_as(backward))], -1)
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
+    def forward(self, tokens: Tensor, *, attention_mask: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the logits (B, C)."""
-        return self.score(*self.read(tokens, keep, **inputs))
+        return self.score(*self.read(tokens, attention_mask, **inputs))
 
 
 class TokenClassifier(Head):
-    """Score labels of each token.
+    """Classify each token.
 
     Examples
     --------
@@ -224,15 +229,15 @@ class TokenClassifier(Head):
     torch.Size([1, 3, 2])
     """
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return the logits (B, L, C); those of padding mean nothing."""
-        return self.output(self.dropout(self.rows(tokens, keep, **inputs)))
+    def forward(self, tokens: Tensor, *, attention_mask: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the logits (B, L, C); ignore those of padding."""
+        return self.output(self.dropout(self.rows(tokens, attention_mask, **inputs)))
 
 
 class PairClassifier(Head):
-    """Score labels of two sequences that are read apart: u and v, with |u − v| (Reimers 2019, arXiv 1908.10084).
+    """Classify pairs of separately encoded sequences by [u, v, |u − v|] (Reimers 2019, arXiv 1908.10084).
 
-    Each sequence is the mean of its rows, so that one that was read can be compared with many.
+    u and v are mean-pooled hidden states, so an encoded sequence can be compared with many others.
 
     Examples
     --------
@@ -250,16 +255,16 @@ class PairClassifier(Head):
         tokens: Tensor,
         others: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
-        keep_others: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        others_attention_mask: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """Return the logits (B, C) of pairs of ``tokens`` (B, L) and ``others`` (B, M)."""
         if others is None:
             raise rejected("PairClassifier", "others", "be given: the second sequence of each pair", None)
-        u, v = self.embed(tokens, keep, **inputs), self.embed(others, keep_others, **inputs)
+        u, v = self.embed(tokens, attention_mask, **inputs), self.embed(others, others_attention_mask, **inputs)
         return self.output(self.dropout(torch.cat([u, v, (u - v).abs()], -1)))
 
-    def embed(self, tokens: Tensor, keep: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return the mean row (B, E) of each sequence's real tokens."""
-        return pooled("mean", self.rows(tokens, keep, **inputs), keep)
+    def embed(self, tokens: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Return the mean hidden state (B, E) of each sequence's real tokens."""
+        return pooled("mean", self.rows(tokens, attention_mask, **inputs), attention_mask)

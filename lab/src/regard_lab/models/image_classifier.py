@@ -1,6 +1,6 @@
-"""Labels of images: a matrix on what stands for an image in a vision transformer or a residual network.
+"""Image classifiers: a linear layer on the pooled features of a vision transformer or residual network.
 
-Dimensions: B batch, C channels, H and W pixels, E width, K labels.
+Dimensions: B batch, C channels, H and W pixels, E feature size, K labels.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from regard._utils.errors import rejected
 from regard_lab.models.resnet import ResNet
 from regard_lab.models.vision_transformer import VisionTransformer
 
-#: What makes rows, or places, of images.
+#: The models that accept a classification head.
 VisionModel = VisionTransformer | ResNet
 
 
 class ImageClassifier(nn.Module):
-    """A model of images, and a matrix that scores labels.
+    """An image model with a linear classification head.
 
     Parameters
     ----------
     model : VisionTransformer or ResNet
     labels : sequence of K str
-        Their names, at least two and all different.
+        Unique label names, at least two.
     dropout : float, default 0.0
-        Probability of dropping a feature before the matrix, in training.
+        Dropout probability before the linear layer.
     teacher : bool, default False
-        Whether another matrix scores labels by the distillation token of ``model``, whose logits then are the mean of
-        both (Touvron 2020, arXiv 2012.12877).
+        Add a second linear layer on the distillation token of ``model``, and average the logits of both (Touvron 2020,
+        arXiv 2012.12877).
 
     Examples
     --------
@@ -42,7 +42,7 @@ class ImageClassifier(nn.Module):
     torch.Size([2, 2])
     """
 
-    #: What scores mean, as :class:`~regard_lab.models.heads.Head` has it.
+    #: What the logits mean, as in :class:`~regard_lab.models.heads.Head`.
     problem = "single_label"
 
     def __init__(
@@ -61,14 +61,14 @@ class ImageClassifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew with standard deviation 0.02; the model stays as it is."""
+        """Reinitialize the linear layers with standard deviation 0.02; the model does not change."""
         for head in (self.output, self.taught):
             if head is not None:
                 nn.init.normal_(head.weight, std=0.02)
                 nn.init.zeros_(head.bias)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; of a model none of whose parameters learns, batch norms go on as they were trained."""
+        """Set the mode; a completely frozen model stays in evaluation mode, to keep its batch norm statistics."""
         super().train(mode)
         if not any(each.requires_grad for each in self.model.parameters()):
             self.model.eval()
@@ -81,9 +81,9 @@ class ImageClassifier(nn.Module):
         return logits if self.taught is None else (logits + self.taught(found[:, 1])) / 2
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """Return the probabilities (B, K) that logits (B, K) are of."""
+        """Return the probabilities (B, K) for logits (B, K)."""
         return logits.softmax(-1)
 
     def extra_repr(self) -> str:
-        """Return the labels, or how many there are."""
+        """Return the labels, or their number if there are more than five."""
         return f"labels={list(self.labels)}" if len(self.labels) <= 5 else f"{len(self.labels)} labels"

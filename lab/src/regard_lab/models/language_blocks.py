@@ -129,27 +129,27 @@ class LanguageConfig(Options, ABC):
         return rejected(type(self).__name__, name, expected, got)
 
 
-# The block that language models are stacks of: self-attention and a feed-forward network, each added to its input -----
+# The block of language models: self-attention and a feed-forward network with residual connections -------------------
 
 
-#: The standard deviation that matrices and embeddings are drawn with (Radford 2019).
+#: Standard deviation of initial weights and embeddings (Radford 2019).
 STD = 0.02
 
 
 class Block(nn.Module):
-    """``x ← x + A(N(x))``, ``x ← x + F(N(x))``; or, norms last, ``x ← N(x + A(x))``, ``x ← N(x + F(x))``.
+    """Pre-norm: ``x ← x + A(N(x))``, ``x ← x + F(N(x))``. Post-norm: ``x ← N(x + A(x))``, ``x ← N(x + F(x))``.
 
     Parameters
     ----------
     config : LanguageConfig
     norm_first : bool
     feature_map : str, optional
-        Makes attention linear.
+        Use linear attention with this feature map.
 
     Attributes
     ----------
     checkpoints : bool
-        Whether nothing of the block but its input is kept for the backward pass, which computes it again.
+        Activation checkpointing: store only the block's input, and recompute the rest in the backward pass.
     """
 
     def __init__(self, config: LanguageConfig, norm_first: bool, feature_map: str | None = None) -> None:
@@ -167,7 +167,7 @@ class Block(nn.Module):
                 config.heads,
                 **shared,
                 dropout=config.attention_dropout,
-                # None is the scaled dot product, too, in torch's own kernel where that can be had.
+                # None also means scaled dot product, and uses torch's kernel if possible.
                 score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
                 normalizer=config.normalizer,
                 rotary=rotary(config),
@@ -189,11 +189,11 @@ class Block(nn.Module):
         cache: KVCache | SlotCache | LinearCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
-        """Return rows (B, L, E) of rows (B, L, E), and what was asked of the attention."""
+        """Return the new hidden states (B, L, E), and the requested auxiliary outputs of the attention."""
         if self.checkpoints and cache is None and return_aux is None and torch.is_grad_enabled():
-            # Within the module, so that whoever shards its parameters has them at hand in both passes.
-            made: tuple[Tensor, Aux | None] = checkpoint(self._run, x, mask, rotation, use_reentrant=False)
-            return made
+            # Checkpoint inside the module, so that FSDP gathers its parameters in both passes.
+            outcome: tuple[Tensor, Aux | None] = checkpoint(self._run, x, mask, rotation, use_reentrant=False)
+            return outcome
         return self._run(x, mask, rotation, cache, return_aux)
 
     def _run(
@@ -216,27 +216,27 @@ class Block(nn.Module):
 
 
 class BlockStack(nn.Module):
-    """What language models have in common: their blocks can share a sequence with other processes, and recompute.
+    """Base class of language models: sequence parallelism and activation checkpointing for all blocks.
 
     Attributes
     ----------
     blocks : sequence of Block
     context : SequenceContext, optional
-        Who divides sequences among processes; None for whole ones.
+        Splits sequences across processes; None if each process holds whole sequences.
     """
 
     blocks: Sequence[Block]
     context: SequenceContext | None = None
 
     def set_context(self, context: SequenceContext | None) -> None:
-        """Divide sequences among processes, or no longer.
+        """Split sequences across processes, or stop doing so.
 
         Parameters
         ----------
         context : SequenceContext or None
-            Such as :class:`regard.distributed.ContextParallel`. Tokens, and positions where they are given, are then
-            this process's slices; masks speak of the whole sequence. Gradients of parameters are those of the loss of
-            this process's tokens, which ``context.sum_gradients`` adds up.
+            For example :class:`regard.distributed.ContextParallel`. Pass this process's slice of the tokens (and of
+            positions, if given), but masks for the whole sequence. Parameter gradients then cover only this process's
+            tokens; ``context.sum_gradients`` adds them up.
         """
         self.context = context
         for block in self.blocks:
@@ -244,7 +244,7 @@ class BlockStack(nn.Module):
 
     @property
     def checkpoint_activations(self) -> bool:
-        """Whether blocks keep their input alone for the backward pass, and compute the rest again."""
+        """Whether blocks store only their input, and recompute the rest in the backward pass."""
         return bool(self.blocks) and all(block.checkpoints for block in self.blocks)
 
     @checkpoint_activations.setter
@@ -253,26 +253,26 @@ class BlockStack(nn.Module):
             block.checkpoints = wanted
 
     def _whole(self, length: int) -> int:
-        """Return the length of a sequence of which this process has so many tokens."""
+        """Return the length of the whole sequence if this process holds ``length`` tokens of it."""
         return length if self.context is None else length * self.context.size
 
     def _places(self, tokens: Tensor) -> Tensor:
-        """Return where tokens (B, L) stand in a sequence that begins with them, or with another process's."""
+        """Return the default positions of this process's tokens (B, L)."""
         if self.context is None:
             return torch.arange(tokens.shape[1], device=tokens.device)
         return self.context.positions(self._whole(tokens.shape[1]), tokens.device)
 
 
 class PositionEmbedding(nn.Module):
-    """Adds what tells positions to the embeddings of tokens; nothing where that is told within attention.
+    """Add learned or sinusoidal position embeddings; nothing for rotary, ALiBi or no positions.
 
     Parameters
     ----------
     config : LanguageConfig
     first : int, default 0
-        The row of the first position among learned ones.
+        Index of the first position in the learned table.
     width : int, optional
-        Of the rows; the config's by default.
+        Embedding size; the config's by default.
     """
 
     def __init__(self, config: LanguageConfig, first: int = 0, width: int | None = None) -> None:
@@ -283,44 +283,44 @@ class PositionEmbedding(nn.Module):
         self.waves = SinusoidalPositions(E) if config.positions == "sinusoidal" else None
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return rows (B, L, E) with what tells their positions (L,) or (B, L) added."""
+        """Return embeddings (B, L, E) with the embeddings of ``positions`` (L,) or (B, L) added."""
         if self.waves is not None:
             return x + self.waves.waves(positions).to(x.dtype)
         if self.learned is None:
             return x
         if not values_unavailable(positions) and positions.numel() and int(positions.max()) >= self.longest:
-            expected = f"stand below {self.longest:,}, as many positions as the model has learned"
+            expected = f"have positions below {self.longest:,}, the number of learned positions"
             raise rejected("language model", "tokens", expected, int(positions.max()))
         return x + self.learned(positions + self.first if self.first else positions)
 
 
 def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """Return the rows (B, L, E) of tokens (B, L), or raise for one that is not in the vocabulary."""
+    """Return the embeddings (B, L, E) of tokens (B, L); raise if one is not in the vocabulary."""
     try:
         return embedding(tokens)
     except IndexError:
-        expected = f"be numbers from 0 to {embedding.num_embeddings - 1:,}, below the vocabulary"
+        expected = f"be ids from 0 to {embedding.num_embeddings - 1:,}, below the vocabulary size"
         wrong = tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
         raise rejected("language model", "tokens", expected, int(wrong[0]) if len(wrong) else "others") from None
 
 
 def rotary(config: LanguageConfig) -> Rotary | None:
-    """Return what turns queries and keys, if that is how positions are told."""
+    """Return the rotary embedding of queries and keys, or None without rotary positions."""
     if config.positions != "rotary":
         return None
     return Rotary(config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
 
 
 def norm(config: LanguageConfig, width: int | None = None) -> nn.Module:
-    """Return a normalization of rows (..., E), or of this width."""
+    """Return a LayerNorm or RMSNorm over ``width`` features; the config's hidden size by default."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.width if width is None else width, eps=config.norm_eps)
 
 
 def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
-    """Draw the parameters of a model: matrices and embeddings with standard deviation 0.02, biases 0, norms 1.
+    """Initialize a model: weights and embeddings with standard deviation 0.02, biases with 0, norms with 1.
 
-    What ends a block is drawn smaller by the square root of how many of them ``layers`` add up (Radford 2019).
+    The last linear layer of each residual branch is scaled by 1/√(2·layers) (Radford 2019).
     """
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm | GroupedProjections):

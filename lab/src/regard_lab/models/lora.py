@@ -1,4 +1,4 @@
-"""Low-rank adapters: a linear layer keeps its matrix, and learns a small product that is added to it (Hu 2021).
+"""LoRA: low-rank adapters for frozen linear layers (Hu 2021).
 
 Dimensions: I inputs, O outputs, r rank.
 """
@@ -15,25 +15,25 @@ from torch import Tensor, nn
 from regard._utils.constraints import probability, size
 from regard._utils.errors import rejected
 
-#: Where adapters stand by default: at all linear layers of a language model's blocks (Dettmers 2023, arXiv 2305.14314).
+#: Default targets: all linear layers of a language model's blocks (Dettmers 2023, arXiv 2305.14314).
 TARGETS = ("attention.qkv", "attention.out", "feed_forward.gate", "feed_forward.up", "feed_forward.down")
 
 
 class LoRALinear(nn.Linear):
     """A linear layer with a low-rank adapter: ``y = W x + b + α/r · B A drop(x)`` (Hu 2021, arXiv 2106.09685).
 
-    W and b do not learn. A is drawn, B is 0: at first the adapter changes nothing.
+    W and b are frozen. A is random and B is 0, so that the adapter initially changes nothing.
 
     Parameters
     ----------
     layer : nn.Linear
-        Whose parameters it takes over, not copies.
+        The layer to adapt; its parameters are shared, not copied.
     rank : int, default 8
-        r, at most what W could have.
+        r, at most min(I, O).
     alpha : float, default 16.0
         α.
     dropout : float, default 0.0
-        Probability of dropping an input of the adapter, in training.
+        Dropout probability of the adapter's input.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class LoRALinear(nn.Linear):
         self.reset_adapter()
 
     def reset_adapter(self) -> None:
-        """Draw A anew as torch draws linear layers, and set B to 0."""
+        """Reinitialize A like torch's linear layers, and set B to 0."""
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
         nn.init.zeros_(self.B)
 
@@ -77,7 +77,7 @@ class LoRALinear(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """Return a plain layer with the matrix ``W + α/r · B A``, which does the same without dropout."""
+        """Return an equivalent linear layer with the weight ``W + α/r · B A``."""
         layer = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
         added = self.scale * (self.B.double() @ self.A.double())
         layer.weight = nn.Parameter((self.weight.double() + added).to(self.weight.dtype))
@@ -98,16 +98,16 @@ def add_lora(
     *,
     dropout: float = 0.0,
 ) -> list[str]:
-    """Give linear layers of a model low-rank adapters, and let nothing else of it learn.
+    """Add low-rank adapters to a model's linear layers, and freeze all other parameters.
 
     Parameters
     ----------
     model : Module
-        Changed in place.
+        Modified in place.
     rank, alpha, dropout
-        As :class:`LoRALinear` takes them; of a smaller matrix, the rank is what it has.
+        As in :class:`LoRALinear`; smaller layers get a smaller rank.
     targets : sequence of str
-        The ends of the names of layers, such as ``"attention.qkv"``.
+        Suffixes of layer names, such as ``"attention.qkv"``.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def add_lora(
     Raises
     ------
     ValueError
-        If there is no such layer, or the model has adapters.
+        If there is no such layer, or the model already has adapters.
 
     Examples
     --------
@@ -130,10 +130,10 @@ def add_lora(
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if any(isinstance(module, LoRALinear) for _, module in layers):
-        raise rejected("add_lora", "model", "be without adapters", "one that has some")
+        raise rejected("add_lora", "model", "have no adapters yet", "one with adapters")
     chosen = [(name, module) for name, module in layers if f".{name}".endswith(tuple(f".{each}" for each in targets))]
     if not layers:
-        raise rejected("add_lora", "model", "have linear layers that adapters may stand beside", "none")
+        raise rejected("add_lora", "model", "have linear layers for adapters", "none")
     if not chosen:
         known = sorted({name.rpartition(".")[2] for name, _ in layers})
         raise rejected("add_lora", "targets", f"name linear layers, such as {', '.join(known[:8])}", list(targets))
@@ -145,7 +145,7 @@ def add_lora(
 
 
 def merge_lora(model: nn.Module) -> None:
-    """Put plain layers in place of those with adapters, which do the same; all parameters may learn again."""
+    """Merge adapters into the linear layers, and unfreeze all parameters."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
             _replace(model, name, module.merged())

@@ -20,19 +20,19 @@ from regard._utils.torch_private import block_linear, linear_blocks
 _LARGE = 4096
 #: Rows that are rounded by one range, that of them all: of fewer, products take longer.
 _RANGED = 64
-#: What a tensor tells of itself without being read.
+#: Tensor attributes and methods that do not access its data.
 _ATTRIBUTES = ("shape", "dtype", "device", "requires_grad", "is_nested", "is_sparse", "ndim")
-_TOLD = {getattr(Tensor, name).__get__ for name in _ATTRIBUTES}
-_TOLD |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}
+_WITHOUT_DATA = {getattr(Tensor, name).__get__ for name in _ATTRIBUTES}
+_WITHOUT_DATA |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}
 
 
 @final
 class PackedWeight(Tensor):
-    """A matrix (N, E) that :func:`torch.nn.functional.linear` multiplies by, and nothing else reads.
+    """A packed weight matrix (N, E), which only :func:`torch.nn.functional.linear` can use.
 
-    In float32 it is laid out in oneDNN's blocks, which products with few rows gain most by; in int8 each row is rounded
-    to 255 levels and what it is multiplied by as it comes, to 127 (torch's dynamic quantization). Some rows of it are
-    another one, laid out when they are first asked for. It cannot be learned, saved, or moved to another device.
+    In float32 it has oneDNN's blocked layout, which speeds up products with few rows most. In int8 each row is rounded
+    to 255 levels, and activations are quantized on the fly to 127 (torch's dynamic quantization). Slices of rows are
+    packed on first use. You cannot train, save, or move it to another device.
 
     Examples
     --------
@@ -49,9 +49,9 @@ class PackedWeight(Tensor):
 
     @classmethod
     def of(cls, weight: Tensor, *, int8: bool = False) -> Self:
-        """Return a matrix of float32 on the CPU (N, E) as one of these."""
+        """Pack a float32 matrix (N, E) on the CPU."""
         weight = weight.detach()
-        # One number stands for all: sizes are told, and nothing is read.
+        # A single expanded element: the tensor has the right shape but no data.
         made: Self = Tensor._make_subclass(cls, weight.new_zeros(()).expand(weight.shape), False)
         made._kind, made._parts = (_Int8 if int8 else _Float32)(weight), {}
         return made
@@ -80,7 +80,7 @@ class PackedWeight(Tensor):
         kwargs = kwargs or {}
         if func is F.linear:
             return _linear(*args, **kwargs)
-        if func in _TOLD:
+        if func in _WITHOUT_DATA:
             return super().__torch_function__(func, types, args, kwargs)
         if func is Tensor.__getitem__ and isinstance(args[1], slice) and args[1].step in (None, 1):
             start, stop, _ = args[1].indices(args[0].shape[0])

@@ -1,6 +1,6 @@
-"""What stands for a sequence: one row of a model's, or what all its rows have in common, or what filters find in them.
+"""Pool a sequence of hidden states into one vector: one token, mean, max, or convolutional window features.
 
-Dimensions: B batch, L tokens, E width, J to K tokens of a window, F filters of each.
+Dimensions: B batch, L tokens, E hidden size, J to K window sizes in tokens, F filters per window size.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from torch import Tensor, nn
 from regard._utils.constraints import size
 from regard._utils.errors import rejected
 
-#: What can stand for a sequence of a model that reads both ways, and of one that reads forward.
+#: Poolings of bidirectional encoders and of causal decoders.
 OF_ENCODERS, OF_DECODERS = ("first", "mean", "max"), ("last", "mean", "max")
 
-#: Tokens of the widest window that filters may read, and of the widest that they read where nobody says.
+#: The largest window size allowed, and the default, in tokens.
 WIDEST, WINDOW = 64, 3
-#: Filters of a width at most.
+#: The most filters of one window size.
 MOST_FILTERS = 1 << 14
 
 
-def pooled(pooling: str, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Return one row (B, E) for each sequence.
+def pooled(pooling: str, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Return one vector (B, E) for each sequence.
 
     Parameters
     ----------
     pooling : {"first", "last", "mean", "max"}
     rows : Tensor (B, L, E)
-    keep : Tensor (B, L) of bool, optional
-        Which rows are of real tokens; all by default. A sequence without any has a row of zeros as its mean.
+    attention_mask : Tensor (B, L) of bool, optional
+        True for real tokens; all by default. The mean of a sequence without real tokens is a vector of zeros.
 
     Examples
     --------
-    >>> rows, keep = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [9.0, 9.0]]]), torch.tensor([[True, True, False]])
-    >>> [pooled(each, rows, keep).tolist() for each in ("first", "last", "mean", "max")]
+    >>> rows, real = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [9.0, 9.0]]]), torch.tensor([[True, True, False]])
+    >>> [pooled(each, rows, attention_mask=real).tolist() for each in ("first", "last", "mean", "max")]
     [[[1.0, 5.0]], [[3.0, 1.0]], [[2.0, 3.0]], [[3.0, 5.0]]]
     """
     if pooling == "first":
         return rows[:, 0]
-    if keep is None:
+    if attention_mask is None:
         return rows[:, -1] if pooling == "last" else rows.mean(1) if pooling == "mean" else rows.amax(1)
     if pooling == "last":
-        last = (keep * torch.arange(1, keep.shape[1] + 1, device=keep.device)).amax(1) - 1
+        last = (attention_mask * torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)).amax(1) - 1
         return rows[torch.arange(len(rows), device=rows.device), last.clamp(min=0)]
-    real = keep.unsqueeze(-1)
+    real = attention_mask.unsqueeze(-1)
     if pooling == "max":
         return torch.where(real | ~real.any(1, keepdim=True), rows, -torch.inf).amax(1)
     share = real.to(rows.dtype)
@@ -52,14 +52,14 @@ def pooled(pooling: str, rows: Tensor, keep: Tensor | None = None) -> Tensor:
 
 
 class WindowFeatures(nn.Module):
-    """The largest and the mean value of filters in all windows of J to K tokens (Kim 2014, arXiv 1408.5882).
+    """The maximum and mean over all windows of J to K tokens of convolutional filters (Kim 2014, arXiv 1408.5882).
 
     ::
 
         f_kt = relu(W_k [x_t; …; x_{t+k−1}] + b_k)          k = J … K
         features = [max_t f_Jt; …; max_t f_Kt; mean_t f_Jt; …; mean_t f_Kt]
 
-    Windows reach over both ends of a sequence, where they find zeros; each holds one of its tokens at least.
+    Both ends of a sequence are zero-padded; every window holds at least one real token.
 
     Parameters
     ----------
@@ -72,12 +72,13 @@ class WindowFeatures(nn.Module):
     narrowest : int, default 1
         J, at most K.
     means : bool, default True
-        Whether there are mean values beside the largest ones; Kim had none, and windows of 3 to 5 tokens.
+        Include the mean of each filter as well as its maximum. Kim 2014 used only maxima, and windows of 3 to 5
+        tokens.
 
     Attributes
     ----------
     features : int
-        How many there are, 2·(K − J + 1)·F, or half as many without means.
+        Number of features: 2·(K − J + 1)·F, or half as many without means.
 
     Examples
     --------
@@ -100,30 +101,36 @@ class WindowFeatures(nn.Module):
         self.features = (1 + means) * len(self.widths) * filters
 
     def reset_parameters(self) -> None:
-        """Draw the filters as torch does."""
+        """Reinitialize the filters with torch's defaults."""
         for each in self.convolutions:
             each.reset_parameters()  # type: ignore[operator]
 
-    def forward(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return features (B, ·) of rows (B, L, E), of which ``keep`` (B, L) says which are real; all by default.
+    def forward(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the features (B, ·) of hidden states (B, L, E).
 
-        A sequence without any has features of 0.
+        ``attention_mask`` (B, L) is True for real tokens; all by default. A sequence without real tokens gets zeros.
 
         Raises
         ------
         ValueError
-            If the shapes do not fit.
+            If the shapes do not match.
         """
         if rows.ndim != 3 or rows.shape[-1] != self.width:
             raise rejected(type(self).__name__, "rows", f"have shape (B, L, {self.width})", tuple(rows.shape))
-        if keep is not None and keep.shape != rows.shape[:2]:
-            raise rejected(type(self).__name__, "keep", f"have shape {tuple(rows.shape[:2])}", tuple(keep.shape))
-        keep = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device) if keep is None else keep
-        by_column = torch.where(keep.unsqueeze(-1), rows, 0.0).transpose(1, 2)  # (B, E, L)
-        real = keep.to(rows.dtype).unsqueeze(1)  # (B, 1, L)
+        if attention_mask is not None and attention_mask.shape != rows.shape[:2]:
+            raise rejected(
+                type(self).__name__,
+                "attention_mask",
+                f"have shape {tuple(rows.shape[:2])}",
+                tuple(attention_mask.shape),
+            )
+        if attention_mask is None:
+            attention_mask = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+        by_column = torch.where(attention_mask.unsqueeze(-1), rows, 0.0).transpose(1, 2)  # (B, E, L)
+        real = attention_mask.to(rows.dtype).unsqueeze(1)  # (B, 1, L)
         largest, means = [], []
         for k, convolution in zip(self.widths, self.convolutions):
-            # max_pool1d says the same, and cannot be exported with any length.
+            # max_pool1d gives the same result but cannot be exported with a dynamic length.
             holds = F.pad(real, (k - 1, k - 1)).unfold(-1, k, 1).amax(-1)  # (B, 1, L + k − 1)
             found = F.relu(convolution(by_column)) * holds  # (B, F, L + k − 1)
             largest.append(found.amax(-1))

@@ -356,7 +356,7 @@ class RecurrentDecoder(EncoderDecoder):
     ) -> tuple[Tensor, Tensor | None]:
         share = check_probability(self, teacher_forcing)
         if self.attending is not None and isinstance(self.attending.layer, HardAttention):
-            self.attending.layer.forget()  # draws that nobody asked the surrogate of
+            self.attending.layer.forget()  # samples of earlier passes without a surrogate
         if self.config.wiring == "encoder" and len(target) > len(source):  # its draws are of sources
             several = len(target) // len(source)
             source, lengths = source.repeat_interleave(several, 0), lengths.repeat_interleave(several)
@@ -463,10 +463,10 @@ class RecurrentDecoder(EncoderDecoder):
     def _decode(
         self, symbols: Tensor, memory: Memory, state: State, *, whole: bool = False, weights: bool = False
     ) -> tuple[Tensor, State, Tensor | None]:
-        """Read symbols (B, L): L steps of each sequence if ``whole``, else one step of each of its L beams.
+        """Decode symbols (B, L): L steps of each sequence if ``whole``, else one step of each of its L beams.
 
-        Returns features (B, L, P), the state after them, and the weights (B, L, S) if they are asked for. After
-        ``whole`` nobody goes on: the state is the one that was given.
+        Returns features (B, L, P), the new state, and the weights (B, L, S) if requested. With ``whole``, the state is
+        returned unchanged.
         """
         (B, L), context, attention = symbols.shape, None, None
         where = torch.arange(L, device=symbols.device) if whole else symbols.new_full((L,), state.time)  # (L,)
@@ -507,7 +507,7 @@ class RecurrentDecoder(EncoderDecoder):
         return context, None if attention is None else attention.view(B, L, -1)
 
     def _steps_read(self, symbols: Tensor) -> Tensor:
-        """Return how many of symbols (B, L) are read: in training, nobody learns from what follows the last."""
+        """Return how many of the symbols (B, L) to process; in training, trailing padding is skipped."""
         B, L = symbols.shape
         if not self.training:
             return symbols.new_full((B,), L)

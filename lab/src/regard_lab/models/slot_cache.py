@@ -23,11 +23,11 @@ class Slots:
     Parameters
     ----------
     window : int, optional
-        How many steps each one sees, itself included; older ones are overwritten.
+        Number of steps that each step attends to, itself included; older ones are overwritten.
     sinks : int, default 0
-        First steps that are kept beside the window.
+        Number of first steps to keep in addition to the window.
     prefix : int, default 0
-        How many steps stand before the first of every sequence, the same for all and kept once.
+        Length of a common prefix of all sequences, which is stored once.
     device : torch.device, optional
 
     Attributes

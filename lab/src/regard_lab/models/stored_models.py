@@ -1,4 +1,4 @@
-"""Folders of models of language and of images: Hugging Face's, and our own for models that it does not know."""
+"""Loading and saving language and image models: Hugging Face folders, and regard's format for other models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from regard_lab.models.image_classifier import ImageClassifier, VisionModel
 from regard_lab.models.resnet import ResNet, ResNetConfig
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
-#: What a folder may hold.
+#: The models that a folder may hold.
 Stored = LanguageModel | Head | VisionModel | ImageClassifier | Hosted | HostedImageClassifier
 
 VERSION = 1
@@ -46,7 +46,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Format:
-    """The models of a format of ours: kinds with their configs, and what may stand on them."""
+    """A folder format of regard: its kinds of models with their configs, and their heads."""
 
     noun: str
     kinds: Mapping[str, tuple[type[Any], type[Any]]]
@@ -54,7 +54,7 @@ class Format:
 
 
 VISION_FORMAT = "regard.vision_model"
-#: By the name that config.json has.
+#: Formats by their names in config.json.
 FORMATS = {
     "regard.language_model": Format(
         "a decoder or an encoder",
@@ -68,40 +68,39 @@ FORMATS = {
     ),
 }
 
-#: What config.json may say of a head.
+#: Options of heads in config.json.
 _HEAD_OPTIONS: dict[str, Any] = {"teacher": bool, "bias": bool, "pad": int | None, "problem": str}
 _OF_SEQUENCES = {"filters": int, "window": int, "narrowest": int, "means": bool, "both_ways": bool}
 _HEAD_OPTIONS |= _OF_SEQUENCES
 
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = None, hosted: bool = True) -> Stored:
-    """Return the model of language or of images in a folder, in evaluation mode.
+    """Load a language or image model from a folder, in evaluation mode.
 
-    Folders of Hugging Face of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, ALBERT, ViT and DeiT are read as they are:
-    config.json and model.safetensors, or its shards; classifiers of sequences, of tokens and of images on them, too.
-    What config.json claims is compared with the files' headers before memory is taken. Text models and
-    classifiers of images of any other family, and of a config that these do not have, are computed by transformers, if
-    it is installed, with our attention. No
-    pickle is ever loaded.
+    Reads Hugging Face folders of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, ALBERT, ViT and DeiT directly:
+    config.json and model.safetensors or its shards, including sequence, token and image classifiers. The config is
+    checked against the files' headers before allocating memory. Text models and image classifiers of other families,
+    or with unsupported configs, run in transformers with regard's attention, if transformers is installed. Pickles are
+    never loaded.
 
     Parameters
     ----------
     folder : str or Path
     dtype : torch.dtype, optional
-        Of the parameters; as they are stored by default.
+        Dtype of the parameters; as stored by default.
     hosted : bool, default True
-        Whether transformers may compute what is not one of our models. Training needs one of ours.
+        Allow models that run in transformers. Training requires a model that regard implements.
 
     Returns
     -------
     DecoderLM, EncoderLM, SequenceClassifier, TokenClassifier, PairClassifier, VisionTransformer, ResNet,
-    ImageClassifier; HostedWriter, HostedMaskedLM, HostedClassifier, HostedTokenClassifier, HostedImageClassifier or
-    HostedEncoder, which transformers computes
+    ImageClassifier; or, running in transformers, HostedWriter, HostedMaskedLM, HostedClassifier,
+    HostedTokenClassifier, HostedImageClassifier or HostedEncoder
 
     Raises
     ------
     ModelFileError
-        If the folder is no such model, is damaged, or does not fit into memory, in one sentence.
+        If the folder holds no such model, is damaged, or does not fit in memory.
 
     Examples
     --------
@@ -142,7 +141,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = None, hosted: bool =
 
 
 def _needs_transformers(error: NotMappedError) -> Exception:
-    """Return the error of a folder that only transformers can run."""
+    """Return the error for a folder that requires transformers."""
     about = rejection(error)
     assert about is not None
     got = f"{about.got}; {INSTALL} lets transformers run it"
@@ -150,32 +149,32 @@ def _needs_transformers(error: NotMappedError) -> Exception:
 
 
 def is_model_folder(folder: str | Path) -> bool:
-    """Return whether a folder claims to hold a model of language or images, which :func:`load` would read."""
+    """Return whether a folder has a config.json for :func:`load`."""
     if not (Path(folder) / CONFIG).is_file():
         return False
     described = read_json(Path(folder) / CONFIG)
-    known = {"model_type", "architecture"}  # the latter is timm's, which load explains
+    known = {"model_type", "architecture"}  # the latter is timm's; load explains how to read it
     return isinstance(described, dict) and (bool(known & described.keys()) or _format(described) is not None)
 
 
 def _format(described: Any) -> str | None:
-    """Return which of :data:`FORMATS` a config.json claims."""
+    """Return the entry of :data:`FORMATS` in a config.json, or None."""
     found = described.get("format") if isinstance(described, dict) else None
     return found if isinstance(found, str) and found in FORMATS else None
 
 
 def save(model: Stored, folder: str | Path) -> None:
-    """Write a model of language or of images to a folder that transformers reads, if it is one that transformers knows.
+    """Save a language or image model, in Hugging Face format if transformers has its architecture.
 
-    Another score, normalizer or kind of positions than its families have, a window with sinks, a classifier of pairs or
-    by filters, a residual network, and a vision transformer with convolutions or windows are kept in a folder that only
-    :func:`load` reads.
+    Models with scores, normalizers or positions that the Hugging Face families lack, windows with sinks, pair
+    classifiers, classifiers with filters, residual networks, and vision transformers with convolutions or windows are
+    saved in a format that only :func:`load` reads.
 
     Parameters
     ----------
     model : DecoderLM, EncoderLM, VisionTransformer, ResNet, or a classifier on one of them
     folder : str or Path
-        Made if missing.
+        Created if missing.
 
     Raises
     ------
@@ -186,7 +185,7 @@ def save(model: Stored, folder: str | Path) -> None:
     trunk: Any = model.model if isinstance(model, Head | ImageClassifier) else model
     found = [(name, form, kind) for name, form in FORMATS.items() for kind in form.kinds if _is(trunk, form, kind)]
     if not found:
-        raise rejected("save", "model", "be a model of language or of images", type(model).__name__)
+        raise rejected("save", "model", "be a language or image model", type(model).__name__)
     for family in FAMILIES:
         described = family.write(trunk.config) if isinstance(trunk, family.model) else None
         if described is not None and described["model_type"] in family.types and (not headed or head_of(family, model)):
@@ -239,7 +238,7 @@ def _write(family: Family, described: Described, model: nn.Module, trunk: Any, f
 
 
 def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
-    """Return the model that our own configuration describes, without parameters."""
+    """Return the model described by a config in regard's format, on the meta device."""
     path = folder / CONFIG
     kind, inner, head = str(config.get("kind")), config.get("model"), config.get("head")
     headed = head is None or (isinstance(head, str) and head in form.heads)
@@ -261,7 +260,7 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
             wrong = [name for name in options if name in _OF_SEQUENCES and not own]
             wrong += [name for name, value in options.items() if not isinstance(value, _HEAD_OPTIONS[name])]
             if wrong:
-                raise file_error(path, f"have a field {wrong[0]!r} that a head knows", brief(options[wrong[0]]))
+                raise file_error(path, f"have a valid head option {wrong[0]!r}", brief(options[wrong[0]]))
             return form.heads[str(head)](model, config.get("labels", ()), **options)
     except ModelFileError:
         raise

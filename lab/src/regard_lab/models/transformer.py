@@ -132,7 +132,7 @@ class Memory:
     Attributes
     ----------
     layers : tuple of KeyRows
-        The keys and values that each layer of the decoder makes of the encoder's rows, projected once.
+        Each decoder layer's keys and values of the encoder output.
     """
 
     layers: tuple[KeyRows, ...]
@@ -144,21 +144,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class State:
-    """Where the decoder stands, for R rows: sequences, or their beams.
+    """The decoder state for R rows: sequences or beams.
 
     Attributes
     ----------
     caches : tuple of BeamCache
-        The keys and values of the steps so far, for each layer. They may hold later steps, too: those of a state that
-        was made of this one.
+        Keys and values of earlier steps, for each layer. They may also hold later steps, appended by a state derived
+        from this one.
     time : int
-        How many steps have been made.
+        Number of steps so far.
     rows : Tensor (R,), optional
-        Which rows of the caches these are; None for all.
+        Indices of this state's rows in the caches; None for all.
     weight : Tensor (N, E), optional
-        The matrix that scores the vocabulary, laid out for the processor.
+        The packed output projection.
     waves : Tensor (steps, E), optional
-        Sinusoidal positions of so many steps: each is asked for in every search.
+        Precomputed sinusoidal positions.
     """
 
     caches: tuple[BeamCache, ...]
@@ -172,7 +172,7 @@ class State:
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
     def continued(self) -> tuple[BeamCache, ...]:
-        """Return the caches of these rows, to which the next step may be appended; the state's own stay as they are."""
+        """Return copies of the caches for these rows, to append the next step; the state does not change."""
         twins = tuple(copy.copy(each) for each in self.caches)
         for each in twins:
             each.truncate(self.time)
@@ -182,7 +182,7 @@ class State:
 
 
 class TransformerSequenceDecoder(EncoderDecoder):
-    """A stack of self-attention and attention to rows of whatever was read (Vaswani 2017).
+    """A Transformer decoder with self-attention and cross-attention to encoder states (Vaswani 2017).
 
     ::
 
@@ -190,8 +190,8 @@ class TransformerSequenceDecoder(EncoderDecoder):
         layer    y ← y + MHA(y, y≤t, y≤t)    y ← y + MHA(y, x, x)    y ← y + W₂ φ(W₁ y)
         logits = W y + b
 
-    with layer norms of the sums (norm "post"), or of what enters each block and of the stack's end ("pre"). Layers are
-    those of :mod:`regard.nn`, and so are those of the encoder, of which there may be any number.
+    Layer norms follow the residual sums (norm "post"), or precede each block, with one more at the end ("pre"). Encoder
+    and decoder use the layers of :mod:`regard.nn`; the encoder may have any number of layers, including none.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
             batch_first=True,
             norm_first=config.norm == "pre",
             num_kv_heads=config.kv_heads,
-            # None is the scaled dot product, too, in torch's own kernel where that can be had.
+            # None also means scaled dot product, and uses torch's kernel if possible.
             score=None if config.score == "scaled_dot" else scorer(config.score, head, config.longest),
             normalizer=config.normalizer,
             rotary=Rotary(head) if config.positions == "rotary" else None,
@@ -242,7 +242,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return layer
 
     def reset_parameters(self) -> None:
-        """Draw new parameters: matrices by Glorot's rule, embeddings and learned positions with variance 1/E."""
+        """Reinitialize the parameters: matrices by Glorot's rule, embeddings and positions with variance 1/E."""
         for module in (*self.encoder, *self.decoder, self.encoder_norm, self.decoder_norm, self.output):
             if isinstance(module, TransformerEncoderLayer | TransformerDecoderLayer | nn.LayerNorm | Output):
                 module.reset_parameters()
@@ -253,16 +253,16 @@ class TransformerSequenceDecoder(EncoderDecoder):
             self._draw_rows(each)
 
     def _draw_rows(self, rows: nn.Module | None) -> None:
-        """Draw embeddings, or learned positions."""
+        """Reinitialize embeddings or learned positions."""
         if isinstance(rows, nn.Embedding | LearnedPositions):
             nn.init.normal_(rows.weight, std=self.config.width**-0.5)
 
     @abstractmethod
     def _enter(self, source: Tensor, lengths: Tensor | None) -> Tensor:
-        """Return the rows (I, S, E) that enter the encoder's layers; with lengths, finite ones behind the ends."""
+        """Return the encoder's input embeddings (I, S, E); with lengths, padding is set to finite values."""
 
     def _read(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
-        """Return the rows (I, S, E) that are attended to; ``padding`` (I, S) hides what is padding."""
+        """Return the encoder states (I, S, E); ``padding`` (I, S) masks padding."""
         x = self._enter(source, lengths)
         for layer in self.encoder:
             x = layer(x, src_key_padding_mask=padding)
@@ -304,7 +304,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
     ) -> tuple[Tensor, Tensor]:
         layer, head = divmod(find_map(self, name), self.config.heads)
         if check_probability(self, teacher_forcing) < 1:
-            raise rejected(type(self).__name__, "teacher_forcing", "be 1 where attention is guided", teacher_forcing)
+            raise rejected(type(self).__name__, "teacher_forcing", "be 1 with guided attention", teacher_forcing)
         maps: list[Tensor] = []
         features = self._write(source, lengths, target, maps, (layer,))
         return features, maps[0][:, head]
@@ -335,7 +335,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return x, replace(state, caches=caches, time=state.time + 1, rows=None, waves=waves)
 
     def _read_rows(self, source: Tensor, lengths: Tensor) -> Tensor:
-        """Return the rows (N, E) of all sources that are attended to, one after the other."""
+        """Return the encoder states (N, E) of all sources, concatenated without padding."""
         behind = _behind(source, lengths)
         layers = [each for each in self.encoder if isinstance(each, TransformerEncoderLayer)]
         if not all(can_attend_packed(each.self_attn, self.target_embedding.weight) for each in layers):
@@ -349,7 +349,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return self.encoder_norm(x)
 
     def _read_alike(self, source: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
-        """Return :meth:`_read`, for few sources of similar lengths at a time: a processor reads the less padding."""
+        """Run :meth:`_read` on small groups of sources of similar lengths, which reduces padding on a CPU."""
         order = lengths.argsort()
         parts = []
         for rows in order.split(_ALIKE if source.device.type == "cpu" else len(order)):
@@ -361,7 +361,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def _write(
         self, source: Tensor, lengths: Tensor, target: Tensor, maps: list[Tensor], layers: Container[int] = ()
     ) -> Tensor:
-        """Return the decoder's rows (B, T, E); the weights (B, H, T, S) of layers ``told`` go to ``maps``."""
+        """Return decoder hidden states (B, T, E); append the attention (B, H, T, S) of ``layers`` to ``maps``."""
         behind, (B, T), E = _behind(source, lengths), target.shape, self.config.width
         states = self._read(source, lengths, behind)
         x = self._embed(target, self.target_embedding, self.target_positions, 0)  # (B, T, E)
@@ -369,7 +369,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
 
             def look(y: Tensor, layer: nn.Module = layer, asked: bool = number in layers) -> Tensor:
                 request = AuxRequest(weights=True) if asked else None
-                # The targets of a source are so many more queries to its rows.
+                # Several targets of a source are further queries to the same keys.
                 made, aux = self._attend(layer, y.view(len(states), -1, E), states, behind, return_aux=request)
                 if asked:
                     weights = aux.weights.unflatten(2, (-1, T))  # (I, H, B / I, T, S)
@@ -385,12 +385,12 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def _embed(
         self, symbols: Tensor, embedding: nn.Embedding, positions: nn.Module | None, offset: int, lengths: Any = None
     ) -> Tensor:
-        """Return the rows (B, L, E) of symbols (B, L), the first of which stands at ``offset``."""
+        """Return the embeddings (B, L, E) of symbols (B, L), with positions starting at ``offset``."""
         rows = zero_padding(embedding(symbols), lengths) * math.sqrt(self.config.width)
         return self.dropout(rows if positions is None else positions(rows, offset))
 
     def _embed_step(self, symbols: Tensor, state: State) -> tuple[Tensor, Tensor | None]:
-        """Return the rows (R, E) of a step's symbols (R,), and the waves that are known from now on."""
+        """Return the embeddings (R, E) of a step's symbols (R,), and the cached sinusoidal positions."""
         positions, waves = self.target_positions, state.waves
         if not isinstance(positions, SinusoidalPositions):
             return self._embed(symbols[:, None], self.target_embedding, positions, state.time)[:, 0], None
@@ -400,38 +400,38 @@ class TransformerSequenceDecoder(EncoderDecoder):
         return self.dropout((rows + waves[state.time]).to(rows.dtype)), waves
 
     def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
-        """Return what rows (B, L, E) read of the source through a layer's attention, and what else is asked."""
+        """Return the cross-attention output for queries (B, L, E), and requested auxiliary outputs."""
         assert isinstance(layer, TransformerDecoderLayer)
         return layer.multihead_attn(query, states, states, key_padding_mask=padding, need_weights=False, **options)
 
 
 def _causally(layer: MultiheadAttention, x: Tensor) -> Tensor:
-    """Return what rows (B, T, E) read of those before them and of themselves."""
+    """Return the causal self-attention output (B, T, E)."""
     made: Tensor = layer(x, x, x, need_weights=False, is_causal=True)[0]
     return made
 
 
 def _behind(source: Tensor, lengths: Tensor) -> Tensor:
-    """Return which steps of sources (B, S) are padding."""
+    """Return the padding mask (B, S): True for padding."""
     return torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
 
 
-# The Transformer encoder–decoder: reads one sequence, writes another, with attention alone ----------------------------
-# Dimensions: B batch, S source steps, E width.
+# The Transformer encoder–decoder --------------------------------------------------------------------------------------
+# Dimensions: B batch, S source steps, E hidden size.
 
 
 __all__ = ["PRESETS", "Memory", "State", "TransformerConfig", "TransformerEncoderDecoder"]
 
 
 class TransformerEncoderDecoder(TransformerSequenceDecoder):
-    """A stack of self-attention reads the source; another writes, attending to what was read (Vaswani 2017).
+    """The Transformer encoder–decoder (Vaswani 2017).
 
     ::
 
         x = √E · embedding + position
         encoder layer    x ← x + MHA(x, x, x)        x ← x + W₂ φ(W₁ x)
 
-    The decoder is that of :class:`TransformerSequenceDecoder`. Padding never changes a result.
+    The decoder is :class:`TransformerSequenceDecoder`. Padding does not change the output.
 
     Parameters
     ----------
@@ -456,7 +456,7 @@ class TransformerEncoderDecoder(TransformerSequenceDecoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new parameters, those of the sources' embeddings as those of the targets'."""
+        """Reinitialize the parameters; source embeddings like target embeddings."""
         super().reset_parameters()
         self._draw_rows(self.source_embedding)
         self._draw_rows(self.source_positions)

@@ -1,6 +1,6 @@
-"""The vision transformer: an image is a sequence of patches (Dosovitskiy 2020), or of what convolutions make of them.
+"""The vision transformer: attention over image patches (Dosovitskiy 2020), optionally after a convolutional stem.
 
-Dimensions: B batch, C channels, H and W pixels, P patches, T leading tokens, L = T + P rows, E width.
+Dimensions: B batch, C channels, H and W pixels, P patches, T leading tokens, L = T + P tokens, E hidden size.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew: convolutions by He's rule, the rest with standard deviation 0.02."""
+        """Reinitialize the parameters: convolutions by He's rule, the rest with standard deviation 0.02."""
         draw(self, self.blocks, self.config.layers)  # type: ignore[arg-type]
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -199,20 +199,22 @@ class VisionTransformer(nn.Module):
             if each is not None:
                 nn.init.normal_(each, std=STD)
 
-    def forward(self, images: Tensor, *, return_aux: AuxRequest | None = None, told: list[Aux] | None = None) -> Tensor:
-        """Return the rows (B, L, E) of images: of the leading tokens, then of the patches, row by row.
+    def forward(self, images: Tensor, *, return_aux: AuxRequest | None = None, aux: list[Aux] | None = None) -> Tensor:
+        """Return the hidden states (B, L, E): leading tokens first, then patches in row-major order.
 
         Parameters
         ----------
         images : Tensor (B, C, H, W) of float
             Normalized as in training.
         return_aux : AuxRequest, optional
-            What to tell of each layer's attention, in turn, to the list ``told``.
+            Auxiliary outputs to compute in each layer's attention.
+        aux : list of Aux, optional
+            Receives the requested auxiliary outputs, one entry per layer.
 
         Raises
         ------
         ValueError, TypeError
-            If ``images`` is something else, or smaller than a patch.
+            If ``images`` has the wrong type or shape, or is smaller than a patch.
         """
         config = self.config
         floats(self, "images", images, "B", config.channels, "H", "W")
@@ -227,13 +229,13 @@ class VisionTransformer(nn.Module):
         x = self.dropout(self._placed(x, grid))
         mask = self._window(grid, x.device)
         for block in self.blocks:
-            x, aux = block(x, mask, None, None, return_aux)
-            if told is not None and aux is not None:
-                told.append(aux)
+            x, found = block(x, mask, None, None, return_aux)
+            if aux is not None and found is not None:
+                aux.append(found)
         return self.norm(x)
 
     def pool(self, rows: Tensor) -> Tensor:
-        """Return what stands for each image, (B, E), by the config's ``pooling``, of its rows (B, L, E)."""
+        """Pool the hidden states (B, L, E) of each image into one vector (B, E), by the config's ``pooling``."""
         patches = rows[:, self.config.leading :]
         if self.weigh is not None:
             row = (self.weigh(patches).softmax(1) * patches).sum(1)
@@ -242,7 +244,7 @@ class VisionTransformer(nn.Module):
         return row if self.pooler is None else torch.tanh(self.pooler(row))
 
     def _placed(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return rows (B, L, E) with what tells their places added."""
+        """Return hidden states (B, L, E) with position embeddings added."""
         if self.positions is not None:
             return x + self._learned(self.positions, grid)
         if self.waves is None:
@@ -253,7 +255,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([x[:, : self.config.leading], placed], 1)
 
     def _learned(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return learned positions (1, L, E) for a grid of patches."""
+        """Return learned position embeddings (1, L, E), interpolated to a grid of patches."""
         side, T = self.config.grid, self.config.leading
         if grid == (side, side):
             return positions
@@ -262,7 +264,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([positions[:, :T], spread.flatten(2).transpose(1, 2)], 1)
 
     def _window(self, grid: tuple[int, int], device: torch.device) -> Mask | None:
-        """Return the mask that shows each patch those around it, and everything the leading tokens; None for all."""
+        """Return a mask that limits patches to nearby patches and leading tokens; None if the window covers all."""
         near = self.config.window
         if not near or near >= max(grid) - 1:
             return None
@@ -273,7 +275,7 @@ class VisionTransformer(nn.Module):
 
 
 def _stages(config: VisionTransformerConfig) -> list[nn.Module]:
-    """Return the stem: convolutions with batch norms, and after each stage the largest of 2 × 2 places."""
+    """Return the convolutional stem: convolutions with batch norm, and 2 × 2 max pooling after each stage."""
     made: list[nn.Module] = []
     features = config.channels
     for stage in range(config.stem):

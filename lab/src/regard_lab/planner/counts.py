@@ -34,7 +34,7 @@ def parameters_by_part(shape: Shape) -> dict[str, int]:
 
 
 def parameters_without_embeddings(shape: Shape) -> int:
-    """Count what is learned beside the embeddings: N of Kaplan 2020 (arXiv 2001.08361)."""
+    """Count the non-embedding parameters: N of Kaplan 2020 (arXiv 2001.08361)."""
     return shape.parameters - parameters_by_part(shape)["embeddings"]
 
 
@@ -126,11 +126,11 @@ def _ramp(count: int, most: int) -> int:
 
 
 def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[int] | None = None) -> Flops:
-    """Count the operations of a token on the way forward.
+    """Count the FLOPs per token of a forward pass.
 
-    A head's scores take 2·D operations for every visible pair, and its weighted values as many; a matrix of n numbers
-    takes 2·n for every token (Kaplan 2020, arXiv 2001.08361, table 1). Of linear attention, each token writes a product
-    to a head's matrix, 2·D² operations that are told as scores, and reads it, as many that are told as values.
+    A head's scores take 2·D FLOPs for every visible pair, and its weighted values the same; a weight matrix of n
+    entries takes 2·n per token (Kaplan 2020, arXiv 2001.08361, table 1). In linear attention, each token updates a
+    head's state matrix with 2·D² FLOPs, counted as scores, and reads it with the same number, counted as values.
 
     Parameters
     ----------

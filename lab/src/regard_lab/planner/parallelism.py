@@ -74,9 +74,9 @@ class Step:
     sent : dict of str to float
         Bytes for each kind of parallelism.
     seconds : dict of str to float
-        Of arithmetic, of what is sent and nobody computes meanwhile, and of stages that wait ("bubble").
+        Seconds of computation, of communication that does not overlap with it, and of the pipeline bubble.
     utilization : float
-        Share of the peak that goes into the operations that the model asks for (MFU).
+        Model FLOPs utilization (MFU): the model's FLOPs as a share of the peak.
     """
 
     layout: Layout

@@ -1,4 +1,4 @@
-"""Big models beside the counts that were published, with what the two count differently."""
+"""Parameter counts of large models compared with published counts, and the reasons for differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard_lab.planner.shapes import Shape, Weight, linear, shape_of
 
 #: Tokens of the shared vocabulary of Vaswani 2017, which says "about".
 _VASWANI = 37_000
-#: Papers whose formulas the planner has, beside those of the models.
+#: Papers with the planner's formulas, in addition to the models' papers.
 METHODS = (
     "kaplan2020", "hoffmann2022", "korthikanti2022", "rajbhandari2019", "narayanan2021", "shoeybi2019", "liu2023",
 )  # fmt: skip

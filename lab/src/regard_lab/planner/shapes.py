@@ -73,7 +73,7 @@ class AttentionShape:
     window : int, optional
         How many keys a query sees, its own included.
     sinks : int
-        First keys that all later queries see beside their window.
+        First keys that all later queries attend to, in addition to their window.
     rotary : bool
         Whether turned copies of queries and keys are kept for the backward pass.
     linear : bool

@@ -1,6 +1,6 @@
-"""A model with its tokenizer, as a folder holds them: texts in, a vector for each out.
+"""Text embeddings from a model folder.
 
-Dimensions: N texts, B batch, L tokens, E width.
+Dimensions: N texts, B batch, L tokens, E hidden size.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from regard_lab.text.tokenizer import Tokenizer
 
 __all__ = ["Embedder", "Pooling"]
 
-#: What makes one row of a text's rows.
+#: How to pool a text's hidden states.
 POOLINGS = ("mean", "first", "last", "max")
-_NOUNS = {"mean": "the mean over all tokens", "first": "the first token's row", "last": "the last token's row"}
-_NOUNS |= {"max": "the largest number of each feature over all tokens"}
-#: The files of a folder of Sentence Transformers, and what it calls the same.
+_NOUNS = {"mean": "the mean over all tokens", "first": "the first token", "last": "the last token"}
+_NOUNS |= {"max": "the maximum of each feature over all tokens"}
+#: The files of a Sentence Transformers folder, and its names of the poolings.
 _MODULES, _READING = "modules.json", "sentence_bert_config.json"
 _THEIRS = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
 _FLAGS = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "lasttoken", "max_tokens": "max"}
@@ -41,16 +41,16 @@ _FLAGS = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "lasttoken", "
 
 @dataclass(frozen=True)
 class Pooling:
-    """How the rows of a text become its vector.
+    """How to turn a text's hidden states into its vector.
 
     Attributes
     ----------
     pooling : {"mean", "first", "last", "max"}
-        Of the rows of all tokens that the model reads, special ones included.
+        Over all tokens, special tokens included.
     normalize : bool
-        Whether vectors have length 1, so that their products are cosines.
+        Scale vectors to length 1, so that dot products are cosine similarities.
     length : int or None
-        Tokens that are read of a text at most, if the folder says so.
+        Maximum length in tokens, if the folder sets one; longer texts are truncated.
     """
 
     pooling: str = "mean"
@@ -62,12 +62,12 @@ class Pooling:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self | None:
-        """Return what the ``modules.json`` of a folder of Sentence Transformers says; None where there is none.
+        """Read the pooling from the ``modules.json`` of a Sentence Transformers folder; None if there is no such file.
 
         Raises
         ------
         ModelFileError
-            If it asks for what is not done here.
+            If the folder uses a module or setting that is not supported.
         """
         folder = Path(folder)
         path = folder / _MODULES
@@ -77,24 +77,24 @@ class Pooling:
         steps = [each.get("type") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         kinds = [str(each).rpartition(".")[2] for each in steps]
         if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-            expected = "list Transformer, Pooling and maybe Normalize (--pooling embeds without the rest)"
+            expected = "list Transformer, Pooling and optionally Normalize (--pooling ignores the other modules)"
             raise file_error(path, expected, brief(kinds))
         reading = read_json(folder / _READING) if (folder / _READING).exists() else {}
         if not isinstance(reading, dict) or reading.get("do_lower_case"):
-            expected = "leave lower case to the tokenizer (--pooling embeds without it)"
+            expected = "leave lowercasing to the tokenizer (--pooling embeds without lowercasing)"
             raise file_error(folder / _READING, expected, brief(reading))
         length = reading.get("max_seq_length")
         said = folder / "config_sentence_transformers.json"
         prompts = read_json(said) if said.exists() else {}
         if isinstance(prompts, dict) and prompts.get("default_prompt_name"):
-            expected = "have no default_prompt_name: put the prompt before each text, and give --pooling"
+            expected = "have no default_prompt_name: put the prompt before each text yourself, and pass --pooling"
             raise file_error(said, expected, brief(prompts["default_prompt_name"]))
         where = folder / Path(str(listed[1].get("path"))).name / "config.json"
         return cls(_stated(where), len(kinds) == 3, length if isinstance(length, int) and length > 0 else None)
 
 
 def _stated(path: Path) -> str:
-    """Return the pooling that a file of Sentence Transformers states."""
+    """Return the pooling in a Sentence Transformers pooling config."""
     table = read_json(path)
     given: Any = table.get("pooling_mode") if isinstance(table, dict) else None
     if given is None and isinstance(table, dict):
@@ -102,21 +102,21 @@ def _stated(path: Path) -> str:
         named = [_FLAGS.get(name, name) for name in flags if f"pooling_mode_{name}" in table]
         given = named[0] if len(named) == 1 else named
     if not isinstance(given, str) or given not in _THEIRS:
-        expected = f"have a pooling of {', '.join(_THEIRS)} (--pooling takes the place of it)"
+        expected = f"have a pooling of {', '.join(_THEIRS)} (--pooling overrides it)"
         raise file_error(path, expected, brief(given))
     return _THEIRS[given]
 
 
 class Embedder:
-    """A model that makes a vector of each text: of the rows that leave its last layer.
+    """Computes a vector for each text by pooling the last layer's hidden states.
 
     Parameters
     ----------
     model : EncoderLM, DecoderLM or Hosted
-        Of one that is hosted and has a head, what is below the head; of an encoder–decoder, its encoder.
+        A hosted model is used without its head, an encoder–decoder without its decoder.
     tokenizer : Tokenizer
     how : Pooling, optional
-        The mean of the rows by default.
+        Mean pooling by default.
 
     Raises
     ------
@@ -146,22 +146,22 @@ class Embedder:
     def load(
         cls, folder: str | Path, *, pooling: str | None = None, normalize: bool | None = None, function: str = "load"
     ) -> Self:
-        """Return the model and the tokenizer in a folder, of ours or of Hugging Face.
+        """Load the model and tokenizer from a regard or Hugging Face folder.
 
         Parameters
         ----------
         folder : str or Path
         pooling : {"mean", "first", "last", "max"}, optional
-            In place of all that a folder of Sentence Transformers says; by default that, else the mean.
+            Overrides the folder's Sentence Transformers settings. By default these, or the mean without them.
         normalize : bool, optional
-            Whether vectors have length 1; by default as the folder says, else not.
+            Scale vectors to length 1. By default the folder's setting, or False without one.
         function : str
-            What error messages begin with.
+            Prefix of error messages.
 
         Raises
         ------
         ModelFileError, ValueError
-            If there is no such model, its files are damaged, or it asks for what is not done here.
+            If there is no such model, its files are damaged, or it uses a feature that is not supported.
         """
         if pooling is not None and pooling not in POOLINGS:
             raise unknown_name(function, "pooling", pooling, POOLINGS)
@@ -172,36 +172,36 @@ class Embedder:
         return cls(model.model if isinstance(model, Head) else model, tokenizer, how)
 
     def read(self, texts: Sequence[str]) -> Inputs:
-        """Return texts as tokens; its ``cut`` says which were too long."""
+        """Tokenize texts; the result's ``cut`` lists the truncated ones."""
         return self._layout.read(self.tokenizer, texts, length=self.length)
 
     @torch.no_grad()
     def vectors(self, inputs: Inputs, *, batch: int = 128) -> Tensor:
-        """Return the vectors (N, E) of texts, on the CPU; what else is in a batch changes none.
+        """Return the vectors (N, E) of texts, on the CPU; they do not depend on the batch size.
 
         Parameters
         ----------
         inputs : Inputs
-            What :meth:`read` returned.
+            From :meth:`read`.
         batch : int, default 128
-            Texts at once.
+            Batch size, in texts.
         """
         device = next(self.model.parameters()).device
         made: list[Tensor | None] = [None] * len(inputs)
         for rows in length_batches(inputs.tokens.lengths.tolist(), batch, alike=isinstance(self.model, Hosted)):
             numbers, lengths = inputs.tokens.padded(np.array(rows))
-            keep = (torch.arange(numbers.shape[1]) < lengths[:, None]).to(device)
-            vectors = pooled(self.how.pooling, self._rows(numbers.to(device), keep).float(), keep)
+            mask = (torch.arange(numbers.shape[1]) < lengths[:, None]).to(device)
+            vectors = pooled(self.how.pooling, self._rows(numbers.to(device), mask).float(), mask)
             vectors = F.normalize(vectors, dim=-1) if self.how.normalize else vectors
             for row, vector in zip(rows, vectors.cpu()):
                 made[row] = vector
         return torch.stack([each for each in made if each is not None]) if made else torch.empty(0, 0)
 
-    def _rows(self, numbers: Tensor, keep: Tensor) -> Tensor:
-        """Return the rows (B, L, E) of tokens (B, L); padding stands behind."""
-        given = None if bool(keep.all()) else keep
+    def _rows(self, numbers: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the hidden states (B, L, E) of tokens (B, L) with padding on the right."""
+        mask = None if bool(attention_mask.all()) else attention_mask
         if isinstance(self.model, Hosted):
-            return self.model.rows(numbers, given)
+            return self.model.rows(numbers, mask)
         if isinstance(self.model, EncoderLM):
-            return self.model(numbers, keep=given)
-        return self.model.features(numbers)  # what reads forward never sees padding behind
+            return self.model(numbers, attention_mask=mask)
+        return self.model.features(numbers)  # causal attention never sees padding on the right

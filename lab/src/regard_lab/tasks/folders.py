@@ -1,4 +1,4 @@
-"""Folders of a language model with its tokenizer: read together, and only where they fit."""
+"""Loading a language model together with its tokenizer."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ def load_with_tokenizer(
     dtype: torch.dtype | None = None,
     loaded: nn.Module | None = None,
 ) -> tuple[_M, Tokenizer]:
-    """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
+    """Load the model and tokenizer from a regard or Hugging Face folder.
 
     Parameters
     ----------
     folder : str or Path
     kind : type, or tuple of types
-        What the model must be.
+        The expected type of the model.
     what : str
-        What an error calls that.
+        Description of that type for error messages.
     function : str
-        Who asks.
+        Prefix of error messages.
     dtype : torch.dtype, optional
-        Of the parameters; that of the files by default.
+        Dtype of the parameters; as stored by default.
     loaded : Module, optional
-        The model in the folder, where that was loaded before.
+        The model in the folder, if it is already loaded.
 
     Raises
     ------
     ModelFileError, ValueError
-        If there is no such model, its files are damaged, it is another, or its tokenizer has more tokens than it.
+        If there is no such model, its files are damaged, it has another type, or the tokenizer has more tokens than
+        the model.
     """
     model = load(folder, dtype=dtype) if loaded is None else loaded
     if not isinstance(model, kind):
@@ -56,7 +57,7 @@ def load_with_tokenizer(
 
 
 def check_tokenizer(model: EncoderLM | DecoderLM | Hosted, tokenizer: Tokenizer, function: str, argument: str) -> None:
-    """Raise where a tokenizer has tokens that a model knows nothing of."""
+    """Raise if a tokenizer has more tokens than a model."""
     if model.config.vocabulary < len(tokenizer):
-        expected = f"have a tokenizer of at most {model.config.vocabulary:,} tokens, as its model"
+        expected = f"have a tokenizer of at most {model.config.vocabulary:,} tokens, the model's vocabulary size"
         raise rejected(function, argument, expected, f"{len(tokenizer):,}")

@@ -75,7 +75,7 @@ class InputLayout:
         ----------
         tokenizer : Tokenizer
         segments : int, default 2
-            Kinds of segments that the model tells apart.
+            Number of segment types of the model.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class InputLayout:
         Raises
         ------
         ValueError
-            If there is no room for a token beside the special ones.
+            If the length leaves no room for tokens besides the special ones.
         """
         special = len(self.begin) + len(self.end) + (len(self.between) if others is not None else 0)
         room = length - special

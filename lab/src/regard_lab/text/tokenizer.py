@@ -127,8 +127,8 @@ class WindowStream(DecodeStream):
         return after[len(before) :] if after.startswith(before) else ""
 
 
-# Tokenizers of model folders as Hugging Face libraries write them: ``tokenizer.json`` and what stands beside it -------
-# Nothing here can run code that a folder carries: these files hold data, which is read up to a limit.
+# Tokenizers from Hugging Face model folders: ``tokenizer.json`` and its companion files -------------------------------
+# Loading never runs code from a folder: these files hold only data, and their sizes are limited.
 
 
 TOKENIZER, CONFIG, MAP, VOCABULARY = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"
@@ -152,9 +152,9 @@ _USUAL = {
     "sep": ("[SEP]", "<sep>", "<|sep|>"),
     "unknown": ("<unk>", "[UNK]"),
 }
-#: Bytes of a tokenizer.json (those of 256,000 tokens have 34 million), of the files beside it, and tokens.
+#: Limits: bytes of a tokenizer.json (34 million for 256,000 tokens), bytes of the other files, number of tokens.
 _LARGEST, _LARGEST_CONFIG, _MOST = 1 << 27, 1 << 22, 1 << 24
-#: Fields of tokenizer_config.json that name code, or paths on the machine of whoever wrote it.
+#: Fields of tokenizer_config.json that name code, or paths on the author's machine.
 _LEFT_OUT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file")
 
 
@@ -272,7 +272,7 @@ def _none(folder: Path) -> Exception:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return what a JSON file beside the tokenizer says; nothing where there is none."""
+    """Return the content of a JSON file next to the tokenizer; an empty dict if it does not exist."""
     if not path.exists():
         return {}
     try:
@@ -620,7 +620,7 @@ class Tokenizer:
 
     @property
     def keeps_spaces(self) -> bool:
-        """Whether the numbers of a text tell its spaces: not with pieces of words as BERT's.
+        """Whether tokens preserve the spaces of a text; False for WordPiece, as in BERT.
 
         Examples
         --------
@@ -697,9 +697,9 @@ class Tokenizer:
         return {number: byte for byte, number in numbers if number is not None}
 
     def _in_characters(self, numbers: list[int]) -> list[int]:
-        """Return numbers in which bytes that are no character stand for U+FFFD.
+        """Return token ids with only the invalid bytes replaced by U+FFFD.
 
-        The library makes that of every byte of a run in which one is wrong, and so of characters beside it.
+        The library would replace every byte of a run that contains an invalid one, including valid characters.
         """
         made: list[int] = []
         for is_byte, run in groupby(numbers, self._fallback.__contains__):

@@ -147,7 +147,7 @@ def _word_pieces(
     asked, least = _SIZE if size is None else size, special + 2
     _check_size(asked, least, f"be at least {least}, for a character, the unknown one and special tokens")
     engine = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN_TEXT))
-    # Accents stay, unlike in BERT's uncased vocabularies: they tell words apart.
+    # Keep accents, unlike BERT's uncased vocabularies: they distinguish words.
     engine.normalizer = normalizers.BertNormalizer(lowercase=lower is not None, strip_accents=False)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     with TemporaryFile("w+", encoding="utf-8", newline="\n") as spooled:

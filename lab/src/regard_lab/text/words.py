@@ -178,15 +178,14 @@ def sentences(text: str) -> list[str]:
     """Return the sentences of a text in order, its white space normalized.
 
     A sentence ends at ``. ! ? …`` and their like before a space, and at the full-width marks of Chinese and Japanese.
-    It goes on
+    It does not end
 
-    - behind an abbreviation (``Mr.``, ``e.g.``, ``No.`` before a number), an initial, or letters with dots (``U.S.``);
-    - behind an ellipsis before a small letter;
-    - behind ``!`` or ``?`` in quotes that close, unless others open (``"Why?" Tom asked.``);
-    - as long as it has no letter (``1.``).
+    - after an abbreviation (``Mr.``, ``e.g.``, ``No.`` before a number), an initial, or letters with dots (``U.S.``);
+    - after an ellipsis before a lowercase letter;
+    - after ``!`` or ``?`` in closing quotes, unless others open (``"Why?" Tom asked.``);
+    - while it has no letter (``1.``).
 
-    Languages are not told apart and no list of abbreviations is complete: where a sentence is cut at one, all of it is
-    there still, in two parts.
+    The rules are the same for all languages, and no list of abbreviations is complete. A wrong split never loses text.
 
     Examples
     --------

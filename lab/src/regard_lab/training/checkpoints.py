@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: the best, and the last, from which a run goes on."""
+"""Atomic checkpoints: the best ones, and the last one to resume from."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from regard_lab.training.logs import Log
 from regard_lab.training.options import TrainingError, TrainingOptions
 
 CHECKPOINTS, LAST, BEST = "checkpoints", "last.ckpt", "best"
-#: What in a checkpoint names the folder beside it that has the tensors, where processes write their own parts.
+#: Key in the checkpoints of sharded training: the name of the folder with the tensors.
 SHARDS = "shards"
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
-    """Checkpoints that appear whole or not at all, also when the power fails, and that carry no code."""
+    """Checkpoints that are written atomically, even if the power fails, and that contain no code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ARG002
-        """Write beside the old file, and replace it when all is on the disk."""
+        """Write to a temporary file, and replace the old one when all data is on disk."""
         data = io.BytesIO()
         torch.save(checkpoint, data)
         path = Path(path)
@@ -38,34 +38,31 @@ class AtomicCheckpoints(TorchCheckpointIO):
             write_atomically(path, data.getvalue())
         except OSError as error:
             saved = (path.parent / LAST).exists()
-            on = "what was there before is whole: mend that, and go on with --resume"
-            after = on if saved else "nothing was saved before: mend that, and begin anew"
+            resume = "The previous checkpoint is intact: fix the problem and continue with --resume."
+            after = resume if saved else "No checkpoint exists yet: fix the problem and start again."
             raise TrainingError(
-                f"train: {path.parent} must take a checkpoint, got {error.strerror or error}; {after}."
+                f"train: cannot write a checkpoint to {path.parent}: {error.strerror or error}. {after}"
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Read tensors and plain values; what would run code is refused. The folder may have been moved."""
+        """Read tensors and plain values, never code. The folder may have been moved since it was saved."""
         try:
             state = torch.load(path, map_location=map_location, weights_only=True)
             for name, each in state["callbacks"].items():
                 if name.startswith("ModelCheckpoint"):
                     state["callbacks"][name] = _moved(each, Path(path).parent)
         except FileNotFoundError:
-            raise TrainingError(f"resume: {path} must exist, got no such file: the run had not saved yet.") from None
+            raise TrainingError(f"resume: {path} does not exist: the run has no checkpoint yet.") from None
         except OSError as error:
-            raise TrainingError(f"resume: {path} must be readable, got {error.strerror or error}.") from error
+            raise TrainingError(f"resume: cannot read {path}: {error.strerror or error}.") from error
         except (RuntimeError, pickle.UnpicklingError, KeyError, EOFError, AttributeError, ValueError) as error:
-            raise TrainingError(
-                f"resume: {path} must be a whole checkpoint of tensors, got one that is damaged or something else "
-                f"({type(error).__name__})."
-            ) from None
+            raise TrainingError(f"resume: {path} is damaged or not a checkpoint ({type(error).__name__}).") from None
         return state
 
 
 def _moved(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what a ModelCheckpoint knows, its files in this folder; those that are gone are forgotten."""
-    folder = folder.resolve()  # as ModelCheckpoint does: it would not believe in a folder of another name
+    """Return a ModelCheckpoint's state with its paths moved to this folder, without missing files."""
+    folder = folder.resolve()  # ModelCheckpoint compares resolved paths
 
     def here(path: str) -> str:
         return str(folder / Path(path).name) if path else path
@@ -76,24 +73,24 @@ def _moved(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class Best(ModelCheckpoint):
-    """Keeps the best, of equally good ones the later: where all have BLEU 0, the first has learned least.
+    """Keep the best checkpoints; of equal ones the later, because at BLEU 0 the first has learned least.
 
-    What is no longer among them goes only when what a run is resumed from says so, too.
+    Files that are no longer among the best are deleted only after the checkpoint to resume from has been saved.
     """
 
     @property
     def state_key(self) -> str:
-        """Lightning's name of it, in checkpoints."""
+        """The key of Lightning's ModelCheckpoint in checkpoints."""
         return super().state_key.replace(type(self).__name__, ModelCheckpoint.__name__, 1)
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return whether this is among the best."""
+        """Return whether this checkpoint is among the best."""
         if super().check_monitor_top_k(trainer, current):
             return True
         return current is not None and bool(current == self.best_k_models.get(self.kth_best_model_path, math.nan))
 
     def ranked(self) -> list[str]:
-        """Return the files of the best, the very best first."""
+        """Return the best checkpoint files, the best first."""
         sign = 1 if self.mode == "max" else -1
 
         def rank(path: str) -> tuple[float, int]:
@@ -101,12 +98,12 @@ class Best(ModelCheckpoint):
 
         return sorted(self.best_k_models, key=rank, reverse=True)
 
-    # A private hook of Lightning's, the only one that is used: there is no other way to keep a file for a while.
+    # The only private Lightning hook in use: there is no other way to delay the deletion.
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Leave that to :meth:`tidy`."""
+        """Do nothing; :meth:`tidy` deletes the file later."""
 
     def tidy(self) -> None:
-        """Remove what is not among the best."""
+        """Delete checkpoints that are not among the best."""
         kept = {Path(path).name for path in self.best_k_models}
         for path in Path(str(self.dirpath)).glob(f"{BEST}-*.ckpt"):
             if path.name not in kept:
@@ -115,7 +112,7 @@ class Best(ModelCheckpoint):
 
 
 def remove_unused_shards(folder: Path) -> None:
-    """Remove folders of tensors that no checkpoint names: of those that were replaced, or not finished."""
+    """Delete shard folders that no checkpoint refers to, left by replaced or unfinished checkpoints."""
     if not any(folder.glob("*.shards")):
         return
     from regard_lab.training.sharded.checkpoint import remove_unreferenced
@@ -125,10 +122,10 @@ def remove_unused_shards(folder: Path) -> None:
 
 
 class Last(Checkpoint):
-    """Saves what is needed to go on, every so many steps and at the end.
+    """Save the checkpoint to resume from, every ``save_every`` steps and at the end.
 
-    Lightning calls checkpoints after all other callbacks, and in their order; so this one knows of the best. Where a
-    step is validated it is saved after that: a run that goes on must know what was found.
+    Lightning calls checkpoint callbacks after all others and in order, so this one records the best checkpoints. A
+    step with a validation is saved after it, so that a resumed run knows the result.
     """
 
     def __init__(self, path: Path, options: TrainingOptions, validated: bool, best: Best | None) -> None:
@@ -138,7 +135,7 @@ class Last(Checkpoint):
         self._mid_step = False
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Take away what a process that was killed left half written, and what it logged of steps that come again."""
+        """Delete files that a killed process left unfinished, and log rows of steps that will run again."""
         if trainer.is_global_zero:
             remove_unfinished(self.path.parent)
         self._tidy(trainer)
@@ -147,22 +144,22 @@ class Last(Checkpoint):
                 log.begin(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, number: int) -> None:  # noqa: ARG002
-        """Save after steps, not between batches of one."""
+        """Save after whole steps, not between accumulated batches."""
         self._mid_step = (number + 1) % trainer.accumulate_grad_batches > 0
         if not (self._mid_step or trainer.global_step % self.every or self._is_validated(trainer.global_step)):
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save what was put off."""
+        """Save the step that was validated."""
         if trainer.global_step % self.every == 0:
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save the end."""
+        """Save the last step."""
         self._save(trainer)
 
     def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Save where somebody asked the process to terminate, which Lightning tells after a step."""
+        """Save after SIGTERM, which Lightning raises after a step."""
         due = self._is_validated(trainer.global_step)
         if isinstance(exception, SIGTERMException) and not due and not self._mid_step:
             self._save(trainer)
@@ -174,7 +171,7 @@ class Last(Checkpoint):
         state: Any = trainer.lightning_module.parameters()
         own = (each.to_local() if hasattr(each, "to_local") else each for each in state)
         finite = all(bool(torch.isfinite(each).all()) for each in own)
-        if trainer.strategy.reduce_boolean_decision(finite):  # else the one before is kept
+        if trainer.strategy.reduce_boolean_decision(finite):  # otherwise keep the previous checkpoint
             for log in trainer.loggers:
                 log.save()
             trainer.save_checkpoint(self.path)
@@ -186,7 +183,7 @@ class Last(Checkpoint):
 
 
 def load_best_average(learner: Learner, best: Best, average: int) -> None:
-    """Give the model the mean of the parameters of the best checkpoints."""
+    """Load the mean of the best checkpoints' parameters into the model."""
     paths = [path for path in best.ranked()[:average] if Path(path).exists()]
     if not paths:
         return

@@ -37,15 +37,15 @@ class Frequencies:
         return cls(counts / counts.sum())
 
     def loss(self, targets: Ragged) -> float:
-        """Return the mean cross-entropy of a symbol, in nats, where each is guessed by its frequency alone."""
+        """Return the mean cross-entropy per symbol, in nats, of guessing by frequency."""
         counts = _counts(targets, len(self.shares))
         return float(-(counts @ np.log(self.shares)) / counts.sum())
 
     def set_bias(self, model: EncoderDecoder) -> None:
-        """Let an untrained model guess each symbol by its frequency, if its features saturate.
+        """Initialize the output bias to log-frequencies, if the model's features can saturate.
 
-        The bias of the logits could hardly learn that itself: Adam moves it by no more than the learning rate in a
-        step. The features would then learn it, come to stand at their bounds, and no longer tell sources apart.
+        Adam moves the bias by at most the learning rate per step, so it learns frequencies slowly. The features would
+        learn them instead, saturate, and no longer distinguish sources.
         """
         if model.saturates:
             _, bias = model.projection

@@ -1,4 +1,4 @@
-"""The log of a run as a table, which goes on where the run that is resumed had got to."""
+"""The log of a run as a CSV table; a resumed run continues it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _EVERY = 100
 
 
 class Log(Logger):
-    """Write ``metrics.csv`` in a folder; Lightning's own logger deletes it where a run is resumed.
+    """Write ``metrics.csv`` in a folder; Lightning's own logger deletes it when a run is resumed.
 
-    Lightning's epochs are left out: they count how often the run was started.
+    Omits Lightning's epochs, which count how often the run was started.
     """
 
     name, version = None, None
@@ -44,7 +44,7 @@ class Log(Logger):
             self.save()
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Leave them to the file of options."""
+        """Do nothing; the options file holds them."""
 
     @rank_zero_only
     def save(self) -> None:
@@ -60,21 +60,21 @@ class Log(Logger):
             write_atomically(self._path, table.getvalue().encode())
         except OSError as error:
             raise TrainingError(
-                f"train: {self._path.parent} must take the log, got {error.strerror or error}; checkpoints are whole: "
-                "mend that, and go on with --resume."
+                f"train: cannot write the log to {self._path.parent}: {error.strerror or error}. The checkpoints are "
+                "intact: fix the problem and continue with --resume."
             ) from error
 
     def finalize(self, status: str) -> None:
-        """Write the last rows; where a run has failed, that is what is to be told."""
+        """Write the last rows; after a failed run, ignore write errors to report the original one."""
         with suppress(TrainingError) if status == "failed" else nullcontext():
             self.save()
 
     @rank_zero_only
     def begin(self, step: int) -> None:
-        """Keep the rows of the steps before this one: those behind it come again."""
+        """Keep only the rows of steps before this one; later steps will run again."""
         if self._path.exists():
             text = self._path.read_text(encoding="utf-8")
-            rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))  # a last line that was cut is none
+            rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))  # without an incomplete last line
             self._rows = [row for row in rows if (row.get("step") or "").isdecimal() and int(row["step"]) < step]
             if not self._rows:
                 self._path.unlink()

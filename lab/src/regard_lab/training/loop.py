@@ -1,4 +1,4 @@
-"""The training loop on Lightning: when it ends, and what is saved."""
+"""The training loop, on Lightning: stopping and saving."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from regard_lab.training.objectives import Examples
 from regard_lab.training.options import TrainingError, TrainingOptions
 from regard_lab.training.processes import lost_process
 
-# When training ends: time that is up, keyboard interrupts, and what must not be broken off ----------------------------
+# Stopping: time limits and keyboard interrupts ------------------------------------------------------------------------
 
 
 class Stopping(Callback):
-    """End training after a step: when time is up, or somebody asked. It holds the clock."""
+    """End training after a step if the time limit is reached or the user interrupts. Keeps the clock."""
 
     def __init__(self, options: TrainingOptions) -> None:
         self.seconds, self.steps, self.patience = options.seconds, options.steps, options.patience
@@ -46,28 +46,28 @@ class Stopping(Callback):
 
     @property
     def state_key(self) -> str:
-        """Its name in checkpoints."""
+        """The callback's key in checkpoints."""
         return "_Stop"
 
     def used(self) -> float:
-        """Return the seconds of training; where several processes train, as the first of them had it at this step."""
+        """Return the seconds of training; with several processes, the first one's time at this step."""
         if self._agreed is not None:
             return self._agreed
         return self._before + max(min(time.monotonic(), self._ended) - self._began, 0.0)
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """Agree on the time: clocks differ, and what goes by it must not, neither the learning rate nor the end."""
+        """Agree on the time across processes, because the learning rate and the end of training depend on it."""
         if self.seconds and trainer.world_size > 1:
             self._agreed = None
             self._agreed = trainer.strategy.broadcast(self.used())
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
-        """Start the clock, unless the run that is resumed had ended."""
+        """Start the clock; stop at once if the resumed run had ended."""
         if self.seconds and self._before >= self.seconds:
             self.reason = "seconds"
         patient = [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]
         for each in patient:
-            each.patience = self.patience  # the checkpoint has restored its own
+            each.patience = self.patience  # overrides the checkpoint's value
         if self.reason or any(each.wait_count >= each.patience for each in patient):
             trainer.should_stop = True
             trainer.limit_val_batches = 0
@@ -78,35 +78,35 @@ class Stopping(Callback):
         self._ended = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Examples, number: int) -> None:  # noqa: ARG002
-        """Look at the clock."""
+        """Check the clock and interrupts."""
         self.pairs += batch.examples
         if (number + 1) % trainer.accumulate_grad_batches:
             return
         at_end = trainer.global_step >= self.steps
         if at_end:
-            trainer.should_stop = True  # so that Lightning validates the last step, too
+            trainer.should_stop = True  # makes Lightning validate after the last step
         late = bool(self.seconds) and self.used() >= self.seconds
-        # Processes stop together: a signal may reach one alone.
+        # A signal may reach only one process, but all must stop together.
         asked = trainer.strategy.reduce_boolean_decision(self.reason == "interrupt", all=False)
         if asked or late:
             self.reason = "interrupt" if asked else "seconds"
             trainer.should_stop = True
             if asked and trainer.global_step % self.validate_every and not at_end:
-                # Lightning validates whenever it stops; the run that goes on would know of one validation more.
+                # Lightning validates when it stops, but the resumed run must not have an extra validation.
                 trainer.limit_val_batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seconds and pairs that were used."""
+        """Return the seconds and pairs used so far."""
         return {"used": self.used(), "pairs": self.pairs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the counts."""
         self._before, self.pairs = state_dict["used"], state_dict["pairs"]
 
 
 @contextmanager
 def interruptible(stop: Stopping) -> Iterator[None]:
-    """Let the first keyboard interrupt end the step at hand, and the next one everything."""
+    """Let the first keyboard interrupt finish the current step, and the second one stop at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -124,7 +124,7 @@ def interruptible(stop: Stopping) -> Iterator[None]:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Let a keyboard interrupt wait until what is at hand is done."""
+    """Delay keyboard interrupts until the block ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -138,7 +138,7 @@ def unbroken() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-# The training loop: fit a model until its budget is used up, nothing improves, or somebody interrupts -----------------
+# The training loop ----------------------------------------------------------------------------------------------------
 
 
 LOG = "log"
@@ -146,20 +146,20 @@ LOG = "log"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes
     ----------
     steps, pairs : int
-        How many steps there were, and how many pairs this process learned from in them.
+        Number of steps, and of pairs that this process trained on.
     reason : str
         ``"steps"``, ``"seconds"``, ``"patience"`` or ``"interrupt"``.
     best : float
-        The best value of the metric; NaN where there was no validation.
+        The best value of the metric; NaN without a validation.
     seconds : float
-        Of training; what came before an interrupted run was resumed is counted in.
+        Training time, including the time before a resumption.
     at_frequency_baseline : bool
-        Whether the last validation found a loss no better than that of guessing symbols by their frequency.
+        Whether the last validation loss was no better than guessing symbols by their frequency.
     """
 
     steps: int
@@ -179,24 +179,24 @@ def train(
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
 ) -> TrainingResult:
-    """Train until the budget is used up, validation finds nothing better, or a keyboard interrupt.
+    """Train until the step or time budget is used up, validation stops improving, or the user interrupts.
 
-    The parameters end as those of the best validation (the mean of the best ``options.average``), or the last where
-    there was none. An interrupt ends the step at hand, saves, and returns; a second one is raised at once.
+    The model ends with the mean of the parameters of the best ``options.average`` validations, or without validation
+    with the last parameters. An interrupt finishes the current step, saves and returns; a second one raises at once.
 
     Parameters
     ----------
     learner : Learner
     valid : sequence of batches
-        Walked through by every validation; empty for none.
+        The validation set; empty for no validation.
     options : TrainingOptions
     folder : str, Path or None
-        Gets ``checkpoints`` and ``log``; with None nothing is written, and the parameters end as the last.
+        Receives ``checkpoints`` and ``log``. With None nothing is written, and the model keeps its last parameters.
     resume : bool, default False
-        Go on from the last checkpoint in the folder: same batches, same random numbers, and on a CPU the same bits as
-        a run that was never stopped.
+        Resume from the last checkpoint in the folder, with the same batches and random numbers; on a CPU, bit for bit
+        as if the run had never stopped.
     callbacks : iterable of Callback
-        Such as a progress bar.
+        For example a progress bar.
 
     Returns
     -------
@@ -205,21 +205,21 @@ def train(
     Raises
     ------
     TrainingError
-        If the loss is not finite, memory or the disk is full; the last checkpoint is whole.
+        If the loss is not finite, or if memory or the disk is full. The last checkpoint stays intact.
     """
     folder = None if folder is None else Path(folder)
     stop = Stopping(options)
     learner.seconds = stop.used
     best, hooks, last = _hooks(options, folder, bool(valid))
-    learner.train()  # Lightning trains a model in the mode that it finds it in
+    learner.train()  # Lightning does not change the mode
     with _quiet(), interruptible(stop):
-        # What is saved last comes last, so that it knows of the best.
+        # The checkpoint to resume from comes last, because it records the best one.
         watching = [*hooks, *callbacks, stop, *([] if last is None else [last])]
         trainer = _trainer(options, folder, watching, validates=bool(valid))
         size = options.batch_option
         memory = (
-            f"train: a batch must fit in memory, got an allocation that failed; begin anew with lower {size} "
-            f"(now {getattr(options, size)}), and accumulate (now {options.accumulate}) raised by the same factor."
+            f"train: out of memory: start again with a lower {size} (now {getattr(options, size)}), and raise "
+            f"accumulate (now {options.accumulate}) by the same factor."
         )
         with fitting(memory, TrainingError):
             validation: Any = DataLoader(valid, batch_size=None) if valid else None  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def train(
 
 
 def _trainer(options: TrainingOptions, folder: Path | None, callbacks: list[Callback], *, validates: bool) -> Trainer:
-    """Return Lightning's trainer for these options."""
+    """Return a Lightning trainer for these options."""
     return Trainer(
         default_root_dir=folder,
         accelerator=options.accelerator if options.accelerator != "auto" or torch.cuda.is_available() else "cpu",
@@ -263,7 +263,7 @@ def _trainer(options: TrainingOptions, folder: Path | None, callbacks: list[Call
 
 @contextmanager
 def _ends(stop: Stopping) -> Iterator[None]:
-    """Make of what Lightning raises where training ends early what it means: an interrupt, or a lost process."""
+    """Translate Lightning's exceptions when training ends early: an interrupt, or a lost process."""
     try:
         yield
     except SIGTERMException:
@@ -273,14 +273,14 @@ def _ends(stop: Stopping) -> Iterator[None]:
         if lost is None:
             raise
         raise lost from error
-    except SystemExit as ended:  # what Lightning makes of a second keyboard interrupt
+    except SystemExit as ended:  # Lightning turns a second keyboard interrupt into this
         if isinstance(ended.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
 
 
 def check_devices(options: TrainingOptions) -> None:
-    """Raise where Lightning knows no such strategy or accelerator, or this machine has no such accelerator."""
+    """Raise if Lightning does not know the strategy or accelerator, or if this machine lacks the accelerator."""
     strategies, accelerators = StrategyRegistry.available_strategies(), AcceleratorRegistry.available_accelerators()
     for name, known in (("strategy", strategies), ("accelerator", {*accelerators, "gpu"})):
         if getattr(options, name) not in {"auto", *known}:
@@ -288,13 +288,13 @@ def check_devices(options: TrainingOptions) -> None:
     wanted = options.accelerator
     kinds = ("cuda", "mps") if wanted == "gpu" else () if wanted == "auto" else (wanted,)
     if kinds and not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
-        raise rejected("options", "accelerator", "be one that this machine has", repr(wanted))
+        raise rejected("options", "accelerator", "be available on this machine", repr(wanted))
 
 
 def _hooks(
     options: TrainingOptions, folder: Path | None, validated: bool
 ) -> tuple[Best | None, list[Callback], Last | None]:
-    """Return what keeps the best, it and whatever else looks at validations, and what saves where to go on."""
+    """Return the callback for the best checkpoints, all validation callbacks, and the one for the last checkpoint."""
     best, metric = None, f"valid_{options.metric}"
     hooks: list[Callback] = []
     mode = "min" if options.minimizes else "max"
@@ -310,7 +310,7 @@ def _hooks(
 
 
 def _strategy(options: TrainingOptions) -> Any:
-    """Return what Lightning takes for a strategy; its own FSDP is torch's first, and knows GPUs alone."""
+    """Return Lightning's strategy, or ours for sharded training: Lightning's FSDP is FSDP1, and supports only GPUs."""
     if not options.divides:
         return options.strategy
     from regard_lab.training.strategy import ShardedStrategy
@@ -325,7 +325,7 @@ def _loggers(folder: Path, options: TrainingOptions) -> list[Logger]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning from advertising and from warning about what is meant to be so."""
+    """Silence Lightning's tips, and its warnings about intended behavior."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

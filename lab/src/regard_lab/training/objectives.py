@@ -1,6 +1,6 @@
-"""Objectives of training: cross-entropy without all logits at once, sampled softmax, and what tasks minimize.
+"""Training objectives: chunked cross-entropy, sampled softmax, and the losses of tasks.
 
-Dimensions: B batch, T target steps, P width of features, N target vocabulary, R rows that are no padding.
+Dimensions: B batch, T target steps, P feature size, N target vocabulary size, R rows that are not padding.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from regard_lab.data.batches import Batch
 from regard_lab.models.base import END, PAD, EncoderDecoder
 from regard_lab.training.options import TrainingOptions
 
-# The loss of training, from the features that logits are made of: the logits themselves never exist all at once -------
+# Chunked cross-entropy: computes logits from features in chunks, never all at once ------------------------------------
 
 
-#: Logits that exist at once: on a CPU few, as they are gone through several times, and enough for fast products.
+#: Number of logits per chunk; on a CPU few enough for the cache, and enough for fast products.
 _LOGITS = {"cpu": 3 << 20}
 _LOGITS_ELSEWHERE = 1 << 26
-#: No weight of attention counts as smaller.
+#: Lower bound on attention weights in the alignment loss.
 _LEAST = 1e-9
-#: Products have a multiple of so many rows: oneDNN keeps a kernel for every shape that it ever saw.
+#: Round the number of rows up to a multiple of this, because oneDNN caches a kernel for every shape.
 _GRAIN = 32
 
 
@@ -41,12 +41,12 @@ def cross_entropy(
     ignore_index: int = PAD,
     weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy of the symbols that are no padding, and how likely each symbol was.
+    """Return the mean cross-entropy of all symbols except padding, and the log-likelihood of each.
 
-    With logits z = W f + b, a symbol y costs −(1 − s) log softmax(z)_y − s · mean of log softmax(z), s the smoothing
-    (Szegedy 2015, arXiv 1512.00567). Logits are made, and the gradients with respect to W, b and f taken, for some rows
-    at a time; under autocast products run in its dtype, and all else in float32. torch's own chunked
-    ``linear_cross_entropy`` knows no smoothing.
+    With logits z = W f + b and smoothing s, the loss of a symbol y is −(1 − s) log softmax(z)_y − s · mean of
+    log softmax(z) (Szegedy 2015, arXiv 1512.00567). Logits and the gradients with respect to W, b and f are computed in
+    chunks of rows. Under autocast, products run in its dtype, and everything else in float32. torch's own chunked
+    ``linear_cross_entropy`` does not support label smoothing.
 
     Parameters
     ----------
@@ -54,30 +54,30 @@ def cross_entropy(
     projection : Tensor (N, P), Tensor (N,) or None
         W and b.
     target : Tensor (B, T)
-        Of the numbers of symbols.
+        Symbol ids.
     smoothing : float, default 0
-        In [0, 1).
+        Label smoothing in [0, 1).
     ignore_index : int, default 0
-        The target of what is not to be predicted: padding.
+        Target id to ignore, such as padding.
     weight : Tensor (B, T), optional
-        What each symbol's cost is multiplied by, before the mean; it may be negative, and has no gradient.
+        Factor of each symbol's loss, before the mean; may be negative, and gets no gradient.
 
     Returns
     -------
     loss : Tensor ()
-        In nats, float32 or, of float64 features, float64; 0 where all is padding.
+        In nats; float64 for float64 features, otherwise float32; 0 if all symbols are padding.
     log_likelihood : Tensor (B, T)
-        The logarithm of each symbol's probability, detached; 0 for padding.
+        Log-probability of each symbol, detached; 0 for padding.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit, or the smoothing is out of range.
+        If the shapes do not match, or the smoothing is out of range.
 
     Notes
     -----
-    There is no second derivative. The gradients are made on the way forward, so a scale that is multiplied in later
-    does not keep them from underflow in float16: let autocast use bfloat16.
+    Second derivatives are not supported. The forward pass computes the gradients, so loss scaling cannot prevent
+    underflow in float16: use autocast with bfloat16.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def cross_entropy(
     real = (target != ignore_index).flatten().nonzero()[:, 0]  # (R,)
     rows, symbols = features.flatten(0, 1).index_select(0, real), target.flatten()[real]
     kind = features.device.type
-    lower = torch.is_autocast_enabled(kind) and features.dtype != torch.float64  # which autocast leaves as it is
+    lower = torch.is_autocast_enabled(kind) and features.dtype != torch.float64  # autocast does not change float64
     dtype = torch.get_autocast_dtype(kind) if lower else features.dtype
     scale = None if weight is None else weight.detach().flatten()[real]
     loss, likely = _Chunked.apply(rows, *projection, symbols, scale, smoothing, dtype, torch.is_grad_enabled())
@@ -109,16 +109,16 @@ def cross_entropy(
 
 
 def alignment_loss(weights: Tensor, links: Tensor) -> Tensor:
-    """Return the mean cross-entropy between attention and links, over the target steps that have any.
+    """Return the mean cross-entropy between attention and alignment links, over target steps with links.
 
-    Of a step with the links A, it is −1/|A| Σ log α over A (Chen 2016, arXiv 1607.01628; Garg 2019, arXiv 1909.02074).
+    For a step with links A, it is −1/|A| Σ log α over A (Chen 2016, arXiv 1607.01628; Garg 2019, arXiv 1909.02074).
 
     Parameters
     ----------
     weights : Tensor (B, T, S)
         The attention α of target steps to source steps.
     links : Tensor (M, 3)
-        A row, a target step and a source step each.
+        Batch row, target step and source step of each link.
 
     Returns
     -------
@@ -134,22 +134,22 @@ def alignment_loss(weights: Tensor, links: Tensor) -> Tensor:
     row, step, source = links.unbind(1)
     flat = row * weights.shape[1] + step
     count = torch.bincount(flat, minlength=1)  # links of each step
-    # A weight of exactly 0, as sparse normalizers have, must not make the loss infinite.
+    # Sparse normalizers give weights of exactly 0, which must not make the loss infinite.
     costs = -weights[row, step, source].float().clamp(min=_LEAST).log()
     return (costs / count[flat]).sum() / count.count_nonzero().clamp(min=1)
 
 
 def coverage_loss(weights: Tensor, real: Tensor) -> Tensor:
-    """Return how unevenly the places of sources are attended to: the mean over sources and places of (1 − Σ_t α_ts)².
+    """Return the coverage loss: the mean over sources and their positions of (1 − Σ_t α_ts)².
 
-    It makes attention doubly stochastic (Xu 2015, arXiv 1502.03044): each step's weights sum to 1, and about so each
-    place's.
+    It encourages doubly stochastic attention (Xu 2015, arXiv 1502.03044): the weights of each step sum to 1, and those
+    on each source position to about 1.
 
     Parameters
     ----------
     weights : Tensor (B, T, S)
     real : Tensor (B, T) of bool
-        Which steps count; rows without any are left out of the mean.
+        True for real steps; sources without any do not count in the mean.
 
     Returns
     -------
@@ -167,14 +167,14 @@ def coverage_loss(weights: Tensor, real: Tensor) -> Tensor:
 
 
 class _Chunked(torch.autograd.Function):
-    """Takes the gradients on the way forward, where the logits are at hand."""
+    """Computes the gradients in the forward pass, while the logits exist."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, symbols: Tensor, scale: Tensor | None,
         smoothing: float, dtype: torch.dtype, needed: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the mean loss () of rows (R, P), each times its scale (R,), and log p (R,) of their symbols."""
+        """Return the mean of the scaled losses of rows (R, P), and their log-likelihoods (R,)."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         count, N = max(len(rows), 1), len(weight)
         matrix, padding = weight.to(dtype), -len(rows) % _GRAIN
@@ -225,7 +225,7 @@ class _Chunked(torch.autograd.Function):
             )
         ctx.mark_non_differentiable(log_likelihood)
         gains = log_likelihood
-        if evenly is not None:  # else an impossible symbol would make it 0 · ∞
+        if evenly is not None:  # without smoothing, an impossible symbol would give 0 · ∞
             gains = (1 - smoothing) * gains + smoothing * evenly
         gains = gains if scale is None else gains * scale.to(wide)
         return -gains.sum() / count, log_likelihood
@@ -234,41 +234,41 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients with respect to rows, weight and bias."""
         if torch.is_grad_enabled():
-            expected = "be False, as the gradient is taken on the way forward and has none itself"
+            expected = "be False: second derivatives are not supported"
             raise rejected("cross_entropy", "create_graph", expected, True, RuntimeError)
         rows, weight, bias = (None if saved is None else saved * slope for saved in ctx.saved_tensors)
         return rows, weight, bias, None, None, None, None, None
 
 
-# Cross-entropy over some of a large vocabulary: the symbols of a batch, and others that are drawn ---------------------
+# Sampled softmax: cross-entropy over the symbols of a batch and sampled negatives -------------------------------------
 # Dimensions: B rows, T steps, P features, N vocabulary, M candidates.
 
 
-#: Symbols are drawn by their frequency to this power, as in skip-gram (Mikolov 2013): rare ones are told apart, too.
+#: Negatives are sampled by frequency to this power, as in skip-gram (Mikolov 2013), so that rare symbols occur, too.
 POWER = 0.75
 
-#: The matrix (N, P) and the bias (N,), if there is one, that make logits of features.
+#: The output projection: weight (N, P), and bias (N,) or None.
 Projection = tuple[Tensor, Tensor | None]
 
 
 class SampledSoftmax:
-    """Choose candidates among the symbols of a vocabulary, with the bias that makes up for the choice.
+    """Sampled softmax: choose candidates from the vocabulary, with a bias that corrects for the sampling.
 
-    A step costs time and memory for M candidates in place of N symbols. They are the symbols of the batch itself, which
-    others see as drawn by their frequency f, and K more, drawn by q ∝ f^0.75. With n symbols in the batch, symbol i is
-    among them with probability::
+    A step takes time and memory for M candidates instead of N symbols. The candidates are the symbols of the batch,
+    which occur with frequency f, and K negatives sampled with q ∝ f^0.75. With n symbols in the batch, symbol i is a
+    candidate with probability::
 
         π_i = 1 − (1 − f_i)ⁿ (1 − q_i)ᴷ
 
-    and its logit is z_i − log π_i: what is summed then estimates the sum over all symbols (Bengio & Senécal 2008; Jean
-    2015, arXiv 1412.2007), and with many draws it is the same.
+    Its logit becomes z_i − log π_i, so that the sum over candidates estimates the sum over all symbols (Bengio &
+    Senécal 2008; Jean 2015, arXiv 1412.2007), and equals it for large K.
 
     Parameters
     ----------
     counts : ndarray (N,)
-        How often each symbol stands in the text that is learned; each counts as if it stood there once more.
+        Count of each symbol in the training text; 1 is added to each.
     draws : int
-        K.
+        Number of negatives K.
 
     Raises
     ------
@@ -293,20 +293,20 @@ class SampledSoftmax:
         frequencies = frequencies / frequencies.sum()
         drawn = frequencies**POWER
         drawn = drawn / drawn.sum()
-        # A draw is a search among sums, where torch.multinomial goes through the whole vocabulary.
+        # Sample by binary search in cumulative sums; torch.multinomial scans the whole vocabulary.
         self._sums = drawn.cumsum(0)
-        # log(1 − f) and log(1 − q), also of a vocabulary of one symbol.
+        # log(1 − f) and log(1 − q), finite even for a vocabulary of one symbol.
         self._missed = tuple(torch.log1p(-each.clamp(max=1 - 1e-12)) for each in (frequencies, drawn))
 
     def among(self, projection: Projection, targets: Tensor, ignore_index: int) -> tuple[Projection, Tensor]:
-        """Return the projection (M, P) on candidates, with a bias (M,), and where targets stand among them.
+        """Return the projection (M, P) on candidates, with a bias (M,), and the targets' indices among them.
 
         Parameters
         ----------
         projection : Tensor (N, P), Tensor (N,) or None
         targets : Tensor (B, T) of int
         ignore_index : int
-            The target of what is not to be predicted, which stays what it is.
+            Target id to ignore, which does not change.
         """
         weight, bias = projection
         device, real = targets.device, targets != ignore_index
@@ -323,19 +323,19 @@ class SampledSoftmax:
         return (weight[candidates], some), placed
 
 
-# What a model learns from a batch: the interface of objectives, and writing sequences for sequences -------------------
+# The interface of objectives, and the objective of encoder–decoders ---------------------------------------------------
 
 
 class Examples(Protocol):
-    """A batch: whatever tensors an objective reads."""
+    """A batch of examples for an objective."""
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
 
     @property
     def count(self) -> int:
-        """How many tokens there are, without padding."""
+        """The number of tokens, without padding."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """Return the batch on another device."""
@@ -343,16 +343,16 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """What a batch costs.
+    """The loss of a batch.
 
     Attributes
     ----------
     value : Tensor ()
-        What is differentiated.
+        The loss to differentiate.
     shown : float
-        What is logged: the same without what only carries a gradient.
+        The loss to log, without surrogate terms.
     count : int
-        How many symbols it is the mean of: where gradients of several batches are added up, each counts so much.
+        The number of symbols in the mean, which weights the batch in gradient accumulation.
     """
 
     value: Tensor
@@ -361,39 +361,39 @@ class Loss:
 
 
 class Objective(ABC):
-    """What a model learns from a batch, and what it is validated by."""
+    """A training loss with its validation metrics."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Return the cost of a batch, in training."""
+        """Return the training loss of a batch."""
 
     @abstractmethod
     def validation(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the sum of the costs of a batch's symbols, and their count, (2,) of float64, without a gradient.
+        """Return the sum of the losses of a batch's symbols, and their count, (2,) of float64, without gradients.
 
-        Further sums may stand behind them, which :meth:`metrics` is given: whatever adds up over batches.
+        May append further sums for :meth:`metrics`; all are summed over batches.
         """
 
     def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
-        """Return what else a validation tells, of its mean cost of a symbol and of further sums."""
+        """Return more validation metrics, from the mean loss per symbol and further sums."""
         return {}
 
 
 class Seq2SeqObjective(Objective):
-    """Write the targets of sources: cross-entropy, smoothed, and of attention with links where a batch has any.
+    """Cross-entropy of targets with label smoothing, plus optional alignment and coverage losses.
 
     Parameters
     ----------
     teacher_forcing : float, default 1.0
-        How often a step is given the right symbol before it.
+        Probability that a step reads the reference symbol.
     smoothing : float, default 0.0
-        The share of the probability that goes to other symbols.
+        Label smoothing.
     guide : float, default 0.0
-        Weight of the loss that guides attention.
+        Weight of the alignment loss.
     guided : str, optional
-        The attention map that links guide, or that is to cover the source.
+        The attention map for the alignment and coverage losses.
     coverage : float, default 0.0
-        Weight of the loss of attention that does not cover the source.
+        Weight of the coverage loss.
     """
 
     def __init__(
@@ -409,7 +409,7 @@ class Seq2SeqObjective(Objective):
 
     @classmethod
     def of(cls, options: TrainingOptions, guided: str = "") -> Self:
-        """Return the objective that options of training ask for."""
+        """Return the objective described by training options."""
         return cls(options.teacher_forcing, options.label_smoothing, options.guide, guided)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -434,7 +434,7 @@ class Seq2SeqObjective(Objective):
     def _cost(
         self, model: EncoderDecoder, batch: Batch, teacher_forcing: float, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the cross-entropy, how likely each symbol was, and the attention (B, T, S) if a loss goes by it."""
+        """Return the cross-entropy, the log-likelihoods, and the attention (B, T, S) if a loss needs it."""
         given = batch.source, batch.lengths, shifted(batch.target), teacher_forcing
         if batch.links is None and not (self.coverage and model.training):
             features, weights = model.features(*given), None
@@ -444,5 +444,5 @@ class Seq2SeqObjective(Objective):
 
 
 def shifted(target: Tensor) -> Tensor:
-    """Return what is read when targets (B, T) are written: an end mark, and all of each but the last."""
+    """Return the decoder input for targets (B, T): an end mark followed by all symbols but the last."""
     return torch.cat([torch.full_like(target[:, :1], END), target[:, :-1]], 1)

@@ -1,4 +1,4 @@
-"""What is said where one of several processes is lost."""
+"""Errors about lost processes in distributed training."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch.distributed as dist
 
 from regard_lab.training.options import TrainingError
 
-#: What backends say of a process that died, or does not answer; they have no type of error for it.
+#: Parts of the backends' messages about a dead or unresponsive process; they have no exception type for it.
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL")
 
 
 class LostProcessError(TrainingError):
-    """Another process died, or does not answer: the fault is not this one's."""
+    """Another process died or does not respond."""
 
 
 def lost_process(error: BaseException) -> LostProcessError | None:
-    """Return what to raise in place of an error that says that another process is lost; None for other errors."""
+    """Return a :class:`LostProcessError` if an error says that another process is lost; None otherwise."""
     if isinstance(error, TrainingError) and not any(sign in str(error) for sign in _SIGNS):
         return None
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -24,8 +24,8 @@ def lost_process(error: BaseException) -> LostProcessError | None:
     by_type = isinstance(error, getattr(dist, "DistError", ()))
     if not (by_type or any(sign in text for sign in _SIGNS) or "of the group died" in text):
         return None
-    said = (text.splitlines() or [type(error).__name__])[0].split("] ", 1)[-1].split(". ")[0].rstrip(".")
+    reason = (text.splitlines() or [type(error).__name__])[0].split("] ", 1)[-1].split(". ")[0].rstrip(".")
     return LostProcessError(
-        f"train: all processes must answer, got none from another one, which died or hangs ({said}); the last "
-        "checkpoint is whole: see what ended that one, and go on with --resume."
+        f"train: another process died or hangs ({reason}). The last checkpoint is intact: check the output of that "
+        "process, and continue with --resume."
     )

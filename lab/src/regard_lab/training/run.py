@@ -1,4 +1,4 @@
-"""A run of training in its folder: its options, its threads, its beginning and its resumption."""
+"""Training runs in folders: options, threads, starting and resuming."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import CONFIG, OPTIONS, ModelFileError, read_json
 from regard_lab.training.options import RunOptions, TrainingOptions
 
-# Set the number of torch's threads, or say that the machine cannot start so many --------------------------------------
+# Threads --------------------------------------------------------------------------------------------------------------
 
 
 def set_threads(count: int) -> None:
-    """Let torch use so many threads.
+    """Set torch's number of threads.
 
     Raises
     ------
     ValueError
-        If the machine cannot start them: OpenMP would end the process.
+        If the machine cannot start that many: OpenMP would kill the process.
     """
     most = _startable(count)
     if most < count:
-        raise rejected("train", "training.threads", f"be at most {most:,}, all that can be started here", f"{count:,}")
+        raise rejected("train", "training.threads", f"be at most {most:,}, the machine's limit", f"{count:,}")
     torch.set_num_threads(count)
 
 
 def _startable(count: int) -> int:
-    """Return how many threads of so many can be there at once."""
+    """Return how many of ``count`` threads the machine can run at once."""
     end = threading.Event()
     started: list[threading.Thread] = []
     try:
-        for _ in range(count - 1):  # this one is there
+        for _ in range(count - 1):  # the current thread counts
             thread = threading.Thread(target=end.wait, daemon=True)
             thread.start()
             started.append(thread)
-    except RuntimeError:  # what Python says where the system refuses one
+    except RuntimeError:  # the system refuses another thread
         pass
     finally:
         end.set()
@@ -55,10 +55,10 @@ def _startable(count: int) -> int:
     return len(started) + 1
 
 
-# The folder of a run: the options that it began with, so that it can be resumed from anywhere -------------------------
+# The folder of a run --------------------------------------------------------------------------------------------------
 
 
-#: Beside the checkpoints, the log, the model and the options that a person may edit.
+#: The options and data checksums that a run started with, to validate a resumption.
 RECORD = "run.json"
 _RECORDED = ("data", "valid", "threads", "bfloat16", "options")
 _O = TypeVar("_O", bound=RunOptions)
@@ -71,7 +71,7 @@ class RunFolder(Generic[_O]):
     ----------
     path : Path
     options : type of RunOptions
-        Of its section ``training`` alone may options change.
+        Only its section ``training`` may change when a run is resumed.
     """
 
     def __init__(self, path: Path, options: type[_O]) -> None:
@@ -81,7 +81,7 @@ class RunFolder(Generic[_O]):
         self.has_checkpoint = (path / CHECKPOINTS / LAST).exists()
 
     def check_new(self, otherwise: str = "") -> None:
-        """Raise ValueError if it is a file, or holds what training would overwrite: a run, or a model."""
+        """Raise ValueError if the path is a file, or a folder with a run or model that training would overwrite."""
         if self.path.is_file():
             raise rejected("train", "out", "be a new folder", f"a file, {self.path}")
         if self.has_checkpoint:
@@ -92,16 +92,15 @@ class RunFolder(Generic[_O]):
     def check_resumable(self) -> None:
         """Raise ValueError if there is no checkpoint."""
         if not self.has_checkpoint:
-            expected = "have been saved once to be resumed; begin anew"
-            raise rejected("resume", str(self.path), expected, "no checkpoints/last.ckpt in it")
+            raise ValueError(f"resume: {self.path} has no checkpoints/last.ckpt: start the run again without --resume.")
 
     def read_options(self) -> tuple[_O, _O]:
-        """Return the options that the run began with, and those that its folder has now.
+        """Return the options that the run started with, and those in its folder now.
 
         Raises
         ------
         ValueError
-            If there is no run, or options other than those of training were edited.
+            If there is no run, or if options outside the section ``training`` were edited.
         """
         if not (self.path / OPTIONS).exists():
             raise rejected("resume", str(self.path), "be the folder of a run", f"no {OPTIONS} in it")
@@ -114,35 +113,35 @@ class RunFolder(Generic[_O]):
         had, has = before.flat(), edited.flat()
         for name in sorted(had.keys() | has.keys()):
             if had.get(name) != has.get(name) and not name.startswith("training."):
-                expected = f"be {had.get(name)!r}, as the run that is resumed began"
+                expected = f"be {had.get(name)!r}, as when the run started"
                 raise rejected("resume", f"{name} in {self.path / OPTIONS}", expected, repr(has.get(name)))
         return before, edited
 
     def read_record(self) -> dict[str, Any]:
-        """Return what the run began with: options, checksums of its data, threads and precision."""
+        """Return the record of the run's start: options, data checksums, threads and precision."""
         record = self.read_table(RECORD)
         if not record.keys() >= set(_RECORDED):
             raise self._damaged(RECORD)
         return record
 
     def wait_for_record(self) -> dict[str, Any]:
-        """Return what the run begins with, when the first process has written it; torchrun ends those that wait."""
+        """Wait until the first process has written the record, and return it; torchrun kills waiting processes."""
         while not (self.path / OPTIONS).exists():
             time.sleep(0.05)
         return self.read_record()
 
     def write(self, record: dict[str, Any], options: _O) -> None:
-        """Write the record, and the options as a person may edit them."""
+        """Write the record, and the options file for users to edit."""
         import tomli_w
 
         table = options.to_table()
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / RECORD, json.dumps({**record, "options": table}, indent=1).encode())
-        # Last: a folder that has it is a run's.
+        # Written last: this file marks the folder as a run.
         write_atomically(self.path / OPTIONS, tomli_w.dumps(table).encode())
 
     def read_table(self, name: str) -> dict[str, Any]:
-        """Return what a JSON file of the run holds, or raise where it is damaged."""
+        """Return the content of a JSON file of the run; raise if it is damaged."""
         try:
             data = read_json(self.path / name)
         except ModelFileError:
@@ -152,29 +151,28 @@ class RunFolder(Generic[_O]):
         return data
 
     def _damaged(self, name: str) -> Exception:
-        expected = "be the file that the run began with"
-        return rejected("resume", str(self.path / name), expected, "one that is damaged")
+        return ValueError(f"resume: {self.path / name} is damaged: the run cannot be resumed.")
 
 
-# What every run of training does around its steps: who speaks, what it begins under, and how its model is saved -------
+# Runs -----------------------------------------------------------------------------------------------------------------
 
 
 Say = Callable[[str], None]
 
 
 class FolderRun(ABC, Generic[_O]):
-    """A run of training in a folder: what it was asked for, where it stands, and who is told.
+    """A training run in a folder.
 
     Parameters
     ----------
     options : RunOptions
     folder : str or Path
     say : callable
-        Called with every line that a user should read.
+        Called with each line of output for the user.
     """
 
     def __init__(self, options: _O, folder: str | Path, say: Say = print) -> None:
-        self.options = options.with_absolute_paths()  # a run is resumed from anywhere
+        self.options = options.with_absolute_paths()  # so that a run can be resumed from any directory
         self.folder = Path(folder)
         self.say = from_first(say)
         self.check()
@@ -183,24 +181,25 @@ class FolderRun(ABC, Generic[_O]):
     @classmethod
     @abstractmethod
     def files(cls, folder: str | Path) -> RunFolder[_O]:
-        """Return the files of a run of this kind in a folder."""
+        """Return the run folder of this kind of run."""
 
     @classmethod
     def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Say = print) -> Self:
-        """Return the run in a folder, to go on; ``changes`` are options of training that may differ now."""
+        """Return the run in a folder, to resume it; ``changes`` are new values of training options."""
         return cls(resumed_options(cls.files(folder), changes, from_first(say)), folder, say)
 
     @abstractmethod
     def check(self) -> None:
-        """Raise for what is wrong with the options and needs no data to be seen."""
+        """Raise if the options are invalid; called before any data is read."""
 
     def open(self, resume: bool) -> tuple[RunFolder[_O], dict[str, Any]]:
-        """Return the run's files and the conditions that it trains under.
+        """Return the run's folder and its training conditions.
 
         Raises
         ------
         ValueError
-            If this machine lacks what the options ask for, or the folder holds no run to go on with, or another one.
+            If this machine lacks a device that the options require, if there is no run to resume, or if a new run
+            would overwrite another one.
         """
         from regard_lab.training.loop import check_devices
 
@@ -211,32 +210,32 @@ class FolderRun(ABC, Generic[_O]):
 
 
 def place() -> tuple[int, int]:
-    """Return this process's number and how many there are, as torchrun says."""
+    """Return this process's rank and the world size, as torchrun sets them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def from_first(say: Say) -> Say:
-    """Return what says it in one process alone."""
+    """Return ``say`` in the first process, and a function that prints nothing in the others."""
     return say if place()[0] == 0 else lambda _: None
 
 
 def data_place(training: TrainingOptions) -> tuple[int, int]:
-    """Return which part of the examples this process reads, and how many parts there are."""
+    """Return the index of the data shard that this process reads, and the number of shards."""
     return training.data_place(*place())
 
 
 def check_processes(training: TrainingOptions) -> None:
-    """Raise unless there are as many processes as the options say."""
+    """Raise unless the number of processes matches the options."""
     _, world = place()
     if world != training.devices:
-        expected = f"be {world}, as many as torchrun has started" if world > 1 else "be 1 without torchrun"
+        expected = f"be {world}, the number of processes of torchrun" if world > 1 else "be 1 without torchrun"
         raise rejected("train", "training.devices", expected, training.devices)
 
 
 def resumed_options(files: RunFolder[_O], changes: dict[str, Any], say: Say) -> _O:
-    """Return the options of a run that goes on; ``changes`` are options of training that may differ now.
+    """Return the options of a resumed run; ``changes`` are new values of training options.
 
-    What may change may also be changed in the folder's options file.
+    Users can also change them in the folder's options file.
     """
     before, edited = files.read_options()
     was = before.training
@@ -244,12 +243,12 @@ def resumed_options(files: RunFolder[_O], changes: dict[str, Any], say: Say) -> 
         training = edited.training.with_changes(changes)
         changed = training.changed_from(was)
     for name in changed:
-        say(f"{name} is now {getattr(training, name)}, was {getattr(was, name)}")
+        say(f"{name} changed from {getattr(was, name)} to {getattr(training, name)}")
     return before.with_changes({"training": training})
 
 
 def conditions(training: TrainingOptions) -> dict[str, Any]:
-    """Set the threads that are asked for; return what the last bits of a run go by."""
+    """Set the number of threads; return the conditions that bitwise reproducibility depends on."""
     from regard_lab.training.learner import is_bfloat16
 
     if training.threads:
@@ -258,17 +257,17 @@ def conditions(training: TrainingOptions) -> dict[str, Any]:
 
 
 def restore_conditions(begun: dict[str, Any], here: dict[str, Any], say: Say) -> None:
-    """Let a run go on as it began: the order of sums, and so their last bits, goes by the number of threads."""
+    """Restore the run's number of threads, which changes the order of sums and so the last bits of results."""
     if begun["threads"] != here["threads"]:
-        say(f"threads: {begun['threads']}, as the run began")
+        say(f"threads: {begun['threads']}, as when the run started")
         set_threads(begun["threads"])
     if begun["bfloat16"] != here["bfloat16"]:
         was, now = ("bfloat16" if narrow else "float32" for narrow in (begun["bfloat16"], here["bfloat16"]))
-        say(f"matrix products were in {was} where the run began and are in {now} here: the bits will differ")
+        say(f"matrix products were in {was} when the run started and are in {now} here: results will differ slightly")
 
 
 def save_unbroken(save: Callable[[], object], folder: Path) -> None:
-    """Save a model at the end of its training, whatever somebody presses meanwhile."""
+    """Save the model at the end of training; a keyboard interrupt waits until it is saved."""
     from regard_lab.training.loop import unbroken
     from regard_lab.training.options import TrainingError
 
@@ -277,6 +276,6 @@ def save_unbroken(save: Callable[[], object], folder: Path) -> None:
             save()
     except OSError as error:
         raise TrainingError(
-            f"train: {folder} must take the model, got {error.strerror or error}; the training is done, "
-            "and its checkpoints are whole: mend that, and get the model with --resume."
+            f"train: cannot write the model to {folder}: {error.strerror or error}. Training is complete and the "
+            "checkpoints are intact: fix the problem, then write the model with --resume."
         ) from error

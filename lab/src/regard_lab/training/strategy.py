@@ -1,9 +1,9 @@
-"""Training of a model that processes divide among them, as a strategy of Lightning's.
+"""A Lightning strategy for sharded models.
 
-Lightning's ``ModelParallelStrategy`` leaves it to the module how a model is divided, and knows CPUs with gloo as well
-as GPUs with NCCL. What is replaced is the mesh, which has four dimensions here, and checkpoints: Lightning's are
-pickles in a folder that is overwritten. Here each process writes its part as safetensors to a new folder, and then the
-first one replaces the file that names it: a process that is killed at any moment leaves the last checkpoint whole.
+Lightning's ``ModelParallelStrategy`` lets the module parallelize the model, and supports CPUs with gloo and GPUs with
+NCCL. This strategy replaces the mesh, which has four dimensions here, and the checkpoints: Lightning overwrites a
+folder of pickles. Here each process writes its shard as safetensors to a new folder, then the first one replaces the
+file that names the folder, so that killing a process at any moment leaves the last checkpoint intact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regard_lab.training.sharded.checkpoint import new_folder
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Processes divide parameters, heads or sequences among them.
+    """Shards parameters, heads or sequences across processes.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Whether :meth:`load_optimizer_state_dict` is called."""
+        """Whether Lightning calls :meth:`load_optimizer_state_dict`."""
         return True
 
     def divide(self, learner: Learner) -> None:
-        """Divide a learner's model, and draw its parameters unless it has some."""
+        """Shard a learner's model, and initialize its parameters if they are on the meta device."""
         mesh = make_mesh(**self.sizes, device=self.root_device)
         model, options = learner.model, learner.options
         is_new = any(parameter.is_meta for parameter in model.parameters())
@@ -53,7 +53,7 @@ class ShardedStrategy(ModelParallelStrategy):
             materialize(model, options.seed, self.root_device)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return nothing: tensors are written by :meth:`save_checkpoint`, each process its own."""
+        """Return nothing: :meth:`save_checkpoint` writes each process's tensors."""
         return {}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -61,36 +61,36 @@ class ShardedStrategy(ModelParallelStrategy):
         return {"param_groups": [_settings(group) for group in optimizer.param_groups]}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Give optimizers their settings; :meth:`load_checkpoint` has read the tensors."""
+        """Restore the optimizers' settings; :meth:`load_checkpoint` has read the tensors."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"]):
             for group, settings in zip(optimizer.param_groups, state["param_groups"]):
                 group.update(settings)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:  # noqa: ARG002
-        """Write the tensors to a new folder, each process its own; then let a file name it, in place of the last."""
+        """Write each process's tensors to a new folder, then replace the checkpoint file that names the folder."""
         path = Path(self.broadcast(str(filepath)))
-        shards, said = new_folder(path), ""
+        shards, problem = new_folder(path), ""
         optimizer = self.optimizers[0] if "optimizer_states" in checkpoint else None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_sharded(shards, self._learner.model, optimizer)
         except (CheckpointError, OSError) as error:
             raise TrainingError(
-                f"train: {path.parent} must take a checkpoint, got an error ({str(error).rstrip('.')}); what was there "
-                "before is whole: mend that, and go on with --resume."
+                f"train: cannot write a checkpoint to {path.parent}: {str(error).rstrip('.')}. The previous "
+                "checkpoint is intact: fix the problem and continue with --resume."
             ) from error
         if self.is_global_zero:
             try:
                 self.checkpoint_io.save_checkpoint(checkpoint | {SHARDS: shards.name}, path)
                 remove_unused_shards(path.parent)
             except TrainingError as error:
-                said = str(error)
-        said = self.broadcast(said)
-        if said:
-            raise TrainingError(said)
+                problem = str(error)
+        problem = self.broadcast(problem)
+        if problem:
+            raise TrainingError(problem)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Read what any number of processes wrote."""
+        """Read a checkpoint written by any number of processes."""
         path = Path(self.broadcast(str(checkpoint_path)))
         state: dict[str, Any] = self.checkpoint_io.load_checkpoint(path, map_location="cpu")
         _load(path, state, self._learner, self.optimizers[0])
@@ -98,7 +98,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @torch.no_grad()
     def load_mean(self, learner: Learner, paths: list[Path]) -> None:
-        """Give a model that is divided the mean of the parameters of checkpoints."""
+        """Load the mean of the checkpoints' parameters into a sharded model."""
         total: list[torch.Tensor] = []
         for path in paths:
             _load(path, torch.load(path, map_location="cpu", weights_only=True), learner)
@@ -116,15 +116,15 @@ class ShardedStrategy(ModelParallelStrategy):
 def _load(path: Path, state: dict[str, Any], learner: Learner, optimizer: Optimizer | None = None) -> None:
     shards = str(state.get(SHARDS, ""))
     if not shards or Path(shards).name != shards:
-        raise TrainingError(f"resume: {path} must name a folder of tensors beside it, got {shards!r}.")
+        raise TrainingError(f"resume: {path} must name a folder of tensors next to it, got {shards!r}.")
     try:
         load_sharded(path.parent / shards, learner.model, optimizer)
     except CheckpointError as error:
-        raise TrainingError(f"resume: {path} must be whole, got an error ({str(error).rstrip('.')}).") from error
+        raise TrainingError(f"resume: {path} is damaged: {str(error).rstrip('.')}.") from error
 
 
 def _local(parameter: Any) -> torch.Tensor:
-    """Return this process's part of a parameter."""
+    """Return this process's shard of a parameter."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 

@@ -1,10 +1,10 @@
-"""Models of any family of transformers: its own classes compute them, with our attention where they take it.
+"""Models that run in transformers, with regard's attention where the model supports it.
 
-What a class of :mod:`regard_lab.models` computes needs no other library. Everything else that transformers has runs
-through the adapters in this file, which read tokens and padding as our models do. Nothing is downloaded, no
-pickle is loaded and no code that a folder carries is run.
+The classes of :mod:`regard_lab.models` need no other library. All other model families of transformers run through the
+adapters in this file, which take the same inputs as regard's models. They never download files, load pickles, or run
+code from a folder.
 
-Dimensions: B batch, L tokens, E width, N vocabulary, C labels.
+Dimensions: B batch, L tokens, E hidden size, N vocabulary size, C labels.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from regard_lab.models.folders import CONFIG, ModelFileError, brief, file_error,
 from regard_lab.models.heads import Head
 from regard_lab.models.hugging_face.reading import labels_of, problem_of
 
-#: What installs transformers.
+#: The command that installs transformers.
 INSTALL = "pip install 'regard[hf]'"
-#: What caches are called in arguments and outputs of transformers' models.
+#: Names of caches in the arguments and outputs of transformers' models.
 _CACHES = ("cache", "past_key_values", "cache_params")
 
 
 @dataclass(frozen=True)
 class HostedConfig:
-    """What the commands ask of a model.
+    """The properties of a model that the commands need.
 
     Attributes
     ----------
     vocabulary : int
-        Rows of the embedding.
+        Number of embeddings.
     longest : int
-        Positions that the model was made for.
+        Maximum number of positions.
     positions : {"learned", "other"}
-        Learned ones know no others.
+        Learned positions are a hard limit.
     segments : int
-        Kinds of segments that it tells apart; 0 if it is given none.
+        Number of segment types; 0 without segment embeddings.
     """
 
     vocabulary: int
@@ -55,7 +55,7 @@ class HostedConfig:
 
 
 class Hosted(nn.Module):
-    """A model that transformers computes.
+    """A model that runs in transformers.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Hosted(nn.Module):
     Attributes
     ----------
     attention : str
-        What computes its attention: ``"regard"``, or what transformers has where the model does not take that.
+        Its attention implementation: ``"regard"``, or one of transformers' own if the model does not support that.
     """
 
     def __init__(self, module: Any) -> None:
@@ -84,53 +84,53 @@ class Hosted(nn.Module):
     def attention(self) -> str:
         return str(self.module.config._attn_implementation)
 
-    def run(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Any:
-        """Return what the module makes of tokens (B, L), of which ``keep`` (B, L) are real."""
-        return self._run(self.module, tokens, keep, segments)
+    def run(self, tokens: Tensor, attention_mask: Tensor | None = None, segments: Tensor | None = None) -> Any:
+        """Return the module's output for tokens (B, L); ``attention_mask`` (B, L) is True for real tokens."""
+        return self._run(self.module, tokens, attention_mask, segments)
 
-    def rows(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """Return the row (B, L, E) of each token that leaves the last layer; of an encoder–decoder, its encoder.
+    def rows(self, tokens: Tensor, attention_mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Return the last hidden states (B, L, E); for an encoder–decoder, those of the encoder.
 
         Parameters
         ----------
         tokens : Tensor (B, L) of int
-        keep : Tensor (B, L) of bool, optional
-            Which tokens are real; all by default.
+        attention_mask : Tensor (B, L) of bool, optional
+            True for real tokens; all by default.
         segments : Tensor (B, L) of int, optional
             The segment of each token; the first by default.
 
         Raises
         ------
         ValueError
-            If the module returns none.
+            If the module returns no hidden states.
         """
         trunk = self.module.get_encoder() if self.module.config.is_encoder_decoder else self.module.base_model
-        found = getattr(self._run(trunk, tokens, keep, segments), "last_hidden_state", None)
+        found = getattr(self._run(trunk, tokens, attention_mask, segments), "last_hidden_state", None)
         if not isinstance(found, Tensor):
             name = type(self.module).__name__
-            raise rejected("rows", "model", "return the rows of its last layer (last_hidden_state)", f"none of {name}")
+            raise rejected("rows", "model", "return last_hidden_state", f"a {name}, which does not")
         return found
 
-    def _run(self, module: Any, tokens: Tensor, keep: Tensor | None, segments: Tensor | None) -> Any:
-        given: dict[str, Any] = {} if keep is None else {"attention_mask": keep.long()}
-        if keep is not None and (pad := self.pad) is not None:
-            tokens = torch.where(keep, tokens, pad)  # some find padding by its number
+    def _run(self, module: Any, tokens: Tensor, attention_mask: Tensor | None, segments: Tensor | None) -> Any:
+        given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask.long()}
+        if attention_mask is not None and (pad := self.pad) is not None:
+            tokens = torch.where(attention_mask, tokens, pad)  # some models detect padding by its id
         if segments is not None and self.config.segments > 1:
             given["token_type_ids"] = segments
         return module(input_ids=tokens, **given)
 
     @property
     def pad(self) -> int | None:
-        """The number of padding, if the config says so."""
+        """The padding token's id in the config, or None."""
         return getattr(self.module.config.get_text_config(), "pad_token_id", None)
 
     def extra_repr(self) -> str:
-        """Return what computes attention."""
+        """Return the attention implementation."""
         return f"attention={self.attention!r}"
 
 
 class HostedEncoder(Hosted):
-    """A model without a head: rows of tokens, of an encoder–decoder those of its encoder.
+    """A model without a head, which returns hidden states; for an encoder–decoder, those of the encoder.
 
     Examples
     --------
@@ -141,33 +141,37 @@ class HostedEncoder(Hosted):
     torch.Size([1, 16])
     """
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """Return a row for each token, (B, L, E)."""
-        return self.rows(tokens, keep, segments)
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return the hidden states (B, L, E)."""
+        return self.rows(tokens, attention_mask, segments)
 
-    def pool(self, rows: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return the mean (B, E) of each sequence's real rows."""
+    def pool(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the mean (B, E) of the hidden states of each sequence's real tokens."""
         from regard_lab.models.pooling import pooled
 
-        return pooled("mean", rows, keep)
+        return pooled("mean", rows, attention_mask)
 
 
 class HostedMaskedLM(Hosted):
-    """A model that names masked tokens."""
+    """A masked language model."""
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """Return the logits (B, L, N) of the token at each place."""
-        return self.run(tokens, keep, segments).logits
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits (B, L, N) of the token at each position."""
+        return self.run(tokens, attention_mask, segments).logits
 
 
 class HostedClassifier(Hosted):
-    """A classifier of sequences.
+    """A sequence classifier.
 
     Attributes
     ----------
     labels : tuple of C str
     problem : {"single_label", "multi_label", "regression"}
-        What scores mean; see :meth:`~regard_lab.models.heads.Head.predictions`.
+        What the logits mean; see :meth:`~regard_lab.models.heads.Head.predictions`.
     """
 
     def __init__(self, module: Any, labels: Sequence[str], problem: str) -> None:
@@ -176,25 +180,27 @@ class HostedClassifier(Hosted):
 
     @property
     def model(self) -> Hosted:
-        """What reads tokens: the classifier itself."""
+        """The model below the head: the classifier itself."""
         return self
 
     predictions = Head.predictions
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """Return the logits (B, C); without a number of padding, of each sequence by itself."""
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits (B, C); without a padding token, sequences run one at a time."""
         if self.pad is not None or len(tokens) < 2:
-            return self.run(tokens, keep, segments).logits
+            return self.run(tokens, attention_mask, segments).logits
         rows = []
         for row in range(len(tokens)):
-            real = slice(None) if keep is None else keep[row]
+            real = slice(None) if attention_mask is None else attention_mask[row]
             kinds = None if segments is None else segments[row][real][None]
             rows.append(self.run(tokens[row][real][None], None, kinds).logits)
         return torch.cat(rows)
 
 
 class HostedTokenClassifier(Hosted):
-    """A classifier of tokens, of which each has one label, whatever ``problem_type`` its config states.
+    """A token classifier with one label per token, regardless of the config's ``problem_type``.
 
     Attributes
     ----------
@@ -205,20 +211,22 @@ class HostedTokenClassifier(Hosted):
         super().__init__(module)
         self.labels = tuple(labels)
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, attention_mask: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """Return the logits (B, L, C)."""
-        return self.run(tokens, keep, segments).logits
+        return self.run(tokens, attention_mask, segments).logits
 
 
 class HostedImageClassifier(nn.Module):
-    """A classifier of images that transformers computes.
+    """An image classifier that runs in transformers.
 
     Parameters
     ----------
     module : transformers.PreTrainedModel
     labels : sequence of K str
     problem : {"single_label", "multi_label", "regression"}
-        What scores mean; see :meth:`~regard_lab.models.heads.Head.predictions`.
+        What the logits mean; see :meth:`~regard_lab.models.heads.Head.predictions`.
 
     Examples
     --------
@@ -242,7 +250,7 @@ class HostedImageClassifier(nn.Module):
 
 
 class HostedWriter(Hosted):
-    """A model that writes: a decoder, or an encoder–decoder, which reads the prompt and writes what answers it."""
+    """A text generator: a decoder, which continues the prompt, or an encoder–decoder, which answers it."""
 
     @property
     def is_pair(self) -> bool:
@@ -251,23 +259,23 @@ class HostedWriter(Hosted):
 
     @property
     def ends(self) -> list[int]:
-        """The tokens that its generation_config says end a text."""
+        """The end-of-text tokens in its generation_config."""
         found = self.module.generation_config.eos_token_id
         return [] if found is None else [int(each) for each in (found if isinstance(found, list) else [found])]
 
-    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        """Return the logits (B, L, N) of every next token, of a decoder."""
+    def forward(self, tokens: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
+        """Return a decoder's next-token logits (B, L, N)."""
         if self.is_pair:
-            raise rejected("load", "model", "be a decoder, which predicts each token of a text", "an encoder–decoder")
-        return self.run(tokens, keep).logits
+            raise rejected("load", "model", "be a decoder-only model", "an encoder–decoder")
+        return self.run(tokens, attention_mask).logits
 
     def begin(self, prompt: Sequence[int]) -> Writing:
-        """Return what writes behind a prompt."""
+        """Start generation for a prompt."""
         return Writing(self, prompt)
 
 
 class Writing:
-    """One text that a :class:`HostedWriter` writes, token by token.
+    """The generation of one text by a :class:`HostedWriter`, token by token.
 
     Parameters
     ----------
@@ -277,7 +285,7 @@ class Writing:
     Attributes
     ----------
     tokens : list of int
-        What the decoder has read, or reads next: of a decoder the prompt, of a pair the token that begins a text.
+        The decoder's input tokens, initially the prompt of a decoder or the start token of an encoder–decoder.
     """
 
     def __init__(self, model: HostedWriter, prompt: Sequence[int]) -> None:
@@ -290,19 +298,19 @@ class Writing:
             self.tokens = self._beginning()
 
     def _beginning(self) -> list[int]:
-        """Return what a decoder reads before its first token."""
+        """Return the start tokens of an encoder–decoder's decoder."""
         how, config = self.model.module.generation_config, self.model.module.config
         begin = how.decoder_start_token_id
         begin = getattr(config, "decoder_start_token_id", None) if begin is None else begin
         begin = how.bos_token_id if begin is None else begin
         if begin is None:
-            got = "no decoder_start_token_id in config.json or generation_config.json"
-            raise rejected("generate", "model", "say which token its decoder begins with", got, ModelFileError)
+            got = "none in config.json and generation_config.json"
+            raise rejected("generate", "model", "have a decoder_start_token_id", got, ModelFileError)
         forced = how.forced_bos_token_id
         return [int(begin)] if forced is None else [int(begin), int(forced)]
 
     def logits(self, *, weights: bool = False) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Return the logits (N,) of the next token, and each layer's weights (H, S) of the last one, if wanted."""
+        """Return the next-token logits (N,) and, if requested, the last token's attention (H, S) in each layer."""
         model, new = self.model, self.tokens[self._read :]
         name = next((each for each in _CACHES if each in model._reads), None)
         given: dict[str, Any] = {**self._given, "use_cache": True}
@@ -319,7 +327,7 @@ class Writing:
         return out.logits[0, -1], _last_rows(model, out) if weights else None
 
     def together(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits (K, N) of the next token of several equally long texts (K, L) of the decoder."""
+        """Return the next-token logits (K, N) of several equally long decoder inputs (K, L)."""
         ids, given = torch.tensor([list(each) for each in texts], device=self._device), dict(self._given)
         if self.model.is_pair:
             read = given["encoder_outputs"]
@@ -329,28 +337,28 @@ class Writing:
 
 
 def _last_rows(model: HostedWriter, out: Any) -> tuple[Tensor, ...]:
-    """Return the weights (H, S) that the last token of a decoder has in each layer."""
+    """Return the attention weights (H, S) of the decoder's last token in each layer."""
     found = out.decoder_attentions if model.is_pair else out.attentions
     rows = tuple(each[0, :, -1] for each in found or () if isinstance(each, Tensor))
     if not rows:
-        expected = "return its attention where that is drawn"
-        raise rejected("generate", "model", expected, f"{type(model.module).__name__}, which returns none")
+        name = type(model.module).__name__
+        raise rejected("generate", "model", "return attention weights to draw them", f"a {name}, which does not")
     return rows
 
 
 def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted | HostedImageClassifier:
-    """Return the model in a folder that transformers knows, in evaluation mode.
+    """Load a model from a folder with transformers, in evaluation mode.
 
     Parameters
     ----------
     folder : Path
     dtype : torch.dtype, optional
-        Of the parameters; as they are stored by default.
+        Dtype of the parameters; as stored by default.
 
     Raises
     ------
     ModelFileError
-        If transformers has no such class or cannot load it, or it neither reads text nor labels images.
+        If transformers has no such class or cannot load it, or if it is neither a text model nor an image classifier.
     """
     described = read_json(folder / CONFIG)
     module = load_module(folder, dtype=dtype)
@@ -369,37 +377,38 @@ def host(folder: Path, dtype: torch.dtype | None = None) -> Hosted | HostedImage
             return made(module).eval()
     if module.main_input_name != "input_ids" or not name.endswith(("Model", "Encoder")):
         expected = (
-            "be of a model that writes, names masked tokens, labels texts, tokens or images, or is without a head"
+            "be of a text generator, a masked language model, a classifier of texts, tokens or images, or a model "
+            "without a head"
         )
         raise file_error(path, expected, name)
     return HostedEncoder(module).eval()
 
 
 def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return transformers' own model of a folder, in evaluation mode, with our attention if it takes that.
+    """Load a transformers model from a folder, in evaluation mode, with regard's attention if it supports that.
 
     Parameters
     ----------
     folder : Path
     auto : str, optional
-        Which of transformers' ``Auto`` classes makes it; by default, what the folder names as its architecture.
+        The ``Auto`` class of transformers to use; by default, the architecture in the folder's config.
     dtype : torch.dtype, optional
-        Of the parameters; as they are stored by default.
+        Dtype of the parameters; as stored by default.
 
     Raises
     ------
     ModelFileError
-        In one sentence, if transformers is missing, has no such class, or does not load the folder.
+        If transformers is missing, has no such class, or cannot load the folder.
 
     Warns
     -----
     RegardWarning
-        If the model's attention is transformers' own.
+        If the model runs with transformers' own attention.
     """
     path = folder / CONFIG
     if find_spec("transformers") is None:
         kind = brief((read_json(path) or {}).get("model_type"))
-        raise file_error(path, f"be of a family that runs without transformers ({INSTALL} runs the others)", kind)
+        raise file_error(path, f"be of a family that runs without transformers (for others: {INSTALL})", kind)
     import transformers
 
     from regard.integrations.transformers import attention_layers, register
@@ -409,8 +418,8 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     made = getattr(transformers, auto or _architecture(path, transformers))
     stored: Any = "auto" if dtype is None else dtype
     options = {"local_files_only": True, "use_safetensors": True, "dtype": stored, "output_loading_info": True}
-    options["ignore_mismatched_sizes"] = True  # they are refused below, in one sentence
-    options["trust_remote_code"] = False  # without asking on standard input
+    options["ignore_mismatched_sizes"] = True  # checked below, with a shorter error
+    options["trust_remote_code"] = False  # never prompt on standard input
     refused: list[str] = []
     for attention in ("regard", "sdpa", "eager"):
         try:
@@ -418,11 +427,11 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
         except Exception as error:
             if not refuses_folder(error):
                 raise
-            kind = "KeyError: " if isinstance(error, KeyError) else ""  # which says no more than the key
+            kind = "KeyError: " if isinstance(error, KeyError) else ""  # its message is only the key
             refused.append(kind + " ".join(str(error).split())[:200])
             continue
         if attention == "regard" and not attention_layers(module):
-            refused.append("its layers compute attention by themselves")  # whatever implementation is named
+            refused.append("its layers implement their own attention")
             continue
         if missing := sorted(found["missing_keys"]):
             raise file_error(folder, f"hold the tensors of {type(module).__name__}", f"no {brief(missing[0])}")
@@ -439,12 +448,11 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
 
 
 def refuses_folder(error: Exception) -> bool:
-    """Return whether an error of transformers is about the folder, or the attention, that it was to load.
+    """Return whether an error of transformers is about the folder or the requested attention.
 
-    It raises such errors by intent for files that are missing or damaged, models that it does not know, packages that
-    it lacks and attention that a class does not take. The error of a config whose values do not go together may be of
-    any type: it comes from where transformers builds the model. What fails in our own functions, what comes of a
-    wrong call, and memory that is full are other errors.
+    transformers raises such errors for missing or damaged files, unknown models, missing packages, and attention that
+    a class does not support. An inconsistent config can cause any exception type, raised where transformers builds the
+    model. Errors in regard's functions, invalid calls and full memory do not count.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -454,27 +462,27 @@ def refuses_folder(error: Exception) -> bool:
     called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
     raising = [name for name in called if name.startswith(("regard.", "regard_lab.", "transformers."))][-1:]
     if any(name.startswith(("regard.", "regard_lab.")) for name in raising):
-        return isinstance(error, ValueError)  # layers that do not take our attention are refused by one
+        return isinstance(error, ValueError)  # raised for layers that do not support regard's attention
     if isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError | StrictDataclassError):
         return True
     return any(name.startswith("transformers.models.") and ".auto." not in name for name in called)
 
 
 def _architecture(path: Path, transformers: Any) -> str:
-    """Return the name of the class that a config.json says its model is of."""
+    """Return the architecture class in a config.json."""
     described = read_json(path)
     given = described.get("architectures") if isinstance(described, Mapping) else None
     name = given[0] if isinstance(given, list) and given else None
     if name is None:
         return "AutoModel"
     if not isinstance(name, str) or not isinstance(getattr(transformers, name, None), type):
-        expected = f"name an architecture that transformers {transformers.__version__} has"
+        expected = f"name an architecture of transformers {transformers.__version__}"
         raise file_error(path, expected, brief(name))
     return name
 
 
 def _names() -> dict[str, set[str]]:
-    """Return the classes of transformers by what they do."""
+    """Return transformers' model classes by task."""
     from transformers.models.auto import modeling_auto as auto
 
     tables: dict[str, Mapping[str, Any]] = {
@@ -493,7 +501,7 @@ def _names() -> dict[str, set[str]]:
 
 
 def _learned_positions(module: nn.Module) -> int | None:
-    """Return how many positions a model has learned, if it has a table of them."""
+    """Return the number of learned positions; None without a table of positions."""
     for name, part in module.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(part, nn.Embedding) and last in _TABLES:
@@ -502,5 +510,5 @@ def _learned_positions(module: nn.Module) -> int | None:
     return None
 
 
-#: What tables of learned positions are called in transformers' models.
+#: Names of learned position tables in transformers' models.
 _TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe", "position_embed", "pos_embed")

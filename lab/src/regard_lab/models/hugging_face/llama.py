@@ -16,7 +16,7 @@ from regard_lab.models.hugging_face.rules import (
     same,
 )
 
-#: The kinds of rotary scaling that our models know, and the keys that each has beside its kind and ``rope_theta``.
+#: The supported kinds of rotary scaling, with their keys other than the kind and ``rope_theta``.
 _SCALINGS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -53,9 +53,9 @@ def _read(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: AR
 
 
 def _rotary(described: Described) -> dict[str, Any]:
-    """Return our fields of rotary positions, as transformers reads them.
+    """Return the config fields for rotary positions, read as in transformers.
 
-    ``rope_scaling``, of older configs, counts where it is there beside ``rope_parameters``.
+    If both are present, ``rope_scaling`` of older configs takes precedence over ``rope_parameters``.
     """
     given = described["rope_scaling"] or described["rope_parameters"] or {}
     if not isinstance(given, dict):

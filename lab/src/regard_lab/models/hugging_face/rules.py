@@ -193,8 +193,8 @@ ALIASES: dict[str, dict[str, str]] = {
         "num_hidden_layers": "n_layer",
     }
 }
-#: Keys that cannot change what a model computes in evaluation mode: where it comes from, how it was drawn and trained,
-#: what is returned beside its output, how text is generated, heads that are not read, and what no model reads.
+#: Keys that do not affect a model's output in evaluation mode: its origin, initialization and training, additional
+#: outputs, text generation, heads that are not loaded, and keys that no model uses.
 IGNORED = frozenset(
     [
         "_attn_implementation",

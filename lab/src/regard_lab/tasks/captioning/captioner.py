@@ -37,15 +37,15 @@ from regard_lab.tasks.captioning.encoders import TOGETHER, ImageEncoder, build_e
 from regard_lab.text.ragged import pad
 from regard_lab.text.vocabulary import Vocabulary
 
-#: The weights of a recurrent decoder of what enters its first layer.
+#: The input weights of a recurrent decoder's first layer.
 _ENTERING = "decoder.weight_ih_l0"
 FORMAT, VERSION, TARGET = "regard.captioner", 1, "target.json"
-#: Tokens that are written at most, where nothing else is asked.
+#: Default maximum caption length in tokens.
 LONGEST = 50
 
 
 class Captioner:
-    """A model that writes captions, with the encoder that reads images for it.
+    """An image captioner: a caption decoder with its image encoder and vocabulary.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class Captioner:
         One of :data:`CAPTIONERS`; put into evaluation mode.
     encoder : ImageEncoder
     vocabulary : Vocabulary
-        What turns the numbers that it writes into text.
+        Decodes token ids to text.
     about : mapping, optional
-        What else is worth knowing of it, as JSON can hold it; saved with the model.
+        JSON-serializable metadata, saved with the model.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Captioner:
             ("encoder", (model.config.sources, model.config.places), (encoder.width, places)),
         ):
             if wanted != got:
-                raise rejected("Captioner", name, f"have the size that the model was made for, {wanted}", got)
+                raise rejected("Captioner", name, f"have the size in the model's config, {wanted}", got)
         self.model, self.encoder, self.vocabulary = model.eval(), encoder.eval(), vocabulary
         self.about = dict(about)
 
@@ -77,7 +77,7 @@ class Captioner:
         return next(name for name, (_, kind) in CAPTIONERS.items() if type(self.model) is kind)
 
     def save(self, folder: str | Path) -> Path:
-        """Write everything to a folder, the encoder with it; see :meth:`load`.
+        """Save the captioner, including its encoder, to a folder; see :meth:`load`.
 
         Raises
         ------
@@ -97,8 +97,8 @@ class Captioner:
         Raises
         ------
         ModelFileError
-            If a file is missing, unreadable, cut short, changed, of another format or version, or does not fit the
-            others.
+            If a file is missing, unreadable, truncated, modified, of another format or version, or inconsistent with
+            the others.
         """
         path = Path(folder) / CONFIG
         config = load_config(folder, kind=FORMAT, version=VERSION)
@@ -121,12 +121,12 @@ class Captioner:
         return nn.ModuleDict({"encoder": self.encoder, "model": self.model})
 
     def read(self, pixels: np.ndarray) -> np.ndarray:
-        """Return an image (H, W, 3) as the encoder reads it, (X, X, 3)."""
+        """Resize an image (H, W, 3) to the encoder's input size (X, X, 3)."""
         return resize_image(pixels, self.encoder.side)
 
     @torch.no_grad()
     def features(self, images: Sequence[np.ndarray]) -> Tensor:
-        """Return the features (B, S, F) of images (X, X, 3), rounded to float16 as those on disk are."""
+        """Return the features (B, S, F) of images (X, X, 3), rounded to float16 like precomputed features."""
         pixels, learning = torch.from_numpy(np.stack(images)), self.encoder.training
         self.encoder.eval()
         made = torch.cat([self.encoder(each).half() for each in pixels.split(TOGETHER)]).float()
@@ -134,21 +134,21 @@ class Captioner:
         return made
 
     def caption(self, grids: Tensor, names: Sequence[str], options: PredictionOptions) -> list[Prediction]:
-        """Return what is written for images.
+        """Return captions of images.
 
         Parameters
         ----------
         grids : Tensor (B, S, F)
-            What :meth:`features` made of them, or a file of features holds.
+            Image features, from :meth:`features` or a file of features.
         names : sequence of str
-            What the images are called.
+            Names of the images.
         options : PredictionOptions
-            Of which ``search``, ``alignment``, ``batch`` and ``precision`` count.
+            Only ``search``, ``alignment``, ``batch`` and ``precision`` are used.
 
         Returns
         -------
         list of Prediction
-            In which ``source`` is the name, and the ``alignment`` (A, T, S) is to the places of the grid, row by row.
+            ``source`` is the image name, and ``alignment`` (A, T, S) refers to grid positions in row-major order.
         """
         longest = options.search.max_length or LONGEST
         searching = replace(options.search, max_length=longest, unknown=False)
@@ -165,7 +165,7 @@ class Captioner:
 
     @torch.no_grad()
     def attention(self, grid: Tensor, captions: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the weights (A, T, S) with which captions are written for a grid (S, F)."""
+        """Return the attention weights (A, T, S) of captions on a grid (S, F)."""
         before, lengths = pad([[END, *numbers[:-1]] for numbers in captions])
         weights = self.model.align(grid[None], torch.tensor([len(grid)]), before)
         return [each[:, : int(length)] for each, length in zip(weights, lengths)]
@@ -195,7 +195,7 @@ class Captioner:
 
     @property
     def aligning(self) -> str | None:
-        """The attention map that tells where words look; None for the mean of all."""
+        """The attention map that shows where words attend; None for the mean of all maps."""
         return self.model.maps[0] if len(self.model.maps) == 1 else None
 
     @contextmanager
@@ -204,41 +204,41 @@ class Captioner:
         self.model.eval()
         lower = f"lower batch (now {options.batch}) or beams (now {options.search.beams})"
         try:
-            with fitting(f"caption: images must fit in memory, got an allocation that failed; {lower}."):
+            with fitting(f"caption: out of memory: {lower}."):
                 yield
         finally:
             self.model.train(training)
 
 
 def copy_captioner(captioner: Captioner, start: Captioner) -> None:
-    """Give a captioner the parameters of another one; hard attention may begin with those of soft attention.
+    """Copy the parameters of a start captioner; hard attention can start from soft attention.
 
-    A glimpse of the whole image may be new: its weights are 0 at first, and the captioner writes what the other wrote.
+    If the new model adds a glimpse of the whole image, its weights are initially 0, so that outputs do not change.
 
     Raises
     ------
     ValueError
-        If its encoder is another one, or its parameters have other names or shapes, or are more.
+        If the encoders differ, or the parameters have other names or shapes.
     """
     ours, theirs = (each.encoder.config for each in (captioner, start))
     if ours != theirs:
-        raise rejected("train", "start", f"be a captioner that reads by {ours}", f"one that reads by {theirs}")
+        raise rejected("train", "start", f"have the encoder {ours}", theirs)
     captioner.encoder.load_state_dict(start.encoder.state_dict())
     known = {_plain(name): tensor for name, tensor in start.model.state_dict().items()}
     taken = captioner.model.state_dict()
     for name, tensor in captioner.model.named_parameters():
         other = known.get(_plain(name))
         if name == _ENTERING and other is not None and _begins_to_glimpse(captioner, start):
-            wider = F.pad(other, (0, captioner.model.config.states))  # the glimpse is what enters last
+            wider = F.pad(other, (0, captioner.model.config.states))  # the glimpse is the last input
             other = wider if wider.shape == tensor.shape else other
         if other is None or other.shape != tensor.shape:
             got = "none" if other is None else f"of shape {tuple(other.shape)}"
-            expected = f"have parameters as the options describe them: {name} of shape {tuple(tensor.shape)}"
+            expected = f"have the parameter {name} of shape {tuple(tensor.shape)}, as in the options"
             raise rejected("train", "start", expected, got)
         taken[name] = other
     left = known.keys() - {_plain(name) for name in taken}
     if left:
-        expected = "have parameters as the options describe them, and no others"
+        expected = "have no parameters other than those in the options"
         raise rejected("train", "start", expected, ", ".join(sorted(left)[:3]))
     captioner.model.load_state_dict(taken)
 
@@ -249,7 +249,7 @@ def _begins_to_glimpse(captioner: Captioner, start: Captioner) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return a parameter's name without the layer that draws by its score."""
+    """Return a parameter's name without the hard attention layer around its score."""
     return name.replace("attending.layer.scorer.", "attending.layer.")
 
 

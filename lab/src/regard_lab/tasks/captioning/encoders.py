@@ -28,24 +28,24 @@ from regard_lab.data.images import PREPROCESSOR, ImageFileError, Images, Preproc
 from regard_lab.models.efficientnet import HEAD, SCALES, STRIDE, EfficientNetLite, read_efficientnet
 from regard_lab.models.folders import ModelFileError, brief, file_error, read_header
 
-# Encoders of images: pixels in, a grid of features out ----------------------------------------------------------------
+# Image encoders -------------------------------------------------------------------------------------------------------
 
 
-#: The encoders that are known by name; the first is what reads images by default.
+#: Encoders by name; the first is the default.
 EFFICIENTNETS, CNN = tuple(f"efficientnet-lite{number}" for number in range(len(SCALES))), "cnn"
 NAMES, SMALL_SIDE = (*EFFICIENTNETS, CNN), 64
 _LARGEST_SIDE = 2048
-#: Images that go through an encoder at once: so many fit the processor's cache.
+#: Batch size of an encoder, chosen to fit the CPU cache.
 TOGETHER = 4
 
 
 class ImageEncoder(nn.Module, ABC):
-    """A network that makes a grid of features of an image.
+    """A network that computes a grid of features from an image.
 
     Attributes
     ----------
     kind : str
-        What it is called in a configuration.
+        Its name in a configuration.
     side : int
         X.
     rows, cols : int
@@ -62,15 +62,15 @@ class ImageEncoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return features (B, S, F) of pixels (B, X, X, 3), which are 0 … 255."""
+        """Return features (B, S, F) of pixels (B, X, X, 3) from 0 to 255."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """What :func:`build_encoder` needs to rebuild it."""
+        """The configuration for :func:`build_encoder`."""
         return {"kind": self.kind, "side": self.side}
 
     def checksum(self) -> str:
-        """Return what tells features of this encoder from those of others: of its parameters and configuration."""
+        """Return a checksum of the encoder's parameters and configuration, to identify its features."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name, tensor in self.state_dict().items():
             digest.update(name.encode() + str(tuple(tensor.shape)).encode())
@@ -87,9 +87,9 @@ class EfficientNetEncoder(ImageEncoder):
     kind : str
         One of :data:`EFFICIENTNETS`.
     side : int, default 0
-        0 for that of the images that it learned from.
+        Image side in pixels; 0 for the one used in training.
     network : EfficientNetLite, optional
-        With its parameters; by default it has new ones.
+        A pretrained network; by default a new one.
     """
 
     def __init__(self, kind: str, side: int = 0, network: EfficientNetLite | None = None) -> None:
@@ -105,7 +105,7 @@ class EfficientNetEncoder(ImageEncoder):
 
 @final
 class ConvolutionalEncoder(ImageEncoder):
-    """A small network that is learned with the captioner: four convolutions of stride 2, each with a group norm.
+    """A small network trained with the captioner: four convolutions of stride 2, each with group norm.
 
     Parameters
     ----------
@@ -133,16 +133,16 @@ class ConvolutionalEncoder(ImageEncoder):
 
 @final
 class HuggingFaceEncoder(ImageEncoder):
-    """A vision model of transformers: its last rows, without class tokens, or its last map.
+    """A vision model of transformers: its last hidden states without class tokens, or its last feature map.
 
     Parameters
     ----------
     config : mapping
-        The model's, as transformers writes it.
+        The model's config, in the format of transformers.
     preparation : mapping
-        With ``mean`` and ``deviation`` of each channel of 0 … 1, and ``side``.
+        ``mean`` and ``deviation`` of each channel, for pixels from 0 to 1, and ``side``.
     model : Module, optional
-        With its parameters; by default it has new ones.
+        A pretrained model; by default a new one.
     """
 
     kind = "hugging-face"
@@ -172,23 +172,23 @@ class HuggingFaceEncoder(ImageEncoder):
         rows: Tensor = self.model(pixel_values=images).last_hidden_state
         if rows.dim() == 4:
             return _places(rows)
-        return rows[:, rows.shape[1] - math.isqrt(rows.shape[1]) ** 2 :]  # what is no patch stands before them
+        return rows[:, rows.shape[1] - math.isqrt(rows.shape[1]) ** 2 :]  # drop leading tokens that are not patches
 
 
 def open_encoder(name: str, side: int = 0) -> ImageEncoder:
-    """Return the encoder of a name, or of a folder that Hugging Face's vision models are saved in.
+    """Return an encoder by its name, or from the folder of a Hugging Face vision model.
 
     Parameters
     ----------
     name : str
         One of :data:`NAMES`, or a folder.
     side : int, default 0
-        Pixels of a side; 0 for what is usual.
+        Image side in pixels; 0 for the encoder's default.
 
     Raises
     ------
     ModelFileError
-        If a file is missing or damaged, or the folder's model makes no square grid.
+        If a file is missing or damaged, or the folder's model does not produce a square grid.
     ModuleNotFoundError
         If a package is missing.
     ValueError
@@ -204,12 +204,12 @@ def open_encoder(name: str, side: int = 0) -> ImageEncoder:
         known = ", ".join(map(repr, NAMES))
         raise rejected("train", "encoder", f"be {known}, or the folder of a vision model", repr(name), ModelFileError)
     if side:
-        raise rejected("train", "data.side", "be left out for a folder, whose model has its own", side)
+        raise rejected("train", "data.side", "be left out for a folder, which sets it", side)
     return _read_folder(Path(name))
 
 
 def efficientnet_file(name: str) -> Path:
-    """Return the file of a network's parameters that its package on PyPI holds.
+    """Return the parameter file of a network in its PyPI package.
 
     Raises
     ------
@@ -222,12 +222,12 @@ def efficientnet_file(name: str) -> Path:
 
 
 def build_encoder(config: Any, where: Path) -> ImageEncoder:
-    """Return an encoder as :attr:`ImageEncoder.config` describes it, with new parameters.
+    """Return a new encoder from an :attr:`ImageEncoder.config`.
 
     Raises
     ------
     ModelFileError
-        If it describes none; the message says that the file ``where`` does.
+        If the config is invalid; the message names the file ``where``.
     """
     kind = config.get("kind") if isinstance(config, dict) else None
     side = config.get("side") if isinstance(config, dict) else None
@@ -260,26 +260,26 @@ def _read_folder(folder: Path) -> HuggingFaceEncoder:
 
 
 def _places(maps: Tensor) -> Tensor:
-    """Return maps (B, F, rows, cols) as rows (B, S, F)."""
+    """Flatten feature maps (B, F, rows, cols) to (B, S, F)."""
     return maps.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-# Features of images on disk: computed once, in float16, and read by memory map ----------------------------------------
-# A file is one of safetensors, so that other programs can read it: a tensor ``features`` (N, S, F), and in the metadata
-# the names of the N images, what their bytes were, the grid, and the checksum of the encoder.
+# Precomputed image features on disk: float16, memory-mapped -----------------------------------------------------------
+# Files are safetensors, so that other programs can read them: a tensor ``features`` (N, S, F), with the names and
+# checksums of the N images, the grid, and the encoder's checksum in the metadata.
 #
-# Dimensions: N images, S places of the grid, F features of a place.
+# Dimensions: N images, S grid positions, F features per position.
 
 
 FORMAT = "regard.features"
-#: Bytes of a header for each name, and beside them.
-_PER_NAME, _BESIDE = 120, 4096
+#: Header bytes reserved per name, and in addition to the names.
+_PER_NAME, _FIXED = 120, 4096
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of images, read by memory map.
+    """Memory-mapped image features.
 
     Attributes
     ----------
@@ -288,7 +288,7 @@ class Features:
     marks : tuple of str
         A checksum of the bytes of each image.
     bad : tuple of str
-        Names of images that could not be used.
+        Names of unreadable images.
     rows, cols : int
     path : Path
     """
@@ -303,12 +303,12 @@ class Features:
 
     @classmethod
     def load(cls, path: str | Path, encoder: ImageEncoder) -> Features:
-        """Return the features in a file that :func:`write_features` wrote.
+        """Open a file written by :func:`write_features`.
 
         Raises
         ------
         ModelFileError
-            If it is none, is damaged, or its features were made by another encoder.
+            If the file has another format, is damaged, or comes from another encoder.
         """
         path = Path(path)
         shapes = read_header(path)
@@ -337,40 +337,40 @@ def write_features(
     say: Callable[[str], None] = print,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Compute the features of images, and write them to a file that appears whole or not at all.
+    """Compute the features of images, and write them atomically to a file.
 
     Parameters
     ----------
     path : str or Path
     images : Images
     names : sequence of str
-        Of images there.
+        Names of images in ``images``.
     encoder : ImageEncoder
     say : callable
-        Called with a line for each of the first images that cannot be used.
+        Called with a line for each of the first unreadable images.
     progress : callable, optional
-        Called with how many images are done, and of how many.
+        Called with the number of processed images, and the total.
 
     Returns
     -------
     list of str
-        The names of images that cannot be used, which are left out.
+        The names of unreadable images, which are skipped.
 
     Raises
     ------
     ValueError
-        If none can be used, or the file cannot be written.
+        If no image can be read, or the file cannot be written.
     """
     path = Path(path)
     is_new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    space = _BESIDE + sum(len(json.dumps(name)) + _PER_NAME for name in names)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    space = _FIXED + sum(len(json.dumps(name)) + _PER_NAME for name in names)
     space += -space % 8
     kept: list[tuple[str, str]] = []
     bad: list[str] = []
     try:
-        with naming(path), beside.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             file.write(bytes(8 + space))
             for some in _batches(images, names, encoder.side, bad, say):
                 pixels = torch.from_numpy(np.stack([each for _, _, each in some]))
@@ -381,12 +381,11 @@ def write_features(
                 if progress is not None:
                     progress(len(kept) + len(bad), len(names))
             if not kept:
-                got = f"none of {len(names):,}"
-                raise rejected("train", str(images.path), "have images that can be used", got, ImageFileError)
+                raise ImageFileError(f"train: none of the {len(names):,} images in {images.path} can be read.")
             _finish(file, space, kept, bad, encoder)
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if is_new:
             with suppress(OSError):
                 path.parent.rmdir()
@@ -397,7 +396,7 @@ def write_features(
 def _batches(
     images: Images, names: Sequence[str], side: int, bad: list[str], say: Callable[[str], None]
 ) -> Iterator[list[tuple[str, str, np.ndarray]]]:
-    """Yield names, checksums and pixels of some images at a time; those that cannot be used go to ``bad``."""
+    """Yield batches of names, checksums and pixels; append unreadable images to ``bad``."""
     some: list[tuple[str, str, np.ndarray]] = []
     for name in names:
         try:
@@ -405,7 +404,7 @@ def _batches(
             pixels = resize_image(decode_image(data, name, side=side, function="train"), side)
         except ImageFileError as error:
             bad.append(name)
-            say(f"left out: {str(error).removeprefix('train: ')}") if len(bad) <= 10 else None
+            say(f"skipped: {str(error).removeprefix('train: ')}") if len(bad) <= 10 else None
             continue
         some.append((name, hashlib.blake2b(data, digest_size=8).hexdigest(), pixels))
         if len(some) == TOGETHER:
@@ -416,7 +415,7 @@ def _batches(
 
 
 def _finish(file: IO[bytes], space: int, kept: list[tuple[str, str]], bad: list[str], encoder: ImageEncoder) -> None:
-    """Write the header, which tells how many images there were in the end."""
+    """Write the header with the final number of images."""
     shape = [len(kept), encoder.rows * encoder.cols, encoder.width]
     described: dict[str, Any] = {name: each for name, each in encoder.config.items() if not isinstance(each, dict)}
     about = {

@@ -1,6 +1,6 @@
 """Training of captioners: by likelihood, then by rewards.
 
-Dimensions: B sources, K draws of each, T steps.
+Dimensions: B sources, K samples per source, T steps.
 """
 
 from __future__ import annotations
@@ -44,39 +44,37 @@ if TYPE_CHECKING:
     from regard_lab.training.loop import TrainingResult
 
 
-# Learning from rewards: a model draws targets, and those that earn more than others of the source get likelier --------
+# Learning from rewards (policy gradient) ------------------------------------------------------------------------------
 
 
-#: What K targets of B sources, (B · K, T) with padding behind their end marks, earn, (B, K): of the sources' rows (B,).
+#: Returns the rewards (B, K) of K targets per source, (B · K, T) padded after their end marks, for source rows (B,).
 Reward = Callable[[Tensor, Tensor], Tensor]
 
 
 class PolicyGradientObjective(Seq2SeqObjective):
-    """Write what earns rewards, by the gradient of their expectation (Williams 1992; Rennie 2017, arXiv 1612.00563).
+    """Maximize the expected reward by policy gradient (Williams 1992; Rennie 2017, arXiv 1612.00563).
 
-    Of each source K targets y are drawn from the model. Each is compared with the mean of what the others earn (Luo
-    2020, arXiv 2003.09971)::
+    The model samples K targets y for each source. The baseline of each is the mean reward of the others (Luo 2020,
+    arXiv 2003.09971)::
 
-        −1/N Σ_k (r_k − mean of r_j over j ≠ k) Σ_t log p(y_kt),  N symbols of all that were drawn
+        −1/N Σ_k (r_k − mean of r_j over j ≠ k) Σ_t log p(y_kt),  N sampled symbols in total
 
-    p is the softmax of the logits divided by the temperature.
-
-    What is logged is what the draws earn on average, negative.
+    p is the softmax of the logits divided by the temperature. The logged loss is the negative mean reward.
 
     Parameters
     ----------
     reward : callable
-        ``reward(written, rows)`` returns what targets earn.
+        ``reward(written, rows)`` returns the rewards of targets.
     draws : int
         K, at least 2.
     longest : int
-        T: symbols of a target at most, with the end mark.
+        Maximum target length T, including the end mark.
     temperature : float, default 1.0
-        Below 1, draws are closer to what a search finds.
+        Below 1, samples are closer to the results of a search.
     likelihood : float, default 0.0
-        Weight of the loss of :class:`Seq2SeqObjective`, which is added where it is above 0.
+        Weight of the loss of :class:`Seq2SeqObjective`, added if positive.
     smoothing, guided, coverage
-        Of that.
+        As in :class:`Seq2SeqObjective`.
     """
 
     def __init__(
@@ -118,9 +116,9 @@ class PolicyGradientObjective(Seq2SeqObjective):
 def draw_targets(
     model: EncoderDecoder, source: Tensor, lengths: Tensor, draws: int, longest: int, temperature: float = 1.0
 ) -> Tensor:
-    """Return targets (B · K, T) drawn from a model, each with an end mark and padding behind it.
+    """Sample targets (B · K, T) from a model, each with an end mark followed by padding.
 
-    Draws are those of torch's generator, and a model in evaluation mode drops nothing.
+    Uses torch's global random generator. Put the model in evaluation mode to disable dropout.
 
     Examples
     --------
@@ -148,21 +146,21 @@ def draw_targets(
     return torch.stack(written, -1).flatten(0, 1)
 
 
-# From images with captions to a captioner in a folder, where what a run was asked for is kept, to go on with it -------
+# The run --------------------------------------------------------------------------------------------------------------
 
 
-#: What the features are kept in, in the folder of a run.
+#: The file of image features in a run folder.
 FEATURES = "features.safetensors"
 Progress = Callable[[int, int], None]
 
 
 class Captioning(FolderRun[CaptionOptions]):
-    """A run that learns to write captions, in a folder; parameters as :class:`FolderRun` has them.
+    """A training run of a captioner; parameters as in :class:`FolderRun`.
 
     Attributes
     ----------
     progress : callable, optional
-        Called with how many images have been read by a frozen encoder, and of how many.
+        Called with the number of images that a frozen encoder has processed, and the total.
     """
 
     progress: Progress | None = None
@@ -182,9 +180,9 @@ class Captioning(FolderRun[CaptionOptions]):
         Raises
         ------
         ValueError
-            If a file or an option is wrong, or the folder holds another run.
+            If a file or an option is invalid, or the folder holds another run.
         TrainingError
-            If training cannot go on.
+            If training fails.
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
@@ -193,9 +191,9 @@ class Captioning(FolderRun[CaptionOptions]):
         start = Captioner.load(self.options.start) if self.options.start and not resume else None
         with self._images() as images:
             learn, valid = self._captions(images)
-            torch.manual_seed(self.options.training.seed)  # an encoder that knows nothing is drawn
+            torch.manual_seed(self.options.training.seed)  # for encoders without pretrained weights
             encoder = open_encoder(self.options.encoder, self.options.data.side)
-            if start is not None:  # what does not fit is told before features are made
+            if start is not None:  # report a mismatch before computing features
                 copy_captioner(self._captioner(encoder, start.vocabulary), start)
             learn, valid, sides = self._grids(images, encoder, learn, valid)
             record = {"data": learn.checksum(), "valid": valid.checksum(), "encoder": encoder.checksum(), **here}
@@ -204,8 +202,8 @@ class Captioning(FolderRun[CaptionOptions]):
             captioner = self._captioner(encoder, vocabulary)
             learned = sum(each.numel() for each in captioner.model.parameters())
             self.say(
-                f"{self.options.kind} captioner, {learned:,} parameters learn, vocabulary of {len(vocabulary):,}, "
-                f"{self.options.encoder} with {encoder.rows} × {encoder.cols} places"
+                f"{self.options.kind} captioner, {learned:,} trainable parameters, vocabulary size "
+                f"{len(vocabulary):,}, {self.options.encoder} with {encoder.rows} × {encoder.cols} positions"
             )
             if start is not None:
                 copy_captioner(captioner, start)
@@ -219,7 +217,7 @@ class Captioning(FolderRun[CaptionOptions]):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(self.folder / TARGET, json_bytes(vocabulary.to_json()))
             files.write(files.read_record() if resume else record, self.options)
-            self.say(f"{training.steps:,} steps, {batches.per_epoch:,} batches an epoch")
+            self.say(f"{training.steps:,} steps, {batches.per_epoch:,} batches per epoch")
             targets = vocabulary.encode_all(learn.targets)
             frequencies = Frequencies.of(targets, len(vocabulary))
             if start is None:
@@ -239,30 +237,30 @@ class Captioning(FolderRun[CaptionOptions]):
                 "best": ended.best if math.isfinite(ended.best) else None,
             }
             grid: Any = captioner.model.grid
-            grid.network = None  # what learned is the encoder, which is saved by itself
+            grid.network = None  # the encoder is saved separately
             save_unbroken(lambda: captioner.save(self.folder), self.folder)
         return captioner, ended
 
     def _images(self) -> Images:
         data = self.options.data
-        for name, what in (("data", "lines of an image's file, a tab and a caption"), ("images", "a folder or a tar")):
+        for name, what in (("data", "a file of image names, tabs and captions"), ("images", "a folder or tar archive")):
             if not getattr(data, name):
-                raise rejected("train", f"data.{name}", f"be given: {what}", "none")
+                raise ValueError(f"train: --{name} is required: {what}.")
         return open_images(data.images, "train")
 
     def _captions(self, images: Images) -> tuple[Pairs, Pairs]:
-        """Return the captions to learn from and to validate with, of images that are there, in one of the two."""
+        """Return the training and validation captions of existing images; no image is in both sets."""
         data, lowercase = self.options.data, self.options.vocabularies.lowercase
         learn = self._read(data.data, images, words=data.max_length, lowercase=lowercase)
         if data.valid:
             valid = self._read(data.valid, images, words=None, lowercase=lowercase)
-            learn = self._apart(learn, {name: name for name in valid.sources}, "are also to validate with")
+            learn = self._apart(learn, {name: name for name in valid.sources}, "are also in the validation data")
         else:
             count = data.held_out
             if count == CaptionDataOptions.held_out:
                 count = min(count, max(1, len(set(learn.sources)) // 10))
             learn, valid = split_pairs(learn, count)
-            self.say(f"held out to validate: {len(set(valid.sources)):,} images")
+            self.say(f"held out for validation: {len(set(valid.sources)):,} images")
         without = len(images) - len({*learn.sources, *valid.sources})
         if without:
             name = next(each for each in images.names if each not in {*learn.sources, *valid.sources})
@@ -279,20 +277,20 @@ class Captioning(FolderRun[CaptionOptions]):
         return pairs
 
     def _apart(self, learn: Pairs, others: dict[str, str], why: str) -> Pairs:
-        """Return the captions to learn from without those of images that ``others`` names, and say so."""
+        """Return the training captions without those of the images in ``others``, and report these."""
         shared = [name for name in dict.fromkeys(learn.sources) if name in others]
         if not shared:
             return learn
         kept = [row for row, name in enumerate(learn.sources) if name not in others]
-        self.say(f"left out of those to learn from: {len(shared):,} images that {why} (the first {shared[0]!r})")
+        self.say(f"skipped in training: {len(shared):,} images that {why} (the first {shared[0]!r})")
         if not kept:
-            raise rejected("train", "valid", "have other images than data", "the same, and none is left to learn from")
-        return replace(learn.take(kept, "to learn from"), name=learn.name)
+            raise ValueError("train: the validation data contains all training images: use other images.")
+        return replace(learn.take(kept, "training"), name=learn.name)
 
     def _grids(
         self, images: Images, encoder: ImageEncoder, learn: Pairs, valid: Pairs
     ) -> tuple[Pairs, Pairs, tuple[Grids, Grids]]:
-        """Return the captions whose images can be used, and what batches read of these."""
+        """Return the captions of readable images, and the features or pixels for batches."""
         if self.options.tune != "frozen":
             sides = tuple(
                 PixelGrids(images, list(dict.fromkeys(each.sources)), encoder.side, encoder.rows * encoder.cols)
@@ -304,13 +302,13 @@ class Captioning(FolderRun[CaptionOptions]):
         learn, valid = (self._usable(each, at) for each in (learn, valid))
         marks = {features.marks[at[name]]: name for name in valid.sources}
         same = {name: marks[mark] for name in learn.sources if (mark := features.marks[at[name]]) in marks}
-        learn = self._apart(learn, same, "are the same, byte for byte, as some to validate with")
+        learn = self._apart(learn, same, "are identical to validation images")
         index = [np.array([at[name] for name in dict.fromkeys(each.sources)]) for each in (learn, valid)]
         ours, theirs = (FeatureGrids(features.values, each, features.rows, features.cols) for each in index)
         return learn, valid, (ours, theirs)
 
     def _features(self, images: Images, encoder: ImageEncoder, names: list[str]) -> Features:
-        """Return the features of images: those on disk, or new ones where some are missing there."""
+        """Return the image features from disk; compute them if any are missing."""
         path = Path(self.options.data.features or self.folder / FEATURES)
         if path.exists():
             features = Features.load(path, encoder)
@@ -318,20 +316,20 @@ class Captioning(FolderRun[CaptionOptions]):
             if not missing:
                 self.say(f"{path}: features of {len(features.names):,} images")
                 return features
-            self.say(f"{path}: {len(missing):,} images are not in it (the first {missing[0]!r}): it is made anew")
+            self.say(f"{path}: lacks {len(missing):,} images (the first {missing[0]!r}): computing features again")
             names = [name for name in images.names if name in {*names, *features.names}]
-        self.say(f"features of {len(names):,} images go to {path}")
+        self.say(f"computing features of {len(names):,} images: {path}")
         wanted = set(names)
-        ordered = [name for name in images.names if name in wanted]  # as they are read fastest
+        ordered = [name for name in images.names if name in wanted]  # the fastest order to read
         bad = write_features(path, images, ordered, encoder, say=self.say, progress=self.progress)
         if bad:
-            self.say(f"left out: {len(bad):,} of {len(names):,} images, which cannot be used")
+            self.say(f"skipped: {len(bad):,} of {len(names):,} images, which cannot be read")
         return Features.load(path, encoder)
 
     def _usable(self, pairs: Pairs, known: dict[str, int]) -> Pairs:
         rows = [row for row, name in enumerate(pairs.sources) if name in known]
         if not rows:
-            raise rejected("train", pairs.name, "have images that can be used", "none")
+            raise ValueError(f"train: none of the images in {pairs.name} can be read.")
         return pairs if len(rows) == len(pairs) else replace(pairs.take(rows, "usable"), name=pairs.name)
 
     def _begun(
@@ -342,12 +340,12 @@ class Captioning(FolderRun[CaptionOptions]):
         resume: bool,
         vocabulary: Vocabulary | None,
     ) -> Vocabulary:
-        """Return the vocabulary that the run began with, or a new one that it begins with."""
+        """Return the resumed run's vocabulary, or a new one."""
         if resume:
             begun = files.read_record()
             for name, what in (("data", "captions"), ("valid", "captions"), ("encoder", "encoder")):
                 if begun.get(name) != record[name]:
-                    raise rejected("resume", name, f"be the {what} that the run began with", "others")
+                    raise rejected("resume", name, f"be the {what} of the original run", "others")
             restore_conditions(begun, record, self.say)
             return Vocabulary.from_json(files.read_table(TARGET), str(self.folder / TARGET))
         from regard_lab.text.vocabulary import SubwordVocabulary
@@ -379,7 +377,7 @@ class Captioning(FolderRun[CaptionOptions]):
         return CaptionBatches(grids, captions, owners, mirror=mirror, **each)
 
     def _objective(self, captioner: Captioner, learn: Pairs, targets: Ragged) -> Seq2SeqObjective:
-        """Return what is learned: the captions of people, or what earns rewards."""
+        """Return the training objective: likelihood of reference captions, or rewards."""
         training, reward = self.options.training, self.options.reward
         guided = captioner.model.maps[0] if training.coverage and captioner.model.maps else ""
         others: dict[str, Any] = {
@@ -396,7 +394,7 @@ class Captioning(FolderRun[CaptionOptions]):
         return PolicyGradientObjective(earned, reward.draws, longest, reward.temperature, reward.likelihood, **others)
 
     def _score(self, captioner: Captioner, valid: Pairs, grids: Grids) -> Callable[[Any], dict[str, float]]:
-        """Return what a validation asks beside the loss: greedy search for some of the held-out images."""
+        """Return the validation metrics: scores of greedy decoding on some held-out images."""
         references = list(valid.references().items())[: self.options.training.validate_most]
         options = PredictionOptions(SearchOptions(beams=1, max_length=LONGEST))
         names, listed = [name for name, _ in references], [each for _, each in references]

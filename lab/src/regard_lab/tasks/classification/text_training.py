@@ -1,4 +1,4 @@
-"""Training of classifiers of texts, adversarial training included.
+"""Training of text classifiers, with optional adversarial training.
 
 Dimensions: B batch, L tokens, W width of their vectors.
 """
@@ -39,15 +39,15 @@ from regard_lab.training.run import place
 
 
 class AdversarialLabels(ClassificationObjective):
-    """Name the label of each text, and of its vectors moved uphill (Goodfellow 2015; Miyato 2017, arXiv 1605.07725).
+    """Cross-entropy of labels with adversarial training (Goodfellow 2015; Miyato 2017, arXiv 1605.07725).
 
     For a text with vectors x (L, W) and label y::
 
         g = ∇ₓ ℓ(x, y)        r = ε ‖x‖ g / ‖g‖        cost = (ℓ(x, y) + ℓ(x + r, y)) / 2
 
-    where r counts as a constant, and norms are over all tokens of the text that have an influence. The vectors are what
-    filters read, where a classifier has some, and otherwise what its embedding gives. Behind the vectors a step takes
-    two passes forward and three backward, in place of one each. Validation knows nothing of it.
+    r is treated as a constant, and norms are over all tokens of the text that affect the loss. The vectors x are the
+    inputs of the filters, if the classifier has any, otherwise the token embeddings. From x on, a step takes two
+    forward and three backward passes instead of one each. Validation is not affected.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class AdversarialLabels(ClassificationObjective):
     step : float
         ε, the length of r as a share of the length of x.
     smoothing : float, default 0.0
-        As :class:`~regard_lab.tasks.classification.training.ClassificationObjective` has it.
+        As in :class:`~regard_lab.tasks.classification.training.ClassificationObjective`.
     """
 
     def __init__(self, labels: Sequence[str], step: float, smoothing: float = 0.0) -> None:
@@ -74,7 +74,7 @@ class AdversarialLabels(ClassificationObjective):
 
 
 class _Moved(nn.Module, ABC):
-    """A classifier that keeps a batch's vectors, and then reads them moved."""
+    """A classifier that stores the vectors of a batch, and can run again with perturbed vectors."""
 
     model: Head
     vectors: Tensor
@@ -85,32 +85,32 @@ class _Moved(nn.Module, ABC):
         self.model = model
 
     def see(self, vectors: Tensor) -> Tensor:
-        """Return vectors as they are to be read."""
+        """Store the vectors in the first pass; perturb them in the second."""
         if self.by is not None:
             return vectors + self.by.to(vectors.dtype)
-        # Where all that made them is frozen, they have no gradient yet.
+        # If everything below is frozen, the vectors do not require a gradient yet.
         self.vectors = vectors if vectors.requires_grad else vectors.detach().requires_grad_()
         return self.vectors
 
     @abstractmethod
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
-        """Return the logits of the labels."""
+        """Return the label logits."""
 
 
 class _Filtered(_Moved):
-    """Its vectors are what filters read, which is made once."""
+    """Perturbs the inputs of the filters, which are computed only once."""
 
     model: SequenceClassifier
-    keep: Tensor | None = None
+    attention_mask: Tensor | None = None
 
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
         if self.by is None:
-            self.vectors, self.keep = self.model.read(tokens, **inputs)
-        return self.model.score(self.see(self.vectors), self.keep)
+            self.vectors, self.attention_mask = self.model.read(tokens, **inputs)
+        return self.model.score(self.see(self.vectors), self.attention_mask)
 
 
 class _Embedded(_Moved):
-    """Its vectors are what its embedding gives."""
+    """Perturbs the token embeddings."""
 
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
         hook = self.model.model.embedding.register_forward_hook(lambda *given: self.see(given[2]))
@@ -121,9 +121,9 @@ class _Embedded(_Moved):
 
 
 def uphill(rows: Tensor, gradient: Tensor, step: float) -> Tensor:
-    """Return what moves each text's rows (B, L, W) along its gradient, a share ``step`` of their length.
+    """Return the perturbation of each text's rows (B, L, W) along its gradient, of ``step`` times their norm.
 
-    Rows without a gradient are padding, and count for nothing; a text without any stays where it is.
+    Rows without a gradient are padding and do not count. A text without gradients is not perturbed.
 
     Examples
     --------
@@ -133,17 +133,17 @@ def uphill(rows: Tensor, gradient: Tensor, step: float) -> Tensor:
     """
     rows, gradient = rows.detach().float(), gradient.float()
     counts = (gradient != 0).any(-1, keepdim=True)
-    # Gradients may be so small that their squares are not told from 0.
+    # Squares of small gradients may underflow.
     slope = gradient / gradient.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     length, steepness = (each.square().sum((1, 2), keepdim=True).sqrt() for each in (rows * counts, slope))
     return step * length * slope / steepness.clamp(min=1)  # one element is ±1, or all are 0
 
 
-# From texts with labels to a classifier in a folder -------------------------------------------------------------------
+# The run --------------------------------------------------------------------------------------------------------------
 
 
 class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextClassifier]):
-    """A run in a folder that learns labels of texts; parameters as :class:`ClassificationRun` has them."""
+    """A training run of a text classifier; parameters as in :class:`ClassificationRun`."""
 
     kind = ClassificationOptions
 
@@ -154,7 +154,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
     def sources(self) -> tuple[str, str, float]:
         data = self.options.data
         if not data.data:
-            raise rejected("train", "data", "be given: lines of text, tab, label", "none")
+            raise ValueError("train: --data is required: lines of text, tab, label.")
         return data.data, data.valid, data.held_out
 
     def read(self, source: str, function: str = "train") -> LabelledTexts:
@@ -166,7 +166,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         tokenizer = self._tokenizer(learn) if not resume and place()[0] == 0 else Tokenizer.load(self.folder)
         torch.manual_seed(self.options.training.seed)
         model, before = self._model(tokenizer, names)
-        if before is None:  # a classifier goes on to read texts as it did
+        if before is None:  # an existing classifier keeps its special tokens
             tokenizer = surrounded(model.model, tokenizer)
         self._describe(model, tokenizer)
         length = self._length(model, say=not resume)
@@ -192,7 +192,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         return AdversarialLabels(names, training.adversarial, training.label_smoothing)
 
     def _tokenizer(self, learn: LabelledTexts) -> Tokenizer:
-        """Return the tokenizer of the model to begin with, or of a folder, or one that is learned from the texts."""
+        """Return the start model's tokenizer, one from a folder, or a new one trained on the texts."""
         options = self.options.tokenizer
         if self.options.start:
             return Tokenizer.load(self.options.start)
@@ -209,7 +209,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         return made
 
     def _model(self, tokenizer: Tokenizer, names: list[str]) -> tuple[SequenceClassifier, Head | None]:
-        """Return the classifier to train, of which as much learns as was asked for, and the one that it begins with."""
+        """Return the classifier to train, with parameters frozen by the option ``tune``, and the start classifier."""
         options = self.options
         if not options.start:
             trunk = KINDS[options.kind][1](options.model_config(len(tokenizer)))
@@ -221,11 +221,11 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         check_tokenizer(trunk, tokenizer, "train", options.start)
         before = loaded if isinstance(loaded, SequenceClassifier) else None
         how = options.head
-        if before is not None and how == HeadOptions() and before.filters:  # nobody asked for another head
+        if before is not None and how == HeadOptions() and before.filters:  # default options: keep the head
             how = HeadOptions(**before.filtering)
         trunk = bare(trunk, options.model, with_pooler=not how.filters)
         if before is not None and (before.filtering != how.filtering or before.problem != "single_label"):
-            before = None  # its head is another one
+            before = None  # the heads differ
         scored = before.output if before is not None and before.labels == tuple(names) else None
         model = self._classifier(trunk, names, how, bias=scored is None or scored.bias is not None)
         if before is not None and before.windows is not None and model.windows is not None:
@@ -238,11 +238,11 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         elif options.tune == "lora":
             if not trunk.blocks:
                 raise rejected(
-                    "train", "tune", "be 'full', 'embedding' or 'frozen' where the model has no blocks", "'lora'"
+                    "train", "tune", "be 'full', 'embedding' or 'frozen' for a model without blocks", "'lora'"
                 )
             add_lora(model.model, options.lora.rank, options.lora.alpha, dropout=options.lora.dropout)
         if isinstance(model.model, EncoderLM) and model.model.pooler is not None:
-            model.model.pooler.requires_grad_(True)  # it belongs to the head: no language model needs one
+            model.model.pooler.requires_grad_(True)  # the pooler belongs to the head
         return model.train(), loaded if isinstance(loaded, Head) else None
 
     def _classifier(
@@ -257,21 +257,21 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         kind = "decoder" if isinstance(model.model, DecoderLM) else "encoder"
         counts = [(each.numel(), each.requires_grad) for each in model.parameters()]
         learned, count = sum(n for n, learns in counts if learns), sum(n for n, _ in counts)
-        which = "" if learned == count else f", of which {learned:,} learn"
-        self.say(f"{kind}, {count:,} parameters{which}, vocabulary of {len(tokenizer):,}")
+        which = "" if learned == count else f" ({learned:,} trainable)"
+        self.say(f"{kind}, {count:,} parameters{which}, vocabulary size {len(tokenizer):,}")
 
     def _length(self, model: SequenceClassifier, say: bool) -> int:
         asked = self.options.data.length
         length = readable_length(model.model, asked)
         if length < asked and say:
-            self.say(f"of a text {length:,} tokens are read at most: the model has learned no more positions")
+            self.say(f"texts are truncated to {length:,} tokens, the number of learned positions")
         return length
 
     def _inputs(self, texts: LabelledTexts, model: SequenceClassifier, tokenizer: Tokenizer, length: int) -> Inputs:
         layout = input_layout(model.model, tokenizer)
         inputs = layout.read(tokenizer, texts.texts, texts.others, length=length)
         if cut := int(inputs.cut.sum()):
-            self.say(f"{texts.name}: {cut:,} of {len(texts):,} texts were cut to {length:,} tokens")
+            self.say(f"{texts.name}: truncated {cut:,} of {len(texts):,} texts to {length:,} tokens")
         return inputs
 
     def _batches(self, inputs: Inputs, labels: Any) -> LabelBatches:

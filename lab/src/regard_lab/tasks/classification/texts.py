@@ -262,8 +262,8 @@ class TokenLabeller:
         alike = isinstance(self.model, HostedTokenClassifier)
         for rows in length_batches(inputs.tokens.lengths.tolist(), batch, alike=alike):
             numbers, lengths = inputs.tokens.padded(np.array(rows))
-            keep = torch.arange(numbers.shape[1]) < lengths[:, None]
-            logits = self.model(numbers.to(device), keep=None if bool(keep.all()) else keep.to(device))
+            real = torch.arange(numbers.shape[1]) < lengths[:, None]
+            logits = self.model(numbers.to(device), attention_mask=None if bool(real.all()) else real.to(device))
             for row, shares in zip(rows, logits.float().softmax(-1).cpu()):
                 spans = self.tokenizer.spans(texts[row])[: len(inputs.tokens[row]) - around]
                 read = slice(before, before + len(spans))

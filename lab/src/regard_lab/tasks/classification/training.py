@@ -1,4 +1,4 @@
-"""Training of classifiers: metrics, objective and the run that texts and images share."""
+"""Training of classifiers: metrics, objective, and the training run shared by texts and images."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from regard_lab.training.objectives import Examples
 
 
-# How well labels are named: accuracy, F1 and Matthews' correlation, of a matrix of counts -----------------------------
+# Metrics --------------------------------------------------------------------------------------------------------------
 
 
 def classification_metrics(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, float]:
-    """Return accuracy, F1 and Matthews' correlation coefficient, by scikit-learn.
+    """Return accuracy, F1 and Matthews correlation coefficient, computed by scikit-learn.
 
     Parameters
     ----------
     confusion : ndarray (C, C)
-        How often each label, in rows, was named each label, in columns.
+        Confusion matrix: rows are true labels, columns predicted labels.
     labels : sequence of C str
 
     Returns
     -------
     dict
-        ``accuracy``; ``f1``, the mean of all labels that occur (macro F1); of two labels also ``f1_positive``, that of
-        the second; ``matthews`` (Matthews 1975; of more labels Gorodkin 2004), 0 where one label alone was named.
+        ``accuracy``; ``f1``, the macro average over labels that occur; ``f1_positive`` of the second label if there are
+        two; ``matthews`` (Matthews 1975; for more labels Gorodkin 2004), 0 if all predictions are the same label.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def classification_metrics(confusion: np.ndarray, labels: Sequence[str]) -> dict
     return metrics
 
 
-# What classifiers learn: the label of each example --------------------------------------------------------------------
+# Objective ------------------------------------------------------------------------------------------------------------
 # Dimensions: B batch, C labels.
 
 
@@ -74,24 +74,24 @@ class LabelledBatch(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """The number of each example's label, (B,)."""
+        """The label ids, (B,)."""
 
     @property
     def targets(self) -> Tensor:
-        """What is learned: those numbers, or probabilities of labels (B, C)."""
+        """The training targets: label ids (B,), or label probabilities (B, C)."""
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Return the logits (B, C) that a classifier makes of the examples."""
+        """Return a classifier's logits (B, C) for the examples."""
 
 
 class ClassificationObjective(Objective):
-    """Name the label of each example: the cross-entropy of labels.
+    """Cross-entropy of labels.
 
     Parameters
     ----------
     labels : sequence of C str
     smoothing : float, default 0.0
-        The share of the probability that goes to all labels alike, in training.
+        Label smoothing in training.
     """
 
     def __init__(self, labels: Sequence[str], smoothing: float = 0.0) -> None:
@@ -103,7 +103,7 @@ class ClassificationObjective(Objective):
         return Loss(value, float(value.detach()), len(logits))
 
     def validation(self, model: nn.Module, batch: LabelledBatch) -> Tensor:
-        """Return the sum of the costs, the count, and how often each label was named each, (2 + C²,)."""
+        """Return the sum of the losses, the count, and the flattened confusion matrix, (2 + C²,)."""
         logits = batch.logits(model).double()
         cost, C = F.cross_entropy(logits, batch.labels, reduction="sum"), len(self.labels)
         named = torch.bincount(C * batch.labels + logits.argmax(1), minlength=C * C)
@@ -114,25 +114,25 @@ class ClassificationObjective(Objective):
         return classification_metrics(np.array(counts).round().astype(np.int64).reshape(C, C), self.labels)
 
 
-# From examples with labels to a classifier in a folder, where what a run was asked for is kept, to go on with it ------
+# The run --------------------------------------------------------------------------------------------------------------
 
 
 class Classifier(Protocol):
-    """A model with what it needs to read examples, as a folder holds them."""
+    """A model with its preprocessing, which can be saved to a folder."""
 
     def save(self, folder: str | Path) -> None:
         """Write it to a folder."""
 
 
 class TrainingBatches(Protocol):
-    """Batches to learn from, any one at any time."""
+    """Training batches with random access."""
 
     @property
     def per_epoch(self) -> int:
-        """How many batches an epoch has."""
+        """The number of batches per epoch."""
 
     def batch(self, number: int) -> Any:
-        """Return the batch of this number."""
+        """Return batch ``number``."""
 
 
 _O = TypeVar("_O", bound=ClassifierOptions)
@@ -142,20 +142,20 @@ _C = TypeVar("_C", bound=Classifier)
 
 @dataclass(frozen=True)
 class Prepared(Generic[_C]):
-    """What a run trains.
+    """A model and its batches, ready to train.
 
     Attributes
     ----------
     model : Module
     batches : TrainingBatches
     checks : sequence of batches
-        To validate with.
+        Validation batches.
     rate : float
-        The learning rate that suits the model.
+        Default learning rate of the model.
     finish : callable
-        Returns the classifier, when the model is trained.
+        Called after training; returns the classifier.
     begin : callable
-        Writes to the folder, before training, what :meth:`ClassificationRun.prepare` needs to resume.
+        Called before training; writes to the folder what :meth:`ClassificationRun.prepare` needs to resume.
     """
 
     model: nn.Module
@@ -167,7 +167,7 @@ class Prepared(Generic[_C]):
 
 
 class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
-    """A run that learns labels, in a folder; parameters as :class:`FolderRun` has them."""
+    """A training run of a classifier; parameters as in :class:`FolderRun`."""
 
     #: The type of the options.
     kind: ClassVar[type[Any]]
@@ -182,14 +182,14 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
 
     @abstractmethod
     def sources(self) -> tuple[str, str, float]:
-        """Return where examples to learn from and to validate with come from, and else the share that is held out."""
+        """Return the sources of training and validation examples, and the share to hold out without the latter."""
 
     @abstractmethod
     def prepare(self, learn: _L, valid: _L, names: list[str], resume: bool) -> Prepared[_C]:
         """Return the model and its batches."""
 
     def objective(self, names: list[str]) -> ClassificationObjective:
-        """Return what is learned."""
+        """Return the training objective."""
         return ClassificationObjective(names, self.options.training.label_smoothing)
 
     def train(self, *, resume: bool = False, callbacks: Iterable[Callback] = ()) -> tuple[_C, TrainingResult]:
@@ -198,9 +198,9 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
         Raises
         ------
         ValueError
-            If a file or an option is wrong, or the folder holds another run.
+            If a file or an option is invalid, or the folder holds another run.
         TrainingError
-            If training cannot go on.
+            If training fails.
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
@@ -210,8 +210,8 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
         record = {"data": learn.checksum(), "valid": valid.checksum(), **here}
         names = learn.names()
         if len(names) < 2:
-            raise rejected("train", learn.name, "have two labels or more", f"one: {names[0]!r}, of all {learn.noun}s")
-        valid.numbers(names)  # raises for labels that are not learned
+            raise rejected("train", learn.name, "have at least two labels", f"only {names[0]!r}")
+        valid.numbers(names)  # raises for unknown labels
         if resume:
             self._check(files.read_record(), record, learn.noun)
         elif place()[0]:
@@ -221,7 +221,8 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
         self.options = self.options.with_changes({"training": planned})
         training = self.options.training
         self.say(
-            f"{training.steps:,} steps, {made.batches.per_epoch:,} batches an epoch, rate {training.learning_rate:.3g}"
+            f"{training.steps:,} steps, {made.batches.per_epoch:,} batches per epoch, learning rate "
+            f"{training.learning_rate:.3g}"
         )
         if place()[0] == 0:
             if not resume:
@@ -233,11 +234,11 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
         if ended.reason != "interrupt" and place()[0] == 0:
             save_unbroken(lambda: classifier.save(self.folder), self.folder)
         if training.metric == "accuracy" and ended.best <= valid.majority()[1]:
-            self.say("It is right no more often than naming the most frequent label would be.")
+            self.say("The accuracy is no better than always predicting the most frequent label.")
         return classifier, ended
 
     def _examples(self, report: bool) -> tuple[_L, _L]:
-        """Return the examples to learn from, and those to validate with."""
+        """Return the training and validation examples."""
         source, other, share = self.sources()
         learn = self.read(source)
         self._report(learn, report)
@@ -247,7 +248,7 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
             return learn, valid
         learn, valid = split_labelled(learn, share, seed=self.options.training.seed)
         if report:
-            self.say(f"held out: {len(valid):,} {learn.noun}s")
+            self.say(f"held out for validation: {len(valid):,} {learn.noun}s")
         return learn, valid
 
     def _report(self, examples: Labelled, report: bool) -> None:
@@ -255,9 +256,9 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
             self.say(line)
 
     def _check(self, begun: dict[str, Any], record: dict[str, Any], noun: str) -> None:
-        """Raise where the examples are not those that the run began with; go on under its conditions."""
+        """Raise if the examples differ from the original run's; restore its conditions."""
         for name in ("data", "valid"):
             if begun[name] != record[name]:
-                changed = name if self.sources()[1] else "data"  # of which some were held out
-                raise rejected("resume", changed, f"be the {noun}s that the run began with", "others")
+                changed = name if self.sources()[1] else "data"  # the validation data is held out from it
+                raise rejected("resume", changed, f"be the {noun}s of the original run", "others")
         restore_conditions(begun, record, self.say)

@@ -1,6 +1,6 @@
-"""A model of masked tokens with its tokenizer, as a folder holds them: texts with masks in, tokens for each mask out.
+"""Fill masks in texts with a masked language model from a model folder.
 
-Dimensions: B batch, L tokens, M masks, N vocabulary.
+Dimensions: B batch, L tokens, M masks, N vocabulary size.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from regard_lab.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that may stand at a mask.
+    """A predicted token for a mask.
 
     Attributes
     ----------
     token : str
-        As pictures show it: ``▁`` is a space.
+        For display: ``▁`` is a space.
     number : int
-        Of the token.
+        The token id.
     probability : float
-        Among all tokens of the model.
+        Softmax probability over the model's vocabulary.
     """
 
     token: str
@@ -44,15 +44,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FilledText:
-    """What may stand at the masks of a text.
+    """Predicted tokens for the masks of a text.
 
     Attributes
     ----------
     text : str
     masks : tuple of tuple of Candidate
-        Of each mask in turn, the likeliest first.
+        For each mask in order, the most likely candidate first.
     filled : str
-        The text with the likeliest token at each mask, decoded by the tokenizer.
+        The decoded text with the most likely token at each mask.
     """
 
     text: str
@@ -61,19 +61,20 @@ class FilledText:
 
 
 class MaskFiller:
-    """A model that names masked tokens, with its tokenizer.
+    """A masked language model with its tokenizer.
 
     Parameters
     ----------
     model : EncoderLM or HostedMaskedLM
     tokenizer : Tokenizer
     function : str
-        What error messages begin with.
+        Prefix of error messages.
 
     Raises
     ------
     ValueError
-        If the model has no head that scores tokens, or the tokenizer no mask, or more tokens than the model.
+        If the model has no masked-language-model head, or if the tokenizer has no mask token or more tokens than the
+        model.
 
     Examples
     --------
@@ -87,10 +88,10 @@ class MaskFiller:
 
     def __init__(self, model: EncoderLM | HostedMaskedLM, tokenizer: Tokenizer, function: str = "MaskFiller") -> None:
         if isinstance(model, EncoderLM) and model.masked_head is None:
-            expected = "have a head that names masked tokens: a folder of ...ForMaskedLM has one"
+            expected = "have a masked-language-model head, as ...ForMaskedLM folders have"
             raise rejected(function, "model", expected, "an encoder without one")
         if tokenizer.mask is None:
-            expected = "have a tokenizer with a mask, which tokenizer_config.json calls mask_token"
+            expected = "have a tokenizer with a mask_token in tokenizer_config.json"
             raise rejected(function, "model", expected, f"a {tokenizer!r} without one")
         check_tokenizer(model, tokenizer, function, "model")
         self.model, self.tokenizer, self.function = model, tokenizer, function
@@ -98,41 +99,41 @@ class MaskFiller:
 
     @classmethod
     def load(cls, folder: str | Path, function: str = "load") -> Self:
-        """Return the model and the tokenizer in a folder, of ours or of Hugging Face.
+        """Load the model and tokenizer from a regard or Hugging Face folder.
 
         Raises
         ------
         ModelFileError, ValueError
-            If there is no such model, its files are damaged, or it names no masked tokens.
+            If there is no such model, its files are damaged, or it is not a masked language model.
         """
-        what = "a model that names masked tokens, such as BERT"
+        what = "a masked language model, such as BERT"
         kinds: tuple[type[EncoderLM | HostedMaskedLM], ...] = (EncoderLM, HostedMaskedLM)
         return cls(*load_with_tokenizer(folder, kinds, what, function, torch.float32), function)
 
     @property
     def mask(self) -> str:
-        """How texts spell the mask, such as ``[MASK]``."""
+        """The mask token as text, such as ``[MASK]``."""
         return self.tokenizer.decode([self._mask], specials=True)
 
     @torch.no_grad()
     def fill(
         self, texts: Sequence[str], *, top: int = 5, batch: int = 128, names: Sequence[str] | None = None
     ) -> list[FilledText]:
-        """Return the likeliest tokens for each mask of each text, as transformers' fill-mask pipeline finds them.
+        """Return the most likely tokens for each mask, with the same results as transformers' fill-mask pipeline.
 
-        Names of special tokens in a text, such as ``[MASK]`` and ``[SEP]``, are read as these tokens. Each mask is
-        filled by itself: what stands at the others stays masked.
+        Special tokens in a text, such as ``[MASK]`` and ``[SEP]``, are parsed. Each mask is predicted independently:
+        the other masks stay masked.
 
         Parameters
         ----------
         texts : sequence of str
-            Each with one mask at least.
+            Each with at least one mask.
         top : int, default 5
-            Tokens for each mask.
+            Candidates per mask.
         batch : int, default 128
-            Texts at once.
+            Batch size, in texts.
         names : sequence of str, optional
-            What errors call the texts.
+            Names of the texts in error messages.
 
         Raises
         ------
@@ -148,17 +149,17 @@ class MaskFiller:
         alike = isinstance(self.model, HostedMaskedLM)
         for rows in length_batches(tokens.lengths.tolist(), batch, alike=alike):
             numbers, lengths = tokens.padded(np.array(rows))
-            keep = torch.arange(numbers.shape[1]) < lengths[:, None]
-            at = (numbers == self._mask) & keep
-            given = None if bool(keep.all()) else keep.to(device)
-            shares = self._logits(numbers.to(device), given, at.to(device)).float().softmax(-1).cpu()  # (M, N)
+            real = torch.arange(numbers.shape[1]) < lengths[:, None]
+            at = (numbers == self._mask) & real
+            attention_mask = None if bool(real.all()) else real.to(device)
+            shares = self._logits(numbers.to(device), attention_mask, at.to(device)).float().softmax(-1).cpu()  # (M, N)
             found = iter(self._candidates(shares, top))
             for row, masks in zip(rows, at.sum(1).tolist()):
                 made[row] = self._filled(texts[row], tokens[row], tuple(next(found) for _ in range(masks)))
         return [each for each in made if each is not None]
 
     def _read(self, texts: Sequence[str], names: Sequence[str]) -> Ragged:
-        """Return the tokens of texts, each of which has a mask and fits the model."""
+        """Tokenize texts; raise if one has no mask or is too long for the model."""
         tokens, config = self.tokenizer.encode_all(texts, specials=True, parse_specials=True), self.model.config
         for row, name in enumerate(names):
             if self._mask not in tokens[row]:
@@ -169,14 +170,14 @@ class MaskFiller:
                 raise rejected(self.function, name, expected, f"{len(tokens[row]):,}")
         return tokens
 
-    def _logits(self, numbers: Tensor, keep: Tensor | None, at: Tensor) -> Tensor:
-        """Return the logits (M, N) of all tokens at the masks."""
+    def _logits(self, numbers: Tensor, attention_mask: Tensor | None, at: Tensor) -> Tensor:
+        """Return the logits (M, N) at the masks."""
         if isinstance(self.model, HostedMaskedLM):
-            return self.model(numbers, keep=keep)[at]
-        return self.model.logits(self.model(numbers, keep=keep)[at])
+            return self.model(numbers, attention_mask=attention_mask)[at]
+        return self.model.logits(self.model(numbers, attention_mask=attention_mask)[at])
 
     def _candidates(self, shares: Tensor, top: int) -> list[tuple[Candidate, ...]]:
-        """Return the likeliest tokens by the probabilities (M, N) of all: of those that the tokenizer can write."""
+        """Return the most likely tokens by their probabilities (M, N), among those in the tokenizer."""
         best = shares[:, : len(self.tokenizer)].topk(min(top, len(self.tokenizer)))
         return [
             tuple(map(Candidate, self.tokenizer.tokens(numbers), numbers, probabilities))

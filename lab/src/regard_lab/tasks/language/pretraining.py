@@ -56,15 +56,15 @@ class NextTokens(Objective):
     Parameters
     ----------
     separate : bool
-        Whether rows have several documents, which do not see each other.
+        Whether rows hold several documents, which do not attend to each other.
     smoothing : float, default 0.0
-        The share of the probability that goes to other tokens.
+        Label smoothing.
     bytes_per_token : float, default NaN
-        Of the text to validate with.
+        Of the validation text.
     sampled : SampledSoftmax, optional
-        Chooses what tokens are told apart from, in training.
+        Samples negative tokens in training, instead of the full softmax.
     both_ways : bool, default False
-        Whether each row is read backward in every other step, about: its tokens are predicted from those behind them.
+        Read each row backward in about half of the steps, predicting each token from the ones after it.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class NextTokens(Objective):
         return _sums(log_likelihood, count)
 
     def metrics(self, loss: float, counts: Sequence[float] = ()) -> dict[str, float]:  # noqa: ARG002
-        told = {"perplexity": math.exp(min(loss, 700.0))}
+        metrics = {"perplexity": math.exp(min(loss, 700.0))}
         if not math.isnan(self.bytes_per_token):
-            told["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
-        return told
+            metrics["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return metrics
 
     def _cost(
         self, model: nn.Module, batch: LanguageBatch, smoothing: float, sampled: SampledSoftmax | None = None
@@ -114,12 +114,12 @@ class MaskedTokens(Objective):
     Parameters
     ----------
     tokenizer : Tokenizer
-        With a number for the mask.
+        With a mask token.
     share : float, default 0.15
-        Of the tokens.
+        Share of tokens to mask.
     whole_words : bool, default False
     sampled : SampledSoftmax, optional
-        Chooses what tokens are told apart from, in training.
+        Samples negative tokens in training, instead of the full softmax.
     """
 
     def __init__(
@@ -253,25 +253,25 @@ def token_vectors(
     seed: int = 0,
     say: Callable[[str], None] = print,
 ) -> Tensor:
-    """Return a vector for each token, from which the tokens around it are told apart from others.
+    """Train skip-gram token vectors with negative sampling (Mikolov 2013).
 
-    For a token c, its neighbours o and tokens n that are drawn by their frequency to the power 0.75, the cost is::
+    For a token c, its neighbors o, and negative tokens n sampled by frequency to the power 0.75, the loss is::
 
-        −Σ_o log σ(u_o · v_c) − k/m Σ_n log σ(−u_n · v_c),   m draws, which stand for k of each neighbour
+        −Σ_o log σ(u_o · v_c) − k/m Σ_n log σ(−u_n · v_c),   m samples, weighted as k per neighbor
 
-    whose gradient is followed from token to token at a rate that falls to 0. Frequent tokens are left out at random
-    (Mikolov 2013). What is returned is v, scaled to a root mean square of 0.3; tokens that the text does not have stay
-    as they are drawn. The same text, options and seed give the same vectors on one machine.
+    It is minimized by SGD, one token at a time, with a learning rate that decreases to 0. Frequent tokens are skipped
+    at random. The result is v, scaled to a root mean square of 0.3; tokens that do not occur keep their initial
+    vectors. The same text, options and seed give the same vectors on one machine.
 
     Parameters
     ----------
     shards : TokenShards
-        No token has neighbours in another document.
+        Neighbors never cross document boundaries.
     width : int
         E.
     options : SkipGramOptions
     skip : tuple of int
-        Tokens that are no text, such as marks of ends.
+        Special tokens to ignore.
     seed : int, default 0
     say : callable
         Called with a line for each pass.
@@ -384,21 +384,21 @@ def _kernel() -> Any:
     return learn
 
 
-# From text to a language model in a folder, where everything that a run was asked for is kept, to go on with it -------
+# The run --------------------------------------------------------------------------------------------------------------
 
 
-#: Where a run keeps its tokens: what is to learn from, and what to validate with.
+#: Subfolders of a run with the training and validation tokens.
 LEARN, VALID = "tokens/learn", "tokens/valid"
-#: Characters that a tokenizer is learned from at most.
+#: The most characters to train a tokenizer on.
 _CHARACTERS = 1 << 28
-#: Rows are cut from one stream where documents are longer than so many rows, on average.
+#: If documents are longer than this many rows on average, rows are cut from one stream.
 _LONG = 2.0
-#: Tokens whose frequencies say what guessing costs.
+#: Number of tokens to estimate token frequencies from.
 _COUNTED = 10_000_000
 
 
 class Pretraining(FolderRun[LanguageOptions]):
-    """A run that learns language from text, in a folder."""
+    """A training run of a language model."""
 
     @classmethod
     def files(cls, folder: str | Path) -> RunFolder[LanguageOptions]:
@@ -416,9 +416,9 @@ class Pretraining(FolderRun[LanguageOptions]):
         Raises
         ------
         ValueError
-            If a file or an option is wrong, the folder holds another run, or its tokens were changed.
+            If a file or an option is invalid, the folder holds another run, or its token files changed.
         TrainingError
-            If training cannot go on.
+            If training fails.
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
@@ -436,9 +436,9 @@ class Pretraining(FolderRun[LanguageOptions]):
         if self.options.skip_gram.epochs and not resume:
             self._learn_vectors(model, learn, tokenizer)
         count = sum(parameter.numel() for parameter in model.parameters())
-        self.say(f"{self.options.kind}, {count:,} parameters, vocabulary of {len(tokenizer):,}")
+        self.say(f"{self.options.kind}, {count:,} parameters, vocabulary size {len(tokenizer):,}")
         batches, checks = self._batches(learn, tokenizer), self._batches(valid, tokenizer)
-        self.say(f"an epoch has {batches.per_epoch:,} batches; {batches.padding:.1%} of their places are padding")
+        self.say(f"{batches.per_epoch:,} batches per epoch, {batches.padding:.1%} padding")
         bytes_per_token = begun["bytes"] / max(valid.tokens, 1) if tokenizer.keeps_spaces else math.nan
         objective = self._objective(batches, learn, tokenizer, bytes_per_token)
         guess = _guess(learn, valid) if not self.options.masked else math.inf
@@ -460,7 +460,7 @@ class Pretraining(FolderRun[LanguageOptions]):
                 got = f"{type(model).__name__} in {self.options.start}"
                 raise rejected("train", "start", f"be the folder of a {self.options.kind}", got)
             if model.config.vocabulary < len(tokenizer):
-                expected = f"have a vocabulary of the tokenizer's {len(tokenizer):,}"
+                expected = f"have a vocabulary of at least {len(tokenizer):,}, the size of the tokenizer"
                 raise rejected("train", "start", expected, f"{model.config.vocabulary:,}")
             return model.train()
         kind, config, training = (
@@ -469,15 +469,15 @@ class Pretraining(FolderRun[LanguageOptions]):
             self.options.training,
         )
         if training.divides:
-            with torch.device("meta"):  # each process draws its own part of it, later
+            with torch.device("meta"):  # each process initializes its shard later
                 return kind(config)
         model = kind(config)
         torch.manual_seed(training.seed)
-        model.reset_parameters()  # as they are drawn where processes divide the model
+        model.reset_parameters()  # the same initialization as for sharded models
         return model
 
     def _learn_vectors(self, model: DecoderLM | EncoderLM, learn: TokenShards, tokenizer: Tokenizer) -> None:
-        """Give the embedding the vectors that the text's neighbouring tokens make; each process makes the same."""
+        """Initialize the embedding with skip-gram vectors; each process computes the same ones."""
         width = model.embedding.weight.shape[1]
         marks = tuple(set(tokenizer.roles().values()))
         seed = self.options.training.seed
@@ -509,17 +509,17 @@ class Pretraining(FolderRun[LanguageOptions]):
         return NextTokens(batches.separate, training.label_smoothing, bytes_per_token, sampled, data.both_ways)
 
     def _begun(self, files: RunFolder[LanguageOptions], here: dict[str, Any]) -> dict[str, Any]:
-        """Write what the run begins with: tokenizer, tokens, options and checksums; return the record."""
+        """Prepare and write the tokenizer, tokens, options and checksums; return the record."""
         data = self.options.data
         if not data.data:
-            raise rejected("train", "data", "be given: files of text", "none")
+            raise ValueError("train: --data is required: files of text.")
         documents = _repeatable(lambda: self._documents(data.data), data.data)
         learn, valid = (documents, None) if data.valid else _held_out(documents, data.held_out)
         if valid is None:
             valid = _repeatable(lambda: self._documents(data.valid), data.valid)
         tokenizer = self._tokenizer(learn)
         if self.options.masked and (tokenizer.mask is None or tokenizer.pad is None):
-            raise rejected("train", "tokenizer", "have a mask and padding where tokens are masked", repr(tokenizer))
+            raise rejected("train", "tokenizer", "have mask and padding tokens to train with --masked", repr(tokenizer))
         with leaving_nothing(self.folder):
             return self._written(files, here, tokenizer, learn, valid)
 
@@ -542,11 +542,11 @@ class Pretraining(FolderRun[LanguageOptions]):
                 size += len(text.encode())
                 yield text
 
-        for name in (LEARN, VALID):  # of an attempt that was killed before it was a run
+        for name in (LEARN, VALID):  # left by a process that was killed while preparing
             (self.folder / name / MANIFEST).unlink(missing_ok=True)
         shards = write_shards(learn(), tokenizer, self.folder / LEARN)
         checks = write_shards(counted(valid()), tokenizer, self.folder / VALID)
-        for name, each in (("to learn from", shards), ("to validate with", checks)):
+        for name, each in (("training", shards), ("validation", checks)):
             self.say(f"{name}: {each.tokens:,} tokens in {len(each):,} documents")
         record = {"data": self._checksum(LEARN), "valid": self._checksum(VALID), "bytes": size, **here}
         files.write(record, self.options)
@@ -561,7 +561,7 @@ class Pretraining(FolderRun[LanguageOptions]):
         return read_documents(paths, per=self.options.data.per, field=self.options.data.field, function="train")
 
     def _tokenizer(self, documents: Callable[[], Iterator[str]]) -> Tokenizer:
-        """Return the tokenizer of a model to begin with, or of a folder, or one that is learned."""
+        """Return the start model's tokenizer, one from a folder, or a new one."""
         options = self.options.tokenizer
         if self.options.start:
             return Tokenizer.load(self.options.start)
@@ -580,7 +580,7 @@ class Pretraining(FolderRun[LanguageOptions]):
 
 
 def _repeatable(read: Callable[[], Iterator[str]], paths: list[str]) -> Callable[[], Iterator[str]]:
-    """Return what reads documents each time that it is called; those of standard input are kept."""
+    """Return a function that reads the documents each time; those of standard input are kept in memory."""
     if "-" not in paths:
         return read
     kept = list(read())
@@ -590,7 +590,7 @@ def _repeatable(read: Callable[[], Iterator[str]], paths: list[str]) -> Callable
 def _held_out(
     documents: Callable[[], Iterator[str]], share: float
 ) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
-    """Return documents to learn from and to validate with: every so many-th; of a single one its end."""
+    """Split documents into training and validation: every n-th document is held out; of a single one, its end."""
     first = list(islice(documents(), 2))
     if len(first) < 2:
         cut = int(len(first[0]) * (1 - share))
@@ -598,7 +598,7 @@ def _held_out(
     step = max(2, round(1 / share))
     return (
         lambda: (text for i, text in enumerate(documents()) if (i + 1) % step),
-        # Of few documents, the last one.
+        # With few documents, hold out the last one.
         lambda: _non_empty((text for i, text in enumerate(documents()) if not (i + 1) % step), documents),
     )
 
@@ -611,7 +611,7 @@ def _non_empty(chosen: Iterator[str], documents: Callable[[], Iterator[str]]) ->
 
 
 def _first(texts: Iterator[str], characters: int) -> Iterator[str]:
-    """Yield texts until there were so many characters."""
+    """Yield texts, at most ``characters`` characters in total."""
     for text in texts:
         yield text[:characters]
         characters -= len(text)
@@ -620,12 +620,12 @@ def _first(texts: Iterator[str], characters: int) -> Iterator[str]:
 
 
 def _guess(learn: TokenShards, valid: TokenShards) -> float:
-    """Return the mean cross-entropy of a token to validate with, guessed by its frequency alone, in nats."""
+    """Return the validation loss per token, in nats, of guessing by token frequency."""
     before, after = _counts(learn).astype(np.float64), _counts(valid)
     shares = (before + 1) / (before + 1).sum()
     return float(-(after @ np.log(shares)) / after.sum())
 
 
 def _counts(shards: TokenShards) -> np.ndarray:
-    """Return how often each token stands among the first of a text, (N,)."""
+    """Return the counts (N,) of each token in the beginning of the data."""
     return np.bincount(shards.gather(np.arange(min(shards.tokens, _COUNTED))), minlength=shards.vocabulary)

@@ -1,4 +1,4 @@
-"""A language model with its tokenizer: texts go on, and each new token shows what it was written from."""
+"""Text generation with a language model and its tokenizer, and the attention of each new token."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from regard_lab.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """What was written for a prompt.
+    """The text generated for a prompt.
 
     Attributes
     ----------
     prompt, text : str
-        What was given, and what follows it.
+        The prompt, and the generated text without it.
     end : str
-        Why it ends: ``"stop"`` or ``"length"``.
+        Why generation ended: ``"stop"`` or ``"length"``.
     prompt_numbers, numbers : tuple of int
         The tokens of both.
     log_probability : float or None
-        Of the text, in nats, where it is known.
+        Log-probability of the text in nats, if known.
     attended : tuple of TokenAttention
-        What each token was written from, where that was asked for.
+        The attention of each token, if requested.
     """
 
     prompt: str
@@ -75,33 +75,32 @@ class TextGenerator:
 
     @classmethod
     def load(cls, folder: str | Path, *, dtype: torch.dtype | None = None, int8: bool = False) -> TextGenerator:
-        """Return the model and the tokenizer of a folder, of a run of ours or of Hugging Face.
+        """Load the model and tokenizer from a regard or Hugging Face folder.
 
-        Weights of float32 on a processor are laid out for decoding
-        (``regard_lab.generation.quantization.pack_weights``), or rounded (``quantize``): such a model can neither be
-        trained nor saved.
+        On a CPU, float32 weights are packed for decoding (``regard_lab.generation.quantization.pack_weights``) or
+        quantized (``quantize``). You cannot train or save such a model.
 
         Parameters
         ----------
         folder : str or Path
         dtype : torch.dtype, optional
-            Of the weights; by default as they are stored.
+            Dtype of the weights; as stored by default.
         int8 : bool, default False
-            Round them to 8 bits: faster, and not the same.
+            Quantize the weights to 8 bits: faster, with slightly different output.
 
         Raises
         ------
         ModelFileError, ValueError
-            If there is no such model, its files are damaged, or it is no decoder.
+            If there is no such model, its files are damaged, or it does not generate text.
         """
-        what = "a model that writes: a decoder, or an encoder–decoder of transformers"
+        what = "a text generator: a decoder, or an encoder–decoder of transformers"
         dtype = torch.float32 if int8 and dtype is None else dtype
         kinds: tuple[type[DecoderLM | HostedWriter], ...] = (DecoderLM, HostedWriter)
         model, tokenizer = load_with_tokenizer(folder, kinds, what, "generate", dtype)
         if isinstance(model, HostedWriter):
             if int8:
-                got = f"{type(model.module).__name__}, which transformers computes"
-                raise rejected("generate", "--int8", "be left out unless the model is one of ours", got)
+                got = f"{type(model.module).__name__}, which runs in transformers"
+                raise rejected("generate", "--int8", "be left out unless regard implements the model", got)
             return cls(model, tokenizer)
         if int8:
             return cls(quantize(model), tokenizer)
@@ -110,7 +109,7 @@ class TextGenerator:
 
     @property
     def answers(self) -> bool:
-        """Whether texts answer prompts rather than go on with them: those of an encoder–decoder."""
+        """Whether texts answer prompts instead of continuing them: True for an encoder–decoder."""
         return isinstance(self.model, HostedWriter) and self.model.is_pair
 
     def generate(
@@ -123,20 +122,20 @@ class TextGenerator:
         drafter: Drafter | DecoderLM | HostedWriter | None = None,
         say: Callable[[int, str], None] | None = None,
     ) -> list[GeneratedText]:
-        """Return what is written for each prompt, ``options.samples`` texts of each together.
+        """Generate ``options.samples`` texts for each prompt; those of a prompt follow each other.
 
         Parameters
         ----------
         prompts : sequence of str
         options : GenerationOptions, optional
         stop : sequence of str
-            Texts at whose tokens writing ends, beside the end of a text.
+            Stop sequences, in addition to the end-of-text token.
         attention : AttentionRequest, optional
-            What to tell of the earlier tokens that each was written from.
+            Attention weights to return with each token.
         drafter : Drafter or DecoderLM, optional
-            Proposes tokens that the model checks several at a time: the same texts, sooner.
+            Speculative decoding: the drafter proposes tokens, and the model checks several at a time.
         say : callable, optional
-            ``say(request, text)`` is called with further text as soon as it is certain.
+            Called as ``say(request, text)`` with new text as soon as it is final.
         """
         options = GenerationOptions() if options is None else options
         numbers = [self.encode(prompt) for prompt in prompts]
@@ -163,7 +162,7 @@ class TextGenerator:
         ]
 
     def search(self, prompts: Sequence[str], beams: int, options: GenerationOptions) -> list[GeneratedText]:
-        """Return what a beam search finds likeliest for each prompt."""
+        """Return the best beam search result for each prompt."""
         numbers = [self.encode(prompt) for prompt in prompts]
         found = search_prompts(self.model, numbers, self._ends, beams=beams, max_new_tokens=options.max_new_tokens)
         made = []
@@ -174,17 +173,17 @@ class TextGenerator:
         return made
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, behind a begin token if its tokenizer puts one there; of none, that alone."""
+        """Tokenize a prompt with the tokenizer's begin token; an empty prompt gives only a begin or end token."""
         numbers = self.tokenizer.encode(prompt, specials=True) if prompt else []
-        if self.answers and numbers:  # the prompt is read whole
+        if self.answers and numbers:  # an encoder reads the end token, too
             return numbers
         if self.tokenizer.end is not None and numbers[-1:] == [self.tokenizer.end]:
-            numbers = numbers[:-1]  # the text is to go on
+            numbers = numbers[:-1]  # the model continues the prompt
         if numbers:
             return numbers
         begin = self.tokenizer.end if self.tokenizer.begin is None else self.tokenizer.begin
         if begin is None:
-            raise rejected("generate", "prompt", "have at least 1 token: the tokenizer has none to begin with", "none")
+            raise rejected("generate", "prompt", "have at least 1 token: the tokenizer has no begin token", "none")
         return [begin]
 
     def _stops(self, stop: Sequence[str]) -> list[int | list[int]]:
@@ -192,20 +191,20 @@ class TextGenerator:
 
     @property
     def _ends(self) -> list[int]:
-        """The tokens that end a text: the tokenizer's, and those that the folder of a hosted model names."""
+        """The end-of-text tokens of the tokenizer and of a hosted model's generation config."""
         own = self.model.ends if isinstance(self.model, HostedWriter) else []
         return sorted({*own, *([] if self.tokenizer.end is None else [self.tokenizer.end])})
 
     def _note_length(self, prompt: Sequence[int], written: Generated) -> None:
-        """Warn where a text becomes longer than its model was made for, if it can go on."""
+        """Warn when a text exceeds the model's maximum length, unless learned positions make that an error."""
         longest = self.model.config.longest
         length = len(written.numbers) + (0 if self.answers else len(prompt))
         if length == longest + 1 and self.model.config.positions in ("rotary", "other"):
-            said = (
-                f"the text is now longer than the {longest:,} positions that the model was made for, so it may become"
+            message = (
+                f"generate: the text is longer than the model's maximum length of {longest:,} tokens, so its quality "
+                "may drop: lower --max-new-tokens (max_new_tokens), or use a shorter prompt"
             )
-            way = "lower --max-new-tokens (max_new_tokens), or give a shorter prompt"
-            warnings.warn(f"generate: {said} nonsense: {way}", RegardWarning, stacklevel=3)
+            warnings.warn(message, RegardWarning, stacklevel=3)
 
     def _stream(
         self,
@@ -230,8 +229,8 @@ class TextGenerator:
     ) -> Iterator[Token]:
         for each in (self.model, drafter):
             if isinstance(each, HostedWriter):
-                got = f"{type(each.module).__name__}, which transformers computes"
-                raise rejected("generate", "--draft", "be left out unless both models are ours", got)
+                got = f"{type(each.module).__name__}, which runs in transformers"
+                raise rejected("generate", "--draft", "be left out unless regard implements both models", got)
         assert isinstance(self.model, DecoderLM) and not isinstance(drafter, HostedWriter)
         speculator = Speculator(self.model, drafter)
         for i, prompt in enumerate(numbers):
@@ -241,7 +240,7 @@ class TextGenerator:
 
 
 def earlier_tokens(written: GeneratedText, tokenizer: Tokenizer) -> Alignment:
-    """Return the picture of which earlier tokens each new one looked at; a token looks at those before it alone.
+    """Return the attention of each new token to earlier tokens, as an alignment to draw.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Training of translators: the folder of a run, the start from another model, and the run itself."""
+"""Training of encoder–decoders on pairs: run folders, warm starts from another model, and the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from regard_lab.training.loop import TrainingResult
 
 
-# The folder of a run on pairs: what any run has, and the vocabularies -------------------------------------------------
+# Run folders ----------------------------------------------------------------------------------------------------------
 
 
 SOURCE, TARGET = "source.json", "target.json"
@@ -57,7 +57,7 @@ class PairRunFolder(RunFolder[ExperimentOptions]):
         super().__init__(path, ExperimentOptions)
 
     def read_vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Return the vocabularies that the run began with."""
+        """Return the run's vocabularies."""
         read = (Vocabulary.from_json(self.read_table(name), str(self.path / name)) for name in (SOURCE, TARGET))
         source, target = read
         return source, target
@@ -69,24 +69,24 @@ class PairRunFolder(RunFolder[ExperimentOptions]):
             write_atomically(self.path / name, json.dumps(vocabulary.to_json(), ensure_ascii=False).encode())
 
 
-# Warm start: begin training with the parameters and the vocabularies of a model, and the options that these settle ----
+# Warm start: training from the parameters and vocabularies of another model -------------------------------------------
 
 
-#: Fields of a model's config that parameters do not depend on.
+#: Fields of a model's config that do not affect its parameters.
 _FREE = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str, Any]:
-    """Return a table of options with all that a model settles.
+    """Return the options completed with those that the start model determines.
 
     Raises
     ------
     ValueError
-        If the table asks for something else.
+        If the options contradict the start model.
     """
     made = dict(table)
     task = start.about.get("task", made["task"])
-    # What was learned of texts is for translation; the other way round, there are no sentinels.
+    # Span corruption can be fine-tuned to translation, but not the other way round: sentinels would be missing.
     if task != made["task"] and not (task == SpanCorruption.name and made["task"] == Translation.name):
         raise rejected("train", "start", f"be a model for {made['task']}", f"one for {task}")
     if made.setdefault("kind", start.kind) != start.kind:
@@ -98,14 +98,14 @@ def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str,
     given = made.get("model", {})
     for name, value in own.items():
         if "preset" in table and isinstance(given, dict) and name not in (*given, *_FREE):
-            expected = "be that of the model that training starts from, or be left out"
+            expected = "be the start model's preset, or be left out"
             raise rejected("train", "preset", expected, f"{preset!r}, whose {name} is {usual[name]!r}, not {value!r}")
     vocabularies = _vocabularies(start)
     sections = (("model", asdict(config), own), ("vocabularies", vocabularies, vocabularies))
     for section, known, missing in sections:
         given = made.get(section, {})
         if not isinstance(given, dict):
-            continue  # which is told later
+            continue  # reported later
         for name, value in given.items():
             if name in known and name not in _FREE and value != known[name]:
                 raise _settled(f"{section}.{name}", known[name], value)
@@ -114,16 +114,16 @@ def inherit_options(table: Mapping[str, Any], start: SequenceModel) -> dict[str,
 
 
 def copy_parameters(model: EncoderDecoder, start: SequenceModel) -> None:
-    """Give a model the parameters of another one.
+    """Copy the parameters of the start model.
 
     Raises
     ------
     ValueError
-        If their configs differ in what parameters depend on.
+        If the configs differ in fields that affect parameters.
     """
     free = {name: value for name, value in asdict(model.config).items() if name in _FREE}
     if replace(start.model.config, **free) != model.config:
-        raise rejected("train", "start", f"have the model of the options, {model.config}", start.model.config)
+        raise rejected("train", "start", f"have the config {model.config}", start.model.config)
     model.load_state_dict(start.model.state_dict())
 
 
@@ -136,26 +136,26 @@ def _vocabularies(start: SequenceModel) -> dict[str, Any]:
 
 
 def _settled(name: str, known: Any, got: Any) -> Exception:
-    return rejected("train", name, f"be {known!r}, as the model has it that training starts from", repr(got))
+    return rejected("train", name, f"be {known!r}, as in the start model", repr(got))
 
 
-# From files of pairs to a model in a folder, where everything that a run was asked for is kept, to go on with it ------
+# The run --------------------------------------------------------------------------------------------------------------
 
 
-#: From this share of lines of several sentences on, a model learns to read such lines, and is given them whole.
+#: If at least this share of training lines has several sentences, the model translates whole lines.
 _SEVERAL = 0.1
-#: How often the training texts are split where that is drawn.
+#: Number of sampled tokenizations of each training text.
 _SPLITS = 4
 
 
 class Experiment(FolderRun[ExperimentOptions]):
-    """A run that learns to write targets for sources, in a folder."""
+    """A training run of an encoder–decoder on pairs."""
 
     task: Task
 
     def __init__(self, options: ExperimentOptions, folder: str | Path, say: Callable[[str], None] = print) -> None:
         super().__init__(options, folder, say)
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     @classmethod
     def files(cls, folder: str | Path) -> PairRunFolder:
@@ -180,9 +180,9 @@ class Experiment(FolderRun[ExperimentOptions]):
         Raises
         ------
         ValueError
-            If a file or an option is wrong, the folder holds another run, or the data is not that of the run.
+            If a file or an option is invalid, the folder holds another run, or the data changed since the run started.
         TrainingError
-            If training cannot go on.
+            If training fails.
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
@@ -229,7 +229,7 @@ class Experiment(FolderRun[ExperimentOptions]):
             sequence_model.model.eval()
             aligning = guided or ("" if self.task.hides else best_map(sequence_model, learn, valid))
             if len(model.maps) > 1 and aligning:
-                self.say(f"words are aligned by {aligning}")
+                self.say(f"the attention map that aligns words best: {aligning}")
                 sequence_model.about["aligning"] = aligning
             sequence_model.about["training"] = {
                 "pairs": len(learn),
@@ -245,7 +245,7 @@ class Experiment(FolderRun[ExperimentOptions]):
     def _numbers(
         self, pairs: Pairs, sequence_model: SequenceModel, *, sampled: bool
     ) -> tuple[tuple[Ragged, Ragged], np.ndarray]:
-        """Return the pairs as numbers, and which they are; what the model is too short for is left out, and told."""
+        """Tokenize the pairs, and return the indices of those kept; skip and report pairs that are too long."""
         sides = ((sequence_model.source, pairs.sources), (sequence_model.target, pairs.targets))
         dropout, seed = self.options.vocabularies.dropout, 2 * self.options.training.seed
         if sampled and dropout:
@@ -262,24 +262,24 @@ class Experiment(FolderRun[ExperimentOptions]):
             fits &= True if most is None else ragged.lengths <= most
         fit = np.flatnonzero(fits)
         if len(fit) < len(fits):
-            each = f", each split in {_SPLITS} ways" if len(fits) > len(pairs) else ""
-            self.say(
-                f"left out, longer than model.longest allows: {len(fits) - len(fit):,} of {len(fits):,} pairs{each}"
-            )
+            each = f", counting {_SPLITS} tokenizations of each" if len(fits) > len(pairs) else ""
+            self.say(f"skipped, longer than model.longest: {len(fits) - len(fit):,} of {len(fits):,} pairs{each}")
         if not len(fit):
-            raise rejected("train", "model.longest", "be at least the length of some pair in tokens", "less than any")
+            raise ValueError("train: all pairs are longer than model.longest tokens: raise it, or use shorter pairs.")
         return (sources.take(fit), targets.take(fit)), fit
 
     def _hidden(self, texts: Ragged, vocabulary: Vocabulary, sampled: bool) -> tuple[Ragged, Ragged]:
-        """Return texts with spans hidden, and these spans; those to learn from several times, with others each time."""
+        """Return texts with hidden spans, and the spans; training texts several times, with different spans."""
         from regard_lab.text.vocabulary import SubwordVocabulary
 
         assert isinstance(vocabulary, SubwordVocabulary)
         data, seed = self.options.data, self.options.training.seed
         spans_of_longest = round(round(data.span_share * int(texts.lengths.max())) / data.span_length)
         if spans_of_longest > len(vocabulary.sentinels):
-            expected = f"be so small that no text has more than {len(vocabulary.sentinels)} spans"
-            raise rejected("train", "data.max_length", expected, f"{data.max_length}, and {spans_of_longest} spans")
+            expected = f"be small enough for at most {len(vocabulary.sentinels)} spans per text"
+            raise rejected(
+                "train", "data.max_length", expected, f"{data.max_length}, which gives {spans_of_longest} spans"
+            )
         spans: dict[str, Any] = {
             "share": data.span_share,
             "mean_length": data.span_length,
@@ -288,16 +288,16 @@ class Experiment(FolderRun[ExperimentOptions]):
         return hide_spans(texts, vocabulary.sentinels, 2 * seed + sampled, **spans)
 
     def scores(self, sequence_model: SequenceModel) -> dict[str, float]:
-        """Return the task's scores of a model on the sources that the training held out, by beam search."""
+        """Return the task's metrics on the held-out sources, with beam search."""
         references = self._valid.references()
-        return self._told(sequence_model.predict(references, PredictionOptions(SearchOptions())), references)
+        return self._scores_of(sequence_model.predict(references, PredictionOptions(SearchOptions())), references)
 
     def _pairs(self, resume: bool) -> tuple[Pairs, Pairs]:
-        """Return the pairs to learn from and to validate with."""
+        """Return the training and validation pairs."""
         data, lowercase = self.options.data, self.options.vocabularies.lowercase
         if not data.data:
-            what = "text" if self.task.hides else "pairs separated by a tab"
-            raise rejected("train", "data", f"be given: a file of {what}", "none")
+            what = "text" if self.task.hides else "tab-separated pairs"
+            raise ValueError(f"train: --data is required: a file of {what}.")
         reading: dict[str, Any] = {"words": data.max_length, "lowercase": lowercase}
         learn = self.task.read(data.data, data.targets or None, duplicates=data.duplicates, **reading)
         for line in learn.report():
@@ -311,8 +311,8 @@ class Experiment(FolderRun[ExperimentOptions]):
             known, held = set(learn.sources), set(valid.sources)
             if known & held:
                 self.say(
-                    f"{len(known & held):,} of the {len(held):,} sources to validate with are also to learn from: "
-                    "scores of validations are better than those of new sentences"
+                    f"{len(known & held):,} of the {len(held):,} validation sources are also in the training data: "
+                    "validation scores will be too high"
                 )
         else:
             count = data.held_out
@@ -320,27 +320,27 @@ class Experiment(FolderRun[ExperimentOptions]):
                 count = min(count, max(1, len(set(learn.sources)) // 10))
             learn, valid = split_pairs(learn, count)
             what = "texts" if self.task.hides else f"sources with {len(valid):,} targets"
-            self.say(f"held out to validate: {len(set(valid.sources)):,} {what}")
+            self.say(f"held out for validation: {len(set(valid.sources)):,} {what}")
         return learn, valid
 
     def _resumed(
         self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any]
     ) -> tuple[Vocabulary, Vocabulary]:
-        """Return the vocabularies that the run began with, and make this process as those were that it began in."""
+        """Return the run's vocabularies, and restore the conditions of its start."""
         begun = files.read_record()
         for name, mark in (("data", learn.checksum()), ("valid", valid.checksum())):
             if begun.get(name) != mark:
-                raise rejected("resume", name, "be the pairs that the run began with", "others")
+                raise rejected("resume", name, "be the pairs of the original run", "others")
         self._guidance.find(learn, begun.get("links", ""))
         restore_conditions(begun, here, self.say)
         if place()[0] == 0:
-            files.write(begun, self.options)  # what was changed stays changed when the run is resumed again
+            files.write(begun, self.options)  # keep changed options for the next resumption
         return files.read_vocabularies()
 
     def _begun(
         self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any], start: SequenceModel | None
     ) -> tuple[Vocabulary, Vocabulary]:
-        """Return vocabularies that are learned, or those of a model, and write what the run begins with."""
+        """Return new vocabularies, or those of the start model, and write the run's record."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RegardWarning)
             source, target = (
@@ -360,23 +360,23 @@ class Experiment(FolderRun[ExperimentOptions]):
         return source, target
 
     def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[Any], dict[str, float]] | None:
-        """Return what a validation asks beside the loss: greedy search for some of the held-out sources."""
+        """Return the validation metric: the task's scores of greedy decoding on some held-out sources."""
         if not self.task.names:
             return None
         references = dict(list(valid.references().items())[: self.options.training.validate_most])
         options = PredictionOptions(SearchOptions(beams=1))
 
-        return lambda _: self._told(sequence_model.predict(references, options), references)
+        return lambda _: self._scores_of(sequence_model.predict(references, options), references)
 
-    def _told(self, written: Sequence[Prediction], references: dict[str, list[str]]) -> dict[str, float]:
-        """Return the task's scores, and say once what was cut."""
+    def _scores_of(self, written: Sequence[Prediction], references: dict[str, list[str]]) -> dict[str, float]:
+        """Return the task's scores; report truncated sources once."""
         for line in report_truncated(written):
-            if line not in self._said:
-                self._said.add(line)
+            if line not in self._reported:
+                self._reported.add(line)
                 self.say(line)
         return self.task.scores([each.text for each in written], list(references.values()))
 
     def _about(self, learn: Pairs) -> dict[str, Any]:
-        """Return what the model's folder tells of it, from the start on: validations go by it, too."""
+        """Return the metadata of the model, which validations use, too."""
         several = sum(len(sentences(text)) > 1 for text in learn.sources) >= _SEVERAL * len(learn)
         return {"task": self.options.task} | ({"lines": PARAGRAPHS} if several else {})

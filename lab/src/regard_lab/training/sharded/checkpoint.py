@@ -1,7 +1,7 @@
-"""Checkpoints that every process writes its own part of, and that another number of processes can read.
+"""Sharded checkpoints: each process writes its own part, and any number of processes can read them.
 
-They are written by torch.distributed.checkpoint as safetensors: its own format keeps metadata in a pickle, which runs
-whatever code it is given, so it is neither written nor read.
+torch.distributed.checkpoint writes them as safetensors. Its default format stores metadata in a pickle, which can run
+code when loaded, so it is not used.
 """
 
 from __future__ import annotations
@@ -28,74 +28,74 @@ from regard._utils.errors import rejected
 from regard.nn.heads.self_attention import GroupedProjections
 from regard_lab.training.sharded.parallelize import reshard
 
-#: Before the names of a model's tensors, and of an optimizer's.
+#: Name prefixes of model and optimizer tensors.
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-#: What the name of a folder of tensors ends in.
+#: Suffix of shard folders.
 SUFFIX = ".shards"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, is damaged, or is another model's."""
+    """A checkpoint that cannot be written, is damaged, or belongs to another model."""
 
 
 def save_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Write the tensors of a model, and of its optimizer's state, to a new folder; all ranks call it.
+    """Write the tensors of a model and its optimizer state to a new folder; all ranks must call it.
 
-    It is whole when the call returns on all ranks. Whoever writes one after the other writes each to a folder of its
-    own, and says only then, in a file that is replaced, which is the last (:func:`new_folder`,
+    The checkpoint is complete when the call has returned on all ranks. To write several checkpoints in turn, write each
+    to its own folder, and then atomically replace a file that names the last one (:func:`new_folder`,
     :func:`remove_unreferenced`).
 
     Parameters
     ----------
     folder : str or Path
-        That all ranks see; it must not exist, or be empty.
+        Visible to all ranks; must be new or empty.
     model : Module
-        A parallel one (:func:`parallelize`), or a plain one.
+        Parallel (:func:`parallelize`) or plain.
     optimizer : Optimizer, optional
         Its hyperparameters are not written.
 
     Raises
     ------
     CheckpointError
-        If a rank could not write, or died.
+        If a rank cannot write, or dies.
     ValueError
-        If there is something in the folder.
+        If the folder is not empty.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise rejected("save_sharded", "folder", "be new, or empty", str(folder))
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    # One number of steps stands for several names, and files hold no tensor twice.
+    # Several names share one step counter, but files cannot hold a tensor twice.
     state = {name: tensor if tensor.dim() else tensor.clone() for name, tensor in _state(model, optimizer).items()}
     try:
         with _quiet():
             save(state, storage_writer=writer, no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError) as error:
-        raise CheckpointError(f"save_sharded: {folder} must take a checkpoint, got {_cause(error)}.") from error
+        raise CheckpointError(f"save_sharded: cannot write a checkpoint to {folder}: {_cause(error)}.") from error
 
 
 @torch.no_grad()
 def load_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Read what :func:`save_sharded` wrote, with any number of ranks, into a model with memory; all ranks call it.
+    """Load a checkpoint of :func:`save_sharded`, written by any number of ranks; all ranks must call it.
 
     Parameters
     ----------
     folder : str or Path
     model : Module
-        Of the same config; parallel or plain.
+        Of the same config; parallel or plain, not on the meta device.
     optimizer : Optimizer, optional
         Of the same kind.
 
     Raises
     ------
     CheckpointError
-        If there is none, files are missing or damaged, or it is another model's.
+        If there is no checkpoint, files are missing or damaged, or it belongs to another model.
     """
     reader = HuggingFaceStorageReader(str(folder))
     try:
         known = reader.read_metadata()
-    except Exception as error:  # whatever a damaged header makes of it
-        raise CheckpointError(f"load_sharded: {folder} must be a sharded checkpoint, got {_cause(error)}.") from error
+    except Exception as error:  # damaged headers can raise anything
+        raise CheckpointError(f"load_sharded: {folder} is not a sharded checkpoint: {_cause(error)}.") from error
     if optimizer is not None:
         _prepare(optimizer, model, known)
     state = _state(model, optimizer)
@@ -105,11 +105,11 @@ def load_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Op
         with _quiet():
             load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except Exception as error:
-        raise CheckpointError(f"load_sharded: {folder} must be a whole checkpoint, got {_cause(error)}.") from error
+        raise CheckpointError(f"load_sharded: {folder} is damaged: {_cause(error)}.") from error
 
 
 def new_folder(stem: Path) -> Path:
-    """Return a name for a folder of tensors beside a file, the same on all ranks, that was never used."""
+    """Return an unused folder name next to a file, the same on all ranks."""
     names = [f"{stem.name}-{uuid.uuid4().hex[:12]}{SUFFIX}"]
     if dist.is_initialized():
         dist.broadcast_object_list(names, 0)
@@ -117,14 +117,14 @@ def new_folder(stem: Path) -> Path:
 
 
 def remove_unreferenced(folder: Path, kept: Sequence[str]) -> None:
-    """Remove all folders of tensors but these: those of writers that were killed, and those that were replaced."""
+    """Delete all shard folders except ``kept``: those of killed writers, and those of replaced checkpoints."""
     for path in folder.glob(f"*{SUFFIX}"):
         if path.name not in kept and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    """Return all tensors by the names that they have for every mesh; those of plain layers are views."""
+    """Return all tensors by names that are the same for every mesh; those of plain layers are views."""
     reshard(model)
     rows = {name: each.rows for name, each in model.named_modules() if isinstance(each, GroupedProjections)}
     found = {_MODEL + name: part for name, part in _split(model.state_dict(), rows)}
@@ -141,7 +141,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[st
 
 
 def _split(tensors: dict[str, Tensor], rows: dict[str, tuple[int, int, int]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors by name, those of a projection to queries, keys and values as three."""
+    """Yield tensors by name; joint query–key–value projections are split into three."""
     for name, tensor in tensors.items():
         stem, _, kind = name.rpartition(".")
         layer = stem.removesuffix(".qkv")
@@ -153,13 +153,13 @@ def _split(tensors: dict[str, Tensor], rows: dict[str, tuple[int, int, int]]) ->
 
 
 def _prepare(optimizer: torch.optim.Optimizer, model: nn.Module, known: Metadata) -> None:
-    """Give an optimizer that has not stepped yet the state that a checkpoint has, in zeros."""
-    kinds: dict[str, int] = {}  # how many dimensions each kind of state has at most
+    """Create zero optimizer states with the names in a checkpoint, if the optimizer has not stepped yet."""
+    kinds: dict[str, int] = {}  # maximum number of dimensions of each kind of state
     for name, entry in known.state_dict_metadata.items():
         if name.startswith(_OPTIMIZER) and isinstance(entry, TensorStorageMetadata):
             kind = name.removeprefix(_OPTIMIZER).partition(".")[0]
             kinds[kind] = max(kinds.get(kind, 0), len(entry.size))
-    # As torch's optimizers have it: numbers of steps live on the CPU, but for fused kernels.
+    # As in torch's optimizers: step counters are on the CPU, except for fused kernels.
     on_device = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
     for parameter in model.parameters():
         if not parameter.requires_grad or optimizer.state.get(parameter):
@@ -170,20 +170,20 @@ def _prepare(optimizer: torch.optim.Optimizer, model: nn.Module, known: Metadata
 
 
 def _check(folder: str | Path, name: str, tensor: Tensor, known: Metadata) -> None:
-    """Raise unless a checkpoint has all of a tensor, in its shape."""
+    """Raise unless a checkpoint holds the whole tensor with the same shape."""
     entry = known.state_dict_metadata.get(name)
     if not isinstance(entry, TensorStorageMetadata):
-        raise CheckpointError(f"load_sharded: {folder} must have {name}, got a checkpoint without it.")
+        raise CheckpointError(f"load_sharded: {folder} does not contain {name}.")
     if entry.size != tensor.shape:
-        came = f"{tuple(entry.size)}: it is another model's, or a file is missing"
+        came = f"{tuple(entry.size)}: it belongs to another model, or a file is missing"
         raise CheckpointError(f"load_sharded: {name} in {folder} must have shape {tuple(tensor.shape)}, got {came}.")
     parts = {(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks}
     if sum(prod(sizes) for _, sizes in parts) != entry.size.numel():
-        raise CheckpointError(f"load_sharded: {folder} must have all of {name}, got parts: a file is missing.")
+        raise CheckpointError(f"load_sharded: {folder} contains only parts of {name}: a file is missing.")
 
 
 def _cause(error: BaseException) -> str:
-    """Return in a line what went wrong, on the first rank that says so."""
+    """Return the cause of an error in one line, from the first rank that reports one."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     if isinstance(error, OSError) and error.strerror:

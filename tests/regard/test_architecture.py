@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import regard
 import regard_cli
 import regard_lab
@@ -165,6 +167,7 @@ print("all")
 """
 
 
+@pytest.mark.slow
 def test_nothing_optional_is_needed() -> None:
     optional = {
         "rich",

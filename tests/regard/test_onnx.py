@@ -112,6 +112,7 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_masks() -> None:
     check({name: of_mask(make) for name, make in MASKS.items()})
 

@@ -73,6 +73,7 @@ def quiet(line: str) -> None:
     """Say nothing."""
 
 
+@pytest.mark.slow
 def test_a_small_network_and_its_captioner_learn_together(data: Path, tmp_path: Path) -> None:
     asked = options(
         data, encoder="cnn", tune="full", vocabularies={"kind": "bpe", "size": 60},
@@ -274,6 +275,7 @@ def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
             Captioner.load(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", ["none", "reinforce"])
 def test_scores_are_learned_from(data: Path, tmp_path: Path, frozen: None, hard: str) -> None:
     first = options(data, training={"epochs": 2.0, "validate_every": 8})

@@ -93,6 +93,7 @@ def test_tokenized_text_is_counted_by_its_spaces(regard, tmp_path) -> None:
     assert regard("align", tmp_path / "pairs").out.splitlines()[0].endswith("3-2")
 
 
+@pytest.mark.slow
 def test_a_translator_aligns(regard, model, pairs, gold, tmp_path) -> None:
     result = regard("align", pairs, "--model", model, "--out", tmp_path / "links")
     assert result.code == 0, result.err

@@ -117,6 +117,7 @@ def test_help_fits_on_a_screen(regard) -> None:
     assert len(lines) <= 40 and max(map(len, lines)) <= 80
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported() -> None:
     code = "import sys; from regard_lab.cli import app, plan; print({name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

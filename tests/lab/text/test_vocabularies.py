@@ -134,6 +134,7 @@ def test_many_texts_are_encoded_as_each() -> None:
         assert [each.tolist() for each in vocabulary.encode_all(texts)] == [vocabulary.encode(text) for text in texts]
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_order_threads_or_hashes() -> None:
     program = (
         "import sys, json, random; from regard_lab.text.vocabulary import SubwordVocabulary\n"

@@ -58,6 +58,7 @@ def test_a_kernel_that_cannot_be_compiled(cache: Path) -> None:
     assert list(compile_ahead([wrong])) == [(wrong, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are another thing there")
 def test_an_interrupt_leaves_no_half_file_and_no_process(cache: Path) -> None:
     command = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {RUN}"

@@ -47,6 +47,7 @@ def test_law(law, engine):
     holds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", list(engines.TABLE))
 def test_gradients_of_every_combination(engine):
     verdicts = sweep("gradient budget", engine, every_dtype=False)

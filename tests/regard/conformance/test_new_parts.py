@@ -121,12 +121,14 @@ def test_a_new_engine_is_tested():
     assert {engine for _, engine, _ in tally.counts} == {"twin"}
 
 
+@pytest.mark.slow
 def test_importing_the_library_imports_no_tests():
     code = "import sys, regard; print([m for m in ('regard.testing', 'hypothesis', 'pytest') if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_only_the_strategies_need_hypothesis():
     code = "import sys, regard.testing.campaign; print([m for m in ('hypothesis', 'pytest') if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

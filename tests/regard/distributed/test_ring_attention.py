@@ -85,7 +85,7 @@ class Case:
 
 
 CASES = [
-    *(Case(score, "window", layout) for score in SCORES for layout in ("contiguous", "zigzag")),
+    *(Case(score, "window") for score in SCORES),
     *(Case("dot", mask, layout) for mask in MASKS for layout in ("contiguous", "zigzag")),
     *(Case(score, "none", "contiguous", groups=2) for score in SCORES),
     *(Case("additive", mask, groups=2) for mask in ("bias", "documents", "padding", "relative")),
@@ -147,8 +147,8 @@ def compared(case: Case, group: dist.ProcessGroup) -> tuple[float, float]:
 
 
 def cases(size: int) -> list[Case]:
-    """Return all cases for 4 ranks, and half of them for 2 and for 3."""
-    return CASES if size == 4 else CASES[size % 2 :: 2]
+    """Return all cases for 4 ranks, and a third of them for 2 and for 3."""
+    return CASES if size == 4 else CASES[size % 2 :: 3]
 
 
 def compare_all(rank: int) -> dict[str, float]:
@@ -296,8 +296,11 @@ class Late(scores.Score):
         return query @ key.mT + torch.arange(key.shape[-2])
 
 
+@pytest.mark.slow
 def test_ranks_agree_with_one_process() -> None:
     """All of it in one group of processes, as starting them takes longer than what they do."""
+    for score in SCORES:  # a kernel that is not in the cache yet is compiled once, not by every process
+        call(Case(score, "window"), sample(L, H), regard.attention)
     results = ranks.run(compare_all, 4)
     worst: dict[str, float] = {}
     for found in results:

@@ -217,6 +217,7 @@ def refuse_all(rank: int) -> dict[str, float]:
     return refuse(rank)
 
 
+@pytest.mark.slow
 def test_a_refusal_is_said_on_all_ranks_and_the_next_call_works() -> None:
     for seconds in ranks.run(refuse_all, 3):
         assert len(seconds) == 3 * len(refusals())

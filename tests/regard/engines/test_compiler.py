@@ -349,6 +349,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_compilation_is_announced_once_and_can_be_silenced(kernels: Kernels, cache: Path) -> None:
     """As a plain session sees it, which has set up no logging."""
 

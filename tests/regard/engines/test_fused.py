@@ -141,6 +141,7 @@ def test_scale(score: str, scale: float) -> None:
         holds(law, score=score, width=3, value_width=4, scale=scale, queries=67, keys=515)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     sizes=st.fixed_dictionaries(

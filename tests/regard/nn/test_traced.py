@@ -299,7 +299,7 @@ def test_every_layer_is_in_the_table() -> None:
     assert {case.name for case in CASES} == {name for name in modules if not inspect.isabstract(kinds[name])}
 
 
-@pytest.mark.campaign(keep=6)
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
 @every_layer
 def test_one_program_serves_all_sizes(case: Case, dynamic: bool | None) -> None:

@@ -100,6 +100,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
     assert int(done.stdout) < 60e6
 
 
+@pytest.mark.slow
 def test_importing_the_estimators_brings_no_plots():
     program = "import sys, regard.regression; print(*(m for m in ('matplotlib', 'rich') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -229,6 +229,7 @@ def test_wrong_arguments_are_named(call, message: str) -> None:
         call()
 
 
+@pytest.mark.slow
 def test_matplotlib_is_not_imported_before_it_is_needed() -> None:
     code = "import sys, regard.regression; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

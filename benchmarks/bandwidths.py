@@ -27,7 +27,7 @@ SEEDS, TESTED = 5, 2000
 #: Kernels of the squared distance in bandwidths, written down apart from regard's.
 KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gaussian": lambda square: np.exp(-0.5 * square),
-    "epanechikov": lambda square: np.maximum(1 - square, 0),
+    "epanechnikov": lambda square: np.maximum(1 - square, 0),
     "triangular": lambda square: np.maximum(1 - np.sqrt(square), 0),
 }
 
@@ -206,7 +206,7 @@ def main(folder: Path = RESULTS) -> int:
         search("sine", *sine(200), "triangular", 0),
         search("smooth", *smooth(500), "gaussian", 0),
         search("smooth", *smooth(500), "gaussian", 1),
-        search("smooth", *smooth(500), "epanechikov", 0),
+        search("smooth", *smooth(500), "epanechnikov", 0),
     ]
     margins = [margin(data, 500) for data in PROBLEMS]
     text = markdown(searches, margins, where)

@@ -80,7 +80,7 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if s.score == "additive":
         score = scores.Additive(new(s.C))
     elif s.score != "dot":
-        score = scores.Gaussian(1.0) if s.score == "gaussian" else scores.Epanechikov(1.5 * s.C**0.5)
+        score = scores.Gaussian(1.0) if s.score == "gaussian" else scores.Epanechnikov(1.5 * s.C**0.5)
     window = masks.window(s.S // 4, 0, align="lower_right")
     mask = {
         "all": None,

@@ -189,7 +189,7 @@ def table(d: int = 2, only: Sequence[str] = tuple(CONTENDERS)) -> list[dict[str,
                 began = time.perf_counter()
                 found = predict(X, y, query)
                 last[name] = row["seconds"] = time.perf_counter() - began
-                kernel = "epanechikov" if "Epanechikov" in name else "gaussian"
+                kernel = "epanechnikov" if "Epanechnikov" in name else "gaussian"
                 row["error"] = worst(found, X, y, query, 200 if N <= 1_000_000 else 40, kernel)
             except Exception as error:
                 row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]

@@ -105,7 +105,7 @@ LINEAR = ("regard, auto", "binning + FFT (scipy)", "fastlpr")
 CONTENDERS: dict[str, Predict] = {
     "regard, auto": regard(),
     "regard, all pairs": regard(method="exact"),
-    "regard, auto, Epanechikov's kernel": regard(kernel="epanechikov"),
+    "regard, auto, Epanechnikov's kernel": regard(kernel="epanechnikov"),
     "KeOps": keops,
     "binning + FFT (scipy)": binning,
     "RadiusNeighborsRegressor, 6 bandwidths": neighbours,

@@ -21,7 +21,7 @@ KERNELS: dict[str, Callable[[float], scores.Score]] = {
     "Gaussian": scores.Gaussian,
     "boxcar": scores.Boxcar,
     "triangular": scores.Triangular,
-    "Epanechikov": scores.Epanechikov,
+    "Epanechnikov": scores.Epanechnikov,
 }
 WIDTHS = (0.1, 0.3, 1.0, 3.0)
 

@@ -101,7 +101,7 @@ def _compact(point: Point) -> Work:
 
 
 def _compact_options(work: Work) -> dict[str, Any]:
-    kernel = scores.Boxcar if work.kernel == "boxcar" else scores.Epanechikov
+    kernel = scores.Boxcar if work.kernel == "boxcar" else scores.Epanechnikov
     return {"score": kernel(reach(work.query, work.key))}
 
 
@@ -165,12 +165,12 @@ register(
         baseline=GAUSSIAN,
         points=(
             Point(20_000, variant="boxcar", rounds=5),
-            Point(20_000, variant="Epanechikov", only=(GAUSSIAN, "regard")),
+            Point(20_000, variant="Epanechnikov", only=(GAUSSIAN, "regard")),
         ),
         quick=64,
         goals=(
             Goal("boxcar", "speed", 5, 20_000, variant="boxcar"),
-            Goal("epanechikov", "speed", 5, 20_000, variant="Epanechikov"),
+            Goal("epanechnikov", "speed", 5, 20_000, variant="Epanechnikov"),
         ),
         tolerance=1e-3,
         notes=f"{POINTS}, so that no pair lies on a kernel's edge, which is where it reaches 1 % on average. "

@@ -18,7 +18,7 @@ RADIUS = "RadiusNeighborsRegressor"
 ONE, TWO = "KNeighborsRegressor, 1 job", "KNeighborsRegressor, 2 jobs"
 #: Up to this size, some query might be out of every point's reach.
 FEW = 4096
-BOXCAR, EPANECHNIKOV = "boxcar", "Epanechikov"
+BOXCAR, EPANECHNIKOV = "boxcar", "Epanechnikov"
 
 
 def reach(work: Work) -> float:
@@ -64,7 +64,7 @@ def _nearest(point: Point) -> Work:
 
 
 def _by_regard(work: Work) -> Call:
-    kernel = "boxcar" if work.kernel == BOXCAR else "epanechikov"
+    kernel = "boxcar" if work.kernel == BOXCAR else "epanechnikov"
     return by_estimator(kernel=kernel, bandwidth=reach(work)).prepare(work)
 
 
@@ -113,13 +113,13 @@ register(
         quick=200,
         goals=tuple(
             Goal(f"regress-neighbours-{name}{jobs}", "time", 1.0, 20_000, against=who, variant=variant)
-            for name, variant in (("boxcar", BOXCAR), ("epanechikov", EPANECHNIKOV))
+            for name, variant in (("boxcar", BOXCAR), ("epanechnikov", EPANECHNIKOV))
             for jobs, who in (("", TWO), ("-1-job", ONE))
         ),
         bound="",
         tolerance=1e-8,
         notes=f"Points are drawn from a cube. KNeighborsRegressor is a yardstick with other work: {REACHED:.0%} of "
         "the points (k = 200 at 20,000) are its neighbours, with uniform weights beside the boxcar and weights by "
-        "distance beside Epanechikov, found by a k-d tree. RadiusNeighborsRegressor does the same work as regard.",
+        "distance beside Epanechnikov, found by a k-d tree. RadiusNeighborsRegressor does the same work as regard.",
     )
 )

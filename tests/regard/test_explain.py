@@ -101,7 +101,7 @@ def test_a_gradient_that_nobody_wants_is_no_reason() -> None:
 GRID = {
     "shape": [(2, 2, 5, 7), (1, 4, 300, 260), (1, 1, 2, 70000)],
     "normalizer": list(NORMALIZERS),
-    "score": [None, "gaussian", "cosine", "epanechikov", scores.Additive(normal(8)), lambda s, *_: s],
+    "score": [None, "gaussian", "cosine", "epanechnikov", scores.Additive(normal(8)), lambda s, *_: s],
     "attn_mask": [None, "causal", "window", "padding", "dense", "bias"],
     "dropout_p": [0.0, 0.5],
     "softcap": [None, 2.0],

@@ -207,9 +207,9 @@ def cite(thing: object) -> str:
     Examples
     --------
     >>> import regard
-    >>> print(regard.cite(regard.scores.Epanechikov))
-    @article{epanechikov1969,
-      author = {Epanechikov, V. A.},
+    >>> print(regard.cite(regard.scores.Epanechnikov))
+    @article{epanechnikov1969,
+      author = {Epanechnikov, V. A.},
       title = {Non-Parametric Estimation of a Multivariate Probability Density},
       year = {1969},
       journal = {Theory of Probability \& Its Applications},

@@ -175,7 +175,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     ----------
     kernel : str or callable, default "gaussian"
         The kernel as a function of u, the distance in bandwidths. Either the name of a distance score, whose
-        exponential is the kernel, such as "gaussian" ``exp(−u²/2)`` or "epanechikov" ``1 − u²`` for u < 1 (``regard
+        exponential is the kernel, such as "gaussian" ``exp(−u²/2)`` or "epanechnikov" ``1 − u²`` for u < 1 (``regard
         catalogue`` lists all formulas); or "constant", which is 1; or a function from a tensor of u to weights of the
         same shape.
     bandwidth : float, array-like (n_features,), or str, default "scott"

@@ -15,7 +15,7 @@ from regard.scores.dot_products import Dot as Dot
 from regard.scores.dot_products import General as General
 from regard.scores.dot_products import ScaledDot as ScaledDot
 from regard.scores.kernels import Boxcar as Boxcar
-from regard.scores.kernels import Epanechikov as Epanechikov
+from regard.scores.kernels import Epanechnikov as Epanechnikov
 from regard.scores.kernels import Gaussian as Gaussian
 from regard.scores.kernels import Laplacian as Laplacian
 from regard.scores.kernels import Triangular as Triangular

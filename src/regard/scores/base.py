@@ -119,7 +119,7 @@ class Score(Part, ABC):
 
 
 #: The names in :data:`TABLE`, for editors and type checkers; kernels first.
-KernelName = Literal["boxcar", "epanechikov", "gaussian", "laplacian", "triangular"]
+KernelName = Literal["boxcar", "epanechnikov", "gaussian", "laplacian", "triangular"]
 ScoreName = Literal[KernelName, "additive", "concat", "constant", "cosine", "dot", "general", "location", "scaled_dot"]
 
 #: A FlexAttention ``score_mod``: (score, b, h, q_idx, kv_idx) -> score, elementwise.

@@ -316,7 +316,7 @@ class Boxcar(Compact):
 class Triangular(Compact):
     """Triangular kernel as a log-weight, ``log max(0, 1 − ‖q − k‖ / σ)``.
 
-    Some texts call this kernel Epanechikov's, which is quadratic: :class:`Epanechikov`.
+    Some texts call this kernel Epanechnikov's, which is quadratic: :class:`Epanechnikov`.
 
     Parameters
     ----------
@@ -343,18 +343,18 @@ class Triangular(Compact):
         return torch.where(moved, torch.where(moved, square, 0.25).sqrt(), 0.0 * square)
 
 
-# Epanechikov: weights fall with the squared distance, to 0 at the width -----------------------------------------------
+# Epanechnikov: weights fall with the squared distance, to 0 at the width -----------------------------------------------
 
 
-@register("epanechikov")
+@register("epanechnikov")
 @mechanism(
     formula="log max(0, 1 − ‖q − k‖² / σ²)",
-    sources=("epanechikov1969",),
+    sources=("epanechnikov1969",),
     learned="σ, or one for each feature",
     cost="O(L·S·E)",
 )
-class Epanechikov(Compact):
-    """Epanechikov's kernel as a log-weight, ``log max(0, 1 − ‖q − k‖² / σ²)`` (Epanechikov 1969).
+class Epanechnikov(Compact):
+    """Epanechnikov's kernel as a log-weight, ``log max(0, 1 − ‖q − k‖² / σ²)`` (Epanechnikov 1969).
 
     Some texts use this name for the linear kernel: :class:`Triangular`.
 
@@ -366,7 +366,7 @@ class Epanechikov(Compact):
     Examples
     --------
     >>> import torch
-    >>> Epanechikov(2.0).compare(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [2.0]])).exp()
+    >>> Epanechnikov(2.0).compare(torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [2.0]])).exp()
     tensor([[1.0000, 0.7500, 0.0000]])
     """
 

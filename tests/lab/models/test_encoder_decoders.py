@@ -75,7 +75,7 @@ def test_weights_are_shares_of_what_is_real(case: str) -> None:
         assert not weights[row, ..., length:].any()
     if "sigmoid" not in case:
         totals = weights.sum(-1)
-        if "epanechikov" in case or "triangular" in case:  # a row with no key in reach reads nothing
+        if "epanechnikov" in case or "triangular" in case:  # a row with no key in reach reads nothing
             totals = torch.where(totals == 0, 1, totals)
         torch.testing.assert_close(totals, torch.ones(3, len(model.maps), 8, dtype=torch.float64))
     if " hard " in case:

@@ -342,7 +342,7 @@ def test_many_rows_are_sampled(regard, curve: Path, monkeypatch: pytest.MonkeyPa
     outcome = regard("regress", curve, "--target", "y")
     assert "seen on 10 rows drawn at random." in outcome.out
     assert "15 rows drawn at random, predicted from the rest: off by" in outcome.out
-    for options in ([], ["--empty", "raise", "--kernel", "epanechikov", "--bandwidth", "0.2"]):
+    for options in ([], ["--empty", "raise", "--kernel", "epanechnikov", "--bandwidth", "0.2"]):
         record = json.loads(regard("regress", curve, "--target", "y", "--json", *options).out)
         assert record["quality"]["way"] == "held out"
         assert record["quality"]["rows"] + record["quality"]["rows_lost"] == 15

@@ -17,7 +17,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("score", ["laplacian", "triangular", "epanechikov", "gaussian", "scaled_dot", "additive"])
+@pytest.mark.parametrize("score", ["laplacian", "triangular", "epanechnikov", "gaussian", "scaled_dot", "additive"])
 def test_a_gradient_of_a_gradient_is_never_0_in_silence(score: str) -> None:
     made: Any = scores.Additive(normal(4, seed=5)) if score == "additive" else score
     key, value = 0.2 * normal(1, 1, 5, 4, seed=1), normal(1, 1, 5, 4, seed=2)

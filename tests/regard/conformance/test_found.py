@@ -7,11 +7,11 @@ from regard.testing import LAWS, Case, judge
 FOUND = [
     # 1 − s near the rim of a compact kernel magnifies the last digit of the distance: 1/width must not be rounded.
     ("aux", "fused", Case(
-        score="epanechikov", lead=(3,), key_heads=2, group=2, queries=5, keys=7, width=3, value_width=4,
+        score="epanechnikov", lead=(3,), key_heads=2, group=2, queries=5, keys=7, width=3, value_width=4,
         mask=("packed",), scale=-1.0, layout="transposed", tile=(3, 5), seed=60233,
     )),
     ("budget", "fused", Case(
-        score="epanechikov", lead=(3,), queries=67, keys=6, width=3, value_width=8,
+        score="epanechnikov", lead=(3,), queries=67, keys=6, width=3, value_width=8,
         mask=("bias", "BHLS", 0.8, "sliced", 0.0), scale=0.5, layout="broadcast", rows="twins", tile=(8, 2), seed=62528,
     )),
     # Weights that are even because float32 holds no score beside −1e9 meet the slope of a key near the rim.
@@ -43,7 +43,7 @@ FOUND = [
     )),
     # Eager's log-sum-exp of an only key is its score; a logarithm of a sum near 1 has a rounding of that sum.
     ("aux", "fused", Case(
-        score="epanechikov/features", lead=(1, 2, 1), key_heads=2, group=2, queries=6, keys=1, width=3, value_width=2,
+        score="epanechnikov/features", lead=(1, 2, 1), key_heads=2, group=2, queries=6, keys=1, width=3, value_width=2,
         mask=("and", ("and", ("sinks", 4), ("padding", False)), ("not", ("padding", True))), magnitude=0.001,
         learned=True, wide=True, tile=(8, 2), seed=25544,
     )),

@@ -209,7 +209,7 @@ def test_fx_records_a_call() -> None:
 
 SCORES: dict[str, Any] = {
     "scaled_dot": None, "gaussian": "gaussian", "laplacian": "laplacian", "cosine": "cosine",
-    "epanechikov": "epanechikov", "additive": scores.Additive(normal(8, seed=7)),
+    "epanechnikov": "epanechnikov", "additive": scores.Additive(normal(8, seed=7)),
 }  # fmt: skip
 MASKS: dict[str, Any] = {
     "none": None,

@@ -51,7 +51,7 @@ SCORES: dict[str, Any] = {
     "gaussian": lambda: scores.Gaussian(*learned(torch.full((E,), 1.7, dtype=torch.float64))),
     "general": lambda: scores.General(*learned(W[0])),
     "cosine": lambda: scores.Cosine(*learned(torch.tensor(0.3, dtype=torch.float64))),
-    "epanechikov": lambda: scores.Epanechikov(*learned(torch.full((E,), 4.5, dtype=torch.float64))),
+    "epanechnikov": lambda: scores.Epanechnikov(*learned(torch.full((E,), 4.5, dtype=torch.float64))),
     "location": lambda: scores.Location(*learned(POSITIONS)),
     "score_mod": lambda: lambda score, b, h, q, k: score - 0.1 * (h + 1) * (q - k).abs(),
 }

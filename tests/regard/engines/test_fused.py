@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SCORES = (
     "additive", "additive/heads", "additive/projected", "concat", "gaussian/features", "laplacian",
-    "laplacian/features", "boxcar", "triangular/features", "epanechikov/learned", "scaled_dot", "general",
+    "laplacian/features", "boxcar", "triangular/features", "epanechnikov/learned", "scaled_dot", "general",
     "cosine/learned",
 )  # fmt: skip
 MASKS: dict[str, Recipe] = {
@@ -109,7 +109,7 @@ def test_masks_over_tiles_and_blocks(mask: str) -> None:
 
 @pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize(("E", "V"), [(1, 1), (3, 130), (4, 12), (20, 70), (65, 5)])
-@pytest.mark.parametrize("score", ["additive/heads", "gaussian", "laplacian", "epanechikov", "general"])
+@pytest.mark.parametrize("score", ["additive/heads", "gaussian", "laplacian", "epanechnikov", "general"])
 def test_widths(score: str, E: int, V: int) -> None:
     for law in LAWS:
         holds(law, score=score, width=E, value_width=V, queries=9, keys=515)
@@ -121,7 +121,7 @@ def test_widths(score: str, E: int, V: int) -> None:
 @pytest.mark.parametrize("mask", [None, "window", "bias"])
 @pytest.mark.parametrize(
     "score",
-    ["additive", "concat", "gaussian", "laplacian/learned", "boxcar", "epanechikov", "scaled_dot", "cosine/learned"],
+    ["additive", "concat", "gaussian", "laplacian/learned", "boxcar", "epanechnikov", "scaled_dot", "cosine/learned"],
 )
 def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
     learned = not score.startswith(("additive", "concat")) and mask != "bias"
@@ -238,7 +238,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("score", ["additive/projected", "gaussian", "laplacian", "epanechikov", "scaled_dot"])
+@pytest.mark.parametrize("score", ["additive/projected", "gaussian", "laplacian", "epanechnikov", "scaled_dot"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout: str, score: str) -> None:
     def run(contiguous: bool, which: int) -> list[Tensor]:

@@ -32,7 +32,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "alibi": {"score": scores.Additive(normal(8)), "attn_mask": masks.alibi(4, align="upper_left")},
     "gaussian": {"score": "gaussian"},
     "laplacian": {"score": scores.Laplacian(1.5)},
-    "epanechikov": {"score": scores.Epanechikov(3.5)},
+    "epanechnikov": {"score": scores.Epanechnikov(3.5)},
     "sinks": {"attn_mask": masks.causal("upper_left") & (masks.window(9, 0, align="upper_left") | masks.sinks(4))},
     "relative": {"attn_mask": masks.relative(normal(4, 81), align="upper_left")},
 }

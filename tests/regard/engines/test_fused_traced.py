@@ -36,7 +36,7 @@ MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "gaussian": lambda: {"score": "gaussian", "is_causal": True},
     "dot": lambda: {"attn_mask": masks.dilated(3, align="upper_left")},
     "laplacian": lambda: {"score": "laplacian"},
-    "epanechikov": lambda: {"score": scores.Epanechikov(2.5)},
+    "epanechnikov": lambda: {"score": scores.Epanechnikov(2.5)},
 }
 
 
@@ -189,7 +189,7 @@ CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
     "concat": lambda w: {"score": scores.Concat(w, normal(E, 2 * E, dtype=F64)), "is_causal": True},
     "gaussian": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "attn_mask": masks.padding(torch.tensor([5, 0]))},
     "laplacian": lambda w: {"score": scores.Laplacian(w.abs() + 0.5), "is_causal": True},
-    "epanechikov": lambda w: {"score": scores.Epanechikov(w.abs() + 4.0), "is_causal": True},
+    "epanechnikov": lambda w: {"score": scores.Epanechnikov(w.abs() + 4.0), "is_causal": True},
     "triangular": lambda w: {
         "score": scores.Triangular(w.abs() + 4.0),
         "attn_mask": masks.dilated(2, align="upper_left"),

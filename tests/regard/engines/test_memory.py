@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "gaussian": lambda L: {"score": "gaussian"},
     "gaussian streaming": lambda L: {"score": "gaussian", "engine": "streaming"},
     "laplacian": lambda L: {"score": "laplacian"},
-    "epanechikov": lambda L: {"score": scores.Epanechikov(5.0)},
+    "epanechnikov": lambda L: {"score": scores.Epanechnikov(5.0)},
     "score_mod": lambda L: {"score": lambda s, b, h, q_idx, kv_idx: s - (q_idx - kv_idx).abs()},
     "sparsemax": lambda L: {"normalizer": "sparsemax"},
     "sigmoid": lambda L: {"normalizer": "sigmoid"},
@@ -102,7 +102,7 @@ def bound(L: int) -> int:
 
 
 #: Calls whose tiles are small, because a pair takes many numbers, or are swept many times.
-SLOW = ("epanechikov", "gaussian streaming", "additive", "sparsemax", "argmax")
+SLOW = ("epanechnikov", "gaussian streaming", "additive", "sparsemax", "argmax")
 
 
 def lengths(call: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ def wide_gaussian(dtype: torch.dtype) -> scores.Score:
 
 
 def boxcar(dtype: torch.dtype) -> scores.Score:
-    return scores.Epanechikov(torch.full((E,), 4.0, dtype=dtype).requires_grad_())
+    return scores.Epanechnikov(torch.full((E,), 4.0, dtype=dtype).requires_grad_())
 
 
 CASES: list[tuple[str, Any]] = [

@@ -35,7 +35,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "gaussian": {"score": "gaussian"},
     "boxcar": {"score": scores.Boxcar(3.5)},
     "laplacian": {"score": "laplacian"},
-    "epanechikov": {"score": scores.Epanechikov(4.5)},
+    "epanechnikov": {"score": scores.Epanechnikov(4.5)},
     "score_mod": {"score": bent},
     "sparsemax": {"normalizer": "sparsemax"},
     "entmax": {"normalizer": Entmax(1.3)},

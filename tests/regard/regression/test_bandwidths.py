@@ -9,7 +9,7 @@ from regard.regression import NadarayaWatsonRegressor
 
 KERNELS = {
     "gaussian": lambda square: np.exp(-0.5 * square),
-    "epanechikov": lambda square: np.maximum(1 - square, 0),
+    "epanechnikov": lambda square: np.maximum(1 - square, 0),
 }
 
 
@@ -39,7 +39,7 @@ def waves(n: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 CASES = pytest.mark.parametrize(
     ("width", "kernel", "order"),
-    [(1, "gaussian", 0), (3, "gaussian", 0), (1, "gaussian", 1), (2, "epanechikov", 0)],
+    [(1, "gaussian", 0), (3, "gaussian", 0), (1, "gaussian", 1), (2, "epanechnikov", 0)],
 )
 
 

@@ -22,7 +22,7 @@ def made(n=90, seed=0):
     return X, y, rng.normal(size=(30, 2))
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "epanechikov", "laplacian"])
+@pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", "laplacian"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_votes(kernel, weighted):
     X, y, query = made()

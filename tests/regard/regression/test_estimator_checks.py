@@ -11,12 +11,12 @@ from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 
 ESTIMATORS = [
     NadarayaWatsonRegressor(),
-    NadarayaWatsonRegressor(kernel="epanechikov", order=1),
+    NadarayaWatsonRegressor(kernel="epanechnikov", order=1),
     NadarayaWatsonRegressor(kernel="laplacian", bandwidth="silverman"),
     NadarayaWatsonRegressor(bandwidth="loo"),
     NadarayaWatsonRegressor(bandwidth="learned", max_iter=5),
     NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
-    NadarayaWatsonRegressor("epanechikov", 0.8, method="tiles"),
+    NadarayaWatsonRegressor("epanechnikov", 0.8, method="tiles"),
     NadarayaWatsonClassifier(),
     NadarayaWatsonClassifier(method="nufft"),
     NadarayaWatsonClassifier(kernel="triangular", bandwidth="loo"),

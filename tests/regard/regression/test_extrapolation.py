@@ -62,7 +62,7 @@ def test_reach_is_a_number_of_bandwidths(kernel, radius):
 
 
 def test_compact_kernels_reach_one_bandwidth():
-    model = NadarayaWatsonRegressor("epanechikov", 0.2).fit(np.linspace(0, 1, 50)[:, None], np.zeros(50))
+    model = NadarayaWatsonRegressor("epanechnikov", 0.2).fit(np.linspace(0, 1, 50)[:, None], np.zeros(50))
     assert model.extrapolates([[1.19], [1.21], [-0.19], [-0.21]]).tolist() == [False, True, False, True]
 
 
@@ -90,7 +90,7 @@ def test_rows_like_those_of_training_are_within_reach(load, options):
 def test_a_category_that_was_not_there():
     rng = np.random.default_rng(0)
     for categories in (1, 2, 3, 9):
-        for kernel in ("gaussian", "laplacian", "epanechikov"):
+        for kernel in ("gaussian", "laplacian", "epanechnikov"):
             X = np.column_stack([np.arange(60) % categories, rng.normal(size=(60, 4))])
             query = np.column_stack([[0.0, categories - 1, categories, -1.0], X[:4, 1:]])
             for kind in (NadarayaWatsonRegressor, NadarayaWatsonClassifier):

@@ -27,7 +27,7 @@ def parts(monkeypatch):
 
 
 @pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize("kernel", ["gaussian", "epanechikov"])
+@pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov"])
 def test_parts_make_no_difference(order, kernel, monkeypatch, request):
     model = NadarayaWatsonRegressor(kernel, 0.8, order=order, empty="mean").fit(X, Y)
     whole = [*model.predict(QUERY, return_std=True), model.weights(QUERY), *model.attention(QUERY, topk=4)]
@@ -75,7 +75,7 @@ def test_an_interrupt_leaves_everything_usable(parts, monkeypatch):
 
 
 def test_calls_at_once():
-    model = NadarayaWatsonRegressor("epanechikov", 0.7, empty="mean").fit(X, Y)
+    model = NadarayaWatsonRegressor("epanechnikov", 0.7, empty="mean").fit(X, Y)
     expected = model.predict(QUERY)
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: model.predict(QUERY), range(12)):

@@ -184,8 +184,8 @@ def test_auto_chooses_by_sizes_and_says_so(monkeypatch):
         ("gaussian", 30_000, 1_000, 5, 0.01, "tiles", True),
         ("gaussian", 30_000, 1_000, 5, 0.2, "exact", False),
         ("laplacian", 100_000, 10_000, 1, 0.0002, "tiles", False),
-        ("epanechikov", 100_000, 10_000, 3, 0.02, "exact", False),
-        ("epanechikov", 1_000_000, 10_000, 3, 0.01, "tiles", True),
+        ("epanechnikov", 100_000, 10_000, 3, 0.02, "exact", False),
+        ("epanechnikov", 1_000_000, 10_000, 3, 0.01, "tiles", True),
     ],
 )  # fmt: skip
 def test_what_was_fastest_is_chosen(kernel, n, count, d, bandwidth, method, by_tree):
@@ -252,7 +252,7 @@ def test_without_finufft_a_sentence_says_what_to_install(monkeypatch):
     assert NadarayaWatsonRegressor().fit(*data(7)[:2]).predict([[0.0, 0.0]]).shape == (1, 2)
 
 
-@across({"way": FAST[1:], "order": [0, 1], "kernel": ["gaussian", "laplacian", "epanechikov"]})
+@across({"way": FAST[1:], "order": [0, 1], "kernel": ["gaussian", "laplacian", "epanechnikov"]})
 def test_bandwidths_that_share_looks_have_the_errors_of_each(way, order, kernel):
     X, y, _, weight = data(5, n=400)
     X[7] = X[3]  # a point whose nearest other is no distance away
@@ -298,7 +298,7 @@ def test_queries_that_no_point_reaches(way):
     X, y, _, _ = data(8, n=50)
     with summing(way) as method:
         for bandwidth in (0.1, 0.1 * torch.ones(2, 2)):
-            model = NadarayaWatsonRegressor("epanechikov", 0.1, method=method, empty="mean").fit(X, y)
+            model = NadarayaWatsonRegressor("epanechnikov", 0.1, method=method, empty="mean").fit(X, y)
             far = np.array([[90.0, 90.0], [-90.0, 3.0]])
             np.testing.assert_allclose(model.predict(far), np.tile(y.mean(0), (2, 1)))
             smoother, own = model._smoother(double=True), torch.tensor([0, 1])

@@ -114,7 +114,7 @@ def test_laws(seed, kernel, width, weighted):
     np.testing.assert_allclose(table @ y, found, atol=1e-9)
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "epanechikov", "constant"])
+@pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", "constant"])
 def test_a_local_line_is_exact_for_linear_targets(kernel):
     X, _, query = made(n=400, width=3)
     slope = np.array([[1.0, -2.0], [0.5, 0.0], [3.0, 1.0]])
@@ -157,7 +157,7 @@ class TestEmpty:
     query = np.array([[0.5], [5.0], [-4.0]])
 
     def model(self, empty):
-        return NadarayaWatsonRegressor("epanechikov", 1.0, empty=empty).fit(self.X, self.y)
+        return NadarayaWatsonRegressor("epanechnikov", 1.0, empty=empty).fit(self.X, self.y)
 
     def test_nearest_warns_once_with_a_count(self):
         message = (

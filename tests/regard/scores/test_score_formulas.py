@@ -78,7 +78,7 @@ BY_HAND = [
     (scores.Laplacian(torch.tensor([1.0, 2.0])), [1, 2], [[2, 2], [0, 6]], [-1, -3]),
     (scores.Boxcar(2.0), [1, 2], [[1, 4], [3, 2], [3, 3], [1, 2]], [0, 0, -INF, 0]),
     (scores.Triangular(4.0), [1, 2], [[1, 2], [1, 5], [1, 6], [5, 6]], [0, math.log(1 / 4), -INF, -INF]),
-    (scores.Epanechikov(4.0), [1, 2], [[1, 2], [1, 4], [1, 6]], [0, math.log(3 / 4), -INF]),
+    (scores.Epanechnikov(4.0), [1, 2], [[1, 2], [1, 4], [1, 6]], [0, math.log(3 / 4), -INF]),
     (scores.Constant(), [1, 2], [[3, 4], [-1, 0]], [0, 0]),
     (scores.ScoreMod(lambda score, b, h, q, k: score, scores.Dot()), [1, 2], [[3, 4]], [11]),
 ]  # fmt: skip

@@ -39,7 +39,7 @@ KERNELS = {
     "gaussian": (scores.Gaussian, lambda u: math.exp(-u * u / 2), lambda u: u * u),
     "laplacian": (scores.Laplacian, lambda u: math.exp(-u), lambda u: u),
     "triangular": (scores.Triangular, lambda u: 1 - u, lambda u: u / (1 - u)),
-    "epanechikov": (scores.Epanechikov, lambda u: 1 - u * u, lambda u: 2 * u * u / (1 - u * u)),
+    "epanechnikov": (scores.Epanechnikov, lambda u: 1 - u * u, lambda u: 2 * u * u / (1 - u * u)),
     "boxcar": (scores.Boxcar, lambda u: 1.0, lambda u: 0.0),
 }
 

@@ -479,7 +479,7 @@ class CosineAttention(ScoredAttention):
 
 @mechanism(
     formula="Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)",
-    sources=("nadaraya1964", "watson1964", "epanechikov1969"),
+    sources=("nadaraya1964", "watson1964", "epanechnikov1969"),
     learned="log σ, or one for each feature",
     cost="O(L·S·(E + V))",
     reads="gaussian",
@@ -488,7 +488,7 @@ class KernelAttention(ScoredAttention):
     """Kernel regression, ``Σ_i K((q − k_i) / σ) v_i / Σ_j K((q − k_j) / σ)`` (Nadaraya 1964; Watson 1964).
 
     A kernel is the exponential of a distance score in :mod:`regard.scores`, such as :class:`~regard.scores.Gaussian` or
-    :class:`~regard.scores.Epanechikov`. A query with no key within the width of a compact kernel gets zeros.
+    :class:`~regard.scores.Epanechnikov`. A query with no key within the width of a compact kernel gets zeros.
     The boxcar's width has no gradient.
 
     Parameters

@@ -108,11 +108,11 @@ sample(
 )
 sample(
     "KernelAttention",
-    lambda **where: nn.KernelAttention("epanechikov", 5.0, learn_width=False, **where),
+    lambda **where: nn.KernelAttention("epanechnikov", 5.0, learn_width=False, **where),
     _call(6, 6, 3),
     _read(lambda layer, q, k: np.log(np.maximum(1 - _squares(layer, q, k), 1e-300))),
     padded,
-    variant="epanechikov",
+    variant="epanechnikov",
 )
 sample(
     "KernelAttention",

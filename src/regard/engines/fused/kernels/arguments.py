@@ -54,8 +54,8 @@ PAD = 16
 ROW = TILE + PAD
 
 #: Scores of a distance by the number that ``kind`` holds; from ``COMPACT`` on, weights are 0 beyond a distance.
-RADIAL = ("gaussian", "laplacian", "boxcar", "triangular", "epanechikov")
-GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHIKOV = range(len(RADIAL))
+RADIAL = ("gaussian", "laplacian", "boxcar", "triangular", "epanechnikov")
+GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHNIKOV = range(len(RADIAL))
 COMPACT = BOXCAR
 #: The additive score: features up to here lose precision to exponentials.
 SMALL_FEATURE = 0.5

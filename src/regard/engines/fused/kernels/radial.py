@@ -1,6 +1,6 @@
 """Scores of the distance (q − k) / width, in few dimensions.
 
-The Gaussian, boxcar, triangular and Epanechikov's kernel are of the Euclidean distance, squared below; the Laplacian
+The Gaussian, boxcar, triangular and Epanechnikov's kernel are of the Euclidean distance, squared below; the Laplacian
 is of the Manhattan distance.
 """
 
@@ -14,7 +14,7 @@ from regard.engines.fused.kernels.arguments import (
     BLOCK,
     BOXCAR,
     COMPACT,
-    EPANECHIKOV,
+    EPANECHNIKOV,
     GROUP,
     LAPLACIAN,
     ROW,
@@ -108,7 +108,7 @@ def _pairs(count, kind, first=True, near_rim=False):
                 s[j] = one if total <= one else zero
             elif kind == TRIANGULAR:
                 s[j] = one - math.sqrt(total) if total < one else zero
-            elif kind == EPANECHIKOV:
+            elif kind == EPANECHNIKOV:
                 s[j] = one - total if total < one else zero
             else:
                 s[j] = total if first else s[j] + total
@@ -118,7 +118,7 @@ def _pairs(count, kind, first=True, near_rim=False):
 
 _boxcar1, _boxcar2, _boxcar3 = (_pairs(n, BOXCAR) for n in (1, 2, 3))
 _triangular1, _triangular2, _triangular3 = (_pairs(n, TRIANGULAR, near_rim=True) for n in (1, 2, 3))
-_epanechikov1, _epanechikov2, _epanechikov3 = (_pairs(n, EPANECHIKOV, near_rim=True) for n in (1, 2, 3))
+_epanechnikov1, _epanechnikov2, _epanechnikov3 = (_pairs(n, EPANECHNIKOV, near_rim=True) for n in (1, 2, 3))
 
 
 def _distances(kind, near_rim=False):
@@ -224,11 +224,11 @@ def near_weights(s, k, q, inverse, rest, C, kind, lanes):
         else:
             _triangular1(s, k, q, inverse, rest, lanes)
     elif C == 3:
-        _epanechikov3(s, k, q, inverse, rest, lanes)
+        _epanechnikov3(s, k, q, inverse, rest, lanes)
     elif C == 2:
-        _epanechikov2(s, k, q, inverse, rest, lanes)
+        _epanechnikov2(s, k, q, inverse, rest, lanes)
     else:
-        _epanechikov1(s, k, q, inverse, rest, lanes)
+        _epanechnikov1(s, k, q, inverse, rest, lanes)
 
 
 @njit(**FAST)

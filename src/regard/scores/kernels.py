@@ -343,7 +343,7 @@ class Triangular(Compact):
         return torch.where(moved, torch.where(moved, square, 0.25).sqrt(), 0.0 * square)
 
 
-# Epanechnikov: weights fall with the squared distance, to 0 at the width -----------------------------------------------
+# Epanechnikov: weights fall with the squared distance, to 0 at the width ----------------------------------------------
 
 
 @register("epanechnikov")

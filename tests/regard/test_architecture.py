@@ -162,7 +162,9 @@ for named in calls:
     out, aux = regard.attention(q, q, q, **named, return_aux=regard.AuxRequest(lse=True, topk=2))
     out.sum().backward()
 print(regard.explain(q, q, q).engine.name, str(regard.masks.window(1, 0).draw(3)).count("█"))
-import regard.inspect, regard_lab.models, regard_lab.tasks.translation, regard_cli
+import regard.inspect, regard_cli, regard_lab.models, regard_lab.text, regard_lab.data, regard_lab.training
+import regard_lab.generation, regard_lab.tasks.translation, regard_lab.tasks.language, regard_lab.tasks.classification
+import regard_lab.tasks.captioning, regard_lab.tasks.pronunciation
 print("all")
 """
 

@@ -39,7 +39,9 @@ else:
                 "ClassificationOptions HeadOptions LabelledOptions LoRAOptions TextTrainingOptions"
             ),
             "regard_lab.tasks.classification.texts": "LabelledTokens TextClassifier TokenLabeller",
-            "regard_lab.tasks.classification.training": "ClassificationObjective FineTuning ImageTraining classification_metrics",
+            "regard_lab.tasks.classification.training": (
+                "ClassificationObjective FineTuning ImageTraining classification_metrics"
+            ),
         },
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pairwise import pairwise
-from regard_lab.models._parts import TIES
+from regard_lab.models.attending import TIES
 from regard_lab.models.recurrent_config import CELLS, WIRINGS
 from regard_lab.models.transformer_config import NORMS, POSITIONS
 

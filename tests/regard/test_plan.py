@@ -137,14 +137,14 @@ def test_a_plan_keeps_no_tensor_alive(name: str, engine: str) -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plan, "KEPT", 5)
+    monkeypatch.setattr(_plan, "MAX_PLANS", 5)
     for length in range(2, 14):
         regard.attention(Q, K[:, :, :length], V[:, :, :length], score="cosine")
     assert len(_plan._plans) == 5
 
 
 def test_threads_may_plan_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plan, "KEPT", 3)
+    monkeypatch.setattr(_plan, "MAX_PLANS", 3)
     lengths = [3, 5, 8, 13, 20]
     right = {n: regard.attention(Q, K[:, :, :n], V[:, :, :n], score="gaussian") for n in lengths}
 

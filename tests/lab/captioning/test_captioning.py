@@ -306,7 +306,7 @@ def test_rewards_that_make_no_sense_are_refused(data: Path) -> None:
         ({"reward": {"cider": 1.0}}, "start must be given where only rewards count"),
         ({"reward": {"draws": 3}}, r"draws must be left out where no score has a weight, got 3"),
         ({"reward": {"cider": -1.0}}, "cider must be a finite number of at least 0"),
-        ({"reward": {"cider": 1.0, "draws": 1}}, "draws must be at least 2"),
+        ({"reward": {"cider": 1.0, "draws": 1}}, "draws must be an int of at least 2"),
         ({"reward": {"bleu": 1.0, "temperature": 0.0}}, "temperature must be above 0"),
         ({"reward": {"bleu": 1.0}, "start": "a", "training": {"coverage": 0.5}},
          "coverage must be left out where rewards count, got 0.5"),

@@ -307,7 +307,7 @@ def test_rewards_that_make_no_sense_are_refused(data: Path) -> None:
         ({"reward": {"draws": 3}}, r"draws must be left out where no score has a weight, got 3"),
         ({"reward": {"cider": -1.0}}, "cider must be a finite number of at least 0"),
         ({"reward": {"cider": 1.0, "draws": 1}}, "draws must be an int of at least 2"),
-        ({"reward": {"bleu": 1.0, "temperature": 0.0}}, "temperature must be above 0"),
+        ({"reward": {"bleu": 1.0, "temperature": 0.0}}, "temperature must be a positive finite number"),
         ({"reward": {"bleu": 1.0}, "start": "a", "training": {"coverage": 0.5}},
          "coverage must be left out where rewards count, got 0.5"),
         ({"reward": {"bleu": 1.0, "likelihood": 1.0}, "training": {"teacher_forcing": 0.5}},

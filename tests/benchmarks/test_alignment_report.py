@@ -28,4 +28,4 @@ def test_a_report_of_a_few_pairs(tmp_path, monkeypatch, capsys):
     assert set(model) == {"everyday", "longer", "signs"} and 0 <= model["everyday"]["attention"]["aer"] <= 100
     table = alignment.summary(found)
     assert table in capsys.readouterr().out and table in (tmp_path / "alignment.md").read_text(encoding="utf-8")
-    assert table.count("| lexical aligner |") == 2 and "first words at a sign" in table
+    assert table.count("| lexical aligner |") == 2 and "first words at punctuation" in table

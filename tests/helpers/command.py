@@ -14,7 +14,7 @@ from regard_cli import main
 
 
 @dataclass(frozen=True)
-class EngineOutput:
+class Outcome:
     """What a command left behind."""
 
     code: int
@@ -31,15 +31,15 @@ def heard() -> Iterator[None]:
 
 
 @pytest.fixture
-def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineOutput]:
+def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Return a function that runs a command."""
 
-    def run(*arguments: object, stdin: str | bytes = "") -> EngineOutput:
+    def run(*arguments: object, stdin: str | bytes = "") -> Outcome:
         binary = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(binary, encoding="utf-8"))
         with pytest.raises(SystemExit) as caught:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return EngineOutput(int(caught.value.code or 0), captured.out, captured.err)
+        return Outcome(int(caught.value.code or 0), captured.out, captured.err)
 
     return run

@@ -171,7 +171,7 @@ PARTS: list[Row] = [
     (called(engine="sdpa", normalizer="sparsemax"), ValueError, f"{CANNOT} 'sdpa': softmax only, not Sparsemax."),
     (called(engine="sdpa", softcap=2.0), ValueError, f"{CANNOT} 'sdpa': no softcap."),
     (called(engine="sdpa", score=scores.Additive(torch.ones(64))), ValueError, f"{CANNOT} 'sdpa': Additive is not a dot product of features of the query and of the key."),
-    (called(Q.double(), K.double(), V.double(), engine="sdpa", score="gaussian"), ValueError, f"{CANNOT} 'sdpa': Gaussian as a dot product cancels, and there is no dtype wider than float64 to absorb that."),
+    (called(Q.double(), K.double(), V.double(), engine="sdpa", score="gaussian"), ValueError, f"{CANNOT} 'sdpa': as a dot product, the Gaussian loses digits to cancellation and needs a dtype wider than float64."),
     (called(engine="streaming", normalizer="gumbel"), ValueError, f"{CANNOT} 'streaming': Gumbel declares no streaming rule (Normalizer.streams)."),
     (called(return_aux=True), TypeError, "return_aux must be an AuxRequest or None, got True."),
     (called(return_aux={"lse": True}), TypeError, "return_aux must be an AuxRequest or None, got an object of type dict."),

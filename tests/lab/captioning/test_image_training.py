@@ -118,7 +118,7 @@ def test_a_resumed_run_has_the_options_and_images_it_began_with(data: Path, tmp_
     edited.write_text(edited.read_text().replace("flip = true", "flip = false"))
     images, labels = drawn(200, seed=9)
     np.savez(own, images=images, labels=labels)
-    with pytest.raises(ValueError, match="data must be the images that the run began with, got others"):
+    with pytest.raises(ValueError, match="data must be the images of the original run, got others"):
         ImageTraining.resumed(tmp_path / "a", {"steps": 6}, lambda _: None).train(resume=True)
     with pytest.raises(ValueError, match="out must be a new folder, or be resumed"):
         ImageTraining(asked, tmp_path / "a", lambda _: None).train()
@@ -189,7 +189,7 @@ def test_what_is_refused(data: Path, tmp_path: Path) -> None:
         ({"data": {"valid": "a", "held_out": 0.2}}, "data.held_out must be left out where valid is given"),
         ({"training": {"guide": 0.1}}, "training.guide must be left out for a classifier of images"),
         ({"training": {"strategy": "fsdp"}}, "training.strategy must be 'auto' or 'ddp'"),
-        ({"augmentation": {"shift": -1}}, "augmentation.shift must be at least 0"),
+        ({"augmentation": {"shift": -1}}, "augmentation.shift must be an int from 0 to"),
     ],
 )
 def test_options_that_are_refused(table: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:
     (tmp_path / "cats" / "0.png").write_bytes((photos / "red" / "0.png").read_bytes())
     for arguments, sentence in (
         (["classify", "--model", out, broken], "broken.jpg must be an image"),
-        (["classify", "--model", out, broken, broken], "have images that can be read, got none"),
+        (["classify", "--model", out, broken, broken], "none of the images can be read"),
         (["classify", "--model", out, tmp_path / "no.png"], "no.png must exist, got no such file"),
         (["classify", "--model", out], "name image files, or pass --data"),
         (["classify", "--model", out, "--pairs", broken], "--pairs must be left out for an image classifier"),

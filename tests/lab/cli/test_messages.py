@@ -98,12 +98,12 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
         (["translate", "a", "--beams", "0"], "translate: --beams must be an int from 1 to 1,000, got 0."),
         (
             ["translate", "a", "--model", __file__],
-            f"translate: --model must be the folder of a model, got a file, {__file__}.",
+            f"translate: --model must be a model folder, got a file, {__file__}.",
         ),
         (["translate", "a", "--batch", "0"], "translate: --batch must be an int of at least 1, got 0."),
         (
             ["compare", "translation", "--attention", "dot", "--out", "x"],
-            "compare: --attention must name two",
+            "compare: --attention must name at least two",
         ),
         (
             ["train", "translation", "--out", "x", "--steps", "99999999999999999999"],

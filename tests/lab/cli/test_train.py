@@ -577,7 +577,7 @@ class TestResume:
         )
         run.write_text(run.read_text(encoding="utf-8").replace('"bfloat16"', '"bfloat"', 1), encoding="utf-8")
         result = regard("train", "translation", "--out", tmp_path, "--resume")
-        assert result.code == 2 and f"{run} must be the file that the run began with" in result.err
+        assert result.code == 2 and f"{run} is damaged: the run cannot be resumed" in result.err
 
     def test_an_interrupt_in_a_step(self, regard, pairs, tmp_path, monkeypatch) -> None:
         real, steps = Learner.training_step, []

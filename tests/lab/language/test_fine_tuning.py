@@ -142,7 +142,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(tune: str, start: Path, data: Pa
     data_path, content = Path(asked.data.data), Path(asked.data.data).read_text()
     try:
         data_path.write_text(content + "another good one\tyes\n")
-        with pytest.raises(ValueError, match="data must be the texts that the run began with"):
+        with pytest.raises(ValueError, match="data must be the texts of the original run"):
             FineTuning.resumed(tmp_path / "cut", {}, lambda _: None).train(resume=True)
     finally:
         data_path.write_text(content)

@@ -143,8 +143,8 @@ W_V = "attending.layer.w_v"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json must exist, got no such file"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors must exist, got no such file"),
-    "broken JSON": (_write("config.json", b'{"format": '), "config.json must be JSON, got something else"),
-    "cut config": (_cut("config.json", 0.5), "config.json must be JSON, got something else"),
+    "broken JSON": (_write("config.json", b'{"format": '), "config.json must be JSON, got invalid JSON"),
+    "cut config": (_cut("config.json", 0.5), "config.json must be JSON, got invalid JSON"),
     "binary config": (_write("config.json", b"\x80\x04\x95\xff\xfe"), "config.json must be JSON"),
     "deep JSON": (_write("config.json", b"[" * 100_000), "config.json must be JSON"),
     "a list": (_write("config.json", b"[1]"), "must describe a model of format 'regard.sequences', got [1]"),

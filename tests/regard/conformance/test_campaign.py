@@ -73,7 +73,7 @@ def test_a_journal_of_another_campaign_is_refused(tmp_path, capsys):
 
 def test_laws_that_concern_no_case_are_said(capsys):
     assert main(["--cases", "1", "--law", "drawn", "--engine", "fused", "--workers", "0"]) == 2
-    assert "the laws drawn apply to no case of fused" in capsys.readouterr().err
+    assert "the laws drawn concern no case of fused" in capsys.readouterr().err
 
 
 def answer(item):

@@ -6,9 +6,6 @@ from typing import Any
 
 import torch
 from pairwise import pairwise
-from regard_lab.models._parts import TIES
-from regard_lab.models.recurrent_config import CELLS, WIRINGS
-from regard_lab.models.transformer_config import NORMS, POSITIONS
 
 from regard_lab.models import (
     EncoderDecoder,
@@ -17,7 +14,9 @@ from regard_lab.models import (
     TransformerConfig,
     TransformerEncoderDecoder,
 )
-from regard_lab.models.attending import DRAWS, PLAIN, SCOPES, SCORES
+from regard_lab.models.attending import DRAWS, PLAIN, SCOPES, SCORES, TIES
+from regard_lab.models.recurrent import CELLS, WIRINGS
+from regard_lab.models.transformer import NORMS, POSITIONS
 
 SOURCES, TARGETS = 12, 9
 _RECURRENT = {"embedding": 6, "encoder": 5, "decoder": 7, "features": 8, "longest": 10}
@@ -69,7 +68,7 @@ def _recurrent() -> dict[str, dict[str, Any]]:
     rows = pairwise(
         {
             "wiring": WIRINGS,
-            "cell": CELLS,
+            "cell": tuple(CELLS),
             "encoder_layers": (1, 2),
             "decoder_layers": (1, 2),
             "bidirectional": (True, False),

@@ -15,7 +15,7 @@ from regard_lab.models import (
     TransformerEncoderDecoder,
 )
 from regard_lab.models.attending import DRAWS, PLAIN, SCOPES, SCORES, TIES
-from regard_lab.models.recurrent import CELLS, WIRINGS
+from regard_lab.models.recurrent import CELL_NAMES, WIRINGS
 from regard_lab.models.transformer import NORMS, POSITIONS
 
 SOURCES, TARGETS = 12, 9
@@ -68,7 +68,7 @@ def _recurrent() -> dict[str, dict[str, Any]]:
     rows = pairwise(
         {
             "wiring": WIRINGS,
-            "cell": tuple(CELLS),
+            "cell": CELL_NAMES,
             "encoder_layers": (1, 2),
             "decoder_layers": (1, 2),
             "bidirectional": (True, False),

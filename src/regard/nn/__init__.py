@@ -33,10 +33,10 @@ from regard.nn.image.non_local import SelfAttention2d as SelfAttention2d
 from regard.nn.kv_cache import KVCache as KVCache
 from regard.nn.linear.attention import LinearAttention as LinearAttention
 from regard.nn.linear.attention import linear_attention as linear_attention
-from regard.nn.linear.cache import LinearCache as LinearCache
 from regard.nn.linear.fast_weights import FastWeights as FastWeights
 from regard.nn.linear.fast_weights import fast_weights as fast_weights
 from regard.nn.linear.recurrence import LinearState as LinearState
+from regard.nn.linear.self_attention import LinearCache as LinearCache
 from regard.nn.linear.self_attention import LinearSelfAttention as LinearSelfAttention
 from regard.nn.memory.addressing import ContentAddressing as ContentAddressing
 from regard.nn.memory.addressing import MemoryMaps as MemoryMaps

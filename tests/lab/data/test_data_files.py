@@ -33,14 +33,23 @@ def test_a_pipe_waits_for_its_writer(tmp_path: Path, data: bytes) -> None:
 def test_an_interrupt_ends_the_wait_for_a_writer(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    code = f"from regard._utils.files import read_bytes; print('waiting', flush=True); read_bytes({str(path)!r}, '', 9)"
+    code = f"""
+import signal
+from regard._utils.files import read_bytes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores interrupts for what runs in the background
+print("waiting", flush=True)
+read_bytes({str(path)!r}, "", 9)
+"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"waiting\n"
         time.sleep(0.5)
         assert reader.poll() is None
         reader.send_signal(signal.SIGINT)
-        _, err = reader.communicate(timeout=60)
+        try:
+            _, err = reader.communicate(timeout=60)
+        finally:
+            reader.kill()
     assert reader.returncode == -signal.SIGINT
     assert err.endswith(b"KeyboardInterrupt\n")
 

@@ -12,10 +12,9 @@ from regard_lab.data.batches import Batches
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard_lab.models.base import END, PAD
 from regard_lab.text.ragged import Ragged
-from regard_lab.training.frequencies import Frequencies
 from regard_lab.training.learner import Learner, Stream
 from regard_lab.training.loop import train
-from regard_lab.training.objectives import Seq2SeqObjective
+from regard_lab.training.objectives import Frequencies, Seq2SeqObjective
 from regard_lab.training.options import TrainingOptions
 
 SYMBOLS, PAIRS = 2000, 3000

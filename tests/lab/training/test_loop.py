@@ -19,7 +19,8 @@ import torch
 from copying import OPTIONS, VALID, alone, apart, batch, begun, learner
 from lightning.pytorch import Callback
 
-from regard_lab.training import checkpoints, logs
+from regard_lab.training import checkpoints
+from regard_lab.training import checkpoints as logs
 from regard_lab.training.learner import is_bfloat16
 from regard_lab.training.loop import train
 from regard_lab.training.options import TrainingError, TrainingOptions

@@ -281,4 +281,4 @@ def test_an_engine_must_refuse_with_its_reason(registered):
             return f"it is shy for the {self.asked}th time"
 
     verdict = judge("budget", registered(Mumbles()), Case())
-    assert verdict.outcome == "broken" and "does not tell the reason" in verdict.reason
+    assert verdict.outcome == "broken" and "does not state the reason" in verdict.reason

@@ -161,7 +161,7 @@ def test_the_page_of_a_summary(length: int) -> None:
     words = [f"t{i}" for i in range(length)]
     page = Page(str(record.describe(Text(tuple(words), (0,))).to_html()))
     (layer,), heads, weights = page.described["layers"], page.described["heads"], whole[0].weights(batch=0)
-    assert "the 4 largest weights of each query are there" in page.described["note"]
+    assert "only the 4 largest weights of each query" in page.described["note"]
     size = 1 if length == 12 else 8
     for head, described in enumerate(heads):
         best = weights[head].topk(4).values

@@ -300,7 +300,7 @@ def test_explanation():
         len(lines) == 4 and lines[0].startswith("prediction ") and lines[1].split()[:3] == ["index", "weight", "target"]
     )
     assert list(found.to_frame().columns) == ["index", "weight", "target", "distance", "hour", "heat"]
-    with pytest.raises(ValueError, match="x must be one row, got 2 of them"):
+    with pytest.raises(ValueError, match="x must be one row, got 2 rows"):
         model.explain(frame.iloc[:2])
 
 

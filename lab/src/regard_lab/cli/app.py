@@ -1,4 +1,4 @@
-"""The commands of this package."""
+"""The commands of the lab, with their flags; each imports its implementation when it runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,78 @@ from typing import Annotated, Any
 import typer
 
 from regard_cli.messages import Command, fail, report_errors
-from regard_lab.cli.describe import describe
 from regard_lab.cli.flags import with_flags
-from regard_lab.cli.inspector import inspector
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
+
+# The ``regard caption`` command ---------------------------------------------------------------------------------------
+
+
+describe = typer.Typer()
+
+
+@describe.command(cls=Command)
+@with_flags(
+    PredictionOptions, "search.beams", "search.n_best", "search.length_penalty", "search.no_repeat", "search.sample",
+    "search.temperature", "search.top_k", "search.top_p", "search.seed",
+    short={"search.n_best": "Show this many captions, each after its score."},
+)  # fmt: skip
+def caption(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from stdin.")],
+    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; repeat it to compare several.")],
+    given: dict[str, Any],
+    attention: Annotated[
+        Path | None, typer.Option(help="Draw where each word attended to this file: .png, .svg, .pdf.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the attention to this self-contained HTML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per image, with attention.")] = False,
+) -> None:
+    """Caption images and show where each word attended."""
+    from regard_lab.cli.caption import run
+
+    with report_errors("regard-lab[vision]"):
+        options = PredictionOptions.from_dotted(given)
+    run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)
+
+
+# The ``regard look`` command ------------------------------------------------------------------------------------------
+
+
+inspector = typer.Typer()
+_look_command = partial(inspector.command, cls=Command)
+
+
+@_look_command(
+    epilog="MODEL is a Hugging Face or regard folder, or FILE.py:FUNCTION, which returns a model and its inputs."
+)
+def look(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, or a function that returns a model.")],
+    text: Annotated[str | None, typer.Option(help="Input text.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Input image, instead of --text.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target text of an encoder–decoder.")] = None,
+    browser: Annotated[bool, typer.Option("--browser", "-b", help="Open the inspector in the browser.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the record to this file, for regard view.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Draw the attention of this layer.")] = None,
+    head: Annotated[int | None, typer.Option(help="Draw this head instead of the mean over heads.")] = None,
+    scale: Annotated[str, typer.Option(help="Color scale: absolute, row or log.")] = "absolute",
+    plot: Annotated[Path | None, typer.Option(help="Draw it to this file: .png, .svg, .pdf.")] = None,
+) -> None:
+    """Show what a model attends to in a text or an image."""
+    from regard_lab.cli.look import run
+
+    run(
+        model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
+        out=out, browser=browser,
+    )  # fmt: skip
+
+
+# The commands of this package -----------------------------------------------------------------------------------------
+
 
 app = typer.Typer()
 

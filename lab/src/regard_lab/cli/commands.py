@@ -5,7 +5,7 @@ COMMANDS = (
     {
         "align": "Align the words of sentences and their translations, in Pharaoh format: 0-0 1-2.",
         "caption": "Caption images and show where each word attended.",
-        "classify": "Classify texts or images; print each label with its probability.",
+        "classify": "Classify texts, images or the tokens of a text; print each label with its probability.",
         "compare": "Train attention mechanisms on the same data, steps and seed, and compare them.",
         "demo": "Translate English to French and show which words each word attended to.",
         "embed": "Compute an embedding of each text from a model's last layer.",

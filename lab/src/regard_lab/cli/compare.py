@@ -16,8 +16,8 @@ from regard_lab.cli.runs import change_options, read_options
 from regard_lab.cli.train import options_table
 from regard_lab.models.registry import MODELS
 from regard_lab.models.resnet import ATTENTIONS
-from regard_lab.tasks.classification.image_options import KINDS, TASK, ImageClassificationOptions
-from regard_lab.tasks.classification.image_training import ImageTraining
+from regard_lab.tasks.classification.image_options import IMAGE_MODELS, TASK, ImageClassificationOptions
+from regard_lab.tasks.classification.training import ImageTraining
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import get_task
 from regard_lab.tasks.translation.training import Experiment
@@ -48,7 +48,7 @@ def run(
             if place in changes:
                 raise rejected("compare", place, "be left out: --attention sets it", changes[place])
         if task == TASK:
-            variants = _variants(names, ImageClassificationOptions, KINDS, _image_table, options, changes)
+            variants = _variants(names, ImageClassificationOptions, IMAGE_MODELS, _image_table, options, changes)
         else:
 
             def table(name: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,8 @@ from regard_lab.cli.runs import gather_changes, read_model_options, run_training
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.tasks.classification.image_options import TASK as IMAGES
-from regard_lab.tasks.classification.image_training import ImageTraining
 from regard_lab.tasks.classification.text_options import ClassificationOptions
-from regard_lab.tasks.classification.text_training import FineTuning
-from regard_lab.tasks.classification.training import ClassificationRun
+from regard_lab.tasks.classification.training import ClassificationRun, FineTuning, ImageTraining
 
 TASK = "classifier"
 

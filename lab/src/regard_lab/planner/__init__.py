@@ -20,9 +20,18 @@ from regard_lab.planner.counts import (
     training_memory,
     visible_pairs,
 )
-from regard_lab.planner.parallelism import Choice, Cluster, Step, best, choices, training_step
+from regard_lab.planner.parallelism import (
+    Choice,
+    Cluster,
+    Schedule,
+    Step,
+    best,
+    chinchilla_tokens,
+    choices,
+    schedule,
+    training_step,
+)
 from regard_lab.planner.published import PUBLISHED, Published, find_config, model_names, published_rows
-from regard_lab.planner.schedule import Schedule, chinchilla_tokens, schedule
 from regard_lab.planner.shapes import AttentionShape, Layer, Shape, Stack, Weight, shape_of
 
 __all__ = [

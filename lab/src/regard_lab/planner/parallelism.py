@@ -1,18 +1,20 @@
-"""How many devices share a training step: what fits in their memory, what they send each other, and how long it takes.
-
-Volumes are bytes that one device sends in a step; rings of n devices send (n − 1)/n of an array to gather or to reduce
-it, and twice that for both (Rajbhandari 2019, arXiv 1910.02054, section 7). Matrices are cut as in Megatron-LM (Shoeybi
-2019, arXiv 1909.08053), layers as in Narayanan 2021 (arXiv 2104.04473), sequences as in ring attention (Liu 2023, arXiv
-2310.01889).
-"""
+"""Layouts over many devices, and a schedule of a whole run: days, energy, money."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from regard_lab.planner.counts import GB, Layout, Memory, Recipe, executed_flops, training_flops, training_memory
 from regard_lab.planner.shapes import Shape
+
+# How many devices share a training step: what fits in their memory, what they send each other, and how long it takes
+# Volumes are bytes that one device sends in a step; rings of n devices send (n − 1)/n of an array to gather or to
+# reduce it, and twice that for both (Rajbhandari 2019, arXiv 1910.02054, section 7). Matrices are cut as in Megatron-
+# LM (Shoeybi 2019, arXiv 1909.08053), layers as in Narayanan 2021 (arXiv 2104.04473), sequences as in ring attention
+# (Liu 2023, arXiv 2310.01889).
+
 
 #: Sequences of a micro-batch that are tried, and most pieces of a sequence.
 _MICRO_BATCHES, _MOST_PIECES = (1, 2, 4, 8, 16, 32), 64
@@ -303,3 +305,67 @@ def _degrees(used: bool, devices: int, most: int) -> list[int]:
     if not used:
         return [1]
     return [each for each in range(2, min(devices, most) + 1) if devices % each == 0]
+
+
+# How long a training run takes, and what it costs: tokens, days, energy, money ----------------------------------------
+
+
+#: Tokens for each parameter with which a run of given operations reaches the least loss: about 20 at every size
+#: (Hoffmann 2022, arXiv 2203.15556, table 3).
+CHINCHILLA = 20
+
+
+def chinchilla_tokens(shape: Shape) -> int:
+    """Return how many tokens a model of this size should see: 20 for each parameter (Hoffmann 2022)."""
+    return CHINCHILLA * shape.parameters
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A run of so many steps.
+
+    Attributes
+    ----------
+    tokens : float
+        That are read.
+    steps : int
+    seconds : float
+        Of all steps.
+    devices : int
+    """
+
+    tokens: float
+    steps: int
+    seconds: float
+    devices: int
+
+    @property
+    def days(self) -> float:
+        """Days of all steps."""
+        return self.seconds / 86400
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of all devices together."""
+        return self.seconds / 3600 * self.devices
+
+    def energy(self, watts: float, overhead: float = 1.0) -> float:
+        """Return kWh: of devices of so many watts, times what the building takes for each watt of theirs (PUE)."""
+        return self.device_hours * watts * overhead / 1000
+
+    def money(self, price: float) -> float:
+        """Return the cost at a price of an hour of one device."""
+        return self.device_hours * price
+
+
+def schedule(tokens: float, batch: int, step_seconds: float, devices: int) -> Schedule:
+    """Return the run that reads so many tokens in steps of ``batch`` tokens.
+
+    Examples
+    --------
+    >>> run = schedule(tokens=1e9, batch=500_000, step_seconds=2.0, devices=8)
+    >>> run.steps, round(run.device_hours, 1), round(run.energy(watts=400, overhead=1.2), 1)
+    (2000, 8.9, 4.3)
+    """
+    steps = math.ceil(tokens / batch)
+    return Schedule(tokens, steps, steps * step_seconds, devices)

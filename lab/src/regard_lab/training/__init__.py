@@ -6,10 +6,10 @@ from regard._utils.lazy import lazy
 
 if TYPE_CHECKING:
     from regard_lab.training.comparison import ComparableRun, ComparedRun, compare
-    from regard_lab.training.frequencies import Frequencies
     from regard_lab.training.learner import Learner, Stream, is_bfloat16
     from regard_lab.training.loop import TrainingResult, train
     from regard_lab.training.objectives import (
+        Frequencies,
         Loss,
         Objective,
         SampledSoftmax,
@@ -26,11 +26,10 @@ else:
         __name__,
         {
             "regard_lab.training.comparison": "ComparableRun ComparedRun compare",
-            "regard_lab.training.frequencies": "Frequencies",
             "regard_lab.training.learner": "Learner Stream is_bfloat16",
             "regard_lab.training.loop": "TrainingResult train",
             "regard_lab.training.objectives": (
-                "Loss Objective SampledSoftmax Seq2SeqObjective alignment_loss coverage_loss cross_entropy"
+                "Frequencies Loss Objective SampledSoftmax Seq2SeqObjective alignment_loss coverage_loss cross_entropy"
             ),
             "regard_lab.training.options": "RunOptions TrainingError TrainingOptions",
             "regard_lab.training.processes": "LostProcessError",

@@ -24,9 +24,17 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
 from regard._utils.errors import fitting, rejected, unknown_name
-from regard_lab.training.checkpoints import BEST, CHECKPOINTS, LAST, AtomicCheckpoints, Best, Last, load_best_average
+from regard_lab.training.checkpoints import (
+    BEST,
+    CHECKPOINTS,
+    LAST,
+    AtomicCheckpoints,
+    Best,
+    Last,
+    Log,
+    load_best_average,
+)
 from regard_lab.training.learner import Learner
-from regard_lab.training.logs import Log
 from regard_lab.training.objectives import Examples
 from regard_lab.training.options import TrainingError, TrainingOptions
 from regard_lab.training.processes import lost_process

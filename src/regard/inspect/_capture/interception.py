@@ -50,8 +50,7 @@ from regard.inspect._record.calls import (
     visible_pairs,
 )
 from regard.inspect._record.layer_record import LayerRecord
-from regard.inspect._record.layer_tracker import Caller, LayerTracker, caller_of, chosen
-from regard.inspect._record.recording import UNKNOWN, looks_like_attention
+from regard.inspect._record.recording import UNKNOWN, Caller, LayerTracker, caller_of, chosen, looks_like_attention
 from regard.masks import Extent, Submatrix, as_mask
 from regard.scores import ScoreMod, ScoreModFunction
 

@@ -1,25 +1,316 @@
-"""What a capture recorded of a model, and what it missed."""
+"""What a model attended to, as data: which layer each call is of, beams that are followed, coverage, and the record."""
 
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from types import FrameType
+from typing import Self, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard._utils.errors import rejected, unknown_name
-from regard.inspect._record.beam_search import UNFOLLOWED, BeamSearch
-from regard.inspect._record.calls import AttentionCall, Projected
+from regard.inspect._record.calls import AttentionCall, Projected, dense_mask
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
-from regard.inspect._record.layer_tracker import Caller, LayerTracker, chosen, runs_of_module
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Text, as_texts, texts_of
+
+# Find the layer that makes a call of attention, from stack frames instead of hooks, and the run that it continues -----
+# Dimensions: B batch, H query heads, G key–value heads, L queries, S keys, E width of a head.
+
+
+_MODULE_CALL = nn.Module._call_impl.__code__
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The module that makes a call of attention.
+
+    Attributes
+    ----------
+    name : str
+        The name of the innermost running module of the model; empty if there is none.
+    model_pass : frame, optional
+        The frame in which the outermost module was called.
+    reads : str, optional
+        "self" or "cross" attention; None if unknown.
+    windows : int
+        How many windows each sequence of the batch is cut into.
+    """
+
+    name: str
+    model_pass: FrameType | None
+    reads: str | None = None
+    windows: int = 1
+
+
+def caller_of(names: Mapping[int, str], part: str = "") -> Caller:
+    """Return the module that makes the running call; ``part`` is the name of the attention inside that module."""
+    frame, name, model_pass = sys._getframe(1), None, None
+    while frame is not None:
+        code = frame.f_code
+        outer = code is _MODULE_CALL
+        if outer or (name is None and code.co_argcount and code.co_varnames[0] == "self"):
+            owner = frame.f_locals.get("self")
+            if id(owner) in names and isinstance(owner, nn.Module):
+                name = names[id(owner)] if name is None else name
+                model_pass = frame if outer else model_pass
+        frame = frame.f_back  # type: ignore[assignment]
+    return Caller(".".join(filter(None, (name, part))), model_pass)
+
+
+@dataclass
+class Run:
+    """One run of a layer, which later calls may continue.
+
+    Attributes
+    ----------
+    layer : str
+        The name of a module; name#1, name#2 and so on if the module runs several times in one forward pass.
+    number : int
+        The number of the run in its layer, from 0.
+    heads : int
+        Query heads.
+    marks : Tensor (B, G, S, 2)
+        Two numbers that identify each key so far.
+    thread : int
+        The thread that runs it.
+    """
+
+    layer: str
+    number: int
+    heads: int
+    marks: Tensor | None
+    thread: int
+
+    def continued_at(self, query: Tensor, marks: Tensor) -> int | None:
+        """Return the position of a call's first key among this run's keys if the call continues it; None otherwise.
+
+        A call continues the run if its keys are the previous ones (or, with a sliding window, the last of them)
+        followed by one new key for each query; or if a single query reads the very same keys. In the latter case,
+        sequences with equal keys, such as the beams of one source, cannot be matched to rows.
+        """
+        L, S = query.shape[2], marks.shape[2]
+        if self.marks is None or self.heads != query.shape[1] or self.marks.shape[:2] != marks.shape[:2]:
+            return None
+        keys = self.marks.shape[2]
+        if L == 1 < keys == S and torch.equal(self.marks, marks):
+            return None if _repeated(marks) else 0
+        again = S - L  # repeated keys; a beam that replaced another one has different keys
+        if 0 < again <= keys and torch.equal(self.marks[:, :, keys - again :], marks[:, :, :again]):
+            return keys - again
+        return None
+
+    def has_keys(self, marks: Tensor) -> bool:
+        """Whether a call reads the same keys as this run."""
+        return self.marks is not None and self.marks.shape == marks.shape and torch.equal(self.marks, marks)
+
+    def extend(self, marks: Tensor, first: int) -> None:
+        """Add the keys of a call, which begin at position ``first``."""
+        self.marks = marks.clone() if self.marks is None else torch.cat((self.marks[:, :, :first], marks), 2)
+
+
+class LayerTracker:
+    """The layers of a model and their runs, in the order in which they are called.
+
+    Attributes
+    ----------
+    layers : list of str
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self._runs: dict[str, list[Run]] = {}
+        #: For each thread, the latest forward pass and the number of calls of each module in it.
+        self._passes: dict[int, tuple[FrameType | None, dict[str, int]]] = {}
+        #: Layers whose rows may have changed beams, so that each call is a separate run.
+        self.ambiguous: set[str] = set()
+
+    @torch.no_grad()
+    def run_of(self, caller: Caller, query: Tensor | None, marks: Tensor | None) -> tuple[Run, int | None]:
+        """Return the run of a call, and the position of its first key in that run; None if it begins a new run.
+
+        A call without queries (B, H, L, E) or key marks (B, G, S, 2) always begins a new run.
+        """
+        runs = self._runs.setdefault(caller.name, [])
+        if query is not None and marks is not None:
+            own = [run for run in reversed(runs) if run.thread == threading.get_ident()]
+            for run in own:
+                if (first := run.continued_at(query, marks)) is not None:
+                    run.extend(marks, first)
+                    return run, first
+            if query.shape[2] == 1 and _repeated(marks) and any(run.has_keys(marks) for run in own):
+                self.ambiguous.add(caller.name)
+        layer = self.layer_of(caller)
+        heads = 0 if query is None else query.shape[1]
+        number = sum(each.layer == layer for each in runs)
+        run = Run(layer, number, heads, None if marks is None else marks.clone(), threading.get_ident())
+        runs.append(run)
+        return run, None
+
+    def begin(self, name: str, layer: str) -> None:
+        """Add a run of a layer that no later call continues."""
+        runs = self._runs.setdefault(name, [])
+        runs.append(Run(layer, sum(each.layer == layer for each in runs), 0, None, threading.get_ident()))
+
+    def layer_of(self, caller: Caller) -> str:
+        """Return the name of the layer for a call that begins a run, and count the call."""
+        name = caller.name
+        latest, counts = self._passes.get(threading.get_ident(), (None, {}))
+        if caller.model_pass is None or caller.model_pass is not latest:
+            counts = {}
+            self._passes[threading.get_ident()] = (caller.model_pass, counts)
+        count = counts.get(name, 0) + 1 if caller.model_pass is not None else 1
+        counts[name] = count
+        first = f"{name}#1"
+        if count == 1:
+            layer = first if first in self.layers else name
+        else:
+            layer = f"{name}#{count}"
+            self.layers = [first if each == name else each for each in self.layers]
+            for run in self._runs.get(name, ()):
+                run.layer = first if run.layer == name else run.layer
+        if layer not in self.layers:
+            self.layers.append(layer)
+        return layer
+
+    def forget(self) -> None:
+        """Release the latest forward passes, whose frames keep the model's inputs and outputs alive."""
+        self._passes.clear()
+
+
+def _repeated(marks: Tensor) -> bool:
+    """Whether two sequences of a batch have the same keys, as beams of one source do."""
+    rows = marks.flatten(1)
+    return len(rows) > 1 and len(torch.unique(rows, dim=0)) < len(rows)
+
+
+def module_of(layer: str) -> str:
+    """Return the name of a layer's module: "name" for "name#3"."""
+    name, sign, number = layer.rpartition("#")
+    return name if sign and number.isdecimal() else layer
+
+
+def runs_of_module(runs: Mapping[str, list[_T]], module: str) -> list[_T]:
+    """Return the runs of all layers of a module, one forward pass after the other."""
+    layers = [each for layer, each in runs.items() if module_of(layer) == module]
+    return [run for together in zip_longest(*layers) for run in together if run is not None]
+
+
+def chosen(layer: str, layers: list[str], wanted: int | str) -> bool:
+    """Whether ``wanted`` selects a layer: by its number, its name, or the name of a module that is or contains it."""
+    if isinstance(wanted, int):
+        return layers[wanted : wanted + 1 or None] == [layer]
+    return wanted in (layer, module_of(layer)) or layer.startswith(f"{wanted}.")
+
+
+# Rows of a beam search, rearranged so that each returned sequence has the rows of its own beams -----------------------
+# Dimensions: B rows of the batch (beams), R returned sequences, T steps, G key heads, S keys.
+
+
+#: The note for a beam search without beam indices.
+UNFOLLOWED = "Each step of a beam search is recorded as a separate run: the beams of each sequence are unknown."
+
+
+@dataclass
+class BeamSearch:
+    """The calls of a beam search, layer by layer.
+
+    Attributes
+    ----------
+    calls : dict of str to list of (Caller, AttentionCall)
+        In the order of the steps.
+    indices : Tensor (R, T), optional
+        The row of step t from which token t of a sequence was chosen; −1 after its end.
+    """
+
+    calls: dict[str, list[tuple[Caller, AttentionCall]]] = field(default_factory=dict)
+    indices: Tensor | None = None
+
+    def add(self, layer: str, caller: Caller, call: AttentionCall) -> None:
+        """Add a call of a layer."""
+        self.calls.setdefault(layer, []).append((caller, call))
+
+    def rename(self, layer: str, name: str) -> None:
+        """Give a layer another name."""
+        self.calls = {name if each == layer else each: calls for each, calls in self.calls.items()}
+
+    def followed(self) -> dict[str, list[AttentionCall]] | None:
+        """Return each layer's calls with the rows of the returned sequences; None if the beams are unknown."""
+        if self.indices is None or not self.indices.numel():
+            return None
+        found: dict[str, list[AttentionCall]] = {}
+        for layer, calls in self.calls.items():
+            followed = _followed([call for _, call in calls], self.indices)
+            if followed is None:
+                return None
+            found[layer] = followed
+        return found
+
+
+def _followed(calls: list[AttentionCall], indices: Tensor) -> list[AttentionCall] | None:
+    T = indices.shape[1]
+    whole = all(call.query.shape[2] == 1 for call in calls[1:])  # without a cache, each step recomputes all rows
+    if len(calls) < T or not whole or int(indices.max()) >= len(calls[0].query):
+        return None
+    valid, rows = indices >= 0, indices.clamp(min=0)
+    begins = _begins(calls[:T], rows)
+    groups = max(call.key.shape[1] for call in calls)
+    keys = [call.key.repeat_interleave(groups // max(call.key.shape[1], 1), 1) for call in calls[:T]]
+    width = max(first + key.shape[2] for first, key in zip(begins, keys))
+    R, E = len(indices), keys[0].shape[3]
+    joint = keys[0].new_zeros(R, groups, width, E)
+    for t, (first, key) in enumerate(zip(begins, keys)):
+        joint[valid[:, t], :, first : first + key.shape[2]] = key[rows[valid[:, t], t]]
+    found = []
+    for t, (call, first) in enumerate(zip(calls, begins)):
+        key = joint[:, :, first : first + call.key.shape[2]]
+        found.append(_gathered(call, key, first, rows[:, t], valid[:, t]))
+    return found
+
+
+def _begins(calls: list[AttentionCall], rows: Tensor) -> list[int]:
+    """Return the position of each call's first key: keys grow by one per step, or stay the same."""
+    first = calls[0].key.shape[2]
+    if len(calls) > 1 and calls[1].key.shape[2] == first:
+        one, other = calls[0].marks, calls[1].marks
+        if one is None or other is None or torch.equal(one[rows[:, 0]], other[rows[:, 1]]):
+            return [0] * len(calls)
+    return [first + t - call.key.shape[2] for t, call in enumerate(calls)]
+
+
+def _gathered(call: AttentionCall, key: Tensor, first: int, rows: Tensor, valid: Tensor) -> AttentionCall:
+    hidden = ~valid[:, None, None, None]
+    mask = dense_mask(call)
+    if mask is not None:
+        mask = mask[rows] if len(mask) > 1 else mask
+    if not bool(valid.all()):
+        shown = valid[:, None, None, None].expand(-1, 1, call.query.shape[2], key.shape[2])
+        if mask is None:
+            mask = shown
+        else:
+            mask = mask & shown if mask.dtype == torch.bool else mask.masked_fill(hidden, -torch.inf)
+    given = None if call.given is None else call.given[rows].masked_fill(hidden, 0.0)
+    changes = tuple(
+        each if each.weights is None else replace(each, weights=each.weights[rows].masked_fill(hidden, 0.0))
+        for each in call.changes
+    )
+    query = call.query[rows]
+    return replace(
+        call, query=query, key=key, mask=mask, given=given, changes=changes, first=first, value=None, output=None
+    )
+
+
+# What a capture recorded of a model, and what it missed ---------------------------------------------------------------
+
 
 #: Class names of attention modules, and the attribute names that models use for them.
 _CLASS = re.compile(r"att(entio)?n|mha$|mhsa|gpsa|xca")

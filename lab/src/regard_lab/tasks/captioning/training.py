@@ -34,8 +34,7 @@ from regard_lab.tasks.captioning.metrics import CaptionReward, caption_scores
 from regard_lab.tasks.captioning.options import CaptionDataOptions, CaptionOptions
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.vocabulary import Vocabulary
-from regard_lab.training.frequencies import Frequencies
-from regard_lab.training.objectives import Loss, Seq2SeqObjective, cross_entropy, shifted
+from regard_lab.training.objectives import Frequencies, Loss, Seq2SeqObjective, cross_entropy, shifted
 from regard_lab.training.run import FolderRun, RunFolder, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:

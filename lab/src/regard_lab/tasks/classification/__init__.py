@@ -10,7 +10,6 @@ if TYPE_CHECKING:
         ImageTrainingOptions,
         LabelledImageOptions,
     )
-    from regard_lab.tasks.classification.image_training import ImageTraining
     from regard_lab.tasks.classification.images import ImageClassificationPipeline
     from regard_lab.tasks.classification.options import ClassifierTrainingOptions
     from regard_lab.tasks.classification.text_options import (
@@ -20,9 +19,13 @@ if TYPE_CHECKING:
         LoRAOptions,
         TextTrainingOptions,
     )
-    from regard_lab.tasks.classification.text_training import FineTuning
     from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
-    from regard_lab.tasks.classification.training import ClassificationObjective, classification_metrics
+    from regard_lab.tasks.classification.training import (
+        ClassificationObjective,
+        FineTuning,
+        ImageTraining,
+        classification_metrics,
+    )
 else:
     __getattr__, __dir__ = lazy(
         __name__,
@@ -30,15 +33,15 @@ else:
             "regard_lab.tasks.classification.image_options": (
                 "ImageClassificationOptions ImageTrainingOptions LabelledImageOptions"
             ),
-            "regard_lab.tasks.classification.image_training": "ImageTraining",
             "regard_lab.tasks.classification.images": "ImageClassificationPipeline",
             "regard_lab.tasks.classification.options": "ClassifierTrainingOptions",
             "regard_lab.tasks.classification.text_options": (
                 "ClassificationOptions HeadOptions LabelledOptions LoRAOptions TextTrainingOptions"
             ),
-            "regard_lab.tasks.classification.text_training": "FineTuning",
             "regard_lab.tasks.classification.texts": "LabelledTokens TextClassifier TokenLabeller",
-            "regard_lab.tasks.classification.training": "ClassificationObjective classification_metrics",
+            "regard_lab.tasks.classification.training": (
+                "ClassificationObjective FineTuning ImageTraining classification_metrics"
+            ),
         },
     )
 

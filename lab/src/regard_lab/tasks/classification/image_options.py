@@ -14,7 +14,7 @@ from regard_lab.training.options import absolute_path
 
 TASK = "image-classification"
 #: What a model of images may be, with its config.
-KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+IMAGE_MODELS: dict[str, tuple[type[Any], type[Any]]] = {
     "resnet": (ResNetConfig, ResNet),
     "transformer": (VisionTransformerConfig, VisionTransformer),
 }
@@ -69,7 +69,7 @@ class ImageClassificationOptions(ClassifierOptions):
     augmentation: Augmentation = section(Augmentation, "what is changed in images at random")
     start: str = option("", "the folder of a model of images that the run begins with", flag="--start")
     tune: str = option("full", "what of that model learns: all of it, or its head alone", choices=TUNES, flag="--tune")
-    kind: str = option("resnet", "what the model is, without start", choices=tuple(KINDS), flag="--kind")
+    kind: str = option("resnet", "what the model is, without start", choices=tuple(IMAGE_MODELS), flag="--kind")
     preset: str = option("tiny", "the sizes of the model, without start", flag="--preset")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
     flip_test: bool = option(False, "name labels by an image and its mirror image together, in twice the time, once "
@@ -103,7 +103,7 @@ class ImageClassificationOptions(ClassifierOptions):
 
     def model_config(self, side: int = 1 << 8, channels: int = 3) -> Any:
         """Return the model's config for images of such a side and so many channels, or raise where one is wrong."""
-        config, _ = KINDS[self.kind]
+        config, _ = IMAGE_MODELS[self.kind]
         known = {each.name for each in fields(config)} - set(_FOUND)
         for name in self.model:
             if name not in known:

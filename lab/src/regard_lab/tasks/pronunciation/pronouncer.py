@@ -22,7 +22,7 @@ from regard_lab.models.folders import CONFIG, ModelFileError
 from regard_lab.tasks.translation.metrics import ErrorRates, error_rates
 from regard_lab.tasks.translation.tasks import Pronunciation, VocabularyOptions
 from regard_lab.text.vocabulary import SymbolVocabulary
-from regard_lab.training.frequencies import Frequencies
+from regard_lab.training.objectives import Frequencies
 from regard_lab.training.options import TrainingOptions
 
 if TYPE_CHECKING:

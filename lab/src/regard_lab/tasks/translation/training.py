@@ -30,7 +30,7 @@ from regard_lab.tasks.translation.tasks import SpanCorruption, Task, Translation
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.text.words import PARAGRAPHS, sentences
-from regard_lab.training.frequencies import Frequencies
+from regard_lab.training.objectives import Frequencies
 from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:

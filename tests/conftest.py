@@ -9,8 +9,9 @@ import pytest
 
 from regard._call import plan as _plan
 
-#: Doctests are not sought here: two files of this name cannot both be modules.
-collect_ignore = ["conftest.py"]
+#: No doctests are sought here: two conftest.py cannot both be modules, and samples that are imported twice are tested
+#: twice.
+collect_ignore = ["conftest.py", "regard/nn/layer_samples"]
 
 #: Cases of one test that the quick tier runs, the first and the last of them among these.
 FEW = 2

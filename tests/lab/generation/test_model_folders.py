@@ -154,7 +154,7 @@ TAMPERED = {
     "width": (edited(lambda c: c["model"].update(encoder=7)), r"model\.safetensors must hold"),
     "vocabulary": (
         edited(lambda c: c["model"].update(sources=7)),
-        rf"must have sources {len(SOURCE)} and targets {len(TARGET)}, the sizes of source\.json and target\.json, got 7 ",
+        rf"have sources {len(SOURCE)} and targets {len(TARGET)}, the sizes of source\.json and target\.json, got 7",
     ),
     "no sums": (edited(lambda c: c.pop("files")), r"source\.json must be the file that config\.json was saved with"),
     "dropout": (

@@ -100,6 +100,7 @@ def test_compact_kernels_reach_one_percent_and_have_no_pair_on_their_edge(size: 
     assert float((square / radius**2 - 1).abs().min()) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_first_call_is_timed_before_anything_else_is_loaded() -> None:
     code = """
 import sys, torch, regard

@@ -59,6 +59,7 @@ def private_names(tree: ast.AST) -> set[str]:
 CROSSING = {"regard.nn.positions.relative": {"_Bias"}}
 
 
+@pytest.mark.slow
 def test_private_names_do_not_cross_packages() -> None:
     """What begins with an underscore belongs to the package, or the packages below it, that have it."""
     trees = {
@@ -128,6 +129,7 @@ print(*sorted(name for name in sys.modules if name.startswith("regard.")))
 """
 
 
+@pytest.mark.slow
 def test_importing_is_cheap_and_does_nothing() -> None:
     beside, own, _ = python(IMPORTED).split("\n")[:3]
     light = sys.stdlib_module_names | {"torch.utils.flop_counter", "torch.utils.module_tracker"}  # two small files
@@ -233,6 +235,7 @@ def test_errors_are_raised_by_the_template_alone() -> None:
     assert found == OWN_SENTENCES
 
 
+@pytest.mark.slow
 def test_layers_are_there_without_an_import_of_their_own() -> None:
     code = """
 import sys, regard

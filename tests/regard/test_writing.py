@@ -22,6 +22,7 @@ _writing.write_atomically(Path(sys.argv[1]), b"half")
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_leaves_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     writer = subprocess.Popen([sys.executable, "-c", HANGING, path], stdout=subprocess.PIPE)

@@ -100,6 +100,7 @@ def test_what_unpacks_to_more_than_may_be_read_takes_no_memory(tmp_path: Path, l
     assert peak < 300_000_000
 
 
+@pytest.mark.slow
 def test_a_few_bytes_of_parquet_do_not_stand_for_gigabytes(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")

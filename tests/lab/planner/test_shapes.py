@@ -63,6 +63,7 @@ def test_random_decoders(fields: dict[str, Any]) -> None:
     check(DecoderLM, DecoderLMConfig(**fields))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_random_encoder_decoders(data: Any) -> None:

@@ -54,6 +54,7 @@ def test_a_model_that_saturates_begins_at_that_loss() -> None:
     assert not other.output.bias.any()
 
 
+@pytest.mark.slow
 def test_a_short_warm_up_learns_more_than_frequencies() -> None:
     """A recurrent model stands at the loss of guessing after a short warm-up, unless it begins there."""
     sources, targets = pairs()

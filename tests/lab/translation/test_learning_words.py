@@ -34,6 +34,7 @@ def _trained(
     return pronouncer, pronouncer.learn(pairs, options, callbacks=callbacks)
 
 
+@pytest.mark.slow
 def test_it_learns_words_it_never_saw_and_where_to_look() -> None:
     pronouncer, ended = _trained(steps=200)
     known = set(spelled_as_spoken(250, seed=1).sources)

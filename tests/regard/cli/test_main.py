@@ -57,6 +57,7 @@ def test_closed_streams_are_no_crash(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     done = run("catalogue", shell="| true")
     assert done.stderr == ""

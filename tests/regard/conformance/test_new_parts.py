@@ -60,6 +60,7 @@ def test_a_new_score_is_tested(law):
     assert any(v.outcome == "held" and v.case.score == "laplace" for v in verdicts)
 
 
+@pytest.mark.slow
 def test_a_new_score_is_judged_by_its_formula():
     register_score("laplace")(Laplace)
     with formula_of(Laplace, laplace):

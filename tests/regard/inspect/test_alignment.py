@@ -96,6 +96,7 @@ def test_wide_characters_take_two_columns() -> None:
     assert [line.count("猫") for line in narrow.splitlines()] == [18, 0, 0, 12, 0]
 
 
+@pytest.mark.slow
 def test_pictures_make_room_for_words(tmp_path: Path) -> None:
     def size(alignments: list[Alignment]) -> tuple[int, int]:
         data = save_plot(alignments, tmp_path / "a.png", dpi=50).read_bytes()

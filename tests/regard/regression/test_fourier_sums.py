@@ -19,6 +19,7 @@ def sums(query, points, columns, power):
     return columns.astype(np.longdouble) @ kernel.T
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     d=st.integers(1, 3),

@@ -107,6 +107,7 @@ def test_importing_the_estimators_brings_no_plots():
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.slow
 def test_without_scikit_learn_a_sentence_says_what_to_install():
     program = "import sys; sys.modules['sklearn'] = None; import regard; regard.regression"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

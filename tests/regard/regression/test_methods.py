@@ -124,6 +124,7 @@ def test_predictions_are_those_of_the_formula():
     assert model.plan_.bound <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", ["loo", "learned"])
 def test_searches_find_what_all_pairs_find(bandwidth):
     X, y, _, weight = data(0, n=250)

@@ -81,7 +81,10 @@ def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:
         (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for an image classifier"),
         (["evaluate", photos, "--model", out, "--per", "line"], "--per must be left out for a classifier"),
         (["train", "language-model", "--data", broken, "--start", out, "--out", tmp_path / "l"], "have a tokenizer"),
-        (["train", "classifier", "--data", broken, "--start", out, "--out", tmp_path / "t"], "must have 2 tab-separated columns"),
+        (
+            ["train", "classifier", "--data", broken, "--start", out, "--out", tmp_path / "t"],
+            "must have 2 tab-separated columns",
+        ),
     ):
         result = regard(*arguments)
         assert result.code == 2 and sentence in result.err and "Traceback" not in result.err, (arguments, result.err)

@@ -88,7 +88,7 @@ def one_rounding(amplitude: Array, dtype: torch.dtype) -> float:
 def error(oracle: Array, result: Tensor, overflow: float = np.inf) -> float:
     """Return the largest difference; equal infinities differ by 0, NaN by infinity.
 
-    An infinite result also counts as equal to an oracle beyond ``overflow`` of the same sign.
+    An infinite result also counts as equal to an oracle beyond ``overflow`` in its direction.
     """
     got = array(result, oracle.dtype)
     if got.size != oracle.size:
@@ -100,8 +100,11 @@ def error(oracle: Array, result: Tensor, overflow: float = np.inf) -> float:
 
 
 def overflowed(oracle: Array, got: Array, overflow: float) -> Array:
-    """Return where an infinite result is correct: the oracle is beyond ``overflow`` with the same sign."""
-    found: Array = np.isinf(got) & (np.abs(oracle) > overflow) & (np.signbit(got) == np.signbit(oracle))
+    """Return where an infinite result is correct: the oracle is beyond ``overflow`` in its direction.
+
+    ``overflow`` is negative where the error allowed exceeds the dtype's range: both infinities may then be correct.
+    """
+    found: Array = np.isinf(got) & (np.copysign(1.0, got) * oracle > overflow)
     return found
 
 

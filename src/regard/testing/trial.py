@@ -122,7 +122,7 @@ class Eager:
         with torch.enable_grad():
             lse = torch.logsumexp(torch.where(rows.unsqueeze(-1), self.scores, 0.0), -1)
         if not lse.requires_grad:
-            return {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
+            lse = torch.zeros_like(lse, requires_grad=True)
         grads = torch.where(rows, grad.to(lse.dtype).repeat(K, 1, 1), 0.0)
         found = _autograd(lse, {name: self.leaves[name] for name in ("query", "key")}, grads)
         for name in (name for name in self.leaves if name not in ("query", "key", "value")):

@@ -66,6 +66,16 @@ FOUND = [
         mask=("not", ("and", ("causal", "lower_right"), ("causal", 2))), magnitude=0.5, learned=True, tile=(2, 3),
         seed=40273,
     )),
+    # Without a sequence the eager log-sum-exp has no graph; its gradient to a shared parameter is 0 for each problem.
+    ("lse gradient", "reference", Case(
+        score="score_mod/third", normalizer="entmax15", dtype="bfloat16", lead=(0,), key_heads=2, group=3, queries=7,
+        keys=67, value_width=1, scale=0.5, magnitude=4.0, layout="matrix", rows="zeros", learned=True, seed=213,
+    )),
+    # A stored threshold rounds by more than float16 can hold: the gradient may be infinite in either direction.
+    ("dropout gradient", "streaming", Case(
+        score="gaussian/features", normalizer="entmax", dtype="float16", lead=(2, 2), key_heads=2, group=3, queries=9,
+        keys=7, width=1, layout="broadcast query", learned=True, dropout_p=0.1, tile=(8, 2), seed=37881,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

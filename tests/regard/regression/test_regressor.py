@@ -507,7 +507,7 @@ class TestAmongOthers:
         ({"bandwidth": [1.0, 2.0, 3.0]}, ValueError, r"bandwidth must be .* got an array of shape \(3,\)"),
         ({"bandwidth": [1.0, np.nan]}, ValueError, "bandwidth must be a positive number"),
         ({"bandwidth": {}}, TypeError, "bandwidth must be a positive number"),
-        ({"bandwidth": "learned", "kernel": "boxcar"}, ValueError, "'loo' for a kernel without a gradient, got "),
+        ({"bandwidth": "learned", "kernel": "boxcar"}, ValueError, "bandwidth must be .* a kernel without a gradient"),
         ({"bandwidth": ["1", "1"]}, ValueError, "bandwidth must be a positive number"),
         ({"bandwidth": [True, 2.0]}, ValueError, "bandwidth must be a positive number"),
         ({"device": "nonsense"}, ValueError, "device must be the name of an available torch device"),

@@ -1,28 +1,93 @@
-"""Training pairs of the included model: whole sentences, sentences as users type them, and parts of sentences.
+"""Training pairs of the included model, from several collections, and held-out pairs of other kinds.
 
-``python -m recipes.pairs PAIRS`` writes to standard output, for ``regard train --data -``: all pairs; a share of them
-again without final punctuation and initial capital; parts of sentences, without punctuation; and synthetic phrases
-from words in those parts. A model trained only on whole sentences fails on anything else. Pairs with rare words are
-repeated, because most words occur in too few sentences for a small model to learn.
+``python -m recipes.pairs TATOEBA COLLECTIONS FOLDER`` writes ``train.tsv``, for ``regard train translation``, and files
+of held-out pairs of each kind of text. TATOEBA holds ``en-fr.train.tsv.gz`` and its like, COLLECTIONS a file
+``<name>.tsv`` for each collection of :data:`WEIGHTS`. Besides the pairs, each as often as its collection counts, the
+training pairs are
+
+- sentences as users type them: without the last mark and the first capital, or all in small letters;
+- sentences of one to three words several times: there are few of them, and users type them first;
+- parts of sentences, and noun phrases put together of their words, so that a rare word is met in more than one place;
+- sentences with addresses, tags and emoji, which are copied.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from recipes.fragments import fragments
 from recipes.phrases import adjectives, nouns, phrases
-from regard_lab.data import read_pairs
+from regard_lab.data import Pairs, read_pairs
+
+#: How often each pair of a collection counts, in expectation. Everyday texts and numbers are weighted up, parliament
+#: and law down.
+WEIGHTS = {
+    "phrases_everyday": 12.0,
+    "numbers_dates_times": 3.0,
+    "templates_dates_numbers": 1.5,
+    "capitals_countries": 1.0,
+    "cldr_names": 4.0,
+    "osm_names": 1.0,
+    "mgsm": 2.0,
+    "africanstorybook": 2.0,
+    "udhr": 2.0,
+    "europarl_sample": 0.7,
+    "europarl_dates_numbers": 0.5,
+    "canada_laws": 0.2,
+    "canada_laws_headings": 0.1,
+    "canada_digital": 1.0,
+    "covid_alert": 1.0,
+    "gc_design_docs": 1.0,
+    "opensource_guide": 1.0,
+    "debian_handbook": 1.0,
+    "gnome_help": 1.0,
+    "mozilla_legal": 1.0,
+    "mozilla_www": 1.0,
+    "python_docs": 0.7,
+    "react_docs": 1.0,
+    "rustbook": 1.0,
+    "raspberrypi_projects": 1.0,
+    "scratch": 1.0,
+    "android_apps": 0.5,
+    "element_web": 0.5,
+    "home_assistant_frontend": 0.7,
+    "python_packages_ui": 0.5,
+    "wikipedia_android": 0.7,
+}
+#: Collections that are never trained on, and shares of others that are not.
+HELD_OUT = {
+    "pud": 1.0,
+    "tico19": 1.0,
+    "phrases_everyday": 0.2,
+    "numbers_dates_times": 0.1,
+    "templates_dates_numbers": 0.1,
+}
+#: How often a sentence of so many words is repeated.
+SHORT = {1: 20, 2: 4, 3: 2}
 
 _END = re.compile(r"\s*[.!?…]+$")
 _WORD = re.compile(r"[^\W\d_]+")
 #: Number of most frequent words to exclude as nouns and adjectives: they are function words or ambiguous.
 _COMMON = 80
+_EMOJI = "😀😂🙂😉😍😢😡👍👎🙏🎉❤🔥✨🚀☕🐱🌍🎂✅"
+_DOMAINS = ("example.com", "example.org", "mairie.fr", "news.net", "shop.co.uk")
+#: What stands before addresses of pages and of people.
+_SEE = (
+    ("See", "Voir"), ("Visit", "Visitez"), ("Go to", "Allez sur"), ("Read", "Lisez"), ("Source:", "Source :"),
+    ("More information:", "Plus d'informations :"),
+)  # fmt: skip
+_WRITE = (
+    ("Write to", "Écrivez à"), ("Send an e-mail to", "Envoyez un e-mail à"), ("Contact:", "Contact :"),
+    ("My e-mail address is", "Mon adresse e-mail est"),
+)  # fmt: skip
+_STEMS = ("info", "contact", "anna", "paul.martin", "help", "docs", "photos", "blog", "index", "page")
 
 
 def usual(texts: Iterable[str]) -> Counter[str]:
@@ -48,42 +113,123 @@ def plain(text: str, inside: Counter[str]) -> str:
     return lower + text[len(word) :] if inside[lower] > inside[word] else text
 
 
-def copies(source: str, counts: Counter[str], enough: int, most: int) -> int:
-    """Return how often to repeat a pair so that the rarest word of its source occurs about ``enough`` times.
+def is_held_out(name: str, source: str) -> bool:
+    """Return whether a pair of a collection is held out, which its source alone decides.
 
     Examples
     --------
-    >>> [copies(text, Counter({"the": 900, "control": 30, "zone": 1}), 40, 8) for text in ("the control", "The zone")]
-    [2, 8]
+    >>> is_held_out("pud", "Hello."), is_held_out("mgsm", "Hello.")
+    (True, False)
     """
-    rarest = min((counts[word.lower()] for word in _WORD.findall(source)), default=enough)
-    return min(most, -(-enough // max(rarest, 1)))
+    digest = hashlib.blake2b(source.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") < HELD_OUT.get(name, 0.0) * 2**32
+
+
+def times(weight: float, drawn: random.Random) -> int:
+    """Return a whole number of times whose expectation is the weight.
+
+    Examples
+    --------
+    >>> drawn = random.Random(0)
+    >>> times(2.0, drawn), sum(times(0.5, drawn) for _ in range(1000))
+    (2, 512)
+    """
+    return int(weight) + (drawn.random() < weight % 1)
+
+
+def with_copies(pairs: Sequence[tuple[str, str]], count: int, drawn: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield pairs with addresses, tags and emoji at the same place of both sides.
+
+    Examples
+    --------
+    >>> made = list(with_copies([("Hello.", "Bonjour.")], 20, random.Random(0)))
+    >>> [pair for pair in made if "<" in pair[0]][0]
+    ('<b>Hello.</b>', '<b>Bonjour.</b>')
+    """
+    for _ in range(count):
+        source, target = drawn.choice(pairs)
+        kind = drawn.randrange(8)
+        stem, domain = drawn.choice(_STEMS), drawn.choice(_DOMAINS)
+        address = f"https://{domain}/{stem}" if drawn.random() < 0.5 else f"www.{domain}"
+        tag = drawn.choice(("b", "i", "em", "strong", "p", "h1", "span"))
+        if kind == 0:
+            yield f"<{tag}>{source}</{tag}>", f"<{tag}>{target}</{tag}>"
+        elif kind < 4:
+            sign = "".join(drawn.choices(_EMOJI, k=1))
+            yield f"{source} {sign}", f"{target} {sign}"
+        elif kind == 4:
+            sign = f"#{stem.partition('.')[0]}"
+            yield f"{source} {sign}", f"{target} {sign}"
+        elif kind == 5:
+            sign = f"@{stem.partition('.')[0]}"
+            yield f"{sign} {source}", f"{sign} {target}"
+        else:
+            phrases_before, what = (_SEE, address) if kind == 6 else (_WRITE, f"{stem}@{domain}")
+            before, mark = drawn.choice(phrases_before), drawn.choice(("", "."))
+            yield f"{before[0]} {what}{mark}", f"{before[1]} {what}{mark}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Write the pairs."""
+    """Write the files of pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", help="tab-separated pairs, optionally gzip-compressed")
-    parser.add_argument("--share", type=float, default=0.6, help="share of pairs to repeat as users type them; 0.6")
-    parser.add_argument("--enough", type=int, default=40, help="desired occurrences of each word; 40")
-    parser.add_argument("--copies", type=int, default=8, help="maximum repetitions of a pair; 8")
-    parser.add_argument("--phrases", type=int, default=60_000, help="number of synthetic phrases; 60,000")
+    parser.add_argument(
+        "tatoeba", type=Path, help="folder of en-fr.train.tsv.gz, en-fr.valid.tsv.gz, en-fr.test.tsv.gz"
+    )
+    parser.add_argument("collections", type=Path, help="folder of the other collections, a file each")
+    parser.add_argument("folder", type=Path, help="where the files are written")
+    parser.add_argument("--typed", type=float, default=0.3, help="share repeated without marks and capitals; 0.3")
+    parser.add_argument("--small", type=float, default=0.2, help="share repeated with a source in small letters; 0.2")
+    parser.add_argument("--phrases", type=int, default=40_000, help="number of synthetic noun phrases; 40,000")
+    parser.add_argument("--copies", type=int, default=12_000, help="number of pairs with addresses and emoji; 12,000")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(given)
-    pairs = read_pairs(arguments.pairs, longest=None, words=None)
-    inside, drawn = (usual(pairs.sources), usual(pairs.targets)), random.Random(arguments.seed)
-    typed = [(plain(source, inside[0]), plain(target, inside[1])) for source, target in pairs]
-    counts = Counter(word for text in pairs.sources for word in {each.lower() for each in _WORD.findall(text)})
-    again = [pair for pair in typed if drawn.random() < arguments.share]
+    drawn = random.Random(arguments.seed)
+    tatoeba = {part: _read(arguments.tatoeba / f"en-fr.{part}.tsv.gz") for part in ("train", "valid", "test")}
+    collections = {name: _read(arguments.collections / f"{name}.tsv") for name in {**WEIGHTS, **HELD_OUT}}
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    never = {_key(source) for part in ("valid", "test") for source in tatoeba[part].sources}
+    for name, pairs in collections.items():
+        held = [(source, target) for source, target in pairs if is_held_out(name, source)]
+        if held:
+            never.update(_key(source) for source, _ in held)
+            _write(arguments.folder / f"{name}.tsv", held)
+    everyday = list(tatoeba["train"])
+    counted = [(pair, float(SHORT.get(len(pair[0].split()), 1))) for pair in everyday]
+    for name, weight in WEIGHTS.items():
+        counted += [(pair, weight) for pair in collections[name]]
+    counted = [(pair, weight) for pair, weight in counted if _key(pair[0]) not in never]
+    made: list[tuple[str, str]] = []
+    inside = usual(tatoeba["train"].sources), usual(tatoeba["train"].targets)
+    for pair, weight in counted:
+        made += [pair] * times(weight, drawn)
+        if drawn.random() < arguments.typed * min(weight, 2):
+            made.append((plain(pair[0], inside[0]), plain(pair[1], inside[1])))
+        if drawn.random() < arguments.small * min(weight, 2):
+            made.append((pair[0].lower(), pair[1]))
+    typed = [(plain(source, inside[0]), plain(target, inside[1])) for source, target in everyday]
+    words = Counter(word for text, _ in everyday for word in {each.lower() for each in _WORD.findall(text)})
+    common = {word for word, _ in words.most_common(_COMMON)}
     parts = fragments(*zip(*typed))
-    common = {word for word, _ in counts.most_common(_COMMON)}
     names = nouns(parts, (target for _, target in typed), inside[0], common)
-    qualities = adjectives(parts, names, usual(pairs.targets), common)
-    for pair in (*pairs, *phrases(names, qualities, arguments.phrases, drawn)):
-        sys.stdout.write("\t".join(pair) + "\n")
-    for pair in (*again, *(pair for pair, count in parts.items() if count > 1)):
-        number = copies(pair[0], counts, arguments.enough, arguments.copies)
-        sys.stdout.write(("\t".join(pair) + "\n") * number)
+    qualities = adjectives(parts, names, inside[1], common)
+    made += phrases(names, qualities, arguments.phrases, drawn)
+    made += [pair for pair, count in parts.items() if count > 1]
+    made += with_copies([pair for pair in everyday if len(pair[0].split()) < 10], arguments.copies, drawn)
+    _write(arguments.folder / "train.tsv", [pair for pair in made if _key(pair[0]) not in never])
+    print(f"{len(made):,} pairs to train on", file=sys.stderr)
+
+
+def _read(path: Path) -> Pairs:
+    return read_pairs(path, longest=None, words=None)
+
+
+def _key(source: str) -> str:
+    """Return the words and numbers of a source: what differs in signs and capitals alone is the same."""
+    return " ".join(re.findall(r"\w+", source.lower()))
+
+
+def _write(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
 
 
 if __name__ == "__main__":

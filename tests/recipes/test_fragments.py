@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from recipes import pairs
 from recipes.fragments import fragments
 
 NOUNS = {"house": "maison", "car": "voiture", "door": "porte", "table": "table", "rose": "rose"}
@@ -49,24 +48,3 @@ def test_frequent_words_and_signs_end_no_part(sentences) -> None:
     texts = [" ".join(each) for each in sentences]
     found = fragments([f"{text}, yes" for text in texts], [f"{text}, yes" for text in texts], frequent=3)
     assert found and not any("," in source or source.endswith((" the", " this", " yes")) for source, _ in found)
-
-
-def test_what_is_written(tmp_path, capsys) -> None:
-    path = tmp_path / "pairs.tsv"
-    path.write_text("The cat sees.\tLe chat voit.\nSee the cat!\tVois le chat !\n" * 2, encoding="utf-8")
-    pairs.main([str(path), "--share", "1.0"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["The cat sees.\tLe chat voit.", "See the cat!\tVois le chat !"]
-    assert "the cat sees\tle chat voit" in lines
-    assert all(line.count("\t") == 1 for line in lines)
-
-
-def test_rare_words_come_several_times(tmp_path, capsys) -> None:
-    path = tmp_path / "pairs.tsv"
-    often = [f"I see {n} cats.\tJe vois {n} chats." for n in range(50)]
-    path.write_text("\n".join([*often, "I see zebras.\tJe vois des zèbres."]) + "\n", encoding="utf-8")
-    pairs.main([str(path), "--share", "1.0", "--enough", "40", "--copies", "8"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines.count("I see zebras.\tJe vois des zèbres.") == 1
-    assert lines.count("I see zebras\tJe vois des zèbres") == 8
-    assert lines.count("I see 7 cats\tJe vois 7 chats") == 1

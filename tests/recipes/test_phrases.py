@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-from recipes import pairs
 from recipes.phrases import Adjective, Noun, adjectives, nouns, phrases
 
 GENDERS = {"m": ("le", "un"), "f": ("la", "une")}
@@ -139,31 +138,6 @@ def test_phrases_elide() -> None:
 def test_of_too_few_words_there_is_no_phrase(names) -> None:
     assert list(phrases(names, [Adjective("big", "grand", "grande")], 9, random.Random(0))) == []
     assert list(phrases(names * 3, [], 9, random.Random(0))) == []
-
-
-def test_phrases_are_written_among_the_pairs(tmp_path, capsys) -> None:
-    drawn = random.Random(0)
-    # Words that come more often than all of these, as in any language.
-    common = [first + second + third for first in "bcdfg" for second in "aeiou" for third in "lmrt"]
-    sentences = []
-    for _ in range(300):
-        (noun, (meant, gender)), (quality, forms) = drawn.choice(list(NOUNS.items())), drawn.choice(list(FORMS.items()))
-        article = drawn.randrange(2)
-        french = GENDERS[gender][article]
-        plain = drawn.random() < 0.5
-        named = noun if plain else f"{quality} {noun}"
-        called = meant if plain else f"{meant} {forms[gender == 'f']}"
-        said = " ".join(drawn.sample(common, 40))
-        sentences.append(f"{said}, {('the', 'a')[article]} {named} burns.\t{said}, {french} {called} brûle.")
-    path = tmp_path / "pairs.tsv"
-    path.write_text("\n".join(sentences) + "\n", encoding="utf-8")
-    written = {}
-    for count in ("0", "500"):
-        pairs.main([str(path), "--phrases", count])
-        written[count] = capsys.readouterr().out.splitlines()
-    assert len(written["500"]) == len(written["0"]) + 500
-    new = set(written["500"]) - set(written["0"])
-    assert any(line.startswith("the house of") for line in new)
 
 
 def test_what_may_be_an_adjective_is_taken_for_no_noun() -> None:

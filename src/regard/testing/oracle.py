@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.masks import Extent, Mask
 from regard.normalizers import Softmax
 from regard.normalizers.base import Normalizer
-from regard.scores import Score, ScoreMod
+from regard.scores import Cosine, Score, ScoreMod
 from regard.testing.case import MODS, named
 from regard.testing.formulas import FORMULAS, NORMALIZER_FORMULAS, Array, Formula, NormalizerFormula, attributes
 from regard.testing.statement import NumpyCall, indices
@@ -189,12 +189,25 @@ class _Stated:
         by_key = self._slopes(lambda k: self._at(self.query, k, self.tensors), self.key)
         found = {}
         for name, slopes, axis in (("query", by_query, -1), ("key", by_key, -2)):
-            pulled = [(d * slope).sum(axis) for d, slope in ((grad, slopes), (amplitude, abs(slopes)))]
+            taken = self._along(self.query[..., :, None, :] if axis == -1 else self.key[..., None, :, :])
+            sizes = abs(slopes + taken) + abs(taken)
+            pulled = [(d * slope).sum(axis) for d, slope in ((grad, slopes), (amplitude, sizes))]
             found[name] = tuple(np.moveaxis(p, 0, -1) for p in pulled)
         for i, (name, _) in enumerate(named("score", self.score)):
             if name:
                 found[name] = self._pull_tensor(i, self.tensors[i], grad, amplitude)
         return found
+
+    def _along(self, rows: Array) -> Array:
+        """Return what is subtracted in the derivative of a cosine: its part along the row itself; of others, 0.
+
+        For each feature (width, K, B, H, L, S), or numbers that broadcast to it.
+        """
+        if type(self.score) is not Cosine:
+            return np.zeros((), self.values.dtype)
+        squares = (rows * rows).sum(-1, keepdims=True)
+        direction = rows / np.where(squares > 0, squares, np.inf)
+        return np.where(self.values > -np.inf, self.values, 0) * np.moveaxis(direction, -1, 0)
 
     def _pull_tensor(self, i: int, tensor: Array, grad: Array, amplitude: Array) -> Pair:
         """Return the gradient with respect to one of the score's tensors, (K, *shape), one element at a time."""

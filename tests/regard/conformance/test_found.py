@@ -76,6 +76,11 @@ FOUND = [
         score="gaussian/features", normalizer="entmax", dtype="float16", lead=(2, 2), key_heads=2, group=3, queries=9,
         keys=7, width=1, layout="broadcast query", learned=True, dropout_p=0.1, tile=(8, 2), seed=37881,
     )),
+    # Two equal numbers are subtracted in the derivative of a cosine of width 1: the amplitude is theirs, not 0.
+    ("dropout gradient", "streaming", Case(
+        score="cosine/learned", lead=(3,), group=3, queries=9, keys=1, width=1, value_width=1, scale=2.0, values=1e-36,
+        layout="expanded", dropout_p=0.1, tile=(2, 8), seed=40713,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

@@ -93,7 +93,9 @@ def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> Se
             raise rejected("translate", "--precision", "be left out with --int8", precision)
         if not isinstance(translator.model, TransformerSequenceDecoder):
             raise rejected("translate", "--int8", "be used with a Transformer", f"a {translator.kind} model")
-        return SequenceModel(quantize(translator.model), translator.source, translator.target, translator.about)
+        return SequenceModel(
+            quantize(translator.model), translator.source, translator.target, translator.about, translator.rewriting
+        )
     if precision == PredictionOptions.precision:
         pack_weights(translator.model)
     return translator

@@ -152,8 +152,35 @@ class Finished:
         ]
 
 
+@dataclass(frozen=True)
+class Restriction:
+    """Symbols that may be written for some sources only.
+
+    Attributes
+    ----------
+    symbols : Tensor (R,)
+    allowed : Tensor (B, R) of bool
+    """
+
+    symbols: Tensor
+    allowed: Tensor
+
+    def apply(self, logits: Tensor, maxima: Tensor, rows: Tensor) -> None:
+        """Exclude symbols from the logits (B, K, N) of sources ``rows``, and update the maxima of runs (B, K, C)."""
+        excluded = ~self.allowed[rows][:, None]  # (B, 1, R)
+        logits[..., self.symbols] = logits[..., self.symbols].masked_fill(excluded, -torch.inf)
+        for run in torch.unique(self.symbols // _RUN).tolist():
+            maxima[..., run] = logits[..., run * _RUN : (run + 1) * _RUN].amax(-1)
+
+
 def allowed_logits(
-    logits: Tensor, front: Beams, *, min_length: int, no_repeat: int, unknown: bool = True
+    logits: Tensor,
+    front: Beams,
+    *,
+    min_length: int,
+    no_repeat: int,
+    unknown: bool = True,
+    restriction: Restriction | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits (B, K, N) with −inf for excluded symbols, log Σ exp of the original logits (B, K), and maxima.
 
@@ -182,6 +209,8 @@ def allowed_logits(
         maxima = _maxima(logits)
     else:
         maxima[..., 0] = logits[..., :_RUN].amax(-1)
+    if restriction is not None:
+        restriction.apply(logits, maxima, front.rows)
     return logits, total, maxima
 
 
@@ -363,6 +392,7 @@ def search(
     options: SearchOptions = SearchOptions(),
     *,
     pool: int | None = None,
+    restriction: Restriction | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best hypotheses for each source, best first.
 
@@ -381,6 +411,8 @@ def search(
     options : SearchOptions
     pool : int, optional
         Number of hypotheses, instead of ``n_best``; may exceed the beam size.
+    restriction : Restriction, optional
+        Symbols that may be written for some sources only.
 
     Returns
     -------
@@ -412,7 +444,7 @@ def search(
     for step in range(int(front.limits.max()) + 1):
         rows, state = model.advance(front.tokens[..., -1], memory, state)
         drawn = None if draws is None else draws[front.rows, :, step]
-        candidates = _candidates(model, rows, state, front, drawn, options)
+        candidates = _candidates(model, rows, state, front, drawn, options, restriction)
         if bool(candidates.score.isnan().any()):
             raise rejected("search", "model", "return logits without NaN", "nan")
         ending = candidates if options.sample else candidates.first(options.beams)
@@ -434,7 +466,13 @@ def search(
 
 
 def _candidates(
-    model: Steps, rows: Tensor, state: Any, front: Beams, draws: Tensor | None, options: SearchOptions
+    model: Steps,
+    rows: Tensor,
+    state: Any,
+    front: Beams,
+    draws: Tensor | None,
+    options: SearchOptions,
+    restriction: Restriction | None,
 ) -> Candidates:
     """Return the candidates for features (B, K, P), processing the sources in chunks."""
     some, parts = len(rows), []
@@ -449,6 +487,7 @@ def _candidates(
             min_length=options.min_length,
             no_repeat=options.no_repeat,
             unknown=options.unknown,
+            restriction=restriction,
         )
         score = beams.score - total
         if draws is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard._utils.errors import described, fitting, rejected, unknown_name
 from regard_lab.data.batches import length_batches
-from regard_lab.generation.beam_search import Hypothesis, search
+from regard_lab.generation.beam_search import Hypothesis, Restriction, search
 from regard_lab.generation.predictions import (
     Prediction,
     PredictionOptions,
@@ -40,8 +40,17 @@ from regard_lab.models.folders import (
 from regard_lab.models.packed_weight import PackedWeight
 from regard_lab.models.registry import MODELS
 from regard_lab.text.ragged import pad
-from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary, Vocabulary, Word
-from regard_lab.text.words import PARAGRAPHS, normalize, sentences
+from regard_lab.text.rewriting import Copy, Placed, Rewriting, Rewritten, is_placeholder
+from regard_lab.text.vocabulary import (
+    FIRST,
+    UNKNOWN,
+    SubwordVocabulary,
+    SymbolVocabulary,
+    Vocabulary,
+    Word,
+    group_tokens,
+)
+from regard_lab.text.words import PARAGRAPHS, locate_tokens, normalize, sentences
 from regard_lab.training.objectives import cross_entropy
 
 # Replace unknown words by the source words with the most attention ----------------------------------------------------
@@ -65,6 +74,31 @@ def restore_words(vocabulary: Vocabulary, text: str, numbers: Sequence[int]) -> 
     whole = words_of_tokens(vocabulary, text, len(numbers))
     unknown = [UNKNOWN in numbers[word.tokens.start : word.tokens.stop] for word in words]
     return [replace(word, text=whole[word.tokens.start]) if new else word for word, new in zip(words, unknown)]
+
+
+def words_of_source(
+    vocabulary: Vocabulary, text: str, numbers: Sequence[int], placed: Placed | None = None
+) -> list[Word]:
+    """Return the words of a text that a model read, as ranges of its tokens.
+
+    Parameters
+    ----------
+    vocabulary : Vocabulary
+    text : str
+        As users see it.
+    numbers : sequence of int
+    placed : Placed, optional
+        The text as the model read it, if it was rewritten.
+    """
+    if placed is None:
+        return restore_words(vocabulary, text, numbers)
+    assert isinstance(vocabulary, SubwordVocabulary)
+    decoded, spans = vocabulary.placed(numbers)
+    if UNKNOWN in numbers:
+        decoded, spans = locate_tokens(placed.text, decoded, spans, [number == UNKNOWN for number in numbers])
+    shift = len(decoded) - len(decoded.lstrip(" "))
+    origins = [placed.origin(max(start - shift, 0), max(stop - shift, 0)) for start, stop in spans]
+    return group_tokens(normalize(text), origins)
 
 
 def replace_unknown(
@@ -157,6 +191,9 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
 # Dimensions: A attention maps, T target tokens, S source tokens.
 
 
+_NOTHING = Hypothesis((), -torch.inf, -torch.inf)
+
+
 @dataclass(frozen=True)
 class Line:
     """An input line with its tokens and the hypotheses of a search."""
@@ -165,6 +202,20 @@ class Line:
     numbers: list[int]
     note: str = ""
     hypotheses: list[Hypothesis] = field(default_factory=list)
+    #: The text as the model reads it, if the model rewrites texts.
+    rewritten: Rewritten | None = None
+
+    def missing(self, model: SequenceModel, hypothesis: Hypothesis) -> list[Copy]:
+        """Return what a hypothesis should copy and does not."""
+        if self.rewritten is None or not self.rewritten.copies:
+            return []
+        written = {model.placeholders.get(number) for number in hypothesis.numbers}
+        return [copy for mark, copy in self.rewritten.copies.items() if mark not in written]
+
+    def with_hypotheses(self, model: SequenceModel, hypotheses: Sequence[Hypothesis]) -> Line:
+        """Return the line with hypotheses: first those that copy all they should, each group best first."""
+        ranked = sorted(hypotheses, key=lambda each: len(self.missing(model, each)))
+        return replace(self, hypotheses=ranked or [_NOTHING])
 
 
 def detokenize(model: SequenceModel, batch: Sequence[Line], options: PredictionOptions) -> Iterator[Prediction]:
@@ -193,6 +244,8 @@ def _prediction(
     model: SequenceModel, line: Line, hypothesis: Hypothesis, alignment: Tensor | None, options: PredictionOptions
 ) -> Prediction:
     """Return a prediction, with the alignment (A, T, S) if requested."""
+    if line.rewritten is not None:
+        return _restored(model, line, line.rewritten, hypothesis, alignment)
     text, words, aligning = model.target.decode(hypothesis.numbers), None, model.aligning
     if options.replace_unknown and alignment is not None and UNKNOWN in hypothesis.numbers:
         words = model.target.words(hypothesis.numbers)
@@ -221,12 +274,45 @@ def _prediction(
     )
 
 
+def _restored(
+    model: SequenceModel, line: Line, read: Rewritten, hypothesis: Hypothesis, alignment: Tensor | None
+) -> Prediction:
+    """Return the prediction of a model that rewrites texts: its words and marks as users see them."""
+    assert model.rewriting is not None and isinstance(model.target, SubwordVocabulary)
+    decoded, places = model.target.placed(hypothesis.numbers)
+    shift = len(decoded) - len(decoded.lstrip(" "))
+    written = model.rewriting.write(decoded[shift:], read)
+    notes = [line.note] if line.note else []
+    if missing := line.missing(model, hypothesis):
+        notes.append(f"the translation leaves out {', '.join(repr(copy.text) for copy in missing)}")
+    prediction = Prediction(
+        line.text,
+        written.text.strip(),
+        model._shown_tokens(model.source, line.numbers, read),
+        model._shown_tokens(model.target, hypothesis.numbers, read),
+        hypothesis.score,
+        hypothesis.normalized,
+        note="; ".join(notes),
+    )
+    if alignment is None:
+        return prediction
+    spans = [written.image(max(start - shift, 0), stop - shift) for start, stop in places]
+    return replace(
+        prediction,
+        maps=model.model.maps,
+        alignment=alignment,
+        aligning=model.aligning,
+        source_words=tuple(words_of_source(model.source, line.text, line.numbers, read.placed)),
+        words=tuple(group_tokens(written.text, spans)),
+    )
+
+
 # A trained model with its vocabularies: saved, loaded, and put to lines of text ---------------------------------------
 # Dimensions: A attention maps, T target tokens, S source tokens.
 
 
 FORMAT, VERSION = "regard.sequences", 1
-SOURCE, TARGET = "source.json", "target.json"
+SOURCE, TARGET, REWRITING = "source.json", "target.json", "rewriting.json"
 #: What parameters may be stored as. They are computed with in float32.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -242,11 +328,14 @@ class SequenceModel:
         What turns texts into the numbers that it reads, and back those that it writes.
     about : mapping, optional
         What else is worth knowing of it, as JSON can hold it; saved with the model.
+    rewriting : Rewriting, optional
+        How texts are rewritten before the model reads them, and restored behind it.
 
     Raises
     ------
     ValueError
-        If a vocabulary does not have the size that the model has for it.
+        If a vocabulary does not have the size that the model has for it, or texts are rewritten of a vocabulary without
+        subwords.
 
     Examples
     --------
@@ -260,7 +349,12 @@ class SequenceModel:
     """
 
     def __init__(
-        self, model: EncoderDecoder, source: Vocabulary, target: Vocabulary, about: Mapping[str, Any] | None = None
+        self,
+        model: EncoderDecoder,
+        source: Vocabulary,
+        target: Vocabulary,
+        about: Mapping[str, Any] | None = None,
+        rewriting: Rewriting | None = None,
     ) -> None:
         for name, size, vocabulary in (
             ("source", model.config.sources, source),
@@ -268,9 +362,17 @@ class SequenceModel:
         ):
             if size != len(vocabulary):
                 raise rejected("SequenceModel", name, f"have the {size} symbols that the model knows", len(vocabulary))
+            if rewriting is not None and not isinstance(vocabulary, SubwordVocabulary):
+                raise rejected("SequenceModel", name, "have subwords where texts are rewritten", str(vocabulary))
         self.model = model.eval()
         self.source, self.target = source, target
         self.about = dict(about or {})
+        self.rewriting = rewriting
+        #: The placeholder of each number of the target vocabulary that stands for one.
+        self.placeholders: dict[int, str] = {}
+        if rewriting is not None:
+            pieces = ((number, target.tokens([number])[0].removeprefix("▁")) for number in range(FIRST, len(target)))
+            self.placeholders = {number: piece for number, piece in pieces if is_placeholder(piece)}
 
     def __repr__(self) -> str:
         parameters = sum(each.numel() for each in self.model.parameters())
@@ -329,6 +431,8 @@ class SequenceModel:
         head = {"format": FORMAT, "version": VERSION, "kind": self.kind}
         config = head | {"model": asdict(self.model.config), "dtype": dtype, "about": self.about}
         others = {SOURCE: self.source.to_json(), TARGET: self.target.to_json()}
+        if self.rewriting is not None:
+            others[REWRITING] = self.rewriting.to_json()
         return save_model(folder, self.model, config, others=others, dtype=DTYPES[dtype])
 
     @classmethod
@@ -357,7 +461,10 @@ class SequenceModel:
             expected = f"have sources {len(source)} and targets {len(target)}, the sizes of {SOURCE} and {TARGET}"
             raise file_error(path, expected, f"{sizes[0]} and {sizes[1]}")
         load_weights(folder, model, config)
-        return cls(model.float(), source, target, config["about"])
+        rewriting = None
+        if isinstance(config.get("files"), dict) and REWRITING in config["files"]:
+            rewriting = Rewriting.from_json(load_json(folder, REWRITING, config), str(Path(folder) / REWRITING))
+        return cls(model.float(), source, target, config["about"], rewriting)
 
     def predict(
         self, lines: Iterable[str], options: PredictionOptions | None = None, *, first: int = 1
@@ -400,21 +507,32 @@ class SequenceModel:
 
     def _written(self, texts: Sequence[str], places: Sequence[int], options: PredictionOptions) -> list[Prediction]:
         """Return the predictions for texts; ``places`` are their line numbers for error messages."""
-        numbers = self.source.encode_all(texts)
-        read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
+        rewritten = [None if self.rewriting is None else self.rewriting.read(text) for text in texts]
+        numbers = self.source.encode_all(
+            text if each is None else each.placed.text for text, each in zip(texts, rewritten)
+        )
+        read = [
+            replace(self._read(text, numbers[i].tolist(), options, places[i]), rewritten=rewritten[i])
+            for i, text in enumerate(texts)
+        ]
         predictions = [Prediction(line.text, note=line.note) for line in read]
         bounds = [bound for bound in (options.search.max_length, self.longest[1]) if bound]
         narrow = options.precision == "bfloat16"
-        unknown = options.search.unknown and options.replace_unknown and self._replaces()
+        unknown = options.search.unknown and options.replace_unknown and self._replaces() and self.rewriting is None
         searching = replace(options.search, max_length=min(bounds, default=0), unknown=unknown)
         with self._evaluating(options):
-            for rows in length_batches([len(line.numbers) for line in read], options.batch):
+            for rows in self._batches(read, options):
+                # Of a text with something to copy, other hypotheses count too if the best does not copy it.
+                copies = any(line.rewritten is not None and line.rewritten.copies for line in (read[i] for i in rows))
                 pool = searching.n_best
+                if copies and not searching.sample:
+                    pool = max(pool, searching.beams)
                 while rows:
                     sources = pad_to_device(self.model, [read[i].numbers for i in rows])
+                    allowed = self._allowed([read[i] for i in rows], sources[0].device)
                     with torch.autocast(sources[0].device.type, torch.bfloat16, enabled=narrow):
-                        hypotheses = search(self.model, *sources, searching, pool=pool)
-                    batch = [replace(read[i], hypotheses=each or [_NOTHING]) for i, each in zip(rows, hypotheses)]
+                        hypotheses = search(self.model, *sources, searching, pool=pool, restriction=allowed)
+                    batch = [read[i].with_hypotheses(self, each) for i, each in zip(rows, hypotheses)]
                     for i, each in zip(rows, detokenize(self, batch, options)):
                         predictions[i] = each
                     # Hypotheses with the same text are merged, so search again with a larger pool.
@@ -422,6 +540,25 @@ class SequenceModel:
                     rows = [i for i in full if 1 + len(predictions[i].alternatives) < searching.n_best]
                     pool *= 2
         return predictions
+
+    def _batches(self, read: Sequence[Line], options: PredictionOptions) -> Iterator[list[int]]:
+        """Yield rows to search for together: those with something to copy by themselves."""
+        copying = [line.rewritten is not None and bool(line.rewritten.copies) for line in read]
+        for which in (False, True):
+            rows = [i for i, copies in enumerate(copying) if copies == which]
+            for batch in length_batches([len(read[i].numbers) for i in rows], options.batch):
+                yield [rows[i] for i in batch]
+
+    def _allowed(self, lines: Sequence[Line], device: torch.device) -> Restriction | None:
+        """Return that of placeholders, only those of its source may be written."""
+        if not self.placeholders:
+            return None
+        marks = list(self.placeholders.values())
+        rows = [[line.rewritten is not None and mark in line.rewritten.copies for mark in marks] for line in lines]
+        return Restriction(torch.tensor(list(self.placeholders), device=device), torch.tensor(rows, device=device))
+
+    def _shown_tokens(self, vocabulary: Vocabulary, numbers: Sequence[int], read: Rewritten) -> tuple[str, ...]:
+        return tuple(Rewriting.shown(token, read.copies) for token in vocabulary.tokens(numbers))
 
     def align(
         self,
@@ -484,12 +621,21 @@ class SequenceModel:
         self, pairs: Sequence[tuple[str, str]], places: Sequence[int], options: PredictionOptions
     ) -> list[Prediction]:
         texts, given = [text for text, _ in pairs], [target for _, target in pairs]
-        numbers, wanted = self.source.encode_all(texts), self.target.encode_all(given)
+        rewritten: list[tuple[Rewritten, Rewritten] | tuple[None, None]] = [
+            (None, None) if self.rewriting is None else self.rewriting.read_pair(*pair) for pair in pairs
+        ]
+        numbers, wanted = (
+            vocabulary.encode_all(text if read is None else read.placed.text for text, read in zip(side, read_as))
+            for vocabulary, side, read_as in zip((self.source, self.target), (texts, given), zip(*rewritten))
+        )
         most = self.longest[1]
         for i in range(len(given)):
             if most is not None and len(wanted[i]) > most:
                 raise rejected("align", f"target {places[i]}", f"have at most {most} tokens", len(wanted[i]))
-        read = [self._read(text, numbers[i].tolist(), options, places[i]) for i, text in enumerate(texts)]
+        read = [
+            replace(self._read(text, numbers[i].tolist(), options, places[i]), rewritten=rewritten[i][0])
+            for i, text in enumerate(texts)
+        ]
         predictions = [Prediction(line.text, note=line.note) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
@@ -503,8 +649,10 @@ class SequenceModel:
                 ]
                 batch = [replace(read[i], hypotheses=[each]) for i, each in zip(rows, hypotheses)]
                 for i, each in zip(rows, detokenize(self, batch, options)):
-                    words = restore_words(self.target, given[i], wanted[i].tolist())
-                    predictions[i] = replace(each, text=given[i], words=tuple(words))
+                    written = rewritten[i][1]
+                    placed = None if written is None else written.placed
+                    words = words_of_source(self.target, given[i], wanted[i].tolist(), placed)
+                    predictions[i] = replace(each, text=given[i], words=tuple(words), note=read[i].note)
         return predictions
 
     def stream(
@@ -561,6 +709,3 @@ class SequenceModel:
                 yield
         finally:
             self.model.train(training)
-
-
-_NOTHING = Hypothesis((), -torch.inf, -torch.inf)

@@ -171,6 +171,28 @@ class Vocabulary(ABC):
             ) from None
 
 
+def group_tokens(text: str, places: Sequence[Span]) -> list[Word]:
+    """Return the words of a text, as ranges of the tokens whose places in it are given in order.
+
+    A token belongs to the word in which its first character other than a space lies.
+
+    Examples
+    --------
+    >>> group_tokens("so rare", [Span(0, 2), Span(2, 5), Span(5, 7)])
+    [Word(text='so', tokens=range(0, 1)), Word(text='rare', tokens=range(1, 3))]
+    """
+    firsts = [word.start for word in find_words(text)]
+    owners = [max(0, bisect_right(firsts, at + (text[at : at + 1] == " ")) - 1) for at, _ in places]
+    grouped: list[Word] = []
+    begin = 0
+    for place in range(1, len(owners) + 1):
+        if place == len(owners) or owners[place] != owners[begin]:
+            end = places[place].start if place < len(owners) else len(text)
+            grouped.append(Word(text[places[begin].start : end].strip(), range(begin, place)))
+            begin = place
+    return grouped
+
+
 class SymbolVocabulary(Vocabulary):
     """Fixed symbols: the characters of a text, or what stands between its spaces.
 
@@ -314,8 +336,18 @@ def merge_pairs(word: str, ranks: Mapping[tuple[str, str], int], dropout: float,
 
 #: The most characters of a piece.
 _LONGEST = 16
-#: No piece goes beyond one of these, each with the space before it: a word with its apostrophes, a digit, signs.
-PARTS = Split(Regex(r" ?\p{L}[\p{L}\p{M}]*(?:['’]\p{L}[\p{L}\p{M}]*)*| ?\p{N}| ?[^ \p{L}\p{N}]+"), "isolated")
+#: Characters that stand for marks and placeholders in rewritten texts (:mod:`regard_lab.text.rewriting`).
+MARKS = range(0xE000, 0xE100)
+_MARK = f"{chr(MARKS.start)}-{chr(MARKS.stop - 1)}"
+#: No piece goes beyond one of these, each with the space before it: a word with its apostrophes, a digit, a mark, or
+#: signs.
+PARTS = Split(
+    Regex(
+        rf" ?\p{{L}}[\p{{L}}\p{{M}}]*(?:['’]\p{{L}}[\p{{L}}\p{{M}}]*)*| ?\p{{N}}| ?[{_MARK}]|"
+        rf" ?[^ \p{{L}}\p{{N}}{_MARK}]+"
+    ),
+    "isolated",
+)
 
 
 def alphabet(lines: list[str], rare: float) -> tuple[list[str], list[str]]:
@@ -611,18 +643,7 @@ class SubwordVocabulary(Vocabulary):
         return normalize(encoded.decode(errors="replace"))
 
     def words(self, text: str | Iterable[int]) -> list[Word]:
-        whole, places = self.placed(self.encode(text) if isinstance(text, str) else text)
-        firsts = [word.start for word in find_words(whole)]
-        # A token belongs to the word in which its first character other than a space lies.
-        owners = [max(0, bisect_right(firsts, at + (whole[at : at + 1] == " ")) - 1) for at, _ in places]
-        grouped: list[Word] = []
-        begin = 0
-        for place in range(1, len(owners) + 1):
-            if place == len(owners) or owners[place] != owners[begin]:
-                end = places[place].start if place < len(owners) else len(whole)
-                grouped.append(Word(whole[places[begin].start : end].strip(), range(begin, place)))
-                begin = place
-        return grouped
+        return group_tokens(*self.placed(self.encode(text) if isinstance(text, str) else text))
 
     def placed(self, numbers: Iterable[int]) -> tuple[str, list[Span]]:
         """Return the text of numbers as it is put together, and the part of it that each of them stands for.

@@ -86,6 +86,9 @@ class ExperimentOptions(RunOptions):
         if not guided:
             with in_section("training"):
                 self.training.require_default("guided", "without data.alignments or data.align")
+        if self.vocabularies.rewrite:
+            with in_section("data"):
+                self.data.require_default("alignments", "with vocabularies.rewrite, which changes the words they count")
         for place, where in TASKS[self.task].refused.items():
             part, _, name = place.partition(".")
             with in_section(part):

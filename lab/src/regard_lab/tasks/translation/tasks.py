@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from regard._utils.errors import in_section, unknown_name
+from regard._utils.errors import in_section, rejected, unknown_name
 from regard_lab._options import Options, option
 from regard_lab.data.pairs import Pairs, read_pairs, read_texts
 from regard_lab.tasks.translation.metrics import bleu, chrf, error_rates
@@ -32,9 +32,20 @@ class VocabularyOptions(Options):
     #: all; what is rare is learned from its parts.
     dropout: float = option(0.0, "share of BPE's merges that are left out when training texts are split",
                             ge=0, lt=1)  # fmt: skip
+    #: See :mod:`regard_lab.text.rewriting`.
+    rewrite: bool = option(False, "read small letters behind marks for capitals, one form of quotes and dashes, and "
+                           "placeholders for names, numbers and signs that are copied", flag="--rewrite",
+                           short="Mark capitals; copy names and numbers.")  # fmt: skip
+    languages: str = option("", "of both sides, such as en-fr: with rewrite, numbers are written as each does")
 
     def check(self) -> None:
         """Raise where an option has no effect."""
+        if not self.rewrite:
+            self.require_default("languages", "without rewrite")
+        elif self.lowercase:
+            raise rejected("options", "lowercase", "be false with rewrite, which keeps capitals by marks", "true")
+        elif self.languages and len(self.languages.split("-")) != 2:
+            raise rejected("options", "languages", "be two codes such as en-fr", repr(self.languages))
         if self.kind == "characters":
             self.require_default("size", "for characters, all of which count")
         if self.kind != "bpe":
@@ -106,7 +117,7 @@ class Pronunciation(Task):
     refused = (
         Task.refused
         | dict.fromkeys(("data.alignments", "data.align"), _SYMBOLS)
-        | {f"vocabularies.{name}": _SYMBOLS for name in ("kind", "size", "joint", "dropout")}
+        | {f"vocabularies.{name}": _SYMBOLS for name in ("kind", "size", "joint", "dropout", "rewrite")}
     )
 
     def build_vocabularies(self, pairs: Pairs, options: VocabularyOptions) -> tuple[Vocabulary, Vocabulary]:  # noqa: ARG002
@@ -128,7 +139,15 @@ class SpanCorruption(Task):
     name, metric, names = "span-corruption", "loss", ()
     kind, joint, hides = "transformer", True, True
     refused = dict.fromkeys(
-        ("data.targets", "data.valid_targets", "data.alignments", "data.align", "vocabularies.joint"), _TEXTS
+        (
+            "data.targets",
+            "data.valid_targets",
+            "data.alignments",
+            "data.align",
+            "vocabularies.joint",
+            "vocabularies.rewrite",
+        ),
+        _TEXTS,
     )
 
     def read(self, source: str, target: str | None, **how: Any) -> Pairs:  # noqa: ARG002

@@ -20,7 +20,7 @@ from regard_lab.data.corruption import hide_spans
 from regard_lab.data.pairs import Pairs, split_pairs
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import Prediction, PredictionOptions, report_truncated
-from regard_lab.generation.sequence_model import SequenceModel
+from regard_lab.generation.sequence_model import REWRITING, SOURCE, TARGET, SequenceModel
 from regard_lab.models import EncoderDecoder
 from regard_lab.models.registry import MODELS
 from regard_lab.tasks.translation.alignment.attention import best_map
@@ -28,6 +28,7 @@ from regard_lab.tasks.translation.alignment.guidance import Guidance
 from regard_lab.tasks.translation.options import DataOptions, ExperimentOptions
 from regard_lab.tasks.translation.tasks import SpanCorruption, Task, Translation, get_task
 from regard_lab.text.ragged import Ragged
+from regard_lab.text.rewriting import PLACES, Rewriting
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.text.words import PARAGRAPHS, sentences
 from regard_lab.training.objectives import Frequencies
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 
 # Run folders ----------------------------------------------------------------------------------------------------------
-
-
-SOURCE, TARGET = "source.json", "target.json"
 
 
 class PairRunFolder(RunFolder[ExperimentOptions]):
@@ -61,6 +59,15 @@ class PairRunFolder(RunFolder[ExperimentOptions]):
         read = (Vocabulary.from_json(self.read_table(name), str(self.path / name)) for name in (SOURCE, TARGET))
         source, target = read
         return source, target
+
+    def read_rewriting(self) -> Rewriting:
+        """Return how the run rewrites texts."""
+        return Rewriting.from_json(self.read_table(REWRITING), str(self.path / REWRITING))
+
+    def write_rewriting(self, rewriting: Rewriting) -> None:
+        """Write how a new run rewrites texts."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / REWRITING, json.dumps(rewriting.to_json(), ensure_ascii=False).encode())
 
     def write_vocabularies(self, source: Vocabulary, target: Vocabulary) -> None:
         """Write the vocabularies of a new run."""
@@ -132,6 +139,8 @@ def _vocabularies(start: SequenceModel) -> dict[str, Any]:
     if target["kind"] == "symbols":
         return {}
     options = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
+    if start.rewriting is not None:
+        options |= {"rewrite": True, "languages": "-".join(filter(None, start.rewriting.languages))}
     return options if target["kind"] == "characters" else options | {"size": len(start.target)}
 
 
@@ -146,6 +155,16 @@ def _settled(name: str, known: Any, got: Any) -> Exception:
 _SEVERAL = 0.1
 #: Number of sampled tokenizations of each training text.
 _SPLITS = 4
+
+
+def rewritten(pairs: Pairs, rewriting: Rewriting) -> Pairs:
+    """Return pairs as a model reads and writes them; each row begins with another placeholder."""
+    sources, targets = [], []
+    for row, pair in enumerate(pairs):
+        source, target = rewriting.read_pair(*pair, row % PLACES)
+        sources.append(source.placed.text)
+        targets.append(target.placed.text)
+    return replace(pairs, sources=sources, targets=targets)
 
 
 class Experiment(FolderRun[ExperimentOptions]):
@@ -193,10 +212,15 @@ class Experiment(FolderRun[ExperimentOptions]):
         learn, valid = self._pairs(resume)
         self._valid = valid
         start = SequenceModel.load(self.options.start) if self.options.start and not resume else None
+        rewriting = self._rewriting(files, learn, start, resume=resume)
+        marks = {"data": learn.checksum(), "valid": valid.checksum()}
+        originals = learn, valid
+        if rewriting is not None:
+            learn, valid = rewritten(learn, rewriting), rewritten(valid, rewriting)
         if resume:
-            source, target = self._resumed(files, learn, valid, here)
+            source, target = self._resumed(files, learn, marks, here)
         else:
-            source, target = self._begun(files, learn, valid, here, start)
+            source, target = self._begun(files, learn, marks, here, start)
         torch.manual_seed(training.seed)
         model = MODELS[self.options.kind][1](self.options.model_config(len(source), len(target)))
         guided = self._guidance.map_of(model, training.guided)
@@ -207,7 +231,7 @@ class Experiment(FolderRun[ExperimentOptions]):
             f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
         )
         rank, world = place()
-        sequence_model = SequenceModel(model, source, target, self._about(learn))
+        sequence_model = SequenceModel(model, source, target, self._about(learn), rewriting)
         numbers, rows = self._numbers(learn, sequence_model, sampled=True)
         checks, _ = self._numbers(valid, sequence_model, sampled=False)
         sharing: dict[str, Any] = {"seed": training.seed, "rank": rank, "world": world}
@@ -222,12 +246,12 @@ class Experiment(FolderRun[ExperimentOptions]):
             frequencies.set_bias(model)
         guess = frequencies.loss(checks[1])
         objective = Seq2SeqObjective.of(training, guided)
-        score = self._score(sequence_model, valid)
+        score = self._score(sequence_model, originals[1])
         learner = Learner(model, training, Stream(batches.batch), objective, score, guess)
         ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
         if ended.reason != "interrupt" and rank == 0:
             sequence_model.model.eval()
-            aligning = guided or ("" if self.task.hides else best_map(sequence_model, learn, valid))
+            aligning = guided or ("" if self.task.hides else best_map(sequence_model, *originals))
             if len(model.maps) > 1 and aligning:
                 self.say(f"the attention map that aligns words best: {aligning}")
                 sequence_model.about["aligning"] = aligning
@@ -323,12 +347,31 @@ class Experiment(FolderRun[ExperimentOptions]):
             self.say(f"held out for validation: {len(set(valid.sources)):,} {what}")
         return learn, valid
 
+    def _rewriting(
+        self, files: PairRunFolder, learn: Pairs, start: SequenceModel | None, *, resume: bool
+    ) -> Rewriting | None:
+        """Return how texts are rewritten, if they are: as the start model does, else as learned from the pairs."""
+        options = self.options.vocabularies
+        if not options.rewrite:
+            return None
+        if resume:
+            return files.read_rewriting()
+        if start is not None:
+            rewriting = start.rewriting
+            assert rewriting is not None
+        else:
+            source, _, target = options.languages.partition("-")
+            rewriting = Rewriting.learn(learn, (source, target))
+        if place()[0] == 0:
+            files.write_rewriting(rewriting)
+        return rewriting
+
     def _resumed(
-        self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any]
+        self, files: PairRunFolder, learn: Pairs, marks: Mapping[str, str], here: dict[str, Any]
     ) -> tuple[Vocabulary, Vocabulary]:
         """Return the run's vocabularies, and restore the conditions of its start."""
         begun = files.read_record()
-        for name, mark in (("data", learn.checksum()), ("valid", valid.checksum())):
+        for name, mark in marks.items():
             if begun.get(name) != mark:
                 raise rejected("resume", name, "be the pairs of the original run", "others")
         self._guidance.find(learn, begun.get("links", ""))
@@ -338,7 +381,12 @@ class Experiment(FolderRun[ExperimentOptions]):
         return files.read_vocabularies()
 
     def _begun(
-        self, files: PairRunFolder, learn: Pairs, valid: Pairs, here: dict[str, Any], start: SequenceModel | None
+        self,
+        files: PairRunFolder,
+        learn: Pairs,
+        marks: Mapping[str, str],
+        here: dict[str, Any],
+        start: SequenceModel | None,
     ) -> tuple[Vocabulary, Vocabulary]:
         """Return new vocabularies, or those of the start model, and write the run's record."""
         with warnings.catch_warnings(record=True) as caught:
@@ -354,7 +402,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         if first:
             files.write_vocabularies(source, target)
         mark = self._guidance.find(learn, keep=first)
-        record = {"data": learn.checksum(), "valid": valid.checksum(), "links": mark, **here}
+        record = {**marks, "links": mark, **here}
         if first:
             files.write(record, self.options)
         return source, target

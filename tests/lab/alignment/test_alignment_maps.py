@@ -84,7 +84,7 @@ def test_a_record_has_everything() -> None:
     torch.testing.assert_close(torch.tensor(told["alignment"]), alignment(WRITTEN).weights, atol=1e-6, rtol=0)
     assert (told["score"], told["normalized"], told["tokens"]) == (-1.5, -1.0, ["▁c", "c", "▁", "d"])
     assert record(Prediction("", "")) == {
-        "source": "", "text": "", "score": 0.0, "normalized": 0.0, "source_tokens": [], "tokens": [],
+        "source": "", "text": "", "score": 0.0, "normalized": 0.0, "confidence": 1.0, "source_tokens": [], "tokens": [],
     }  # fmt: skip
     bare = record(Prediction("x", note="cut", score=-float("inf"), alternatives=(Prediction("x", "y"),)))
     assert (bare["note"], bare["score"], bare["alternatives"][0]["text"]) == ("cut", None, "y")

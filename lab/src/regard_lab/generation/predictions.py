@@ -5,6 +5,7 @@ Dimensions: A attention maps, T target tokens, S source tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -83,6 +84,15 @@ class Prediction:
     words: tuple[Word, ...] = ()
     note: str = ""
 
+    @property
+    def confidence(self) -> float:
+        """The probability of a token and of the end mark on average (geometric mean), in [0, 1]."""
+        return math.exp(self.score / (len(self.tokens) + 1))
+
+
+#: How the note of a truncated source begins.
+_TRUNCATED = "truncated"
+
 
 def report_truncated(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line that reports truncated sources; an empty list if there are none.
@@ -92,10 +102,10 @@ def report_truncated(predictions: Sequence[Prediction]) -> list[str]:
     >>> report_truncated([Prediction("a cat"), Prediction("a dog", note="truncated to the first 1 of 2 tokens")])
     ["truncated: 1 of 2 sources; the first, 'a dog', was truncated to the first 1 of 2 tokens"]
     """
-    truncated = [each for each in predictions if each.note]
+    truncated = [each for each in predictions if each.note.startswith(_TRUNCATED)]
     if not truncated:
         return []
-    first = f"the first, {truncated[0].source[:60]!r}, was {truncated[0].note}"
+    first = f"the first, {truncated[0].source[:60]!r}, was {truncated[0].note.partition('; ')[0]}"
     return [f"truncated: {len(truncated):,} of {len(predictions):,} sources; {first}"]
 
 

@@ -194,6 +194,10 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)
 
 
+#: The note of a prediction that is likely to be wrong.
+UNUSUAL = "the text is unlike those that the model learned from, and its translation may be wrong"
+
+
 @dataclass(frozen=True)
 class Line:
     """An input line with its tokens and the hypotheses of a search."""
@@ -292,8 +296,10 @@ def _restored(
         model._shown_tokens(model.target, hypothesis.numbers, read),
         hypothesis.score,
         hypothesis.normalized,
-        note="; ".join(notes),
     )
+    if model.is_unusual(prediction):
+        notes.append(UNUSUAL)
+    prediction = replace(prediction, note="; ".join(notes))
     if alignment is None:
         return prediction
     spans = [written.image(max(start - shift, 0), stop - shift) for start, stop in places]
@@ -408,6 +414,17 @@ class SequenceModel:
             return (config.longest, max(1, config.longest - 1)) if bounded else (None, None)  # the start mark counts
         bounded = isinstance(config, RecurrentConfig) and config.attention == "location"
         return (config.longest if bounded else None, None)
+
+    def is_unusual(self, prediction: Prediction) -> bool:
+        """Return whether a source or its translation is unlike what the model learned from, if it knows its limits.
+
+        These are ``about["usual"]``: the least ``confidence`` of a prediction, and the least share of ``known`` words.
+        """
+        limits = self.about.get("usual")
+        if not limits or self.rewriting is None or not prediction.source.strip():
+            return False
+        known = self.rewriting.known_share(prediction.source)
+        return prediction.confidence < limits["confidence"] or known < limits["known"]
 
     def save(self, folder: str | Path, *, dtype: str = "float32") -> Path:
         """Write everything to a folder; see :meth:`load`.

@@ -251,9 +251,7 @@ class Rewriting:
         copies: dict[str, Copy] = {}
         text = normalize(text)
         capitals = self._is_in_capitals(text)
-        if capitals:  # addresses keep theirs
-            text = re.sub(rf"({_COPIED})|(.)", lambda part: part[1] or part[2].lower(), text, flags=re.DOTALL)
-        placed = self._placed(text, self.languages[0], copies)
+        placed = self._placed(text, copies, marked=not capitals)
         return Rewritten(placed, copies, bool(_TYPOGRAPHIC.search(text)), capitals)
 
     def _is_in_capitals(self, text: str) -> bool:
@@ -276,7 +274,7 @@ class Rewriting:
         """
         source, target = normalize(source), normalize(target)
         drafts: dict[str, Copy] = {}
-        self._placed(source, self.languages[0], drafts)
+        self._placed(source, drafts)
         wanted = {(copy.kind, self._value(copy, self.languages[0])) for copy in drafts.values()}
         chosen: dict[tuple[str, str], str] = {}
         number: Counter[str] = Counter()
@@ -294,15 +292,15 @@ class Rewriting:
                 mark = chosen.get((copy.kind, self._value(copy, language)))
                 if mark is not None:
                     spans[span], copies[mark] = mark, copy
-            sides.append(Rewritten(Placed.joined(self._parts(whole, language, spans)), copies))
+            sides.append(Rewritten(Placed.joined(_parts(whole, language, spans)), copies))
         return sides[0], sides[1]
 
-    def _placed(self, text: str, language: str, copies: dict[str, Copy]) -> Placed:
-        """Return a text rewritten; what its placeholders stand for goes to ``copies``."""
+    def _placed(self, text: str, copies: dict[str, Copy], *, marked: bool = True) -> Placed:
+        """Return a source rewritten; what its placeholders stand for goes to ``copies``."""
         spans: dict[Span, str] = {}
         places: dict[tuple[str, str], str] = {}
         number: Counter[str] = Counter()
-        for copy, span in self._copied(text):
+        for copy, span in self._copied(text, names=marked):
             key = (copy.kind, copy.text)
             if key not in places:
                 if number[copy.kind] == PLACES:
@@ -311,38 +309,9 @@ class Rewriting:
                 number[copy.kind] += 1
                 copies[places[key]] = copy
             spans[span] = places[key]
-        return Placed.joined(self._parts(text, language, spans))
+        return Placed.joined(_parts(text, self.languages[0], spans, marked=marked))
 
-    def _parts(self, text: str, language: str, spans: Mapping[Span, str]) -> Iterator[tuple[str, int, int]]:
-        at = 0
-        for span in sorted(spans):
-            yield from self._cased(text, at, span.start, language)
-            yield spans[span], span.start, span.stop
-            at = span.stop
-        yield from self._cased(text, at, len(text), language)
-
-    def _cased(self, text: str, start: int, stop: int, language: str) -> Iterator[tuple[str, int, int]]:
-        """Yield the parts of ``text[start:stop]``: typography made uniform, capitals behind marks."""
-        forms = [(part, start + place) for part, place in _uniform(text[start:stop], language)]
-        whole = "".join(part for part, _ in forms)
-        origins = [place for part, place in forms for _ in part]
-        at = 0
-        for word in _WORD.finditer(whole):
-            yield from _each(whole, at, word.start(), origins)
-            begin, end = word.span()
-            if _shouts(word[0]):
-                yield f"{CAPITALS} ", origins[begin], origins[begin] + 1
-                yield from ((whole[i].lower(), origins[i], origins[i] + 1) for i in range(begin, end))
-            else:
-                for i in range(begin, end):
-                    if _has_case(whole[i]):
-                        yield f"{CAPITAL} {whole[i].lower()}", origins[i], origins[i] + 1
-                    else:
-                        yield whole[i], origins[i], origins[i] + 1
-            at = end
-        yield from _each(whole, at, len(whole), origins)
-
-    def _copied(self, text: str) -> Iterator[tuple[Copy, Span]]:
+    def _copied(self, text: str, *, names: bool = True) -> Iterator[tuple[Copy, Span]]:
         """Yield what a text has that is copied, with its places."""
         known = set(self.letters)
         # In a title or a text in capitals, a capital does not show a name.
@@ -363,7 +332,7 @@ class Rewriting:
                 plain = "".join(_FORMS.get(letter, letter) for letter in what)
                 if any(letter.isdigit() for letter in what) or (known and not set(plain.lower()) <= known):
                     yield Copy("other", what), span
-                elif self.known and not several and self._is_name(plain, text, span):
+                elif names and self.known and not several and self._is_name(plain, text, span):
                     yield Copy("name", what), span
             elif known and not what.isspace() and what not in _FORMS and what not in _QUOTES and what not in known:
                 yield Copy("other", what), span
@@ -420,6 +389,19 @@ class Rewriting:
                 span.start < other.stop and other.start < span.stop for other in taken
             ):
                 yield copy, span
+
+    def known_share(self, text: str) -> float:
+        """Return the share of a source's words that the model knows; 1 where it has none, or the model knows none.
+
+        Examples
+        --------
+        >>> Rewriting(known=frozenset(["hello", "world"])).known_share("Hello WORLD, привет 7")
+        0.6666666666666666
+        """
+        words = [word.lower() for word in _RUN.findall(uniform(normalize(text)))]
+        if not words or not self.known:
+            return 1.0
+        return sum(word in self.known for word in words) / len(words)
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
@@ -563,6 +545,42 @@ _MARKED = re.compile(
     rf"(?P<mark>[{CAPITAL}{CAPITALS}]) ?|.",
     re.DOTALL,
 )
+
+
+def _parts(
+    text: str, language: str, spans: Mapping[Span, str], *, marked: bool = True
+) -> Iterator[tuple[str, int, int]]:
+    """Yield the parts of a rewritten text: placeholders stand for spans, and marks for capitals if ``marked``."""
+    at = 0
+    for span in sorted(spans):
+        yield from _cased(text, at, span.start, language, marked=marked)
+        yield spans[span], span.start, span.stop
+        at = span.stop
+    yield from _cased(text, at, len(text), language, marked=marked)
+
+
+def _cased(text: str, start: int, stop: int, language: str, *, marked: bool) -> Iterator[tuple[str, int, int]]:
+    """Yield the parts of ``text[start:stop]``: typography made uniform, small letters."""
+    forms = [(part, start + place) for part, place in _uniform(text[start:stop], language)]
+    whole = "".join(part for part, _ in forms)
+    origins = [place for part, place in forms for _ in part]
+    at = 0
+    for word in _WORD.finditer(whole):
+        yield from _each(whole, at, word.start(), origins)
+        begin, end = word.span()
+        shouts = _shouts(word[0])
+        if shouts or not marked:
+            if shouts and marked:
+                yield f"{CAPITALS} ", origins[begin], origins[begin] + 1
+            yield from ((whole[i].lower(), origins[i], origins[i] + 1) for i in range(begin, end))
+        else:
+            for i in range(begin, end):
+                if _has_case(whole[i]):
+                    yield f"{CAPITAL} {whole[i].lower()}", origins[i], origins[i] + 1
+                else:
+                    yield whole[i], origins[i], origins[i] + 1
+        at = end
+    yield from _each(whole, at, len(whole), origins)
 
 
 def _has_case(letter: str) -> bool:

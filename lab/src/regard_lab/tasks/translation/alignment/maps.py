@@ -115,17 +115,18 @@ def record(prediction: Prediction) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``source``, ``text``, ``score``, ``normalized``, ``source_tokens``, ``tokens``; ``note`` and ``alternatives``
-        where there are any. With the alignment also ``source_words`` and ``words``, each with its ``text`` and the
-        places of its first and behind its last token; ``maps``, each with its ``name``, the ``weights`` of tokens (a
-        row for each step) and those of ``words``; and ``alignment``, the words' weights in the map that
-        :func:`select_map` takes by itself, and its name ``aligning``, None for the mean of all.
+        ``source``, ``text``, ``score``, ``normalized``, ``confidence``, ``source_tokens``, ``tokens``; ``note`` and
+        ``alternatives`` where there are any. With the alignment also ``source_words`` and ``words``, each with its
+        ``text`` and the places of its first and behind its last token; ``maps``, each with its ``name``, the
+        ``weights`` of tokens (a row for each step) and those of ``words``; and ``alignment``, the words' weights in the
+        map that :func:`select_map` takes by itself, and its name ``aligning``, None for the mean of all.
     """
     data: dict[str, Any] = {
         "source": prediction.source,
         "text": prediction.text,
         "score": _finite(prediction.score),
         "normalized": _finite(prediction.normalized),
+        "confidence": prediction.confidence,
         "source_tokens": list(prediction.source_tokens),
         "tokens": list(prediction.tokens),
     }

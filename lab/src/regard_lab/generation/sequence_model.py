@@ -374,11 +374,13 @@ class SequenceModel:
         self.source, self.target = source, target
         self.about = dict(about or {})
         self.rewriting = rewriting
-        #: The placeholder of each number of the target vocabulary that stands for one.
+        #: The placeholder of each number of the target vocabulary that stands for one which the source has, too.
         self.placeholders: dict[int, str] = {}
         if rewriting is not None:
             pieces = ((number, target.tokens([number])[0].removeprefix("▁")) for number in range(FIRST, len(target)))
-            self.placeholders = {number: piece for number, piece in pieces if is_placeholder(piece)}
+            known = {number: piece for number, piece in pieces if is_placeholder(piece)}
+            read = {piece for piece in known.values() if UNKNOWN not in source.encode(piece)}
+            self.placeholders = {number: piece for number, piece in known.items() if piece in read}
 
     def __repr__(self) -> str:
         parameters = sum(each.numel() for each in self.model.parameters())
@@ -524,7 +526,8 @@ class SequenceModel:
 
     def _written(self, texts: Sequence[str], places: Sequence[int], options: PredictionOptions) -> list[Prediction]:
         """Return the predictions for texts; ``places`` are their line numbers for error messages."""
-        rewritten = [None if self.rewriting is None else self.rewriting.read(text) for text in texts]
+        usable = set(self.placeholders.values())
+        rewritten = [None if self.rewriting is None else self.rewriting.read(text, usable) for text in texts]
         numbers = self.source.encode_all(
             text if each is None else each.placed.text for text, each in zip(texts, rewritten)
         )

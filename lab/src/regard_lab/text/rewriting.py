@@ -246,12 +246,19 @@ class Rewriting:
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
-    def read(self, text: str) -> Rewritten:
-        """Return a source as the model reads it; its places are those of the normalized text."""
+    def read(self, text: str, usable: Container[str] = _PLACEHOLDERS) -> Rewritten:
+        """Return a source as the model reads it; its places are those of the normalized text.
+
+        Parameters
+        ----------
+        text : str
+        usable : container of str, optional
+            The placeholders that the model knows: those that its training texts had. By default, all.
+        """
         copies: dict[str, Copy] = {}
         text = normalize(text)
         capitals = self._is_in_capitals(text)
-        placed = self._placed(text, copies, marked=not capitals)
+        placed = self._placed(text, copies, usable, marked=not capitals)
         return Rewritten(placed, copies, bool(_TYPOGRAPHIC.search(text)), capitals)
 
     def _is_in_capitals(self, text: str) -> bool:
@@ -295,7 +302,9 @@ class Rewriting:
             sides.append(Rewritten(Placed.joined(_parts(whole, language, spans)), copies))
         return sides[0], sides[1]
 
-    def _placed(self, text: str, copies: dict[str, Copy], *, marked: bool = True) -> Placed:
+    def _placed(
+        self, text: str, copies: dict[str, Copy], usable: Container[str] = _PLACEHOLDERS, *, marked: bool = True
+    ) -> Placed:
         """Return a source rewritten; what its placeholders stand for goes to ``copies``."""
         spans: dict[Span, str] = {}
         places: dict[tuple[str, str], str] = {}
@@ -303,9 +312,10 @@ class Rewriting:
         for copy, span in self._copied(text, names=marked):
             key = (copy.kind, copy.text)
             if key not in places:
-                if number[copy.kind] == PLACES:
+                mark = chr(_FIRST[copy.kind] + number[copy.kind])
+                if number[copy.kind] == PLACES or mark not in usable:
                     continue
-                places[key] = chr(_FIRST[copy.kind] + number[copy.kind])
+                places[key] = mark
                 number[copy.kind] += 1
                 copies[places[key]] = copy
             spans[span] = places[key]

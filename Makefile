@@ -90,16 +90,18 @@ notebook: $(NOTEBOOK_READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb
 
-# The model in the box, anew: TATOEBA holds en-fr.train, en-fr.valid and en-fr.test.tsv.gz.
+# The model in the box, anew: TATOEBA holds en-fr.train, en-fr.valid and en-fr.test.tsv.gz, COLLECTIONS the other pairs.
+# A run that was interrupted goes on with RESUME=--resume; hours on one core.
 TATOEBA ?= ../shared/data/tatoeba
+COLLECTIONS ?= ../shared/data/english-french
+PRETRAINED = --data build/english-french-pairs/train.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
 pretrained: $(BENCH_READY)
 	mkdir -p build
-	$(BIN)/python -m recipes.pairs $(TATOEBA)/en-fr.train.tsv.gz > build/english-french.tsv
-	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french-whole \
-		--data $(TATOEBA)/en-fr.train.tsv.gz --valid $(TATOEBA)/en-fr.valid.tsv.gz
-	$(BIN)/regard train translation --options recipes/english-french-typed.toml --out build/english-french \
-		--start build/english-french-whole --data build/english-french.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
-	$(BIN)/python -m recipes.pack build/english-french-whole build/english-french $(TATOEBA) \
+	$(BIN)/python -m recipes.pairs $(TATOEBA) $(COLLECTIONS) build/english-french-pairs
+	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french $(PRETRAINED) $(RESUME)
+	$(BIN)/regard train translation --options recipes/english-french-final.toml --out build/english-french-final \
+		--start build/english-french $(PRETRAINED)
+	$(BIN)/python -m recipes.pack build/english-french build/english-french-final $(TATOEBA) build/english-french-pairs \
 		lab/src/regard_lab/pretrained/english-french
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.

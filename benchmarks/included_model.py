@@ -174,7 +174,12 @@ def measured(model: SequenceModel, tatoeba: Path, pairs: Path) -> dict[str, Any]
         written = [uniform(re.sub(r"\s", " ", each.text), "fr") for each in model.predict(sources)]
         plain = [[uniform(text, "fr") for text in each] for each in references]
         scores = bleu(written, plain), chrf(written, plain)
-        found["kinds"][name] = {"sources": len(sources), "bleu": scores[0].value, "chrf": scores[1].value}
+        found["kinds"][name] = {
+            "sources": len(sources),
+            "bleu": scores[0].value,
+            "chrf": scores[1].value,
+            "signatures": [each.signature for each in scores],
+        }
     texts = [text for text, _ in NUMBERS]
     for (text, forms), prediction in zip(NUMBERS, model.predict(texts)):
         found["numbers"][text] = {"text": prediction.text, "right": has_number(prediction.text, forms)}
@@ -190,14 +195,19 @@ def share(answers: dict[str, dict[str, Any]]) -> str:
     return f"{sum(each['right'] for each in answers.values())} of {len(answers)}"
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """Return the report."""
-    said = (__doc__ or "").split("\n\n", 2)[2]
-    lines = ["# The included translator on texts of all kinds", "", said.strip(), ""]
-    lines += ["| kind of text | sentences | BLEU | chrF |", "| --- | ---: | ---: | ---: |"]
+def table(found: dict[str, Any]) -> str:
+    """Return the scores of each kind of text, and how many answers are right."""
+    lines = ["| kind of text | sentences | BLEU | chrF |", "| --- | ---: | ---: | ---: |"]
     for name, each in found["kinds"].items():
         lines.append(f"| {name} | {each['sources']:,} | {each['bleu']:.1f} | {each['chrf']:.1f} |")
     lines += ["", f"Numbers: {share(found['numbers'])} right. Everyday utterances: {share(found['utterances'])} right."]
+    return "\n".join(lines)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Return the report."""
+    said = (__doc__ or "").split("\n\n", 2)[2]
+    lines = ["# The included translator on texts of all kinds", "", said.strip(), "", table(found)]
     for title, name in (("Numbers", "numbers"), ("Everyday utterances", "utterances")):
         lines += ["", f"## {title}", "", "| | | |", "| --- | --- | --- |"]
         lines += [

@@ -1,34 +1,44 @@
-"""Package a trained translation model: store it as float16, score it, and write its model card.
+"""Package a trained translation model: store it as float16, find out what is unusual to it, score it, write its card.
 
-``python -m recipes.pack WHOLE TYPED TATOEBA FOLDER``: WHOLE and TYPED are the run folders of ``regard train``, first on
-whole sentences, then on sentences as users type them; TATOEBA holds the training, validation and test pairs.
+``python -m recipes.pack FIRST FINAL TATOEBA PAIRS FOLDER``: FIRST and FINAL are the run folders of ``regard train``;
+TATOEBA holds the validation and test pairs, and the folder ``multi30k`` may lie beside it, for its German sentences;
+PAIRS is the folder that ``recipes.pairs`` wrote.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import alignment
+import numpy as np
+from benchmarks import alignment, included_model
 from benchmarks.machine import ROOT, facts
 
 from regard_lab.data import read_pairs
+from regard_lab.data.pairs import read_lines
 from regard_lab.generation import SequenceModel
+from regard_lab.generation.sequence_model import UNUSUAL
 from regard_lab.pretrained import CARD
-from regard_lab.tasks.translation import bleu, chrf
+
+#: The share of everyday sentences that may be reported as unusual.
+_REPORTED = 0.02
+#: At most this share of known words is asked for: a short text may have a rare word.
+_KNOWN = 0.6
 
 _CARD = """# English to French
 
-A recurrent encoder–decoder with additive attention (Bahdanau, Cho & Bengio 2014, arXiv 1409.0473; wiring "after" of
-Luong 2015, arXiv 1508.04025): {parameters:,} parameters, {subwords:,} subwords for both languages. Everyday sentences,
-as learners of a language exchange them; it knows little of anything else, and reads one sentence at a time.
+A Transformer (Vaswani et al. 2017, arXiv 1706.03762; norms before each block) with {encoder} encoder and {decoder}
+decoder layers of width {width}: {parameters:,} parameters, {subwords:,} subwords for both languages, {megabytes:.1f}
+MB. It knows everyday sentences best, and reads one sentence at a time. Capitals are read as marks; names, numbers of three
+digits and more, addresses, tags and emoji are copied by placeholders (`rewriting.json`).
 
 | | |
 | --- | --- |
 | learned from | {pairs:,} pairs, {steps:,} steps, {minutes:.0f} minutes, seed {seed} |
-| then from | {then_pairs:,} pairs, {then_steps:,} steps, {then_minutes:.0f} minutes, seed {then_seed} |
+| then with a falling rate | {then_steps:,} steps, {then_minutes:.0f} minutes, seed {then_seed} |
 | made on | {processor}, threads: {threads} |
 | scored on | {sources:,} English sentences that it never saw, with {references:,} French ones, 5 beams |
 | BLEU | {bleu:.2f} (`{bleu_signature}`) |
@@ -36,57 +46,93 @@ as learners of a language exchange them; it knows little of anything else, and r
 | alignment error rate | {attention} by attention, {posterior} by the posterior in both directions (`make alignment`) |
 | first words that look at a sign | {signs} % of its own translations |
 
+Other kinds of text, none of them trained on ([all answers](../../../../../benchmarks/results/included-model.md)):
+
+{kinds}
+
+**What it does not know.** A line on standard error says so if a text is unlike those that it learned from: if fewer
+than {known:.0%} of its words were known in training, or a token of the translation has a probability of less than
+{confidence:.2f} on average. That is so for
+
+{unusual}
+
 **Data.** Sentence pairs of [Tatoeba](https://tatoeba.org), CC-BY 2.0 FR, by its contributors, in the selection of
-[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07: first as they are; then with most of them
-again without last marks and first capitals, as people type, with parts of them alone, what has a rare word several
-times, and with noun phrases put together of words in those parts (`recipes/pairs.py`). None of the data is in this
+[manythings.org/anki](https://www.manythings.org/anki/) dated 2019-04-07, and the collections that [NOTICE](NOTICE)
+names with their licences: each as often as `recipes/pairs.py` says, with sentences retyped as people type, parts of
+sentences, noun phrases put together of their words, and sentences with addresses and emoji. None of the data is in this
 folder; the parameters were learned from it.
 
-**Attention** was guided by the links of [eflomal](https://github.com/robertostling/eflomal): their cross-entropy was
-added to the loss, 0.3 times (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against that aligner's
-links too, of {aligned} pairs to validate with.
+**Attention.** One head was guided by the links of [eflomal](https://github.com/robertostling/eflomal): their
+cross-entropy was added to the loss, 0.3 times (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against
+that aligner's links too, of {aligned} pairs to validate with.
 
-**Made by** `make pretrained`, which trains with `recipes/english-french.toml` and `recipes/english-french-typed.toml`,
+**Made by** `make pretrained`, which trains with `recipes/english-french.toml` and `recipes/english-french-final.toml`,
 stores the parameters as float16 and writes this card.
 """
 
 
-def main(whole: Path, typed: Path, data: Path, folder: Path) -> None:
-    """Store the model of the second run as float16, score the stored model, and write its card."""
-    SequenceModel.load(typed).save(folder, dtype="float16")
+def limits(model: SequenceModel, sources: Sequence[str]) -> dict[str, float]:
+    """Return the least confidence and share of known words of usual texts, from everyday sentences."""
+    assert model.rewriting is not None
+    confidence = np.quantile([each.confidence for each in model.predict(sources)], _REPORTED)
+    known = np.quantile([model.rewriting.known_share(text) for text in sources], _REPORTED)
+    return {"confidence": round(float(confidence), 3), "known": round(min(float(known), _KNOWN), 3)}
+
+
+def reported(model: SequenceModel, texts: Iterable[str]) -> float:
+    """Return the share of texts that a model reports as unusual."""
+    found = [UNUSUAL in each.note for each in model.predict(texts)]
+    return sum(found) / len(found)
+
+
+def main(first: Path, final: Path, tatoeba: Path, pairs: Path, folder: Path) -> None:
+    """Store the final model as float16, score the stored model, and write its card."""
+    SequenceModel.load(final).save(folder, dtype="float16")
     model = SequenceModel.load(folder)
-    references = read_pairs(data / "en-fr.test.tsv.gz", longest=None, words=None).references()
-    texts = [each.text for each in model.predict(references)]
-    listed = list(references.values())
-    scores = bleu(texts, listed), chrf(texts, listed)
-    training, then = SequenceModel.load(whole).about["training"], model.about.pop("training")
-    about: dict[str, Any] = {
+    valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", longest=None, words=None)
+    model.about["usual"] = limits(model, list(dict.fromkeys(valid.sources)))
+    trained, then = SequenceModel.load(first).about["training"], model.about.pop("training")
+    scores = included_model.measured(model, tatoeba, pairs)
+    test = read_pairs(tatoeba / "en-fr.test.tsv.gz", longest=None, words=None).references()
+    everyday = scores["kinds"]["everyday: Tatoeba, test"]
+    model.about |= {
         "languages": ["en", "fr"],
-        "data": "Tatoeba (tatoeba.org), CC-BY 2.0 FR, as selected by manythings.org/anki",
-        "pairs": training["pairs"],
-        "scores": {"sources": len(references), **{each.name.lower(): round(each.value, 2) for each in scores}},
+        "data": "Tatoeba (tatoeba.org), CC-BY 2.0 FR, as selected by manythings.org/anki; others: see NOTICE",
+        "pairs": trained["pairs"],
+        "scores": {"sources": len(test), "bleu": round(everyday["bleu"], 2), "chrf": round(everyday["chrf"], 2)},
     }
-    model.about |= about
     model.save(folder, dtype="float16")
     results = ROOT / "benchmarks" / "results"
-    alignment.main(["--data", str(data), "--models", f"{folder.name}={folder}", "--out", str(results)])
+    alignment.main(["--data", str(tatoeba), "--models", f"{folder.name}={folder}", "--out", str(results)])
     aligned = json.loads((results / "alignment.json").read_text(encoding="utf-8"))
     found = aligned["models"][folder.name]
+    german = tatoeba.parent / "multi30k" / "val.de.gz"
+    texts: dict[str, list[str]] = {
+        "everyday sentences (Tatoeba, test)": list(test),
+        "news and encyclopedia (PUD)": read_pairs(pairs / "pud.tsv", longest=None, words=None).sources,
+        "French sentences": valid.targets[:500],
+        **({"German sentences": list(read_lines(german))[:500]} if german.exists() else {}),
+    }
+    lines = [f"| {name} | {reported(model, some):.1%} |" for name, some in texts.items()]
+    config: Any = model.model.config
     card = _CARD.format(
+        encoder=config.encoder_layers, decoder=config.decoder_layers, width=config.width,
         parameters=sum(parameter.numel() for parameter in model.model.parameters()),
-        subwords=len(model.source), minutes=training["seconds"] / 60, **training,
-        then_pairs=then["pairs"], then_steps=then["steps"], then_minutes=then["seconds"] / 60,
-        then_seed=then["seed"], processor=facts()["CPU"],
-        sources=len(references), references=sum(map(len, listed)),
-        bleu=scores[0].value, bleu_signature=scores[0].signature,
-        chrf=scores[1].value, chrf_signature=scores[1].signature,
+        megabytes=sum(file.stat().st_size for file in folder.iterdir()) / 1e6,
+        subwords=len(model.source), minutes=trained["seconds"] / 60, **trained,
+        then_steps=then["steps"], then_minutes=then["seconds"] / 60, then_seed=then["seed"], processor=facts()["CPU"],
+        sources=len(test), references=sum(map(len, test.values())),
+        bleu=everyday["bleu"], bleu_signature=everyday["signatures"][0],
+        chrf=everyday["chrf"], chrf_signature=everyday["signatures"][1],
         attention=found["everyday"]["attention"]["aer"],
         posterior=found["everyday"]["posterior, intersection"]["aer"],
         signs=found["signs"]["first"], aligned=aligned["pairs"],
+        kinds=included_model.table(scores), **model.about["usual"],
+        unusual="\n".join(["| texts | reported |", "| --- | ---: |", *lines]),
     )  # fmt: skip
     (folder / CARD).write_text(card, encoding="utf-8")
     print(card)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    main(*map(Path, sys.argv[1:6]))

@@ -48,7 +48,7 @@ def lines() -> Iterator[Line]:
 
 
 def _encoders(rows: list[dict[str, Any]]) -> Iterator[Line]:
-    """Yield the best pretrained model of each task and the same model without pretraining."""
+    """Yield the best pretrained model of each task, and the best of all models without pretraining."""
     for task, (name, _, published) in TASKS.items():
         means: dict[tuple[str, str], float] = {}
         for model, start in {(row["model"], row["start"]) for row in rows if row["task"] == task}:
@@ -60,9 +60,11 @@ def _encoders(rows: list[dict[str, Any]]) -> Iterator[Line]:
         if not learned:
             continue
         model, start = max(learned, key=lambda each: learned[each])
-        plain = f"without pretraining: {means[model, 'random']:.1f} %; " if (model, "random") in means else ""
+        plain = {each: mean for (each, how), mean in means.items() if how == "random"}
+        best = max(plain, key=plain.__getitem__, default="")
+        without = f"without pretraining: {plain[best]:.1f} % (`{best}`); " if best else ""
         result = f"{learned[model, start]:.1f} % ({RECIPES[model]}; {STARTS[start]})"
-        yield Line(f"{name}: accuracy of a small pretrained model", result, f"{plain}{published}")
+        yield Line(f"{name}: accuracy of a small pretrained model", result, f"{without}{published}")
 
 
 def _read(name: str) -> dict[str, Any]:

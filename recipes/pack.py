@@ -32,8 +32,8 @@ _CARD = """# English to French
 
 A Transformer (Vaswani et al. 2017, arXiv 1706.03762; norms before each block) with {encoder} encoder and {decoder}
 decoder layers of width {width}: {parameters:,} parameters, {subwords:,} subwords for both languages, {megabytes:.1f}
-MB. It knows everyday sentences best, and reads one sentence at a time. Capitals are read as marks; names, numbers of three
-digits and more, addresses, tags and emoji are copied by placeholders (`rewriting.json`).
+MB. It knows everyday sentences best, and reads one sentence at a time. Capitals are read as marks; names, numbers of
+three digits and more, addresses, tags and emoji are copied by placeholders (`rewriting.json`).
 
 | | |
 | --- | --- |

@@ -320,3 +320,13 @@ def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> Non
     torch.testing.assert_close(
         regard.attention(query, key, key, padded), regard.attention(query, key[:, :, :5], key[:, :, :5])
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_gradients_in_16_bits_are_not_left_to_torchs_kernel(dtype: torch.dtype, mask: Any) -> None:
+    query, key, value = (normal(16, 4, 32, 64, seed=i).to(dtype) for i in range(3))
+    assert regard.explain(query, key, value).engine.name == "sdpa"
+    query.requires_grad_()
+    assert regard.explain(query, key, value, mask).engine.name != "sdpa"
+    assert regard.explain(query.float(), key.float(), value.float()).engine.name == "sdpa"

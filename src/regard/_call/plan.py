@@ -241,7 +241,12 @@ def engine_candidates(problem: Problem) -> list[Engine]:
 
 
 def is_plain_sdpa(problem: Problem) -> bool:
-    """Whether torch's function computes the same thing; the output is then bit-identical, with or without aux."""
+    """Whether torch's function computes the same thing; the output is then bit-identical, with or without aux.
+
+    Not for 16-bit gradients on a CPU, for which torch's kernel takes several times as long as the others.
+    """
+    if problem.wants_grad and problem.query.device.type == "cpu" and problem.query.dtype in cost_model.NARROW:
+        return False
     plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
     parts = type(problem.score) is ScaledDot and problem.is_softmax
     return plain and parts and problem.query.shape[1] == problem.key.shape[1]

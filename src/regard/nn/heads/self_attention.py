@@ -345,11 +345,6 @@ class SelfAttention(PartLayer, GroupedProjections):
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
     ) -> Any:
         """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
-        if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled():
-            # On CPUs, torch's backward kernel is about three times slower in bfloat16 than in float32.
-            with torch.autocast("cpu", enabled=False):
-                found: Any = self._attend(q.float(), k.float(), v.float(), mask, is_causal, request)
-            return found.to(q.dtype) if request is None else (found[0].to(q.dtype), found[1])
         score = resolve_part(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
         attend = attention if self.context is None else self.context.attend
         return attend(

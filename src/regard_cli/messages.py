@@ -1,6 +1,7 @@
 """Messages of the command line: errors in one sentence, and text that is safe for any terminal.
 
-All output passes through here, so that no control sequence from a file, a model or data reaches the terminal.
+All output passes through here, so that no control sequence from a file, a model or data reaches the terminal. As with
+``ls``, a pipe or file gets each character as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from regard._utils.errors import RegardWarning, rejection
-from regard_cli.printing import printable
+from regard_cli.printing import encodable, printable
 
 #: The exit code for invalid input.
 WRONG = 2
@@ -62,8 +63,8 @@ class Console(rich.console.Console):
 
 
 def echo(text: str = "", *, end: str = "\n") -> None:
-    """Print text on stdout."""
-    typer.echo(printable(text, _LAYOUT) + end, nl=False)
+    """Print text on stdout; on a terminal with control characters escaped."""
+    typer.echo((printable(text, _LAYOUT) if sys.stdout.isatty() else encodable(text)) + end, nl=False)
 
 
 def note(text: str) -> None:

@@ -138,14 +138,15 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
 def _translator(folder: Path, text: str, target: str | None) -> Subject:
     """Inspect a regard encoder–decoder on a text and its generated or given target."""
     translator = SequenceModel.load(folder)
-    if target is None:
-        target = translator.predict([text])[0].text
-    source, written = translator.source.encode(text), translator.target.encode(target)
-    if not source or not written:
+    if not (source := translator.source.encode(text)):
+        raise rejected("look", "--text", "not be empty", repr(text))
+    if target is None and not (target := translator.predict([text])[0].text):
         raise ValueError(f"look: the model generates nothing for {text[:60]!r}: pass another --text, or --target.")
     read, lengths = pad([source])
     before, _ = pad([[END, *written]])
     # A recurrent decoder's row belongs to the token it generates, a Transformer's to the token it has just read.
+    if not (written := translator.target.encode(target)):
+        raise rejected("look", "--target", "not be empty", repr(target))
     rows = [*written, END] if translator.kind == "recurrent" else [END, *written]
     end = rows.index(END)
     tokens = [tuple(map(_spelled, each)) for each in (translator.source.tokens(source), translator.target.tokens(rows))]

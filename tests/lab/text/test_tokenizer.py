@@ -389,6 +389,26 @@ def test_a_stream_of_byte_fallback_and_pieces() -> None:
     numbers = tokenizer.encode("a 日本é b")
     stream = tokenizer.decode_stream()
     pushed = [stream.push(number) for number in numbers]
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("bpe", ""), ("bytes", ""), ("characters", "ЖжŽ"), ("wordpiece", "ЖжŽx"), ("lower case", "ЖжŽ")],
+)
+def test_characters_that_a_vocabulary_cannot_spell(name: str, expected: str) -> None:
+    kind = {"lower case": "characters"}.get(name, name)
+    tokenizer = learned(kind, ALL, lowercase=name == "lower case")
+    assert "".join(tokenizer.unknown_characters("The\tcat Жж Žx")) == expected
+    assert not tokenizer.unknown_characters("") and not tokenizer.unknown_characters(TEXTS[0])
+    marked = tokenizer.unknown_characters("the <|mask|>Ж", parse_specials=True)
+    assert marked == ["Ж"] * bool(expected)
+
+
+def test_characters_that_are_left_out_without_a_word_are_unknown_too() -> None:
+    engine = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    assert Tokenizer(engine).unknown_characters("ab éa") == ["é"], "there is no unknown token"
+    engine.normalizer = normalizers.StripAccents()
+    assert Tokenizer(engine).unknown_characters("a\u0301b") == [], "normalizing is no loss"
+
+
     assert "\ufffd" not in "".join(pushed)
     assert "".join(pushed) == "a 日本é b"
     assert "日" in pushed

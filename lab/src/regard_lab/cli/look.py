@@ -31,6 +31,7 @@ from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
 from regard_lab.text.ragged import pad
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import UnknownCharacters
 
 # The model to inspect: a model folder, or a function in a file --------------------------------------------------------
 
@@ -106,6 +107,8 @@ def _tokens(folder: Path, text: str, argument: str = "--text") -> tuple[list[int
     """Return the token ids of a text, and the tokens."""
     tokenizer = Tokenizer.load(folder)
     plain, numbers = tokenizer.encode(text), tokenizer.encode(text, specials=True)
+    if unknown := UnknownCharacters.of(tokenizer, [text]):
+        note(f"regard: {unknown}")
     if not plain:
         raise rejected("look", argument, "have at least one token", repr(text))
     at = next(at for at in range(len(numbers)) if numbers[at : at + len(plain)] == plain)
@@ -142,11 +145,11 @@ def _translator(folder: Path, text: str, target: str | None) -> Subject:
         raise rejected("look", "--text", "not be empty", repr(text))
     if target is None and not (target := translator.predict([text])[0].text):
         raise ValueError(f"look: the model generates nothing for {text[:60]!r}: pass another --text, or --target.")
+    if not (written := translator.target.encode(target)):
+        raise rejected("look", "--target", "not be empty", repr(target))
     read, lengths = pad([source])
     before, _ = pad([[END, *written]])
     # A recurrent decoder's row belongs to the token it generates, a Transformer's to the token it has just read.
-    if not (written := translator.target.encode(target)):
-        raise rejected("look", "--target", "not be empty", repr(target))
     rows = [*written, END] if translator.kind == "recurrent" else [END, *written]
     end = rows.index(END)
     tokens = [tuple(map(_spelled, each)) for each in (translator.source.tokens(source), translator.target.tokens(rows))]

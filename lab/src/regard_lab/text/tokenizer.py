@@ -518,6 +518,34 @@ class Tokenizer:
         engine = self._engine if parse_specials else self._plain
         with spelling("encode_pair", [("first", first), ("second", second)]):
             encoding = engine.encode(first, second)
+    def unknown_characters(self, text: str, *, parse_specials: bool = False) -> list[str]:
+        """Return the characters of a text that the vocabulary cannot spell: in unknown tokens, or left out.
+
+        Parameters
+        ----------
+        text, parse_specials : as in :meth:`encode`
+
+        Examples
+        --------
+        >>> Tokenizer.learn(["to be or not"], kind="characters").unknown_characters("née")
+        ['é']
+        """
+        if self._byte_level or self._fallback:
+            return []
+        engine = self._engine if parse_specials else self._plain
+        with spelling("unknown_characters", [("text", text)]):
+            if self.unknown is None:
+                lost = {each for each in {*text} if self._is_left_out(each)}
+                return [each for each in text if each in lost]
+            encoding = engine.encode(text, add_special_tokens=False)
+        spans = [span for number, span in zip(encoding.ids, encoding.offsets) if number == self.unknown]
+        return [text[at] for at in sorted({at for span in spans for at in range(*span)})]
+
+    def _is_left_out(self, character: str) -> bool:
+        """Return whether a character has no token, although normalizing leaves more than space of it."""
+        normal = self._plain.normalizer.normalize_str(character) if self._plain.normalizer else character
+        return bool(normal.strip().strip("▁")) and not self._plain.encode(character, add_special_tokens=False).ids
+
         return encoding.ids, encoding.type_ids
 
     def encode_all(self, texts: Iterable[str], *, specials: bool = False, parse_specials: bool = False) -> Ragged:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,7 @@ def sentence(error: BaseException) -> str:
         return str(error)
     if rejected is None:
         return _LIBRARY.sub(f"{_command_name(context)}: ", str(error))
-    name = _command_name(context)
-    return f"{name}: {_typed(context, rejected.argument)} must {rejected.expected}, got {rejected.got}."
+    return rejected.worded(_command_name(context), partial(_typed, context))
 
 
 def _command_name(context: typer.Context) -> str:

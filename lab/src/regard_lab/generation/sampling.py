@@ -50,8 +50,7 @@ class SamplingOptions(Options):
         """Raise where an option has no effect."""
         if not self.temperature:
             for name in ("top_k", "top_p", "min_p", "seed"):
-                if (value := getattr(self, name)) != (default := getattr(SamplingOptions, name)):
-                    raise rejected("sampling", name, f"be {default} where temperature is 0", value)
+                self.require_effect(name, "at temperature 0", "temperature")
 
     @property
     def is_greedy(self) -> bool:

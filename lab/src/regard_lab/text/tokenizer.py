@@ -86,6 +86,8 @@ class WindowStream(DecodeStream):
     begun : callable, optional
         Returns how many of the last tokens are the beginning of a character; by default, all may be where their text
         ends with U+FFFD.
+    before : iterable of int
+        The tokens that come first, whose text is not returned.
 
     Examples
     --------
@@ -95,10 +97,13 @@ class WindowStream(DecodeStream):
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], begun: Callable[[Sequence[int]], int] | None = None
+        self,
+        decode: Callable[[Sequence[int]], str],
+        begun: Callable[[Sequence[int]], int] | None = None,
+        before: Iterable[int] = (),
     ) -> None:
         self._decode, self._begun = decode, begun
-        self._shown: list[int] = []  # the last tokens that text was returned for: what follows is spaced as behind them
+        self._shown = list(before)  # the last tokens that text was returned for: what follows is spaced as behind them
         self._held: list[int] = []
 
     def push(self, number: int) -> str:
@@ -513,11 +518,6 @@ class Tokenizer:
             found: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
         return found
 
-    def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
-        """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
-        engine = self._engine if parse_specials else self._plain
-        with spelling("encode_pair", [("first", first), ("second", second)]):
-            encoding = engine.encode(first, second)
     def unknown_characters(self, text: str, *, parse_specials: bool = False) -> list[str]:
         """Return the characters of a text that the vocabulary cannot spell: in unknown tokens, or left out.
 
@@ -546,6 +546,11 @@ class Tokenizer:
         normal = self._plain.normalizer.normalize_str(character) if self._plain.normalizer else character
         return bool(normal.strip().strip("▁")) and not self._plain.encode(character, add_special_tokens=False).ids
 
+    def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
+        """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
+        engine = self._engine if parse_specials else self._plain
+        with spelling("encode_pair", [("first", first), ("second", second)]):
+            encoding = engine.encode(first, second)
         return encoding.ids, encoding.type_ids
 
     def encode_all(self, texts: Iterable[str], *, specials: bool = False, parse_specials: bool = False) -> Ragged:
@@ -628,8 +633,13 @@ class Tokenizer:
             listed = self._in_characters(listed)
         return self._engine.decode(listed, skip_special_tokens=False)
 
-    def decode_stream(self) -> DecodeStream:
+    def decode_stream(self, before: Iterable[int] = ()) -> DecodeStream:
         """Return an object whose ``push(number)`` returns the text that is certain so far; special tokens are left out.
+
+        Parameters
+        ----------
+        before : iterable of int
+            The tokens that the others continue, such as a prompt: the first word may need a space before it.
 
         Examples
         --------
@@ -640,7 +650,7 @@ class Tokenizer:
         """
         if self._byte_level:
             return ByteStream(lambda number: b"" if number in self._hidden else self._bytes(number))
-        return WindowStream(self.decode, self._begun if self._fallback else None)
+        return WindowStream(self.decode, self._begun if self._fallback else None, before)
 
     def tokens(self, numbers: Iterable[int]) -> list[str]:
         """Return what a picture shows of each number: spaces as ``▁``, bytes of no whole character as ``<0xF0>``."""

@@ -1,6 +1,7 @@
 """Messages of the command line: errors in one sentence, and text that is safe for any terminal.
 
-All output passes through here, so that no control sequence from a file, a model or data reaches the terminal.
+All output passes through here, so that no control sequence from a file, a model or data reaches the terminal. As with
+``ls``, a pipe or file gets each character as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from regard._utils.errors import RegardWarning, rejection
-from regard_cli.printing import printable
+from regard_cli.printing import encodable, printable
 
 #: The exit code for invalid input.
 WRONG = 2
@@ -62,8 +64,8 @@ class Console(rich.console.Console):
 
 
 def echo(text: str = "", *, end: str = "\n") -> None:
-    """Print text on stdout."""
-    typer.echo(printable(text, _LAYOUT) + end, nl=False)
+    """Print text on stdout; on a terminal with control characters escaped."""
+    typer.echo((printable(text, _LAYOUT) if sys.stdout.isatty() else encodable(text)) + end, nl=False)
 
 
 def note(text: str) -> None:
@@ -119,8 +121,7 @@ def sentence(error: BaseException) -> str:
         return str(error)
     if rejected is None:
         return _LIBRARY.sub(f"{_command_name(context)}: ", str(error))
-    name = _command_name(context)
-    return f"{name}: {_typed(context, rejected.argument)} must {rejected.expected}, got {rejected.got}."
+    return rejected.worded(_command_name(context), partial(_typed, context))
 
 
 def _command_name(context: typer.Context) -> str:

@@ -30,5 +30,16 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(each if each in keep or not _is_control(each) else f"\\u{ord(each):04x}" for each in text)
 
 
+def encodable(text: str) -> str:
+    r"""Return a text with JSON escapes for surrogates, which no encoding can hold.
+
+    Examples
+    --------
+    >>> print(encodable("caf\udce9"))
+    caf\udce9
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _is_control(character: str) -> bool:
     return unicodedata.category(character) in _CONTROLS or character in _DIRECTIONS

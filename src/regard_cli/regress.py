@@ -20,7 +20,7 @@ from regard.regression._sums.evaluator import METHODS
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
-from regard_cli.messages import Console, report_errors, require
+from regard_cli.messages import Console, echo, report_errors, require
 from regard_cli.printing import printable
 from regard_cli.regress_model import Added, Fitted, Prepared, added_names, code, fit, kept_bandwidth, prepare, quality
 from regard_cli.tables import Table
@@ -134,9 +134,8 @@ def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Tabl
     if asked.out is not None:
         is_parquet = asked.out.lower().endswith(".parquet")
         rows = pd.concat([table.typed() if is_parquet else rows, added.frame], axis=1)
-        if asked.out == "-":  # as ls does: a pipe gets every character as it is
-            text = rows.to_csv(index=False, lineterminator="\n")
-            print(printable(text, "\n\t") if sys.stdout.isatty() else text, end="")
+        if asked.out == "-":
+            echo(rows.to_csv(index=False, lineterminator="\n"), end="")
         else:
             with report_errors(EXTRA):
                 tables.write(rows, asked.out)

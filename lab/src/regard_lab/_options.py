@@ -13,7 +13,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from regard._utils.constraints import Constraint, Integer, Number, Of, OneOf, Texts, flag
-from regard._utils.errors import described, in_section, rejected, unknown_name
+from regard._utils.errors import described, in_section, rejected, unknown_name, without_effect
 
 #: What options of other kinds than numbers must be.
 _KINDS: dict[type, Constraint] = {
@@ -164,9 +164,17 @@ class Options:
 
     def require_default(self, name: str, where: str) -> None:
         """Raise where an option is given that would have no effect."""
-        default = next(each.default for each in fields(self) if each.name == name)
-        if getattr(self, name) != default:
+        if not self._is_default(name):
             raise rejected(self.function, name, f"be left out {where}", repr(getattr(self, name)))
+
+    def require_effect(self, name: str, where: str, needed: str = "") -> None:
+        """Raise if an option is given that has no effect; ``needed`` is the option to set, if any."""
+        if not self._is_default(name):
+            raise without_effect(self.function, name, where, repr(getattr(self, name)), needed)
+
+    def _is_default(self, name: str) -> bool:
+        default = next(each.default for each in fields(self) if each.name == name)
+        return bool(getattr(self, name) == default)
 
 
 def _checked(function: str, option: Field[Any], value: Any) -> Any:

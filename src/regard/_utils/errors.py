@@ -1,13 +1,14 @@
-"""The error template: the function, its argument, the expected value and the actual one."""
+"""The error templates: an argument with its expected and actual value, and an argument without effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import FunctionType
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,8 +31,31 @@ class Rejection:
     expected: str
     got: str
 
+    def worded(self, function: str, named: Callable[[str], str]) -> str:
+        """Return the message with other names for the function and its arguments."""
+        return f"{function}: {named(self.argument)} must {self.expected}, got {self.got}."
+
+    def within(self, section: str) -> Self:
+        """Return the same rejection with argument names that are prefixed with a section."""
+        return replace(self, argument=f"{section}.{self.argument}")
+
     def __str__(self) -> str:
-        return f"{self.function}: {self.argument} must {self.expected}, got {self.got}."
+        return self.worded(self.function, str)
+
+
+@dataclass(frozen=True)
+class WithoutEffect(Rejection):
+    """The parts of the message for an argument that has no effect, and the argument to set, if any."""
+
+    where: str
+    needed: str
+
+    def worded(self, function: str, named: Callable[[str], str]) -> str:
+        remedy = f"; set {named(self.needed)}" if self.needed else ""
+        return f"{function}: {named(self.argument)} has no effect {self.where}{remedy}."
+
+    def within(self, section: str) -> Self:
+        return replace(super().within(section), needed=self.needed and f"{section}.{self.needed}")
 
 
 def rejected(function: str, argument: str, expected: str, got: object, kind: type[Exception] = ValueError) -> Exception:
@@ -43,6 +67,17 @@ def rejected(function: str, argument: str, expected: str, got: object, kind: typ
     ValueError('attention: dropout_p must be in [0, 1], got 2.0.')
     """
     return _exception(Rejection(function, _cut(argument), expected, _cut(str(got))), kind)
+
+
+def without_effect(function: str, argument: str, where: str, got: object, needed: str = "") -> Exception:
+    """Return the error to raise for an argument that has no effect, with the argument that is needed, if any.
+
+    Examples
+    --------
+    >>> without_effect("sampling", "top_k", "at temperature 0", 5, "temperature")
+    ValueError('sampling: top_k has no effect at temperature 0; set temperature.')
+    """
+    return _exception(WithoutEffect(function, argument, f"be left out {where}", str(got), where, needed), ValueError)
 
 
 def rejection(error: BaseException) -> Rejection | None:
@@ -67,8 +102,7 @@ def in_section(section: str) -> Iterator[None]:
         parts = rejection(error)
         if parts is None or "." in parts.argument:
             raise
-        qualified = Rejection(parts.function, f"{section}.{parts.argument}", parts.expected, parts.got)
-        raise _exception(qualified, type(error)) from None
+        raise _exception(parts.within(section), type(error)) from None
 
 
 def _cut(text: str) -> str:

@@ -11,8 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import tokenizers
+import torch
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
 
 from regard_lab.models import DecoderLM, DecoderLMConfig, load, save
+from regard_lab.text.tokenizer import Tokenizer
 
 SETTINGS = (
     "model.width=32", "model.layers=2", "model.heads=2", "training.precision=float32", "training.learning_rate=0.01",
@@ -81,15 +86,23 @@ def test_beams_and_lookup_write_the_same(regard, model) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["--samples", "2"], "--samples must be 1 where temperature is 0, got 2."),
+        (["--samples", "2"], "--samples has no effect at temperature 0; set --temperature."),
         (["--beams", "2", "--alignment"], "--alignment, --plot and --html must be left out with --beams, got both."),
         (
             ["--draft", "lookup", "--alignment"],
             "--draft must be left out with --alignment, --plot and --html, got lookup.",
         ),
-        (["--top-p", "0.5"], "--top-p must be 1.0 where temperature is 0, got 0.5."),
+        (["--top-k", "5"], "--top-k has no effect at temperature 0; set --temperature."),
+        (["--top-p", "0.5"], "--top-p has no effect at temperature 0; set --temperature."),
+        (["--min-p", "0.5"], "--min-p has no effect at temperature 0; set --temperature."),
+        (["--seed", "5", "--temperature", "0"], "--seed has no effect at temperature 0; set --temperature."),
         (["--temperature", "-1"], "--temperature must be a finite number of at least 0, got -1.0."),
-        (["--stop", ""], "--stop must not contain empty sequences, got one."),
+        (["--stop", ""], "--stop must not be empty, got ''."),
+        (
+            ["--stop", "ros", "--stop", "жук"],
+            "--stop must be text that the model's vocabulary can spell, got 'жук', which it spells '���'.",
+        ),
+        (["--max-unknown", "2"], "--max-unknown must be a number in [0, 1], got 2.0."),
         (["--plot", "/nowhere/a.png"], "/nowhere/a.png cannot be used: No such file or directory"),
     ],
 )
@@ -100,6 +113,70 @@ def test_options_that_do_not_fit(regard, model, given, sentence) -> None:
         and not result.out
         and result.err.strip() == f"regard: {sentence}".replace("regard: --", "regard: generate: --")
     )
+
+
+@pytest.mark.parametrize("more", [[], ["--draft", "lookup"], ["--temperature", "0.01"]])
+def test_a_text_stops_within_a_word(regard, model, more) -> None:
+    write = ["generate", "--model", model, "--max-new-tokens", "30", *more]
+    assert regard(*write, "a rose is", "--stop", "rose").out == "a rose is a \n"
+    assert regard(*write, "a rose is", "--stop", "ose is", "--stop", "se i").out == "a rose is a ro\n"
+    assert regard(*write, "a rose", "--stop", "a r", "--stop", "rise").out == "a rose is \n"
+    both = regard(*write, "a rose is", "is", "--stop", "se", "--json").out
+    assert [json.loads(line)["text"] for line in both.splitlines()] == [" a ro", " a ro"]
+    assert {json.loads(line)["end"] for line in both.splitlines()} == {"stop"}
+    nothing = regard(*write, "a rose is", "--stop", " a")
+    assert (nothing.code, nothing.out) == (0, "a rose is\n")
+
+
+def test_a_prompt_with_characters_that_the_vocabulary_lacks(regard, model) -> None:
+    write = ["generate", "--model", model, "--max-new-tokens", "2"]
+    few = regard(*write, "a rose !s a ros?")
+    assert few.code == 0 and few.out.startswith("a rose !s a ros?")
+    assert few.err == "regard: the model's vocabulary lacks 2 of 16 characters: '!', '?'\n"
+    many = regard(*write, "Привет")
+    assert (many.code, many.out) == (2, "")
+    assert many.err == (
+        "regard: generate: the model's vocabulary lacks 6 of 6 characters: 'П', 'р', 'и', 'в', 'е' and 1 more; to "
+        "generate anyway, raise --max-unknown (max_unknown), which is 0.2.\n"
+    )
+    assert regard(*write, "Привет", "--beams", "2").code == 2
+    anyway = regard(*write, "Привет", "--max-unknown", "1")
+    assert anyway.code == 0 and anyway.err.startswith("regard: the model's vocabulary lacks 6 of 6 characters")
+    evaluated = regard("evaluate", "-", "--model", model, "--json", stdin="a rose ж is a rose is a rose")
+    assert evaluated.err.startswith("regard: the model's vocabulary lacks 1 of 28 characters: 'ж'\n")
+    assert "bits_per_byte" not in json.loads(evaluated.out) and json.loads(evaluated.out)["perplexity"] > 0
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_control_characters_reach_a_pipe_and_no_terminal(regard, tmp_path, monkeypatch, terminal) -> None:
+    tokenizer = Tokenizer.learn([], kind="bytes")
+    model = DecoderLM(DecoderLMConfig(len(tokenizer), width=16, layers=1))
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)  # the first token, a zero, is generated
+    save(model, tmp_path)
+    tokenizer.save(tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    zeros = r"\u0000\u0000" if terminal else "\0\0"
+    result = regard("generate", "--model", tmp_path, "a\n\tb", "--max-new-tokens", "2")
+    assert (result.code, result.out) == (0, f"a\n\tb{zeros}\n")
+    several = regard("generate", "--model", tmp_path, "a", "b\x9b", "--max-new-tokens", "2")
+    assert several.out == f"a{zeros}\nb{chr(92) + 'u009b' if terminal else chr(0x9B)}{zeros}\n"
+    listed = regard("generate", "--model", tmp_path, "a\x9b", "--max-new-tokens", "2", "--json")
+    assert json.loads(listed.out)["prompt"] == "a\x9b" and json.loads(listed.out)["text"] == "\0\0"
+
+
+def test_characters_that_a_model_cannot_spell_are_explained(regard, tmp_path) -> None:
+    engine = tokenizers.Tokenizer(BPE(vocab={"\ufffd": 0, "a": 1}, merges=[], unk_token="\ufffd"))
+    engine.decoder = Fuse()
+    tokenizer = Tokenizer(engine, {"unknown": "\ufffd"})
+    model = DecoderLM(DecoderLMConfig(len(tokenizer), width=16, layers=1))
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)  # the first token, the unknown one, is generated
+    save(model, tmp_path)
+    tokenizer.save(tmp_path)
+    result = regard("generate", "--model", tmp_path, "a", "--max-new-tokens", "2")
+    assert result.out == "a\ufffd\ufffd\n"
+    assert result.err == "regard: \ufffd is a character that the model's vocabulary lacks\n"
 
 
 def test_folders_without_a_model(regard, text, model, tmp_path) -> None:

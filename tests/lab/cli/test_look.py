@@ -178,6 +178,8 @@ def make(text):
 
 def test_a_translator_of_ours(regard, tmp_path) -> None:
     given = ("look", "english-french", "--text", "I know.", "--target", "Je sais.")
+    for name, empty in (("--target", [*given[:-1], ""]), ("--text", ["look", "english-french", "--text", ""])):
+        assert f"look: {name} must not be empty, got ''." in regard(*empty).err
     result = regard(*given, "--out", tmp_path / "tr.regard", "--layer", "0")
     assert result.code == 0, result.err
     assert re.search(r"^ Je +█", result.out, re.M)

@@ -48,7 +48,10 @@ def hostile(tmp_path: Path) -> Path:
     return SequenceModel(model, words, words, {"task": "translation"}).save(tmp_path / EVIL)
 
 
-def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tmp_path: Path) -> None:
+def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(
+    regard, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     table, pairs, options = (tmp_path / f"{EVIL}.{ending}" for ending in ("csv", "tsv", "toml"))
     table.write_text(f"{EVIL},y,z{EVIL}\n" + "".join(f"{i},{i * i},{EVIL}{i % 2}\n" for i in range(9)), "utf-8")
     pairs.write_text(f"a\ta\n{EVIL}\t{EVIL}\t{EVIL}\n", "utf-8")
@@ -81,6 +84,11 @@ def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(regard, hostile: Path, tm
         assert outcome.code in (0, 2) and "Traceback" not in printed, printed
         if "--json" in arguments:
             assert EVIL in json.loads(outcome.out)["source"], "escaped as JSON escapes: the data is the same"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    piped = regard("translate", "a", "--model", hostile, "--beams", "1")
+    assert set(piped.out.split()) == {"\x9b31m\u202e"}, "a pipe gets the characters as they are"
+    named = regard("translate", "a \udcff", "--model", hostile, "--beams", "1", "--json")
+    assert r'"source": "a \udcff"' in named.out, "but for halves of pairs, which no encoding can hold"
 
 
 @pytest.mark.parametrize(

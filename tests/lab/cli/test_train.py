@@ -171,6 +171,8 @@ def test_the_alignment_of_a_translation_that_is_given(regard, model) -> None:
     assert record["text"] == own["text"] and record["score"] == pytest.approx(own["score"], abs=1e-4)
     pairs = {
         ("red", "dog", "--given", "rouge"): "--given must be repeated once per text, 2 times, got 1.",
+        ("red", "--given", ""): "--given must not be empty.",
+        ("red", "dog", "--given", "rouge", "--given", " "): "--given must not be empty.",
         ("--given", "rouge"): "--plot, --html and --given require texts as arguments.",
         (
             "red",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from language_models import KINDS, LINEAR, greedy, small_model
 
 from regard_lab.generation.continuous_batching import AttentionRequest
-from regard_lab.generation.generation import SHARED, generate, stream, stream_text
+from regard_lab.generation.generation import SHARED, generate, stream
 from regard_lab.generation.sampling import GenerationOptions, SamplingOptions
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [2, 7, 1]]
@@ -129,8 +130,8 @@ def test_an_iterator_that_is_closed_leaves_nothing_behind() -> None:
 
 def test_text_appears_with_the_tokens() -> None:
     class Letters:
-        def __init__(self) -> None:
-            self.count = 0
+        def __init__(self, before: Sequence[int]) -> None:
+            self.count = len(before)
 
         def push(self, number: int) -> str:
             self.count += 1
@@ -141,9 +142,12 @@ def test_text_appears_with_the_tokens() -> None:
 
     model = small_model()
     shown = ["", "", ""]
-    for token, text in stream_text(stream(model, PROMPTS, GenerationOptions(max_new_tokens=3)), Letters):
-        shown[token.request] += text
-    assert [each[3:] for each in shown] == ["(3)"] * 3
+    options = GenerationOptions(max_new_tokens=3)
+    for token in stream(model, PROMPTS, options, decoder=Letters):
+        shown[token.request] += token.text
+    assert [each[3:] for each in shown] == ["(11)", "(4)", "(6)"], "a decoder knows the prompt"
+    assert [each.text for each in generate(model, PROMPTS, options, decoder=Letters)] == shown
+    assert [each.text for each in generate(model, PROMPTS, options)] == ["", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -163,11 +167,13 @@ def test_wrong_prompts_are_one_sentence(prompt: Any, sentence: str) -> None:
 
 def test_wrong_arguments_are_one_sentence() -> None:
     model = small_model()
-    with pytest.raises(TypeError, match=r"generate: stop must be a list of tokens or lists of tokens, got 5\."):
+    with pytest.raises(TypeError, match=r"generate: stop must be a list of tokens, texts or lists of tokens, got 5\."):
         generate(model, PROMPTS, stop=5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"generate: stop must not contain empty sequences, got one\."):
+    with pytest.raises(ValueError, match=r"generate: stop must not be empty, got \[\]\."):
         generate(model, PROMPTS, stop=[[]])
-    with pytest.raises(ValueError, match=r"generate: samples must be 1 where temperature is 0, got 2\."):
+    with pytest.raises(ValueError, match=r"generate: stop must hold tokens unless a decoder is given, got 'the'\."):
+        generate(model, PROMPTS, stop=["the"])
+    with pytest.raises(ValueError, match=r"samples has no effect at temperature 0; set sampling\.temperature\."):
         GenerationOptions(samples=2)
     with torch.no_grad():
         model.embedding.weight[7] = torch.nan

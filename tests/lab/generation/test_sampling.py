@@ -59,7 +59,10 @@ def test_numbers_are_settled_by_tokens_seed_and_sample() -> None:
     [
         ({"temperature": -1.0}, r"sampling: temperature must be a finite number of at least 0, got -1\.0\."),
         ({"temperature": 1.0, "top_p": 0.0}, r"sampling: top_p must be a number in \(0, 1\], got 0\.0\."),
-        ({"top_k": 5}, r"sampling: top_k must be 0 where temperature is 0, got 5\."),
+        ({"top_k": 5}, r"sampling: top_k has no effect at temperature 0; set temperature\."),
+        ({"top_p": 0.5}, r"sampling: top_p has no effect at temperature 0; set temperature\."),
+        ({"min_p": 0.5}, r"sampling: min_p has no effect at temperature 0; set temperature\."),
+        ({"seed": 1}, r"sampling: seed has no effect at temperature 0; set temperature\."),
         ({"repetition_penalty": 0.0}, r"sampling: repetition_penalty must be a positive finite number, got 0\.0\."),
     ],
     ids=str,

@@ -132,6 +132,9 @@ def test_texts_are_those_that_transformers_generates(kind: str, tokenizer: Token
         assert list(each.numbers) == expected
         # A search finds nothing less likely than the greedy text, by the model's own probabilities.
         assert best.log_probability is not None
+    stops = [each.text[2:4] or "never" for each in written]
+    for each, stop in zip(generator.generate(prompts, options, stop=stops), stops):
+        assert not any(text in each.text for text in stops) and (each.end == "stop" or stop == "never")
     drawn = GenerationOptions(max_new_tokens=5, samples=2, sampling=SamplingOptions(temperature=1.0, seed=3))
     first, again = generator.generate(["to be"], drawn), generator.generate(["a", "to be"], drawn)[2:]
     assert [each.numbers for each in first] == [each.numbers for each in again]

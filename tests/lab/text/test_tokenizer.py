@@ -375,6 +375,11 @@ def test_families_of_others(name: str, tmp_path: Path) -> None:
         stream = tokenizer.decode_stream()
         assert "".join([*map(stream.push, numbers), stream.close()]) == tokenizer.decode(numbers)
         assert len(tokenizer.tokens(numbers)) == len(numbers)
+        first = tokenizer.encode(text.partition(" ")[0], specials=True)
+        if first == numbers[: len(first)]:
+            stream = tokenizer.decode_stream(first)
+            rest = "".join([*map(stream.push, numbers[len(first) :]), stream.close()])
+            assert tokenizer.decode(first) + rest == tokenizer.decode(numbers), "spaced as behind what comes first"
     assert len(tokenizer.word_starts) == len(tokenizer)
     tokenizer.save(tmp_path / "again")
     again = Tokenizer.load(tmp_path / "again")
@@ -382,6 +387,26 @@ def test_families_of_others(name: str, tmp_path: Path) -> None:
     assert "auto_map" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
     assert theirs("the cats")["input_ids"] == tokenizer.encode("the cats", specials=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("bpe", ""), ("bytes", ""), ("characters", "ЖжŽ"), ("wordpiece", "ЖжŽx"), ("lower case", "ЖжŽ")],
+)
+def test_characters_that_a_vocabulary_cannot_spell(name: str, expected: str) -> None:
+    kind = {"lower case": "characters"}.get(name, name)
+    tokenizer = learned(kind, ALL, lowercase=name == "lower case")
+    assert "".join(tokenizer.unknown_characters("The\tcat Жж Žx")) == expected
+    assert not tokenizer.unknown_characters("") and not tokenizer.unknown_characters(TEXTS[0])
+    marked = tokenizer.unknown_characters("the <|mask|>Ж", parse_specials=True)
+    assert marked == ["Ж"] * bool(expected)
+
+
+def test_characters_that_are_left_out_without_a_word_are_unknown_too() -> None:
+    engine = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    assert Tokenizer(engine).unknown_characters("ab éa") == ["é"], "there is no unknown token"
+    engine.normalizer = normalizers.StripAccents()
+    assert Tokenizer(engine).unknown_characters("a\u0301b") == [], "normalizing is no loss"
 
 
 def test_a_stream_of_byte_fallback_and_pieces() -> None:

@@ -19,6 +19,7 @@ from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
+from regard_lab.text.unknown import MAX_UNKNOWN
 
 # The ``regard caption`` command ---------------------------------------------------------------------------------------
 
@@ -172,7 +173,12 @@ def generate(
     model: Annotated[Path, typer.Option(help="Model folder: a training run or a Hugging Face model.")],
     given: dict[str, Any],
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text, also inside a word; may be repeated.")
+    ] = None,
+    max_unknown: Annotated[
+        float, typer.Option(help="Refuse a prompt if the vocabulary lacks a larger share of its characters.")
+    ] = MAX_UNKNOWN,
     beams: Annotated[int, typer.Option(help="Beam size.", min=1, max=1000)] = 1,
     draft: Annotated[
         str | None, typer.Option(help="Speculative decoding with this model folder, or with lookup.")
@@ -190,7 +196,7 @@ def generate(
 
     run(
         prompts or [], model=model, given=given, stop=stop or [], beams=beams, draft=draft, int8=int8,
-        alignment=alignment, plot=plot, html=html, as_json=as_json,
+        alignment=alignment, plot=plot, html=html, as_json=as_json, max_unknown=max_unknown,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from regard_lab.models.folders import ModelFileError
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
 from regard_lab.tasks.classification.images import ImageClassificationPipeline
 from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
+from regard_lab.text.unknown import UnknownCharacters
 
 #: A line's text, and its second text if lines are pairs.
 _Line = tuple[str, str | None]
@@ -53,12 +54,15 @@ def run(
             return
         classifier = TextClassifier.load(model, "classify", loaded)
         lines = Lines.of("classify", texts, data)
-        count = cut = 0
+        count, cut, unknown = 0, 0, UnknownCharacters()
         for block in lines.blocks():
             rows = [_split(text, lines.where(number)) if pairs and text else (text, None) for number, text in block]
             count, cut = count + len(rows), cut + _answer(classifier, rows, top, batch, as_json)
+            unknown += UnknownCharacters.of(classifier.tokenizer, (text for row in rows for text in row if text))
         if cut:
             note(f"regard: truncated {cut:,} of {count:,} texts to {classifier.length:,} tokens")
+        if unknown:
+            note(f"regard: {unknown}")
 
 
 def _split(text: str, where: str) -> _Line:
@@ -178,15 +182,18 @@ def evaluate_pictures(
 def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, as_json: bool) -> None:
     """Print one line per token and an empty line after each text, as in CoNLL files; or one line of JSON per text."""
     full = f"classify: out of memory: lower --batch (now {batch})."
-    count = cut = 0
+    count, cut, unknown = 0, 0, UnknownCharacters()
     for block in lines.blocks():
         with fitting(full, MemoryError):
             found = labeller.label([text for _, text in block], batch=batch)
         for each in found:
             _show(each, labeller.labels, top, as_json)
         count, cut = count + len(found), cut + sum(each.cut for each in found)
+        unknown += UnknownCharacters.of(labeller.tokenizer, (text for _, text in block))
     if cut:
         note(f"regard: truncated {cut:,} of {count:,} texts to {labeller.length:,} tokens")
+    if unknown:
+        note(f"regard: {unknown}")
 
 
 def _show(found: LabelledTokens, labels: tuple[str, ...], top: int | None, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from regard._utils.files import write_out
 from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.embedding import Embedder
+from regard_lab.text.unknown import UnknownCharacters
 
 #: Output formats: a NumPy array, tab-separated numbers, or one line of JSON per text.
 _SUFFIXES = (".npy", ".tsv", ".jsonl")
@@ -51,9 +52,9 @@ def run(
 
 
 def _embedded(lines: Lines, embedder: Embedder, batch: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each text with its vector (E,); report how many were truncated."""
+    """Yield each text with its vector (E,); report how many were truncated, and characters that are unknown."""
     full = f"embed: out of memory: lower --batch (now {batch})."
-    count = cut = 0
+    count, cut, unknown = 0, 0, UnknownCharacters()
     for block in lines.blocks():
         for number, text in block:
             if not text:
@@ -62,11 +63,14 @@ def _embedded(lines: Lines, embedder: Embedder, batch: int) -> Iterator[tuple[st
             inputs = embedder.read([text for _, text in block])
             vectors = embedder.vectors(inputs, batch=batch).numpy()
         count, cut = count + len(block), cut + int(inputs.cut.sum())
+        unknown += UnknownCharacters.of(embedder.tokenizer, (text for _, text in block))
         yield from zip((text for _, text in block), vectors)
     if not count:
         raise rejected("embed", lines.name or "TEXT", "hold a text", "none")
     if cut:
         note(f"regard: truncated {cut:,} of {count:,} texts to {embedder.length:,} tokens")
+    if unknown:
+        note(f"regard: {unknown}")
 
 
 def _line(text: str, vector: np.ndarray, as_json: bool) -> str:

@@ -29,6 +29,7 @@ from regard_lab.tasks.classification.training import classification_metrics
 from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.evaluation import score_text
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import UnknownCharacters
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def evaluate(
             precision=precision, function="evaluate",
         )  # fmt: skip
         report = scores.report()
+        if scores.unknown:
+            note(f"regard: {scores.unknown}")
     else:
         got = f"{type(model).__name__} in {folder}"
         expected = "be a translation model, captioner, language model, or classifier of texts or images"
@@ -96,6 +99,8 @@ def _labels(
     inputs = classifier.read(texts.texts, texts.others)
     if cut := int(inputs.cut.sum()):
         note(f"truncated {cut:,} of {len(texts):,} texts to {classifier.length:,} tokens")
+    if unknown := UnknownCharacters.of(classifier.tokenizer, [*texts.texts, *(texts.others or ())]):
+        note(f"regard: {unknown}")
     return classifier.labels, true, classifier.probabilities(inputs, batch=batch, precision=precision)
 
 

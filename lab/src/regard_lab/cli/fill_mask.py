@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard._utils.errors import fitting, rejected
-from regard_cli.messages import echo, report_errors
+from regard_cli.messages import echo, note, report_errors
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.language.mask_filler import FilledText, MaskFiller
+from regard_lab.text.unknown import UnknownCharacters
 
 
 def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch: int, as_json: bool) -> None:
@@ -18,7 +19,7 @@ def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch:
         lines = Lines.of("fill-mask", texts, data)
         filler = MaskFiller.load(model, "fill-mask")
         full = f"fill-mask: out of memory: lower --batch (now {batch})."
-        count = 0
+        count, unknown = 0, UnknownCharacters()
         for block in lines.blocks():
             given = [(lines.where(number), text) for number, text in block if text]
             with fitting(full, MemoryError):
@@ -28,9 +29,12 @@ def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch:
             for _, text in block:
                 _show(next(filled) if text else FilledText("", (), ""), as_json)
             count += len(given)
+            unknown += UnknownCharacters.of(filler.tokenizer, (text for _, text in given), parse_specials=True)
         if not count:
             expected = f"hold a text with the model's mask, {filler.mask}"
             raise rejected("fill-mask", lines.name or "TEXT", expected, "none")
+        if unknown:
+            note(f"regard: {unknown}")
 
 
 def _show(filled: FilledText, as_json: bool) -> None:

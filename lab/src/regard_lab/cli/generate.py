@@ -37,6 +37,7 @@ def run(
     plot: Path | None,
     html: Path | None,
     as_json: bool,
+    max_unknown: float,
 ) -> None:
     """Continue each prompt; ``-`` reads it from standard input, and without prompts the model starts a text."""
     drawn = alignment or plot is not None or html is not None
@@ -57,28 +58,30 @@ def run(
             sys.stdout.flush()
 
         if beams > 1:
-            written = generator.search(texts, beams, options)
+            written = generator.search(texts, beams, options, max_unknown=max_unknown)
         else:
             written = generator.generate(
                 texts, options, stop=stop, attention=AttentionRequest() if drawn else None, drafter=drafter,
-                say=stream if alone else None,
+                say=stream if alone else None, max_unknown=max_unknown,
             )  # fmt: skip
         if alone:
             echo("" if begun or generator.answers else texts[0])
         for each in () if alone else written:
             shown = each.text if generator.answers else f"{each.prompt}{each.text}"
             echo(json.dumps(_record(each), ensure_ascii=False) if as_json else shown)
-        _explain_broken(written)
+        _explain_broken(written, generator.tokenizer.unknown)
         if drawn:
             _draw(written, generator, alignment and not as_json, plot, html)
 
 
-def _explain_broken(written: Sequence[GeneratedText]) -> None:
-    """Explain � if the model generated it."""
+def _explain_broken(written: Sequence[GeneratedText], unknown: int | None) -> None:
+    """Explain � if the model generated it; ``unknown`` is the token for characters that the vocabulary lacks."""
     broken = [each for each in written if _BROKEN in each.text and _BROKEN not in each.prompt]
     if not broken:
         return
-    if all(each.end == "length" and each.text.find(_BROKEN) == len(each.text) - 1 for each in broken):
+    if any(unknown in each.numbers for each in broken):
+        note(f"regard: {_BROKEN} is a character that the model's vocabulary lacks")
+    elif all(each.end == "length" and each.text.find(_BROKEN) == len(each.text) - 1 for each in broken):
         note(f"regard: {_BROKEN} is an incomplete character: increase --max-new-tokens to complete it")
     else:
         note(f"regard: {_BROKEN} marks bytes in the model's output that are not valid UTF-8")
@@ -116,7 +119,7 @@ def _draw(
 ) -> None:
     pictures = [earlier_tokens(each, generator.tokenizer) for each in written if each.attended]
     if not pictures:
-        note("regard: the output is empty, so there is no picture")
+        note("regard: no token was generated, so there is no picture")
         return
     for each in pictures if shown else ():
         echo(f"\n{draw(each, ascii_only=ascii_only())}\n")

@@ -31,6 +31,7 @@ from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
 from regard_lab.text.ragged import pad
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import UnknownCharacters
 
 # The model to inspect: a model folder, or a function in a file --------------------------------------------------------
 
@@ -106,6 +107,8 @@ def _tokens(folder: Path, text: str, argument: str = "--text") -> tuple[list[int
     """Return the token ids of a text, and the tokens."""
     tokenizer = Tokenizer.load(folder)
     plain, numbers = tokenizer.encode(text), tokenizer.encode(text, specials=True)
+    if unknown := UnknownCharacters.of(tokenizer, [text]):
+        note(f"regard: {unknown}")
     if not plain:
         raise rejected("look", argument, "have at least one token", repr(text))
     at = next(at for at in range(len(numbers)) if numbers[at : at + len(plain)] == plain)
@@ -138,11 +141,12 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
 def _translator(folder: Path, text: str, target: str | None) -> Subject:
     """Inspect a regard encoder–decoder on a text and its generated or given target."""
     translator = SequenceModel.load(folder)
-    if target is None:
-        target = translator.predict([text])[0].text
-    source, written = translator.source.encode(text), translator.target.encode(target)
-    if not source or not written:
+    if not (source := translator.source.encode(text)):
+        raise rejected("look", "--text", "not be empty", repr(text))
+    if target is None and not (target := translator.predict([text])[0].text):
         raise ValueError(f"look: the model generates nothing for {text[:60]!r}: pass another --text, or --target.")
+    if not (written := translator.target.encode(target)):
+        raise rejected("look", "--target", "not be empty", repr(target))
     read, lengths = pad([source])
     before, _ = pad([[END, *written]])
     # A recurrent decoder's row belongs to the token it generates, a Transformer's to the token it has just read.

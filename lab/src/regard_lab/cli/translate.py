@@ -49,6 +49,8 @@ def run(
         raise fail("translate: --plot, --html and --given require texts as arguments.")
     if references and len(references) != len(texts):
         raise fail(f"translate: --given must be repeated once per text, {len(texts)} times, got {len(references)}.")
+    if not all(each.strip() for each in references):
+        raise fail("translate: --given must not be empty.")
     searched = options.search != SearchOptions(length_penalty=options.search.length_penalty)
     if references and (searched or options.precision != PredictionOptions.precision or not options.replace_unknown):
         unused = "--beams, --n-best, --no-repeat, --sample, --precision and --keep-unknown"

@@ -261,8 +261,11 @@ def split_labelled(examples: _L, held_out: float, *, seed: int = 0) -> tuple[_L,
         count = min(max(round(held_out * len(stratum)), 1), len(stratum) - 1)
         held.update(sorted(stratum, key=place)[:count])
     if not held:
-        expected = f"have a label with at least two distinct {examples.noun}s"
-        raise rejected("train", examples.name, expected, "none")
+        noun = examples.noun
+        raise ValueError(
+            f"train: {examples.name} has no label with two different {noun}s, so none can be held out: add {noun}s, or "
+            "pass --valid."
+        )
     rows: tuple[list[int], list[int]] = [], []
     for row, key in enumerate(keys):
         rows[key in held].append(row)

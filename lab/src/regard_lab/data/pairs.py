@@ -246,7 +246,9 @@ def split_pairs(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[
     """
     unique = dict.fromkeys(pairs.sources)
     if len(unique) < 2:
-        raise rejected("split_pairs", "pairs", "have at least two distinct sources", len(unique))
+        raise ValueError(
+            "split_pairs: there are no two different sources, so none can be held out: add pairs, or pass --valid."
+        )
     if isinstance(held_out, float):
         if not 0 < held_out < 1:
             raise rejected("split_pairs", "held_out", "be in (0, 1), or a whole number of sources", held_out)

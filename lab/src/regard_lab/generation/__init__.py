@@ -7,11 +7,12 @@ from regard._utils.lazy import lazy
 if TYPE_CHECKING:
     from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
     from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
-    from regard_lab.generation.generation import Generated, generate, stream, stream_text
+    from regard_lab.generation.generation import Generated, generate, stream
     from regard_lab.generation.predictions import Prediction, PredictionOptions
     from regard_lab.generation.prompt_search import search_prompts
     from regard_lab.generation.quantization import pack_weights, quantize
-    from regard_lab.generation.sampling import GenerationOptions, Request, SamplingOptions, Token, TokenAttention
+    from regard_lab.generation.requests import Request, StopRules, Token, TokenAttention
+    from regard_lab.generation.sampling import GenerationOptions, SamplingOptions
     from regard_lab.generation.sequence_model import (
         SequenceModel,
         attention_maps,
@@ -27,11 +28,12 @@ else:
         {
             "regard_lab.generation.beam_search": "Hypothesis SearchOptions search",
             "regard_lab.generation.continuous_batching": "AttentionRequest Batcher",
-            "regard_lab.generation.generation": "Generated generate stream stream_text",
+            "regard_lab.generation.generation": "Generated generate stream",
             "regard_lab.generation.predictions": "Prediction PredictionOptions",
             "regard_lab.generation.prompt_search": "search_prompts",
             "regard_lab.generation.quantization": "pack_weights quantize",
-            "regard_lab.generation.sampling": "GenerationOptions Request SamplingOptions Token TokenAttention",
+            "regard_lab.generation.requests": "Request StopRules Token TokenAttention",
+            "regard_lab.generation.sampling": "GenerationOptions SamplingOptions",
             "regard_lab.generation.sequence_model": (
                 "SequenceModel attention_maps attention_weights pad_to_device posteriors score_targets"
             ),
@@ -55,6 +57,7 @@ __all__ = [
     "SearchOptions",
     "SequenceModel",
     "Speculator",
+    "StopRules",
     "Token",
     "TokenAttention",
     "attention_maps",
@@ -68,5 +71,4 @@ __all__ = [
     "search",
     "search_prompts",
     "stream",
-    "stream_text",
 ]

@@ -328,12 +328,11 @@ class SearchOptions(Options):
             )
         if not self.sample and self.n_best > self.beams:
             raise rejected("search", "n_best", f"be at most beams, which is {self.beams}", self.n_best)
-        of_samples = ("temperature", "top_k", "top_p", "seed")
-        for name in ("beams",) if self.sample else of_samples:
-            unused = getattr(SearchOptions, name)
-            if getattr(self, name) != unused:
-                where = "where sample is True" if self.sample else "unless sample is True"
-                raise rejected("search", name, f"be {unused} {where}", getattr(self, name))
+        if self.sample:
+            self.require_effect("beams", "when sampling")
+        else:
+            for name in ("temperature", "top_k", "top_p", "seed"):
+                self.require_effect(name, "in beam search", "sample")
 
     def limits(self, lengths: Tensor) -> Tensor:
         """Return how many symbols are written at most for sources of these lengths, (B,) int64."""

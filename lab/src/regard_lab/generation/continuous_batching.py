@@ -18,20 +18,17 @@ from torch import Tensor, nn
 from regard._utils.constraints import Integer, count, size
 from regard._utils.errors import described, rejected
 from regard.engines.aux import Aux, AuxRequest
-from regard_lab.generation.sampling import (
-    GenerationOptions,
+from regard_lab.generation.requests import (
+    Decoder,
     Request,
-    SamplingOptions,
+    StopRules,
     Stops,
     Token,
     TokenAttention,
     checked_prompt,
-    checked_stops,
-    drawn,
     positions_left,
-    probabilities,
-    processed,
 )
+from regard_lab.generation.sampling import GenerationOptions, SamplingOptions, drawn, probabilities, processed
 from regard_lab.models import DecoderLM
 from regard_lab.models.slot_cache import Slots
 
@@ -88,6 +85,9 @@ class Batcher:
         Return the log-probability of each token.
     attention : AttentionRequest, optional
         Attention weights to return with each token.
+    decoder : callable, optional
+        Return the text of each token: called with a request's prompt, it returns an incremental decoder, as
+        ``tokenizer.decode_stream`` does. Stop texts need it.
 
     Raises
     ------
@@ -115,6 +115,7 @@ class Batcher:
         prefix: Sequence[int] = (),
         log_probabilities: bool = False,
         attention: AttentionRequest | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         if not isinstance(model, DecoderLM):
             raise rejected("Batcher", "model", "be a DecoderLM", described(model), TypeError)
@@ -123,7 +124,7 @@ class Batcher:
             raise rejected("generate", "attention", expected, described(attention))
         self.model, self.count = model, size(self, "slots", slots)
         self.chunk = None if chunk is None else Integer(ge=1, note=", or None")(self, "chunk", chunk)
-        self.log_probabilities, self.attention = log_probabilities, attention
+        self.log_probabilities, self.attention, self.decoder = log_probabilities, attention, decoder
         self.device = next(model.parameters()).device
         self.waiting: deque[Request] = deque()
         self._group: _Group | None = None
@@ -152,8 +153,8 @@ class Batcher:
         ----------
         prompt : sequence of int
         options : GenerationOptions, optional
-        stop : sequence of int or of sequences of int
-            Tokens, or sequences of tokens, at which generation stops; they are not returned.
+        stop : sequence of int, str or sequences of int
+            Tokens, texts or sequences of tokens at which generation stops; they are not returned.
         sample : int, default 0
             Index of the sample: different values draw different tokens.
         """
@@ -162,7 +163,8 @@ class Batcher:
         if tokens[: len(self.prefix)] != self.prefix or len(tokens) == len(self.prefix):
             raise rejected("generate", "prompt", "begin with the prefix and be longer", f"{len(tokens)} tokens")
         most = positions_left(self.model.config, tokens, options.max_new_tokens)
-        self.waiting.append(Request(self._number, tokens, options, checked_stops(stop), sample, most))
+        rules = StopRules.of(stop, self.decoder)
+        self.waiting.append(Request(self._number, tokens, options, rules, sample, most))
         self._number += 1
         return self._number - 1
 

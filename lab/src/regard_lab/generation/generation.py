@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from regard._utils.errors import rejected
 from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
-from regard_lab.generation.sampling import (
-    GenerationOptions,
+from regard_lab.generation.requests import (
+    Decoder,
     Request,
+    StopRules,
     Stops,
     Token,
     TokenAttention,
     checked_prompt,
-    checked_stops,
-    drawn,
     positions_left,
-    probabilities,
-    processed,
 )
+from regard_lab.generation.sampling import GenerationOptions, drawn, probabilities, processed
 from regard_lab.models import DecoderLM
 from regard_lab.models.base import END
 from regard_lab.models.hugging_face.hosted import HostedWriter, Writing
@@ -172,23 +170,26 @@ class Generated:
     Attributes
     ----------
     numbers : list of int
-        The new tokens, without the stop token or stop sequence.
+        The new tokens, without the stop token or stop sequence, and up to the token in which a stop text begins.
     end : str
         Why generation ended: ``"stop"`` or ``"length"``.
     log_probabilities : list of float
         The model's log-probability of each token, if requested; otherwise empty.
     attended : list of TokenAttention
         The attention of each token, if requested; otherwise empty.
+    text : str
+        The text up to the stop text, if a decoder is given; otherwise empty.
     """
 
     numbers: list[int] = field(default_factory=list)
     end: str = ""
     log_probabilities: list[float] = field(default_factory=list)
     attended: list[TokenAttention] = field(default_factory=list)
+    text: str = ""
 
     def take(self, token: Token) -> None:
         """Append a generated token."""
-        self.end = token.end or self.end
+        self.end, self.text = token.end or self.end, self.text + token.text
         if token.token is None:
             return
         self.numbers.append(token.token)
@@ -208,6 +209,7 @@ def stream(
     chunk: int | None = None,
     log_probabilities: bool = False,
     attention: AttentionRequest | None = None,
+    decoder: Decoder | None = None,
 ) -> Iterator[Token]:
     """Yield tokens as they are generated, each with the number of its request.
 
@@ -220,8 +222,8 @@ def stream(
         A model that runs in transformers processes one request after another.
     prompts : sequence of sequences of int
     options : GenerationOptions, optional
-    stop : sequence of int or of sequences of int
-        Stop tokens and stop sequences; they are not returned, and tokens that may begin one are held back.
+    stop : sequence of int, str or sequences of int
+        Stop tokens, texts and sequences of tokens; they are not returned, and tokens that may begin one are held back.
     slots : int, default 32
         The most requests that are active at once.
     chunk : int, optional
@@ -230,6 +232,9 @@ def stream(
         Return the model's log-probability of each token.
     attention : AttentionRequest, optional
         Return the attention of each token to earlier tokens.
+    decoder : callable, optional
+        Return the text of each token: called with a request's prompt, it returns an incremental decoder, as
+        ``tokenizer.decode_stream`` does. Stop texts need it; they are found wherever the borders of tokens are.
 
     Raises
     ------
@@ -246,7 +251,8 @@ def stream(
     """
     options = GenerationOptions() if options is None else options
     if isinstance(model, HostedWriter):
-        made = _requests(model, prompts, options, stop)
+        answers = decoder is not None and model.is_pair  # its output does not continue the prompt
+        made = _requests(model, prompts, options, StopRules.of(stop, (lambda _: decoder(())) if answers else decoder))
         return write(model, made, log_probabilities=log_probabilities, attention=attention)
     batcher = Batcher(
         model,
@@ -255,6 +261,7 @@ def stream(
         prefix=_shared_prefix(model, [checked_prompt(prompt, model.config) for prompt in prompts], options),
         log_probabilities=log_probabilities,
         attention=attention,
+        decoder=decoder,
     )
     for prompt in prompts:
         for sample in range(options.samples):
@@ -272,12 +279,13 @@ def generate(
     chunk: int | None = None,
     log_probabilities: bool = False,
     attention: AttentionRequest | None = None,
+    decoder: Decoder | None = None,
 ) -> list[Generated]:
     """Return the tokens generated for each prompt; several samples of a prompt follow each other.
 
     Parameters
     ----------
-    model, prompts, options, stop, slots, chunk, log_probabilities, attention : as in :func:`stream`
+    model, prompts, options, stop, slots, chunk, log_probabilities, attention, decoder : as in :func:`stream`
 
     Examples
     --------
@@ -290,43 +298,14 @@ def generate(
     options = GenerationOptions() if options is None else options
     written = [Generated() for _ in range(len(prompts) * options.samples)]
     more = {"slots": slots, "chunk": chunk, "log_probabilities": log_probabilities, "attention": attention}
-    for token in stream(model, prompts, options, stop, **more):  # type: ignore[arg-type]
+    for token in stream(model, prompts, options, stop, decoder=decoder, **more):  # type: ignore[arg-type]
         written[token.request].take(token)
     return written
 
 
-class TextStream(Protocol):
-    """An incremental decoder, such as ``Tokenizer.decode_stream()`` returns."""
-
-    def push(self, number: int) -> str:
-        """Add a token, and return the text that is now final."""
-
-    def close(self) -> str:
-        """Return the remaining text."""
-
-
-def stream_text(tokens: Iterable[Token], decoder: Callable[[], TextStream]) -> Iterator[tuple[Token, str]]:
-    """Yield tokens with the text that becomes final with each.
-
-    Parameters
-    ----------
-    tokens : iterable of Token
-        Of one or several requests.
-    decoder : callable
-        Returns an incremental decoder for one request, such as ``tokenizer.decode_stream``.
-    """
-    texts: dict[int, TextStream] = {}
-    for token in tokens:
-        if token.request not in texts:
-            texts[token.request] = decoder()
-        text = texts[token.request]
-        shown = "" if token.token is None else text.push(token.token)
-        yield token, shown + text.close() if token.end else shown
-
-
-def _requests(model: HostedWriter, prompts: Prompts, options: GenerationOptions, stop: Stops) -> list[Request]:
+def _requests(model: HostedWriter, prompts: Prompts, options: GenerationOptions, stops: StopRules) -> list[Request]:
     """Return the requests for a model that processes them one by one."""
-    made, stops = [], checked_stops(stop)
+    made = []
     for i, prompt in enumerate(prompts):
         numbers = checked_prompt(prompt, model.config)
         most = (

@@ -17,7 +17,7 @@ from regard._utils.errors import described, rejected
 from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
 from regard_lab.generation.continuous_batching import evaluating
 from regard_lab.generation.generation import Prompts, StepwiseDecoder
-from regard_lab.generation.sampling import checked_prompt, positions_left
+from regard_lab.generation.requests import checked_prompt, positions_left
 from regard_lab.models import DecoderLM
 from regard_lab.models.base import END
 from regard_lab.models.hugging_face.hosted import HostedWriter

@@ -9,18 +9,12 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regard._utils.errors import described, rejected
 from regard_lab._options import Options, option, section
-from regard_lab.models import DecoderLMConfig
-from regard_lab.models.hugging_face.hosted import HostedConfig
-
-# Sampling: temperature, top-k, top-p (nucleus), min-p, repetition penalty and seeds -----------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,7 @@ class SamplingOptions(Options):
         """Raise where an option has no effect."""
         if not self.temperature:
             for name in ("top_k", "top_p", "min_p", "seed"):
-                if (value := getattr(self, name)) != (default := getattr(SamplingOptions, name)):
-                    raise rejected("sampling", name, f"be {default} where temperature is 0", value)
+                self.require_effect(name, "at temperature 0", "temperature")
 
     @property
     def is_greedy(self) -> bool:
@@ -165,13 +158,6 @@ class Draws:
         return self._random.random()
 
 
-# Requests and their tokens --------------------------------------------------------------------------------------------
-
-
-#: Stop tokens and stop sequences.
-Stops = Sequence[int | Sequence[int]]
-
-
 @dataclass(frozen=True)
 class GenerationOptions(Options):
     """How to continue prompts."""
@@ -183,159 +169,6 @@ class GenerationOptions(Options):
     sampling: SamplingOptions = section(SamplingOptions, "how the next token is chosen")
 
     def check(self) -> None:
-        """Raise where options contradict each other."""
-        if self.samples > 1 and self.sampling.is_greedy:
-            raise rejected("generate", "samples", "be 1 where temperature is 0", self.samples)
-
-
-@dataclass(frozen=True)
-class TokenAttention:
-    """The attention of a generated token to earlier tokens.
-
-    Attributes
-    ----------
-    weights : Tensor (S,) or (A, H, S); (k,) or (A, H, k) with top-k
-        Attention weights on the S earlier tokens: the mean over A layers and H heads, or of each head.
-    indices : Tensor like ``weights``, or None
-        With top-k, the indices of the tokens; −1 for none.
-    """
-
-    weights: Tensor
-    indices: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Token:
-    """A generated token.
-
-    Attributes
-    ----------
-    request : int
-        The request's number.
-    token : int or None
-        None if generation ended at a stop token or stop sequence, which is not returned.
-    end : str or None
-        The reason why this is the last token: ``"stop"`` or ``"length"``; None for other tokens.
-    log_probability : float or None
-        The model's log-probability in nats, before temperature and other sampling options; if requested.
-    attended : TokenAttention or None
-        If requested.
-    """
-
-    request: int
-    token: int | None
-    end: str | None = None
-    log_probability: float | None = None
-    attended: TokenAttention | None = None
-
-
-class Request:
-    """A prompt with the tokens generated so far.
-
-    Parameters
-    ----------
-    number : int
-    prompt : list of int
-    options : GenerationOptions
-    stops : tuple of tuple of int
-    sample : int
-        Index of the sample of this prompt.
-    most : int
-        Maximum number of new tokens.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        prompt: list[int],
-        options: GenerationOptions,
-        stops: tuple[tuple[int, ...], ...],
-        sample: int,
-        most: int,
-    ) -> None:
-        self.number, self.prompt, self.options, self.stops, self.most = number, prompt, options, stops, most
-        self.written: list[int] = []
-        self.draws = Draws(options.sampling.seed, prompt, sample)
-        self._held: list[Token] = []
-
-    @property
-    def last(self) -> int:
-        """The next input token."""
-        return self.written[-1] if self.written else self.prompt[-1]
-
-    def take(self, token: Token) -> list[Token]:
-        """Append a token and return those that can be shown; tokens that may begin a stop sequence are held back.
-
-        Parameters
-        ----------
-        token : Token
-            Without an end.
-        """
-        assert token.token is not None
-        self.written.append(token.token)
-        self._held.append(token)
-        ended = next((stop for stop in self.stops if tuple(self.written[-len(stop) :]) == stop), None)
-        if ended is not None:
-            shown = self._held[: len(self._held) - len(ended)]
-            return [*shown, Token(self.number, None, "stop")]
-        if len(self.written) >= self.most:
-            *shown, last = self._held
-            return [*shown, Token(last.request, last.token, "length", last.log_probability, last.attended)]
-        count = len(self._held) - self._beginnings()
-        shown, self._held = self._held[:count], self._held[count:]
-        return shown
-
-    def _beginnings(self) -> int:
-        """Return how many of the last tokens may begin a stop sequence."""
-        longest = 0
-        for stop in self.stops:
-            for count in range(min(len(stop) - 1, len(self.written)), longest, -1):
-                if tuple(self.written[-count:]) == stop[:count]:
-                    longest = count
-                    break
-        return longest
-
-
-def checked_prompt(prompt: Any, config: DecoderLMConfig | HostedConfig, function: str = "generate") -> list[int]:
-    """Return a prompt as a list.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is empty, holds an invalid token, or is longer than the number of learned positions.
-    """
-    tokens = _numbers(prompt, function, "prompt")
-    if not tokens:
-        raise rejected(function, "prompt", "have at least 1 token", "none")
-    wrong = next((token for token in tokens if not 0 <= token < config.vocabulary), None)
-    if wrong is not None:
-        raise rejected(function, "prompt", f"hold tokens from 0 to {config.vocabulary - 1:,}", wrong)
-    if config.positions == "learned" and len(tokens) > config.longest:
-        raise rejected(
-            function, "prompt", f"have at most {config.longest:,} tokens, the model's maximum length", len(tokens)
-        )
-    return tokens
-
-
-def checked_stops(stops: Any, function: str = "generate") -> tuple[tuple[int, ...], ...]:
-    """Return stop tokens and stop sequences, all as sequences; raise if they are invalid."""
-    if isinstance(stops, (str, bytes, Integral)):
-        raise rejected(function, "stop", "be a list of tokens or lists of tokens", described(stops), TypeError)
-    made = [(int(each),) if isinstance(each, Integral) else tuple(_numbers(each, function, "stop")) for each in stops]
-    if not all(made):
-        raise rejected(function, "stop", "not contain empty sequences", "one")
-    return tuple(made)
-
-
-def positions_left(config: DecoderLMConfig | HostedConfig, prompt: Sequence[int], wanted: int) -> int:
-    """Return the maximum number of new tokens; the last one is never an input, so it needs no position."""
-    return min(wanted, config.longest - len(prompt) + 1) if config.positions == "learned" else wanted
-
-
-def _numbers(given: Any, function: str, argument: str) -> list[int]:
-    if isinstance(given, Tensor) and given.dim() == 1 and not given.is_floating_point():
-        return [int(token) for token in given.tolist()]
-    listed = None if isinstance(given, (str, bytes, Tensor)) else list(given) if hasattr(given, "__iter__") else None
-    if listed is None or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in listed):
-        raise rejected(function, argument, "be a list of token ids", described(given), TypeError)
-    return [int(token) for token in listed]
+        """Raise where an option has no effect."""
+        if self.sampling.is_greedy:
+            self.require_effect("samples", "at temperature 0", "sampling.temperature")

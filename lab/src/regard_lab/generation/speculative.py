@@ -18,19 +18,8 @@ from regard._utils.constraints import size
 from regard._utils.errors import described, rejected
 from regard.nn import KVCache
 from regard_lab.generation.continuous_batching import evaluating
-from regard_lab.generation.sampling import (
-    Draws,
-    GenerationOptions,
-    Request,
-    SamplingOptions,
-    Stops,
-    Token,
-    checked_prompt,
-    checked_stops,
-    drawn,
-    positions_left,
-    probabilities,
-)
+from regard_lab.generation.requests import Decoder, Request, StopRules, Stops, Token, checked_prompt, positions_left
+from regard_lab.generation.sampling import Draws, GenerationOptions, SamplingOptions, drawn, probabilities
 from regard_lab.models import DecoderLM
 
 
@@ -181,6 +170,9 @@ class Speculator:
     drafter : Drafter or DecoderLM
     lookahead : int, default 4
         Number of tokens K to propose at a time.
+    decoder : callable, optional
+        Return the text of each token: called with a prompt, it returns an incremental decoder, as
+        ``tokenizer.decode_stream`` does. Stop texts need it.
 
     Attributes
     ----------
@@ -197,7 +189,9 @@ class Speculator:
     True
     """
 
-    def __init__(self, model: DecoderLM, drafter: Drafter | DecoderLM, lookahead: int = 4) -> None:
+    def __init__(
+        self, model: DecoderLM, drafter: Drafter | DecoderLM, lookahead: int = 4, *, decoder: Decoder | None = None
+    ) -> None:
         drafter = ModelDrafter(drafter) if isinstance(drafter, DecoderLM) else drafter
         if not isinstance(model, DecoderLM):
             raise rejected("Speculator", "model", "be a DecoderLM", described(model), TypeError)
@@ -206,7 +200,7 @@ class Speculator:
         _check_rewinds(model)
         drafter.start(model)
         self.model, self.drafter, self.lookahead = model, drafter, size(self, "lookahead", lookahead)
-        self.proposed = self.accepted = 0
+        self.decoder, self.proposed, self.accepted = decoder, 0, 0
 
     def stream(
         self, prompt: Sequence[int], options: GenerationOptions | None = None, stop: Stops = (), *, sample: int = 0
@@ -217,14 +211,15 @@ class Speculator:
         ----------
         prompt : sequence of int
         options : GenerationOptions, optional
-        stop : sequence of int or of sequences of int
+        stop : sequence of int, str or sequences of int
+            Tokens, texts or sequences of tokens at which generation stops; they are not returned.
         sample : int, default 0
             Index of the sample: different values draw different tokens.
         """
         options = GenerationOptions() if options is None else options
         tokens = checked_prompt(prompt, self.model.config)
         most = positions_left(self.model.config, tokens, options.max_new_tokens)
-        request = Request(0, tokens, options, checked_stops(stop), sample, most)
+        request = Request(0, tokens, options, StopRules.of(stop, self.decoder), sample, most)
         return self._written(request)
 
     def _written(self, request: Request) -> Iterator[Token]:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from regard_lab.text.inputs import InputLayout, Inputs
     from regard_lab.text.ragged import Ragged, pad
     from regard_lab.text.tokenizer import DecodeStream, Tokenizer
+    from regard_lab.text.unknown import UnknownCharacters
     from regard_lab.text.vocabulary import UNKNOWN, SubwordVocabulary, SymbolVocabulary, Vocabulary, Word
     from regard_lab.text.words import Span, find_words, normalize, sentences, split_at_spaces, split_elisions
 else:
@@ -17,6 +18,7 @@ else:
             "regard_lab.text.inputs": "InputLayout Inputs",
             "regard_lab.text.ragged": "Ragged pad",
             "regard_lab.text.tokenizer": "DecodeStream Tokenizer",
+            "regard_lab.text.unknown": "UnknownCharacters",
             "regard_lab.text.vocabulary": "UNKNOWN SubwordVocabulary SymbolVocabulary Vocabulary Word",
             "regard_lab.text.words": "Span find_words normalize sentences split_at_spaces split_elisions",
         },
@@ -32,6 +34,7 @@ __all__ = [
     "SubwordVocabulary",
     "SymbolVocabulary",
     "Tokenizer",
+    "UnknownCharacters",
     "Vocabulary",
     "Word",
     "find_words",

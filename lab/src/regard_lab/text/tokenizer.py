@@ -86,6 +86,8 @@ class WindowStream(DecodeStream):
     begun : callable, optional
         Returns how many of the last tokens are the beginning of a character; by default, all may be where their text
         ends with U+FFFD.
+    before : iterable of int
+        The tokens that come first, whose text is not returned.
 
     Examples
     --------
@@ -95,10 +97,13 @@ class WindowStream(DecodeStream):
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], begun: Callable[[Sequence[int]], int] | None = None
+        self,
+        decode: Callable[[Sequence[int]], str],
+        begun: Callable[[Sequence[int]], int] | None = None,
+        before: Iterable[int] = (),
     ) -> None:
         self._decode, self._begun = decode, begun
-        self._shown: list[int] = []  # the last tokens that text was returned for: what follows is spaced as behind them
+        self._shown = list(before)  # the last tokens that text was returned for: what follows is spaced as behind them
         self._held: list[int] = []
 
     def push(self, number: int) -> str:
@@ -513,6 +518,34 @@ class Tokenizer:
             found: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
         return found
 
+    def unknown_characters(self, text: str, *, parse_specials: bool = False) -> list[str]:
+        """Return the characters of a text that the vocabulary cannot spell: in unknown tokens, or left out.
+
+        Parameters
+        ----------
+        text, parse_specials : as in :meth:`encode`
+
+        Examples
+        --------
+        >>> Tokenizer.learn(["to be or not"], kind="characters").unknown_characters("née")
+        ['é']
+        """
+        if self._byte_level or self._fallback:
+            return []
+        engine = self._engine if parse_specials else self._plain
+        with spelling("unknown_characters", [("text", text)]):
+            if self.unknown is None:
+                lost = {each for each in {*text} if self._is_left_out(each)}
+                return [each for each in text if each in lost]
+            encoding = engine.encode(text, add_special_tokens=False)
+        spans = [span for number, span in zip(encoding.ids, encoding.offsets) if number == self.unknown]
+        return [text[at] for at in sorted({at for span in spans for at in range(*span)})]
+
+    def _is_left_out(self, character: str) -> bool:
+        """Return whether a character has no token, although normalizing leaves more than space of it."""
+        normal = self._plain.normalizer.normalize_str(character) if self._plain.normalizer else character
+        return bool(normal.strip().strip("▁")) and not self._plain.encode(character, add_special_tokens=False).ids
+
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
         """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
         engine = self._engine if parse_specials else self._plain
@@ -600,8 +633,13 @@ class Tokenizer:
             listed = self._in_characters(listed)
         return self._engine.decode(listed, skip_special_tokens=False)
 
-    def decode_stream(self) -> DecodeStream:
+    def decode_stream(self, before: Iterable[int] = ()) -> DecodeStream:
         """Return an object whose ``push(number)`` returns the text that is certain so far; special tokens are left out.
+
+        Parameters
+        ----------
+        before : iterable of int
+            The tokens that the others continue, such as a prompt: the first word may need a space before it.
 
         Examples
         --------
@@ -612,7 +650,7 @@ class Tokenizer:
         """
         if self._byte_level:
             return ByteStream(lambda number: b"" if number in self._hidden else self._bytes(number))
-        return WindowStream(self.decode, self._begun if self._fallback else None)
+        return WindowStream(self.decode, self._begun if self._fallback else None, before)
 
     def tokens(self, numbers: Iterable[int]) -> list[str]:
         """Return what a picture shows of each number: spaces as ``▁``, bytes of no whole character as ``<0xF0>``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +16,7 @@ from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.hugging_face.hosted import HostedMaskedLM, HostedWriter
 from regard_lab.tasks.language.pretraining import HostedMaskedTokens, HostedNextTokens, MaskedTokens, NextTokens
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import UnknownCharacters
 from regard_lab.training.objectives import Objective
 
 #: Tokens of a window where the model reads more, and tokens that are read at once.
@@ -36,6 +37,8 @@ class TextScores:
         Of the text, in UTF-8.
     whole : bool
         Whether all of the text was predicted, each token from those before it: only then are bits those of the text.
+    unknown : UnknownCharacters
+        Characters that the vocabulary cannot spell; a text that has some is not predicted as a whole.
     """
 
     nats: float
@@ -44,6 +47,7 @@ class TextScores:
     characters: int
     bytes: int
     whole: bool = True
+    unknown: UnknownCharacters = field(default_factory=UnknownCharacters)
 
     @property
     def loss(self) -> float:
@@ -131,10 +135,12 @@ def score_text(
     if stride is not None and not 1 <= stride <= length:
         raise rejected(function, "stride", f"be from 1 to {length:,}, the length of a window", stride)
     objective = _objective(model, tokenizer, function)
-    sizes = [0, 0]
+    sizes, unknown = [0, 0], UnknownCharacters()
 
     def counted() -> Iterator[str]:
+        nonlocal unknown
         for text in documents:
+            unknown += UnknownCharacters.of(tokenizer, [text])
             sizes[0], sizes[1] = sizes[0] + len(text), sizes[1] + len(text.encode())
             yield text
 
@@ -150,8 +156,8 @@ def score_text(
         count = len(shards)
         del batches, shards  # mapped files
     nats, targets = sums.tolist()
-    whole = forward and tokenizer.begin is not None and tokenizer.keeps_spaces
-    return TextScores(nats, int(targets), count, sizes[0], sizes[1], whole)
+    whole = forward and tokenizer.begin is not None and tokenizer.keeps_spaces and not unknown
+    return TextScores(nats, int(targets), count, sizes[0], sizes[1], whole, unknown)
 
 
 def _objective(

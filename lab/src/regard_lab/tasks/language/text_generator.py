@@ -9,19 +9,22 @@ from pathlib import Path
 
 import torch
 
+from regard._utils.constraints import Number
 from regard._utils.errors import RegardWarning, rejected
 from regard.inspect._view.plots import Alignment
 from regard_lab.generation.continuous_batching import AttentionRequest
-from regard_lab.generation.generation import Generated, stream_text
+from regard_lab.generation.generation import Generated
 from regard_lab.generation.generation import stream as stream_tokens
 from regard_lab.generation.prompt_search import search_prompts
 from regard_lab.generation.quantization import pack_weights, quantize
-from regard_lab.generation.sampling import GenerationOptions, Token, TokenAttention
+from regard_lab.generation.requests import Stops, Token, TokenAttention
+from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import Drafter, Speculator
 from regard_lab.models import DecoderLM
 from regard_lab.models.hugging_face.hosted import HostedWriter
 from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import MAX_UNKNOWN, UnknownCharacters
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,13 @@ class GeneratedText:
     Attributes
     ----------
     prompt, text : str
-        The prompt, and the generated text without it.
+        The prompt, and the generated text without it, up to the stop text.
     end : str
         Why generation ended: ``"stop"`` or ``"length"``.
     prompt_numbers, numbers : tuple of int
-        The tokens of both.
+        The tokens of both; those of the text end before the token in which a stop text begins.
     log_probability : float or None
-        Log-probability of the text in nats, if known.
+        Log-probability of the generated tokens in nats, if known.
     attended : tuple of TokenAttention
         The attention of each token, if requested.
     """
@@ -121,6 +124,7 @@ class TextGenerator:
         attention: AttentionRequest | None = None,
         drafter: Drafter | DecoderLM | HostedWriter | None = None,
         say: Callable[[int, str], None] | None = None,
+        max_unknown: float = MAX_UNKNOWN,
     ) -> list[GeneratedText]:
         """Generate ``options.samples`` texts for each prompt; those of a prompt follow each other.
 
@@ -129,29 +133,40 @@ class TextGenerator:
         prompts : sequence of str
         options : GenerationOptions, optional
         stop : sequence of str
-            Stop sequences, in addition to the end-of-text token.
+            Texts at which generation stops, besides the end-of-text token: found in the generated text, wherever the
+            borders of tokens are, and cut from it; or names of special tokens, such as ``<|im_end|>``.
         attention : AttentionRequest, optional
             Attention weights to return with each token.
         drafter : Drafter or DecoderLM, optional
             Speculative decoding: the drafter proposes tokens, and the model checks several at a time.
         say : callable, optional
             Called as ``say(request, text)`` with new text as soon as it is final.
+        max_unknown : float, default 0.2
+            The largest share of a prompt's characters that the vocabulary may lack.
+
+        Raises
+        ------
+        ValueError
+            If an argument is invalid, the vocabulary cannot spell a stop text, or lacks too many of a prompt's
+            characters.
+
+        Warns
+        -----
+        RegardWarning
+            If the vocabulary lacks characters of a prompt.
         """
         options = GenerationOptions() if options is None else options
-        numbers = [self.encode(prompt) for prompt in prompts]
+        numbers = self._read(prompts, max_unknown)
         written = [Generated() for _ in range(len(prompts) * options.samples)]
-        texts = [""] * len(written)
-        tokens = self._stream(numbers, options, self._stops(stop), attention, drafter)
-        for token, text in stream_text(tokens, self.tokenizer.decode_stream):
+        for token in self._stream(numbers, options, self._stops(stop), attention, drafter):
             written[token.request].take(token)
             self._note_length(numbers[token.request // options.samples], written[token.request])
-            texts[token.request] += text
-            if say is not None and text:
-                say(token.request, text)
+            if say is not None and token.text:
+                say(token.request, token.text)
         return [
             GeneratedText(
                 prompts[i // options.samples],
-                texts[i],
+                each.text,
                 each.end,
                 tuple(numbers[i // options.samples]),
                 tuple(each.numbers),
@@ -161,14 +176,27 @@ class TextGenerator:
             for i, each in enumerate(written)
         ]
 
-    def search(self, prompts: Sequence[str], beams: int, options: GenerationOptions) -> list[GeneratedText]:
-        """Return the best beam search result for each prompt."""
-        numbers = [self.encode(prompt) for prompt in prompts]
+    def search(
+        self, prompts: Sequence[str], beams: int, options: GenerationOptions, *, max_unknown: float = MAX_UNKNOWN
+    ) -> list[GeneratedText]:
+        """Return the best beam search result for each prompt.
+
+        Parameters
+        ----------
+        prompts : sequence of str
+        beams : int
+        options : GenerationOptions
+            Only ``max_new_tokens`` applies.
+        max_unknown : float, default 0.2
+            As in :meth:`generate`.
+        """
+        numbers = self._read(prompts, max_unknown)
         found = search_prompts(self.model, numbers, self._ends, beams=beams, max_new_tokens=options.max_new_tokens)
         made = []
         for prompt, given, (best, *_) in zip(prompts, numbers, found):
             end = "length" if len(best.numbers) >= options.max_new_tokens else "stop"
-            text = self.tokenizer.decode(best.numbers)
+            decoder = self.tokenizer.decode_stream(() if self.answers else given)
+            text = "".join([*map(decoder.push, best.numbers), decoder.close()])
             made.append(GeneratedText(prompt, text, end, tuple(given), tuple(best.numbers), best.score))
         return made
 
@@ -186,8 +214,37 @@ class TextGenerator:
             raise rejected("generate", "prompt", "have at least 1 token: the tokenizer has no begin token", "none")
         return [begin]
 
-    def _stops(self, stop: Sequence[str]) -> list[int | list[int]]:
-        return [*self._ends, *(self.tokenizer.encode(text) for text in stop)]
+    def _read(self, prompts: Sequence[str], max_unknown: float) -> list[list[int]]:
+        """Tokenize prompts; report characters that the vocabulary lacks, and raise if they are too many."""
+        most = Number(ge=0, le=1)("generate", "max_unknown", max_unknown)
+        unknown = UnknownCharacters()
+        for i, prompt in enumerate(prompts, start=1):
+            own = UnknownCharacters.of(self.tokenizer, [prompt])
+            if own.share > most:
+                which = f"in prompt {i}, " if len(prompts) > 1 else ""
+                remedy = f"to generate anyway, raise --max-unknown (max_unknown), which is {most:g}"
+                raise ValueError(f"generate: {which}{own}; {remedy}.")
+            unknown += own
+        if unknown:
+            warnings.warn(f"generate: {unknown}", RegardWarning, stacklevel=3)
+        return [self.encode(prompt) for prompt in prompts]
+
+    def _stops(self, stop: Sequence[str]) -> Stops:
+        """Return where generation stops; raise if the vocabulary cannot spell a stop text."""
+        if isinstance(stop, str):
+            raise rejected("generate", "stop", "be a list of texts", repr(stop), TypeError)
+        stops: list[int | str | Sequence[int]] = list(self._ends)
+        for text in stop:
+            special = self.tokenizer.encode(text, parse_specials=True)
+            if special and not self.tokenizer.decode(special):  # names of special tokens, which no text shows
+                stops.append(special)
+                continue
+            spelled = self.tokenizer.decode(self.tokenizer.encode(text))
+            if self.tokenizer.unknown_characters(text) or text.strip(" ") not in spelled:
+                got = f"{text!r}, which it spells {spelled!r}"
+                raise rejected("generate", "stop", "be text that the model's vocabulary can spell", got)
+            stops.append(text)
+        return stops
 
     @property
     def _ends(self) -> list[int]:
@@ -210,12 +267,15 @@ class TextGenerator:
         self,
         numbers: list[list[int]],
         options: GenerationOptions,
-        stops: list[int | list[int]],
+        stops: Stops,
         attention: AttentionRequest | None,
         drafter: Drafter | DecoderLM | HostedWriter | None,
     ) -> Iterator[Token]:
         if drafter is None:
-            return stream_tokens(self.model, numbers, options, stops, log_probabilities=True, attention=attention)
+            return stream_tokens(
+                self.model, numbers, options, stops, log_probabilities=True, attention=attention,
+                decoder=self.tokenizer.decode_stream,
+            )  # fmt: skip
         if attention is not None:
             raise rejected("generate", "attention", "be left out with a drafter", "both")
         return self._speculated(numbers, options, stops, drafter)
@@ -224,7 +284,7 @@ class TextGenerator:
         self,
         numbers: list[list[int]],
         options: GenerationOptions,
-        stops: list[int | list[int]],
+        stops: Stops,
         drafter: Drafter | DecoderLM | HostedWriter,
     ) -> Iterator[Token]:
         for each in (self.model, drafter):
@@ -232,7 +292,7 @@ class TextGenerator:
                 got = f"{type(each.module).__name__}, which runs in transformers"
                 raise rejected("generate", "--draft", "be left out unless regard implements both models", got)
         assert isinstance(self.model, DecoderLM) and not isinstance(drafter, HostedWriter)
-        speculator = Speculator(self.model, drafter)
+        speculator = Speculator(self.model, drafter, decoder=self.tokenizer.decode_stream)
         for i, prompt in enumerate(numbers):
             for sample in range(options.samples):
                 for token in speculator.stream(prompt, options, stops, sample=sample):

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 from regard._utils.errors import rejected
@@ -49,12 +50,12 @@ _COPIED = "|".join(
     (
         r"`[^`]+`",  # code
         r"(?:https?|ftp)://[^\s<>\"'«»]*[^\s<>\"'«».,;:!?)\]}]|www\.[\w-]+\.[^\s<>\"'«»]*[\w/]",
-        r"[\w.+-]*\w@\w[\w-]*(?:\.[\w-]*\w)+",  # addresses of e-mail
-        r"\b\w[\w-]*\.(?:com|org|net|edu|gov|info|io|fr|uk|de|eu|ca)\b(?:/[\w./?=&%#-]*[\w/])?",
-        r"<!--.*?-->|</?[A-Za-z][^<>]*>|&(?:[a-z]+|\#\d+);",  # tags
-        r"\{\{.*?\}\}|\$?\{[^{}\s]{1,40}\}|%\(\w+\)[sd]|(?<!\w)%\d?\$?[sd]\b|\[\[[^\[\]]*\]\]",  # variables
+        r"(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.[\w-]*\w)+",  # addresses of e-mail
+        r"(?<![\w-])\w[\w-]*\.(?:com|org|net|edu|gov|info|io|fr|uk|de|eu|ca)\b(?:/[\w./?=&%#-]*[\w/])?",
+        r"<!--.{0,500}?-->|</?[A-Za-z][^<>]{0,500}>|&(?:[a-z]+|\#\d+);",  # tags
+        r"\{\{.{0,100}?\}\}|\$?\{[^{}\s]{1,40}\}|%\(\w+\)[sd]|(?<!\w)%\d?\$?[sd]\b|\[\[[^\[\]]*\]\]",  # variables
         r"(?<!\w)[@#][^\W\d_]\w*",  # mentions and tags of networks
-        r"\b\w+(?:_\w+)+\b|\b_\w+|\b\w[\w-]*\.(?:py|txt|csv|json|html|xml|js|md|pdf|jpg|png|zip|exe|sh|toml|yml)\b",
+        r"\b\w+(?:_\w+)+\b|\b_\w+|(?<![\w-])\w[\w-]*\.(?:py|txt|csv|json|html|xml|js|md|pdf|jpg|png|zip|exe|sh|toml|yml)\b",
         r"(?<![\w.])(?:~|\.{0,2})/[\w.-]+(?:/[\w.-]+)*/?|(?<!\w)--\w[\w-]*",  # paths and options
         r"\b\d+(?:\.\d+){2,}\b",  # versions
         rf"[{_EMOJI}](?:[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]|(?<=\u200d)[{_EMOJI}])*",
@@ -261,6 +262,10 @@ class Rewriting:
         placed = self._placed(text, copies, usable, marked=not capitals)
         return Rewritten(placed, copies, bool(_TYPOGRAPHIC.search(text)), capitals)
 
+    @cached_property
+    def _letters(self) -> frozenset[str]:
+        return frozenset(self.letters)
+
     def _is_in_capitals(self, text: str) -> bool:
         """Return whether a text is all in capitals, and no abbreviation."""
         text = re.sub(_COPIED, " ", text, flags=re.DOTALL)
@@ -323,7 +328,7 @@ class Rewriting:
 
     def _copied(self, text: str, *, names: bool = True) -> Iterator[tuple[Copy, Span]]:
         """Yield what a text has that is copied, with its places."""
-        known = set(self.letters)
+        known = self._letters
         # In a title or a text in capitals, a capital does not show a name.
         words = [match[0] for match in _RUN.finditer(text)]
         several = sum(word[0].isupper() for word in words) * 2 > len(words) and len(words) > 3

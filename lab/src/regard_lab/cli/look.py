@@ -141,18 +141,19 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
 def _translator(folder: Path, text: str, target: str | None) -> Subject:
     """Inspect a regard encoder–decoder on a text and its generated or given target."""
     translator = SequenceModel.load(folder)
-    if not (source := translator.source.encode(text)):
+    if not text.strip():
         raise rejected("look", "--text", "not be empty", repr(text))
     if target is None and not (target := translator.predict([text])[0].text):
         raise ValueError(f"look: the model generates nothing for {text[:60]!r}: pass another --text, or --target.")
-    if not (written := translator.target.encode(target)):
+    if not target.strip():
         raise rejected("look", "--target", "not be empty", repr(target))
+    (source, show_source), (written, show_target) = translator.tokenize_pair(text, target)
     read, lengths = pad([source])
     before, _ = pad([[END, *written]])
     # A recurrent decoder's row belongs to the token it generates, a Transformer's to the token it has just read.
     rows = [*written, END] if translator.kind == "recurrent" else [END, *written]
     end = rows.index(END)
-    tokens = [tuple(map(_spelled, each)) for each in (translator.source.tokens(source), translator.target.tokens(rows))]
+    tokens = [tuple(map(_spelled, each)) for each in (show_source(source), show_target(rows))]
     texts = (Text(tokens[0]), Text(tokens[1], (end,)))
     return Subject(translator.model, lambda: translator.model.features(read, lengths, before), texts, text)
 

@@ -6,9 +6,10 @@ Dimensions: T target tokens, S source tokens.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,15 @@ def _prediction(
     )
 
 
+#: Returns what pictures show for each number of a text.
+Showing = Callable[[Sequence[int]], tuple[str, ...]]
+
+
+def _shown_tokens(vocabulary: Vocabulary, copies: Mapping[str, Copy] | None, numbers: Sequence[int]) -> tuple[str, ...]:
+    tokens = vocabulary.tokens(numbers)
+    return tuple(tokens if copies is None else (Rewriting.shown(token, copies) for token in tokens))
+
+
 def _restored(
     model: SequenceModel, line: Line, read: Rewritten, hypothesis: Hypothesis, alignment: Tensor | None
 ) -> Prediction:
@@ -292,8 +302,8 @@ def _restored(
     prediction = Prediction(
         line.text,
         written.text.strip(),
-        model._shown_tokens(model.source, line.numbers, read),
-        model._shown_tokens(model.target, hypothesis.numbers, read),
+        _shown_tokens(model.source, read.copies, line.numbers),
+        _shown_tokens(model.target, read.copies, hypothesis.numbers),
         hypothesis.score,
         hypothesis.normalized,
     )
@@ -577,9 +587,6 @@ class SequenceModel:
         rows = [[line.rewritten is not None and mark in line.rewritten.copies for mark in marks] for line in lines]
         return Restriction(torch.tensor(list(self.placeholders), device=device), torch.tensor(rows, device=device))
 
-    def _shown_tokens(self, vocabulary: Vocabulary, numbers: Sequence[int], read: Rewritten) -> tuple[str, ...]:
-        return tuple(Rewriting.shown(token, read.copies) for token in vocabulary.tokens(numbers))
-
     def align(
         self,
         sources: Iterable[str],
@@ -674,6 +681,24 @@ class SequenceModel:
                     words = words_of_source(self.target, given[i], wanted[i].tolist(), placed)
                     predictions[i] = replace(each, text=given[i], words=tuple(words), note=read[i].note)
         return predictions
+
+    def tokenize_pair(self, source: str, target: str) -> tuple[tuple[list[int], Showing], tuple[list[int], Showing]]:
+        """Return the numbers of a source and of a target, each with what shows tokens of it to users.
+
+        Parameters
+        ----------
+        source, target : str
+        """
+        texts: tuple[str, str] = (source, target)
+        copies: list[Mapping[str, Copy] | None] = [None, None]
+        if self.rewriting is not None:
+            read = self.rewriting.read_pair(source, target)
+            texts = read[0].placed.text, read[1].placed.text
+            copies = [each.copies for each in read]
+        made = []
+        for vocabulary, text, copied in zip((self.source, self.target), texts, copies):
+            made.append((vocabulary.encode(text), partial(_shown_tokens, vocabulary, copied)))
+        return made[0], made[1]
 
     def stream(
         self, lines: Iterable[str], options: PredictionOptions | None = None, *, ahead: int = 1024

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard._utils.errors import rejected
+from regard._utils.errors import rejected, rejection
 from regard.inspect import Alignment, draw, legend, save_html, save_plot
-from regard_cli.messages import ascii_only, echo, fail, report_errors, require_writable
+from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab.generation.predictions import Prediction
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
 from regard_lab.tasks.translation.alignment.maps import alignment as drawn
@@ -18,17 +18,16 @@ from regard_lab.tasks.translation.alignment.maps import select_map
 def run(
     words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, as_json: bool
 ) -> None:
-    """Pronounce words and print them; an invalid word or model raises before any output."""
+    """Pronounce words and print them; report the words that the model cannot read."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
     with report_errors("regard-lab[pronunciation]"):
         require_writable(html, picture=plot)
         pronouncer = load(model)
-        for word in words:
-            pronouncer.read(word)
+        readable = _readable(pronouncer, words)
         if (alignment or plot is not None or html is not None) and not pronouncer.model.model.maps:
             raise rejected("pronounce", str(model), "hold a model with attention to draw alignments", "one without")
-    spoken = pronouncer.pronounce(words)
+    spoken = pronouncer.pronounce(readable)
     write_pictures(spoken, plot=plot, html=html)
     if as_json:
         echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
@@ -40,6 +39,22 @@ def run(
             echo(f"\n{draw(aligned(each), ascii_only=ascii_only())}\n")
     if alignment:
         echo(legend(ascii_only=ascii_only()))
+
+
+def _readable(pronouncer: Pronouncer, words: Sequence[str]) -> list[str]:
+    """Return the words that the model can read, and report the others; raise if there are none."""
+    readable = []
+    for word in words:
+        try:
+            readable.append(pronouncer.read(word))
+        except ValueError as error:
+            refused = rejection(error)
+            if len(words) == 1 or refused is None:
+                raise
+            note(f"regard: skipped {refused.got}: a word must {refused.expected}")
+    if not readable:
+        raise ValueError(f"pronounce: none of the {len(words):,} words can be pronounced.")
+    return readable
 
 
 def load(folder: Path) -> Pronouncer:

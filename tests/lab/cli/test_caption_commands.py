@@ -102,7 +102,7 @@ def test_what_is_no_captioner(regard, captioner, images, tmp_path, model) -> Non
     file = images / "images" / "red-left-0.png"
     for folder, message in (
         (tmp_path / "none", "--model must be the folder of a captioner, got no such folder"),
-        (model, "must describe a model of format 'regard.captioner', got 'regard.sequences'"),
+        (model, f"caption: {model} is a pronunciation model: use `regard pronounce --model {model}`."),
     ):
         done = regard("caption", file, "--model", folder)
         assert done.code == 2 and message in done.err, done.err

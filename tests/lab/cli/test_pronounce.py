@@ -170,7 +170,7 @@ def test_a_model_of_another_task(regard, model: Path) -> None:
     writer = SequenceModel.load(model)
     writer.about = {"task": "translation"}
     writer.save(model)
-    message = "must describe a model of letters and phonemes, of task 'pronunciation', got task 'translation'"
+    message = f"pronounce: {model} is a translation model: use `regard translate --model {model}`."
     _refused(regard("pronounce", "cat", "--model", model), message)
 
 

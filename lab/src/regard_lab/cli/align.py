@@ -48,7 +48,7 @@ def run(
             raise rejected("align", "--out", "not be the file of the pairs", str(out))
         require_writable(out)
         translator, other = (
-            None if folder is None else require_attention(load(folder), name)
+            None if folder is None else require_attention(load(folder, "align"), name)
             for folder, name in ((model, "--model"), (back, "--back"))
         )
         pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)

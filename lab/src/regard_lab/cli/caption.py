@@ -12,6 +12,7 @@ import numpy as np
 from regard._utils.errors import rejected
 from regard.inspect._view.page import save_html
 from regard_cli.messages import echo, fail, note, report_errors, require, require_writable, sentence
+from regard_lab.cli.kinds import require_kind
 from regard_lab.data.images import ImageFileError, read_image, resize_image
 from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.models.folders import ModelFileError
@@ -68,6 +69,7 @@ def run(
 
 
 def _load(folder: Path) -> Captioner:
+    require_kind("caption", folder, "captioner")
     if not folder.is_dir():
         got = f"a file, {folder}" if folder.exists() else f"no such folder, {folder}"
         raise rejected("caption", "model", "be the folder of a captioner", got, ModelFileError)

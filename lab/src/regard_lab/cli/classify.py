@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard._utils.errors import fitting, rejected
 from regard_cli.messages import echo, note, report_errors
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.lines import Lines, one_source
 from regard_lab.data.images import ImageFileError, open_images, read_image
 from regard_lab.data.labelled_images import read_labelled_images, reason, unreadable
@@ -34,6 +35,7 @@ def run(
     """Label texts, lines of a file or of standard input, their tokens, or images."""
     with report_errors("regard-lab"):
         one_source("classify", texts, data)
+        require_kind("classify", model, "text classifier", "token classifier", "image classifier")
         if not model.is_dir():
             got = f"a file, {model}" if model.exists() else f"no such folder, {model}"
             raise rejected("classify", "model", "be the folder of a classifier", got, ModelFileError)

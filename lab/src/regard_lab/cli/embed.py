@@ -12,6 +12,7 @@ import numpy as np
 from regard._utils.errors import fitting, rejected
 from regard._utils.files import write_out
 from regard_cli.messages import echo, note, report_errors, require_writable
+from regard_lab.cli.kinds import TEXTS, require_kind
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.embedding import Embedder
 
@@ -38,6 +39,7 @@ def run(
         if out is not None and as_json:
             raise rejected("embed", "--json", "be left out with --out, whose suffix sets the format", "both")
         lines = Lines.of("embed", texts, data)
+        require_kind("embed", model, *TEXTS)
         embedder = Embedder.load(model, pooling=pooling, normalize=normalize, function="embed")
         note(f"regard: each vector is {embedder.how}")
         found = _embedded(lines, embedder, batch)

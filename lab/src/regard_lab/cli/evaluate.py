@@ -14,6 +14,7 @@ from regard_cli.messages import echo, note, report_errors, require_writable
 from regard_lab.cli import evaluate_captions, evaluate_language
 from regard_lab.cli.align import require_attention
 from regard_lab.cli.evaluate_language import TextReading
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.translate import folder_of, load
 from regard_lab.data.pairs import read_pairs
 from regard_lab.generation.beam_search import SearchOptions
@@ -27,6 +28,9 @@ from regard_lab.tasks.translation.metrics import bleu, chrf, tokenized_bleu
 from regard_lab.tasks.translation.tasks import get_task
 from regard_lab.text.words import find_words, split_at_spaces
 
+#: The kinds of models that are evaluated.
+EVALUATED = ("translation model", "pronunciation model", "captioner", "language model", "masked language model",
+             "text classifier", "image classifier")  # fmt: skip
 #: The symmetrization methods to score.
 _METHODS = ("intersection", "grow-diag-final-and")
 
@@ -43,6 +47,7 @@ def run(
     """
     with report_errors("regard-lab[train]"):
         folder = folder_of(model)
+        require_kind("evaluate", model, *EVALUATED)
         pairs_alone: dict[str, object] = {"--targets": targets, "--links": links, "--back": back}
         if is_captioner(folder):
             reading.leave_out("a captioner", "per", "length", "stride", "pairs")
@@ -65,7 +70,7 @@ def run(
             raise ValueError("evaluate: --back requires --links.")
         else:
             require_writable(out)
-            report = _translations_report(data, targets, load(model), options, out, tokenized)
+            report = _translations_report(data, targets, SequenceModel.load(folder), options, out, tokenized)
     return _print_report(report, as_json)
 
 
@@ -118,8 +123,8 @@ def _links_report(
         raise rejected("evaluate", "--out", "be left out with --links: the model generates nothing", str(out))
     if links == "-" and "-" in (data, targets):
         raise rejected("evaluate", "--links", "be a file if standard input holds the pairs", "-")
-    other = None if back is None else require_attention(load(back), "--back")
-    return _agreement(data, targets, require_attention(load(model), "--model"), links, other, tokenized)
+    other = None if back is None else require_attention(load(back, "evaluate"), "--back")
+    return _agreement(data, targets, require_attention(load(model, "evaluate"), "--model"), links, other, tokenized)
 
 
 def _agreement(

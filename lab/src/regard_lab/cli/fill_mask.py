@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regard._utils.errors import fitting, rejected
 from regard_cli.messages import echo, report_errors
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.language.mask_filler import FilledText, MaskFiller
 
@@ -16,6 +17,7 @@ def run(texts: Sequence[str], *, model: Path, data: str | None, top: int, batch:
     """Print the most likely tokens, one line per mask, or one line of JSON per text."""
     with report_errors("regard-lab"):
         lines = Lines.of("fill-mask", texts, data)
+        require_kind("fill-mask", model, "masked language model")
         filler = MaskFiller.load(model, "fill-mask")
         full = f"fill-mask: out of memory: lower --batch (now {batch})."
         count = 0

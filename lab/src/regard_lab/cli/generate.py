@@ -11,6 +11,7 @@ from typing import Any
 from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
+from regard_lab.cli.kinds import require_kind
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import Drafter, NGramDrafter
@@ -45,6 +46,8 @@ def run(
         options = GenerationOptions.from_dotted(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
+        for folder in (model, *([] if draft in (None, LOOKUP) else [draft])):
+            require_kind("generate", folder, "language model")
         generator = TextGenerator.load(model, int8=int8)
         drafter = _drafter(draft)
         alone = len(texts) * options.samples == 1 and not as_json and beams == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from regard._utils.errors import rejected, rejection
 from regard.inspect import Alignment, draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
+from regard_lab.cli.kinds import require_kind
 from regard_lab.generation.predictions import Prediction
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
 from regard_lab.tasks.translation.alignment.maps import alignment as drawn
@@ -59,6 +60,7 @@ def _readable(pronouncer: Pronouncer, words: Sequence[str]) -> list[str]:
 
 def load(folder: Path) -> Pronouncer:
     """Load a model; if there is none, explain how to get one."""
+    require_kind("pronounce", folder, "pronunciation model")
     if not folder.is_dir():
         raise ValueError(
             f"there is no model at {folder}: train one with `regard demo --train`, or pass its folder as --model."

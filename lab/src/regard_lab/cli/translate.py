@@ -11,16 +11,15 @@ from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab import pretrained
+from regard_lab.cli.kinds import find, require_kind
 from regard_lab.data.pairs import read_lines
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.generation.quantization import pack_weights, quantize
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.models.folders import CONFIG
 from regard_lab.models.transformer import TransformerSequenceDecoder
 from regard_lab.tasks.translation.alignment.maps import alignment as aligned
 from regard_lab.tasks.translation.alignment.maps import record
-from regard_lab.tasks.translation.tasks import SpanCorruption
 
 #: Number of lines to read ahead if standard input is not a terminal.
 _AHEAD = 1024
@@ -57,7 +56,7 @@ def run(
         note("regard: each argument is translated separately; put quotes around a sentence")
     with report_errors("regard-lab"):
         require_writable(html, picture=plot)
-        translator = for_decoding(load(model), options.precision, int8=int8)
+        translator = for_decoding(load(model, "translate"), options.precision, int8=int8)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
             note("regard: type a line and press Return; Ctrl-D ends")
@@ -77,13 +76,10 @@ def run(
         _draw([each for each in kept if each.tokens], words=words, plot=plot, html=html)
 
 
-def load(folder: Path) -> SequenceModel:
-    """Load a model from its folder, or an included model by its name."""
-    model = SequenceModel.load(folder_of(folder))
-    if model.about.get("task") == SpanCorruption.name:
-        got = "a span-corruption model: fine-tune it on pairs with `regard train translation --start`"
-        raise rejected("regard", "model", "be a translation model", got)
-    return model
+def load(folder: Path, command: str) -> SequenceModel:
+    """Load a translation model from its folder, or an included model by its name."""
+    require_kind(command, folder, "translation model")
+    return SequenceModel.load(folder_of(folder))
 
 
 def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> SequenceModel:
@@ -103,10 +99,8 @@ def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> Se
 
 def folder_of(folder: Path) -> Path:
     """Return a model's folder; included models are known by their names."""
-    if str(folder) in pretrained.names() and not (folder / CONFIG).exists():
-        return pretrained.path(str(folder))
-    if folder.is_dir():
-        return folder
+    if (found := find(folder)).is_dir():
+        return found
     if folder.exists():
         raise rejected("translate", "model", "be a model folder", f"a file, {folder}")
     known = ", ".join(pretrained.names())

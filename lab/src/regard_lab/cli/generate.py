@@ -46,7 +46,7 @@ def run(
         options = GenerationOptions.from_dotted(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
-        for folder in (model, *([] if draft in (None, LOOKUP) else [draft])):
+        for folder in (model, "" if draft is None or draft == LOOKUP else draft):
             require_kind("generate", folder, "language model")
         generator = TextGenerator.load(model, int8=int8)
         drafter = _drafter(draft)

@@ -82,7 +82,7 @@ def test_headings_and_words_keep_clear_of_the_images(tmp_path, monkeypatch) -> N
         real(figure, *given, **options)
 
     monkeypatch.setattr(Figure, "savefig", kept)
-    words = tuple(["a", "young", "girl", "jumps", "playfully,", "going", "up", "a", "gray", "set", "of", "stairs"])
+    words = ("a", "young", "girl", "jumps", "playfully,", "going", "up", "a", "gray", "set", "of", "stairs")
     weights = torch.full((len(words), 4), 0.25)
     drawn = [
         CaptionAttention(np.zeros((8, 8, 3), np.uint8), words[:count], weights[:count], (2, 2), title)

@@ -336,7 +336,10 @@ def align(
         str | None, typer.Option(help="Without --model: lexical, or eflomal if installed; learns from DATA.")
     ] = None,
     method: Annotated[str, typer.Option(help="How to combine both directions.")] = "grow-diag-final-and",
-    tokenized: Annotated[bool, typer.Option("--tokenized", help="Split words at spaces only.")] = False,
+    tokenized: Annotated[
+        bool,
+        typer.Option("--tokenized", help="Words are what spaces separate. Needed to align Chinese or Japanese words."),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="File for the links; standard output by default.")] = None,
 ) -> None:
     """Align the words of sentences and their translations, in Pharaoh format: 0-0 1-2."""

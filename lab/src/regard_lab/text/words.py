@@ -47,6 +47,7 @@ _WORDS = Split(
     "removed",
     invert=True,
 )
+_RUNS = Split(Regex(rf"[{_DENSE}]{{2,}}"), "removed", invert=True)
 _APOSTROPHES = re.compile(r"['’]+")
 
 
@@ -71,6 +72,17 @@ def find_words(text: str) -> list[Span]:
     ["L'homme", 'dort-il', '?']
     """
     return [Span(*place) for _, place in _WORDS.pre_tokenize_str(text)]
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether characters of a text count as words because its script, such as Chinese, has no spaces.
+
+    Examples
+    --------
+    >>> is_unspaced("我是学生。"), is_unspaced("我 是 人"), is_unspaced("I am")
+    (True, False, False)
+    """
+    return bool(_RUNS.pre_tokenize_str(text))
 
 
 def split_at_spaces(text: str) -> list[Span]:

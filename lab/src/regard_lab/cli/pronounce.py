@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from regard._utils.errors import rejected, rejection
 from regard.inspect import Alignment, draw, legend, save_html, save_plot
-from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
+from regard_cli.messages import JsonOutput, ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab.cli.kinds import require_kind
 from regard_lab.generation.predictions import Prediction
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
@@ -17,21 +16,22 @@ from regard_lab.tasks.translation.alignment.maps import select_map
 
 
 def run(
-    words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, as_json: bool
+    words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, json: JsonOutput
 ) -> None:
     """Pronounce words and print them; report the words that the model cannot read."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
     with report_errors("regard-lab[pronunciation]"):
-        require_writable(html, picture=plot)
+        require_writable(html, json.file, picture=plot)
         pronouncer = load(model)
         readable = _readable(pronouncer, words)
         if (alignment or plot is not None or html is not None) and not pronouncer.model.model.maps:
             raise rejected("pronounce", str(model), "hold a model with attention to draw alignments", "one without")
     spoken = pronouncer.pronounce(readable)
     write_pictures(spoken, plot=plot, html=html)
-    if as_json:
-        echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
+    with report_errors("regard-lab[pronunciation]"), json:
+        json.add([_record(each) for each in spoken])
+    if json.alone:
         return
     width = max(len(each.source) for each in spoken)
     for each in spoken:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
-from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
+from regard_cli.messages import JsonOutput, ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab import pretrained
 from regard_lab.cli.kinds import find, require_kind
 from regard_lab.data.pairs import read_lines
@@ -36,7 +35,7 @@ def run(
     words: bool,
     plot: Path | None,
     html: Path | None,
-    as_json: bool,
+    json: JsonOutput,
 ) -> None:
     """Translate each text, or each line of standard input if there are no texts.
 
@@ -54,8 +53,8 @@ def run(
         raise fail(f"translate: --given cannot be combined with {unused}: nothing is generated.")
     if len(texts) > 1 and not any(" " in text for text in texts):
         note("regard: each argument is translated separately; put quotes around a sentence")
-    with report_errors("regard-lab"):
-        require_writable(html, picture=plot)
+    with report_errors("regard-lab"), json:
+        require_writable(html, json.file, picture=plot)
         translator = for_decoding(load(model, "translate"), options.precision, int8=int8)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
@@ -68,10 +67,10 @@ def run(
             else translator.stream(lines, options, ahead=ahead)
         )
         for prediction in predictions:
-            _show(prediction, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
+            _show(prediction, alignment=alignment, words=words, json=json, n_best=options.search.n_best)
             if pictures:
                 kept.append(prediction)
-        if alignment and not as_json and not piped:
+        if alignment and not json.alone and not piped:
             echo(legend(ascii_only=ascii_only()))
         _draw([each for each in kept if each.tokens], words=words, plot=plot, html=html)
 
@@ -110,9 +109,10 @@ def folder_of(folder: Path) -> Path:
     )
 
 
-def _show(prediction: Prediction, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
-    if as_json:
-        echo(json.dumps(record(prediction), ensure_ascii=False))
+def _show(prediction: Prediction, *, alignment: bool, words: bool, json: JsonOutput, n_best: int) -> None:
+    if json.wanted:
+        json.add(record(prediction))
+    if json.alone:
         return
     if prediction.note:
         note(f"regard: {prediction.note}: {prediction.source[:60]!r}")

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from regard import Catalogue, catalogue
 from regard._catalogue import COLUMNS, HEADINGS
-from regard_cli.messages import Console, echo, fail
+from regard_cli.messages import Console, JsonOutput, echo, fail, report_errors, require_writable
 
 
-def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
+def run(names: Sequence[str], *, json: JsonOutput, markdown: bool) -> None:
     """Print the rows whose name or source contains one of the words; all rows if there are none."""
-    if as_json and markdown:
+    if json.alone and markdown:
         raise fail("catalogue: --json must not be given together with --markdown.")
     rows = catalogue()
     if names:
@@ -23,9 +23,12 @@ def run(names: Sequence[str], *, as_json: bool, markdown: bool) -> None:
         rows = Catalogue([row for row in rows if any(w in f"{row.name} {row.source}".lower() for w in wanted)])
         if not rows:
             raise fail(f"catalogue: no mechanism or source contains {' or '.join(map(repr, names))}.")
-    if as_json:
-        echo(rows.json())
-    elif markdown:
+    with report_errors(), json:
+        require_writable(json.file)
+        json.add_text(rows.json())
+    if json.alone:
+        return
+    if markdown:
         echo(rows.markdown())
     else:
         _show(rows)

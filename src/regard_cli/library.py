@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from regard.scores.kernels import kernels
-from regard_cli.messages import Command, report_errors
+from regard_cli.messages import Command, JsonOutput, json_option, report_errors
 
 app = typer.Typer()
 
@@ -21,13 +21,13 @@ def catalogue(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[WORD]...", help="Only mechanisms with a word in name or source.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[str | None, json_option("JSON")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """List every mechanism with formula, source, learned parts, engines and cost."""
     from regard_cli.catalogue import run
 
-    run(names or [], as_json=as_json, markdown=markdown)
+    run(names or [], json=JsonOutput(as_json), markdown=markdown)
 
 
 @_command()
@@ -61,7 +61,7 @@ def regress(
     ] = False,
     quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target such as 0.05,0.5,0.95.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Output file for a plot of the fit: .png, .svg, .pdf, ...")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[str | None, json_option("JSON")] = None,
 ) -> None:
     """Predict a table column from the others by kernel regression, and report the accuracy."""
     with report_errors("regard[regress]"):
@@ -70,7 +70,7 @@ def regress(
     run(
         data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
         order=order, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
-        plot=plot, as_json=as_json,
+        plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

@@ -7,17 +7,18 @@ All output passes through here, so that no control sequence from a file, a model
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import rich.console
 import typer
@@ -25,6 +26,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from regard._utils.errors import RegardWarning, rejection
+from regard._utils.files import write_out
 from regard_cli.printing import encodable, printable
 
 #: The exit code for invalid input.
@@ -40,7 +42,12 @@ _CONTEXT: ContextVar[typer.Context] = ContextVar("context")
 
 
 class Command(TyperCommand):
-    """A command whose errors name its options instead of function arguments."""
+    """A command whose errors name its options instead of function arguments; ``--json`` may have a file."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        has_json = any(_JSON in parameter.opts for parameter in self.params)
+        return super().parse_args(ctx, attach_file(args) if has_json else args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -66,6 +73,83 @@ class Console(rich.console.Console):
 def echo(text: str = "", *, end: str = "\n") -> None:
     """Print text on stdout; on a terminal with control characters escaped."""
     typer.echo((printable(text, _LAYOUT) if sys.stdout.isatty() else encodable(text)) + end, nl=False)
+
+
+# The option --json: alone it prints JSON instead of text; with a file it also writes that -----------------------------
+
+
+_JSON, _PRINTED = "--json", "--json=-"
+#: Ends of names of files for JSON; anything else behind ``--json`` is an argument of the command.
+_ENDS = (".json", ".jsonl")
+
+
+def json_option(what: str) -> Any:
+    """Return the option of a command that can give ``what`` as JSON."""
+    return typer.Option(_JSON, metavar="[FILE.json]", help=f"Print {what}, or write it to FILE.json.")
+
+
+def attach_file(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments with a value attached to ``--json``: the file after it, or ``-``.
+
+    Examples
+    --------
+    >>> attach_file(["--json", "a text"]), attach_file(["--json", "out.json", "a text"])
+    (['--json=-', 'a text'], ['--json=out.json', 'a text'])
+    """
+    attached: list[str] = []
+    for number, each in enumerate(arguments):
+        if each == "--":
+            return [*attached, *arguments[number:]]
+        if number and arguments[number - 1] == _JSON and each.lower().endswith(_ENDS):
+            attached[-1] = f"{_JSON}={each}"
+        else:
+            attached.append(_PRINTED if each == _JSON else each)
+    return attached
+
+
+class JsonOutput:
+    """Where JSON goes: to standard output instead of text, to a file in addition to the text, or nowhere.
+
+    As a context manager, it writes the file at the end, unless there was an error.
+
+    Parameters
+    ----------
+    value : str or None
+        Of ``--json``.
+
+    Attributes
+    ----------
+    wanted, alone : bool
+        Whether there is any JSON; whether it replaces text.
+    file : Path or None
+    """
+
+    def __init__(self, value: str | None) -> None:
+        self.wanted, self.alone = value is not None, value == "-"
+        self.file = None if value is None or self.alone else Path(value)
+        self._lines: list[str] = []
+
+    def add(self, record: Any) -> None:
+        """Print a record in one line, or keep it for the file."""
+        if self.wanted:
+            self.add_text(json.dumps(record, ensure_ascii=False))
+
+    def add_text(self, text: str) -> None:
+        """Print JSON, or keep it for the file."""
+        if self.alone:
+            echo(text)
+        elif self.wanted:
+            self._lines.append(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self.file is not None:
+            write_out(self.file, "".join(f"{line}\n" for line in self._lines).encode())
+
+
+# Messages -------------------------------------------------------------------------------------------------------------
 
 
 def note(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from regard.regression._sums.evaluator import METHODS
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
-from regard_cli.messages import Console, echo, report_errors, require
+from regard_cli.messages import Console, echo, report_errors, require, require_writable
 from regard_cli.printing import printable
 from regard_cli.regress_model import Added, Fitted, Prepared, added_names, code, fit, kept_bandwidth, prepare, quality
 from regard_cli.tables import Table
@@ -77,8 +76,8 @@ def run(**options: Any) -> None:
             drawn = report.draw(fitted, asked.plot)
         say([f"Drew {drawn}: {asked.plot}"])
         say.record["plot"] = str(asked.plot)
-    if asked.as_json:
-        print(json.dumps(report.plain(say.record | {"notes": say.notes})))
+    with report_errors(EXTRA), asked.json:
+        asked.json.add(report.plain(say.record | {"notes": say.notes}))
 
 
 class _Speaker:
@@ -87,7 +86,7 @@ class _Speaker:
     def __init__(self, asked: SimpleNamespace) -> None:
         self.record: dict[str, Any] = {}
         self.notes: list[str] = []
-        self._silent, self._stream = asked.as_json, sys.stderr if asked.out == "-" else sys.stdout
+        self._silent, self._stream = asked.json.alone, sys.stderr if asked.out == "-" else sys.stdout
 
     def __call__(self, lines: Iterable[str]) -> None:
         for line in () if self._silent else lines:
@@ -142,9 +141,10 @@ def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Tabl
         where = "standard output" if asked.out == "-" else asked.out
         say([f"Wrote the rows of {table.name} with {report.names(names)}: {where}"])
         say.record["predictions"] = {"file": asked.out, "rows": len(rows), "columns": names}
-    elif asked.as_json:
+        return
+    if asked.json.wanted:
         say.record["predictions"] = added.frame.to_dict("records")
-    else:
+    if not asked.json.alone:
         shown = rows[[column.name for column in fitted.prepared.columns]].head(_SHOWN)
         listing = pd.concat([shown, added.frame.head(_SHOWN)], axis=1)
         listing = listing.round(4) if fitted.classifies else listing
@@ -195,7 +195,7 @@ def _check(asked: SimpleNamespace) -> None:
         (asked.std and asked.predict is None, "--std", "come with --predict", "none"),
         (asked.shares and asked.predict is None, "--quantiles", "come with --predict", "none"),
         (asked.data == asked.predict == "-", "--predict", "be a file when the data come from standard input", "-"),
-        (asked.out == "-" and asked.as_json, "--out", "be a file with --json, which prints too", "-"),
+        (asked.out == "-" and asked.json.alone, "--out", "be a file with --json, which prints too", "-"),
     ):
         if wrong:
             raise rejected("regress", option, expected, got)
@@ -203,6 +203,7 @@ def _check(asked: SimpleNamespace) -> None:
         _check_place("--out", Path(asked.out), tables.SUFFIXES)
         if asked.out.lower().endswith(".parquet"):
             require("pyarrow")
+    require_writable(asked.json.file)
     if asked.plot is not None:
         require("matplotlib")
         from matplotlib.backend_bases import FigureCanvasBase
@@ -210,7 +211,7 @@ def _check(asked: SimpleNamespace) -> None:
         _check_place("--plot", asked.plot, sorted(f".{each}" for each in FigureCanvasBase.get_supported_filetypes()))
     # Unlike Path.resolve, this takes links that lead in a circle.
     read = [os.path.realpath(each) for each in (asked.data, asked.predict) if each not in (None, "-")]
-    for option, path in (("--out", asked.out), ("--plot", asked.plot)):
+    for option, path in (("--out", asked.out), ("--plot", asked.plot), ("--json", asked.json.file)):
         if path not in (None, "-") and os.path.realpath(path) in read:
             raise rejected("regress", option, "be another file than those that are read", str(path))
 

@@ -6,6 +6,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from regard._utils.errors import rejected
 from regard.inspect import Record
 from regard.inspect._view.page import describe_page
 from regard.inspect._view.server import PageServer
@@ -15,6 +16,10 @@ from regard_cli.messages import echo, note, report_errors
 def run(files: Sequence[Path], *, port: int, browser: bool, batch: int) -> None:
     """Serve the page of records until a keyboard interrupt."""
     with report_errors():
+        for file in files:
+            if file.is_dir():
+                expected = "be a record, which `regard look --out` writes"
+                raise rejected("view", "FILE", expected, f"a folder, {file}")
         records = [Record.load(file) for file in files]
         for record, file in zip(records, files):
             record.title = record.title or file.stem

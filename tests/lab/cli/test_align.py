@@ -75,6 +75,23 @@ def model(pairs, gold, tmp_path_factory) -> Path:
     )  # fmt: skip
 
 
+def test_characters_without_spaces_are_words_unless_the_text_is_tokenized(regard, tmp_path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text(
+        "I am a student.\t我是学生。\nI am he.\t我是他。\nYou are he.\t你是他。\nYes.\t好。\n", encoding="utf-8"
+    )
+    result = regard("align", path)
+    (line,) = [line for line in result.err.splitlines() if line.startswith("each character")]
+    assert line == (
+        "each character is a word: 3 texts in scripts without spaces, such as Chinese or Japanese; to align words, "
+        "separate them by spaces and pass --tokenized"
+    )
+    assert "4-4" in result.out.splitlines()[0].split(), "the stop is the fifth word on both sides"
+    path.write_text("I am a student .\t我 是 学生 。\nI am he .\t我 是 他 。\n", encoding="utf-8")
+    result = regard("align", path, "--tokenized")
+    assert "each character" not in result.err and "4-3" in result.out.splitlines()[0].split()
+
+
 def test_pairs_in_and_links_out_a_line_for_each(regard, pairs, gold, tmp_path) -> None:
     result = regard("align", pairs, "--method", "intersection")
     assert result.code == 0 and "249 pairs of 250 lines" in result.err

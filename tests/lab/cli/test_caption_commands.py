@@ -7,14 +7,17 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from small_images import draw, write_list
 
 from regard_lab.models.base import END
 from regard_lab.models.captioner import CAPTIONERS
 from regard_lab.tasks.captioning.captioner import Captioner
 from regard_lab.tasks.captioning.encoders import ConvolutionalEncoder
+from regard_lab.tasks.captioning.pictures import CaptionAttention, save_captions
 from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary
 
 
@@ -70,6 +73,37 @@ def test_a_sentence_and_where_its_words_looked(regard, captioner, images, tmp_pa
     assert all(abs(sum(row) - 1) < 1e-3 for row in told["attention"])
 
 
+def test_headings_and_words_keep_clear_of_the_images(tmp_path, monkeypatch) -> None:
+    figures: list[Figure] = []
+    real = Figure.savefig
+
+    def kept(figure: Figure, *given: Any, **options: Any) -> None:
+        figures.append(figure)
+        real(figure, *given, **options)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    words = ("a", "young", "girl", "jumps", "playfully,", "going", "up", "a", "gray", "set", "of", "stairs")
+    weights = torch.full((len(words), 4), 0.25)
+    drawn = [
+        CaptionAttention(np.zeros((8, 8, 3), np.uint8), words[:count], weights[:count], (2, 2), title)
+        for count, title in ((12, " ".join(words)), (3, "a young girl"), (12, f"model: {' '.join(words)}"), (9, ""))
+    ]
+    save_captions(drawn, tmp_path / "drawn.png")
+    (figure,) = figures
+    images = [axes.get_window_extent() for axes in figure.axes]
+    texts = [
+        text.get_window_extent() for text in (*figure.texts, *(axes.title for axes in figure.axes)) if text.get_text()
+    ]
+    assert len(images) == 40 and len(texts) == 3 + 36
+    for text in texts:
+        assert text.y1 <= figure.bbox.y1, "it is on the page"
+        assert not any(text.overlaps(image) for image in images)
+        above = [
+            image.y0 - text.y1 for image in images if image.y0 >= text.y1 and image.x0 < text.x1 and text.x0 < image.x1
+        ]
+        assert min(above, default=9) >= 0.08 * figure.dpi, "it stands apart from the row above"
+
+
 def test_a_transformer_and_samples(regard, images, tmp_path) -> None:
     model = untrained(tmp_path / "transformer", "transformer")
     files = sorted((images / "images").glob("*.png"))[:2]
@@ -102,7 +136,7 @@ def test_what_is_no_captioner(regard, captioner, images, tmp_path, model) -> Non
     file = images / "images" / "red-left-0.png"
     for folder, message in (
         (tmp_path / "none", "--model must be the folder of a captioner, got no such folder"),
-        (model, "must describe a model of format 'regard.captioner', got 'regard.sequences'"),
+        (model, f"caption: {model} is a pronunciation model: use `regard pronounce --model {model}`."),
     ):
         done = regard("caption", file, "--model", folder)
         assert done.code == 2 and message in done.err, done.err

@@ -138,18 +138,18 @@ def test_folders_that_are_no_classifiers(regard, language, model, tmp_path) -> N
     shutil.copytree(model, tmp_path / "fits")
     Tokenizer.learn([f"{word}{i}" for i in range(99) for word in WORDS], 320).save(tmp_path / "fits")
     cases = {
-        language: "--model must be the folder of a classifier of texts, got DecoderLM in",
-        tmp_path / "pairs": "--model must be the folder of a classifier of texts, got PairClassifier in",
+        language: f"classify: {language} is a language model: use `regard generate --model {language}`.",
+        tmp_path / "pairs": "is a text-pair classifier: use `regard embed --model",
         tmp_path / "nowhere": "--model must be the folder of a classifier, got no such folder",
         tmp_path / "none": "have a tokenizer.json",
         tmp_path / "fits": "must have a tokenizer of at most",
-        "english-french": "--model must be the folder of a classifier, got no such folder",
+        "english-french": "is a translation model: use `regard translate --model english-french`.",
     }
     for folder, sentence in cases.items():
         result = regard("classify", "--model", folder, "text")
         assert result.code == 2 and sentence in result.err and "Traceback" not in result.err, result.err
     result = regard("evaluate", "-", "--model", tmp_path / "pairs", stdin="a\tb\n")
-    assert result.code == 2 and "classifier of texts or images, got Pair" in result.err
+    assert result.code == 2 and "is a text-pair classifier: use `regard embed --model" in result.err
 
 
 def test_lines_that_are_refused(regard, model, labelled, tmp_path) -> None:

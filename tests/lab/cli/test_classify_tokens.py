@@ -68,4 +68,4 @@ def test_what_does_not_fit(regard, tokenizer: Tokenizer, tmp_path: Path) -> None
     outcome = regard("classify", "a\tb", "--pairs", "--model", folder)
     assert outcome.code == 2 and "--pairs must be left out for a token classifier" in outcome.err
     outcome = regard("evaluate", tmp_path / "config.json", "--model", folder)
-    assert outcome.code == 2 and "got HostedTokenClassifier in" in outcome.err
+    assert outcome.code == 2 and "is a token classifier: use `regard classify --model" in outcome.err

@@ -118,7 +118,7 @@ def test_what_has_no_mask_is_explained(regard, tokenizer: Tokenizer, tmp_path: P
             "have a tokenizer with a mask_token in tokenizer_config.json",
         ),
         (["<|mask|>", "--model", bare], "have a masked-language-model head, as ...ForMaskedLM folders have"),
-        (["<|mask|>", "--model", labels], "a masked language model, such as BERT, got SequenceClassifier"),
+        (["<|mask|>", "--model", labels], f"is a text classifier: use `regard classify --model {labels}`."),
         (["<|mask|>", "--model", discriminator], "or a model without a head, got ElectraForPreTraining"),
         (["<|mask|>", "--model", tmp_path / "none"], "must be a folder with config.json"),
     ):

@@ -80,10 +80,13 @@ def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:
         (["evaluate", tmp_path, "--model", out], "cats/0.png must have a label among 'blue', 'red', got 'cats'"),
         (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for an image classifier"),
         (["evaluate", photos, "--model", out, "--per", "line"], "--per must be left out for a classifier"),
-        (["train", "language-model", "--data", broken, "--start", out, "--out", tmp_path / "l"], "have a tokenizer"),
+        (
+            ["train", "language-model", "--data", broken, "--start", out, "--out", tmp_path / "l"],
+            "of a language model, got an image classifier",
+        ),
         (
             ["train", "classifier", "--data", broken, "--start", out, "--out", tmp_path / "t"],
-            "must have 2 tab-separated columns",
+            "be the folder of a language model or a masked language model",
         ),
     ):
         result = regard(*arguments)

@@ -304,6 +304,7 @@ def test_a_record_is_viewed_until_somebody_interrupts(regard, tmp_path, monkeypa
     assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144
     for given, message in (
         ((tmp_path / "nothing.regard",), "must be a file that is there, got none"),
+        ((tmp_path,), "FILE must be a record, which `regard look --out` writes, got a folder"),
         ((MINILM / "model.safetensors",), "must be a record of attention, got another file"),
         ((file, "--batch", "1"), "batch must be below 1"),
         ((file, "--port", "70000"), "port must be free, got 70000"),

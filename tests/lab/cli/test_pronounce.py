@@ -60,21 +60,46 @@ def test_the_alignment_is_drawn_and_written(regard, model: Path, tmp_path: Path)
     assert Page(html.read_text(encoding="utf-8")).described["layers"][0]["kind"] == "picture"
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("", "pronounce: word must not be empty, got ''."),
-        ("cat5", "which has '5'"),
-        ("42", "which has '4'"),
-        ("naïve", "which has 'ï'"),
-        ("猫", "which has '猫'"),
-        ("\x1b[31m", r"which has '\x1b'"),
-        ("x" * 65, "must have at most 64 letters"),
-        ("...", "must have a letter"),
-    ],
-)
-def test_bad_words(regard, model: Path, word: str, message: str) -> None:
-    _refused(regard("pronounce", "cat", word, "--model", model), message)
+BAD = [
+    ("", "pronounce: word must not be empty, got ''.", "'': a word must not be empty"),
+    ("cat5", "which has '5'", "'cat5', which has '5': a word must be spelled with a–z ' - ."),
+    ("naïve", "which has 'ï'", "'naïve', which has 'ï': a word must be spelled with a–z ' - ."),
+    ("猫", "which has '猫'", "'猫', which has '猫': a word must be spelled with a–z ' - ."),
+    ("\x1b[31m", r"which has '\x1b'", r"'\x1b[31m', which has '\x1b': a word must be spelled with a–z ' - ."),
+    ("x" * 65, "must have at most 64 letters", f"'{'x' * 60}', which has 65: a word must have at most 64 letters"),
+    ("...", "must have a letter", "'...': a word must have a letter"),
+]
+
+
+@pytest.mark.parametrize(("word", "refusal", "skipped"), BAD)
+def test_a_bad_word_alone_is_refused_and_among_others_skipped(
+    regard, model: Path, word: str, refusal: str, skipped: str
+) -> None:
+    _refused(regard("pronounce", word, "--model", model), refusal)
+    outcome = regard("pronounce", "cat", word, "dog", "--model", model)
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["cat", "dog"]
+    assert outcome.err == f"regard: skipped {skipped}\n"
+
+
+def test_one_of_twenty_words_is_skipped(regard, model: Path) -> None:
+    words = [f"word{letter}" for letter in "abcdefghijklmnopqrs"]
+    outcome = regard("pronounce", "-", "--json", "--model", model, stdin=" ".join([*words[:7], "naïve", *words[7:]]))
+    assert outcome.code == 0
+    assert [record["word"] for record in json.loads(outcome.out)] == words
+    assert outcome.err.startswith("regard: skipped 'naïve', which has 'ï':")
+    assert outcome.err.count("\n") == 1
+
+
+def test_words_none_of_which_can_be_read(regard, model: Path) -> None:
+    outcome = regard("pronounce", "42", "猫", "--model", model)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert [line.split(",")[0] for line in outcome.err.splitlines()] == [
+        "regard: skipped '42'",
+        "regard: skipped '猫'",
+        "regard: pronounce: none of the 2 words can be pronounced.",
+    ]
 
 
 def test_no_words_at_all(regard) -> None:
@@ -145,7 +170,7 @@ def test_a_model_of_another_task(regard, model: Path) -> None:
     writer = SequenceModel.load(model)
     writer.about = {"task": "translation"}
     writer.save(model)
-    message = "must describe a model of letters and phonemes, of task 'pronunciation', got task 'translation'"
+    message = f"pronounce: {model} is a translation model: use `regard translate --model {model}`."
     _refused(regard("pronounce", "cat", "--model", model), message)
 
 

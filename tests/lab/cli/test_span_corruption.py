@@ -54,7 +54,7 @@ def test_what_is_hidden_is_learned_and_the_model_goes_on_with_pairs(regard, text
     assert isinstance(made.source, SubwordVocabulary) and len(made.source.sentinels) == 100
     for command in (("translate", "one two"), ("evaluate", str(texts))):
         refused = regard(*command, "--model", tmp_path / "spans")
-        assert refused.code == 2 and "must be a translation model, got a span-corruption model" in refused.err
+        assert refused.code == 2 and "is a span-corruption model: use `regard train translation --start" in refused.err
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{line} \t{line}\n" for line in texts.read_text().splitlines()[:30]))
     run = ["--data", pairs, "--out", tmp_path / "pairs", "--steps", "4", "--learning-rate", "1e-12"]

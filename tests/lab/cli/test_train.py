@@ -491,6 +491,29 @@ class TestResume:
         assert "going on after step 10\n" in on.out and "going on" not in first.out
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
+    def test_seconds_count_from_this_start(self, regard, pairs, tmp_path) -> None:
+        few = ["--seconds", "2", "--set", "training.validate_every=100000"]
+        first = regard("train", "translation", "--data", pairs, "--out", tmp_path, *SMALL, *few)
+        assert first.code == 0, first.err
+        last = tmp_path / "checkpoints" / "last.ckpt"
+        used = torch.load(last, weights_only=True)["callbacks"]["_Stop"]["used"]
+        for option in (["--seconds", "1.5"], ["--set", "training.seconds=1.5"]):
+            before, used = used, None
+            on = regard("train", "translation", "--out", tmp_path, "--resume", *option)
+            assert on.code == 0, on.err
+            begun, ended = (int(re.search(rf"{said} step ([\d,]+)", on.out)[1]) for said in ("after", "Ended after"))
+            assert ended > begun and "the time is up" in on.out
+            used = torch.load(last, weights_only=True)["callbacks"]["_Stop"]["used"]
+            assert before + 1.49 <= used < before + 20, "a busy machine may take long for its last step"
+            budget = tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["seconds"]
+            assert budget == round(before + 1.5, 2), "the file counts all starts"
+        again = regard("train", "translation", "--out", tmp_path, "--resume")
+        assert again.code == 0 and "the time is up" in again.out, "without the option, the whole budget counts"
+        assert torch.load(last, weights_only=True)["callbacks"]["_Stop"]["used"] == pytest.approx(used, abs=0.1)
+        last.write_bytes(b"nothing")
+        damaged = regard("train", "translation", "--out", tmp_path, "--resume", "--seconds", "1")
+        assert damaged.code == 2 and f"{last} is damaged: the run cannot be resumed." in damaged.err
+
     def test_an_interrupt_while_the_model_is_saved(self, regard, pairs, tmp_path, monkeypatch) -> None:
         with monkeypatch.context() as patch:
             interrupt_while_saving(patch)

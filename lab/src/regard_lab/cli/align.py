@@ -20,7 +20,7 @@ from regard_lab.tasks.translation.alignment.links import (
     require_aligner,
 )
 from regard_lab.text.vocabulary import SubwordVocabulary
-from regard_lab.text.words import find_words, split_at_spaces, split_elisions
+from regard_lab.text.words import find_words, is_unspaced, split_at_spaces, split_elisions
 
 
 def run(
@@ -48,12 +48,18 @@ def run(
             raise rejected("align", "--out", "not be the file of the pairs", str(out))
         require_writable(out)
         translator, other = (
-            None if folder is None else require_attention(load(folder), name)
+            None if folder is None else require_attention(load(folder, "align"), name)
             for folder, name in ((model, "--model"), (back, "--back"))
         )
         pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
         for line in pairs.report():
             note(line)
+        unspaced = sum(map(is_unspaced, (*pairs.sources, *pairs.targets)))
+        if unspaced and not tokenized:
+            note(
+                f"each character is a word: {unspaced:,} texts in scripts without spaces, such as Chinese or Japanese; "
+                "to align words, separate them by spaces and pass --tokenized"
+            )
         if translator is None:
             links = learn_links(pairs, aligner or "lexical", method, tokenized)
         else:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard_cli.messages import Command, fail, report_errors
+from regard_cli.messages import Command, JsonOutput, fail, json_option, report_errors
 from regard_lab.cli.flags import with_flags
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train
@@ -38,17 +38,18 @@ def caption(
     model: Annotated[list[Path], typer.Option(help="Folder of a captioner; repeat it to compare several.")],
     given: dict[str, Any],
     attention: Annotated[
-        Path | None, typer.Option(help="Draw where each word attended to this file: .png, .svg, .pdf.")
+        Path | None,
+        typer.Option("--plot", "--attention", help="Draw where each word attended to this file: .png, .svg, .pdf."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the attention to this self-contained HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per image, with attention.")] = False,
+    as_json: Annotated[str | None, json_option("one line of JSON per image, with attention")] = None,
 ) -> None:
     """Caption images and show where each word attended."""
     from regard_lab.cli.caption import run
 
     with report_errors("regard-lab[vision]"):
         options = PredictionOptions.from_dotted(given)
-    run(images, models=model, options=options, attention=attention, html=html, as_json=as_json)
+    run(images, models=model, options=options, attention=attention, html=html, json=JsonOutput(as_json))
 
 
 # The ``regard look`` command ------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def pronounce(
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this file: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the attention weights.")] = False,
+    as_json: Annotated[str | None, json_option("JSON with the attention weights")] = None,
 ) -> None:
     """Pronounce words with a trained model."""
     from regard_lab.cli.pronounce import run
@@ -161,7 +162,7 @@ def pronounce(
     with report_errors("regard-lab[pronunciation]"):
         if "-" in words:
             words = [word for each in words for word in (sys.stdin.read().split() if each == "-" else [each])]
-    run(words, model=model, alignment=alignment, plot=plot, html=html, as_json=as_json)
+    run(words, model=model, alignment=alignment, plot=plot, html=html, json=JsonOutput(as_json))
 
 
 app.add_typer(train, name="train")
@@ -189,14 +190,14 @@ def generate(
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the attention to this file: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the attention to this HTML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per text.")] = False,
+    as_json: Annotated[str | None, json_option("one line of JSON per text")] = None,
 ) -> None:
     """Continue a text with a language model."""
     from regard_lab.cli.generate import run
 
     run(
         prompts or [], model=model, given=given, stop=stop or [], beams=beams, draft=draft, int8=int8,
-        alignment=alignment, plot=plot, html=html, as_json=as_json, max_unknown=max_unknown,
+        alignment=alignment, plot=plot, html=html, json=JsonOutput(as_json), max_unknown=max_unknown,
     )  # fmt: skip
 
 
@@ -236,9 +237,7 @@ def translate(
     tokens: Annotated[bool, typer.Option("--tokens", help="Draw tokens instead of words.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the alignments to this file: .png, .svg, .pdf.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON per text, with attention weights.")
-    ] = False,
+    as_json: Annotated[str | None, json_option("one line of JSON per text, with attention weights")] = None,
     keep_unknown: Annotated[
         bool, typer.Option("--keep-unknown", help="Keep <unk> instead of copying the source word.")
     ] = False,
@@ -250,11 +249,11 @@ def translate(
         drawn = alignment or plot is not None or html is not None
         if tokens and not drawn:
             raise fail("translate: --tokens requires --alignment, --plot or --html.")
-        shown = {"alignment": drawn or as_json, "replace_unknown": not keep_unknown}
+        shown = {"alignment": drawn or as_json is not None, "replace_unknown": not keep_unknown}
         chosen = PredictionOptions.from_dotted(given | shown)
     run(
         texts or [], references=references or [], model=model, options=chosen, int8=int8, alignment=alignment,
-        words=not tokens, plot=plot, html=html, as_json=as_json,
+        words=not tokens, plot=plot, html=html, json=JsonOutput(as_json),
     )  # fmt: skip
 
 
@@ -271,12 +270,12 @@ def classify(
     pairs: Annotated[bool, typer.Option("--pairs", help="Each line holds two texts separated by a tab.")] = False,
     top: Annotated[int | None, typer.Option(help="Show this many labels, the most likely first.", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Batch size; lower it if memory runs out.", min=1)] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per input, with all labels.")] = False,
+    as_json: Annotated[str | None, json_option("one line of JSON per input, with all labels")] = None,
 ) -> None:
     """Classify texts, images or the tokens of a text; print each label with its probability."""
     from regard_lab.cli.classify import run
 
-    run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, as_json=as_json)
+    run(texts or [], model=model, data=data, pairs=pairs, top=top, batch=batch, json=JsonOutput(as_json))
 
 
 @_command()
@@ -289,7 +288,7 @@ def fill_mask(
     data: Annotated[str | None, typer.Option(help="Read a file of lines instead.")] = None,
     top: Annotated[int, typer.Option(help="Show this many tokens per mask, the most likely first.", min=1)] = 5,
     batch: Annotated[int, typer.Option(help="Batch size in texts; lower it if memory runs out.", min=1)] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per text.")] = False,
+    as_json: Annotated[str | None, json_option("one line of JSON per text")] = None,
 ) -> None:
     """Predict the most likely tokens for each mask in a text, as in "to be or not to [MASK]", with probabilities.
 
@@ -297,7 +296,7 @@ def fill_mask(
     """
     from regard_lab.cli.fill_mask import run
 
-    run(texts or [], model=model, data=data, top=top, batch=batch, as_json=as_json)
+    run(texts or [], model=model, data=data, top=top, batch=batch, json=JsonOutput(as_json))
 
 
 @_command()
@@ -317,13 +316,20 @@ def embed(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .npy, .tsv or .jsonl.")] = None,
     batch: Annotated[int, typer.Option(help="Batch size in texts; lower it if memory runs out.", min=1)] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per text.")] = False,
+    as_json: Annotated[str | None, json_option("one line of JSON per text")] = None,
 ) -> None:
     """Compute an embedding of each text from a model's last layer; print one line of numbers per text."""
     from regard_lab.cli.embed import run
 
     run(
-        texts or [], model=model, data=data, pooling=pooling, normalize=normalize, out=out, batch=batch, as_json=as_json
+        texts or [],
+        model=model,
+        data=data,
+        pooling=pooling,
+        normalize=normalize,
+        out=out,
+        batch=batch,
+        json=JsonOutput(as_json),
     )
 
 
@@ -342,7 +348,10 @@ def align(
         str | None, typer.Option(help="Without --model: lexical, or eflomal if installed; learns from DATA.")
     ] = None,
     method: Annotated[str, typer.Option(help="How to combine both directions.")] = "grow-diag-final-and",
-    tokenized: Annotated[bool, typer.Option("--tokenized", help="Split words at spaces only.")] = False,
+    tokenized: Annotated[
+        bool,
+        typer.Option("--tokenized", help="Words are what spaces separate. Needed to align Chinese or Japanese words."),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="File for the links; standard output by default.")] = None,
 ) -> None:
     """Align the words of sentences and their translations, in Pharaoh format: 0-0 1-2."""
@@ -375,7 +384,7 @@ def evaluate(
     ] = None,
     back: Annotated[Path | None, typer.Option(help="With --links: a model for the other direction.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for the model's output, one line per distinct source.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[str | None, json_option("JSON")] = None,
     per: Annotated[
         str | None,
         typer.Option(help="What a document is: file, line or paragraph.", rich_help_panel="Language models"),
@@ -408,8 +417,8 @@ def evaluate(
     with report_errors("regard-lab[train]"):
         options = PredictionOptions.from_dotted(given)
     run(
-        data, targets, model=model, options=options, tokenized=tokenized, out=out, as_json=as_json, links=links,
-        back=back, reading=TextReading(per, length, stride, pairs), images=images, features=features,
+        data, targets, model=model, options=options, tokenized=tokenized, out=out, links=links, back=back,
+        reading=TextReading(per, length, stride, pairs), images=images, features=features, json=JsonOutput(as_json),
     )  # fmt: skip
 
 
@@ -426,9 +435,9 @@ def plan(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change its config: kv_heads=8.")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Show published models.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[str | None, json_option("JSON")] = None,
 ) -> None:
     """Estimate what training a model takes: parameters, FLOPs, memory, parallel layouts, time."""
     from regard_lab.cli.plan import run
 
-    run(name, given=given, settings=settings or [], table=table, as_json=as_json)
+    run(name, given=given, settings=settings or [], table=table, json=JsonOutput(as_json))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 
 from regard._utils.errors import rejected
 from regard.inspect._view.page import save_html
-from regard_cli.messages import echo, fail, note, report_errors, require, require_writable, sentence
+from regard_cli.messages import JsonOutput, echo, fail, note, report_errors, require, require_writable, sentence
+from regard_lab.cli.kinds import require_kind
 from regard_lab.data.images import ImageFileError, read_image, resize_image
 from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.models.folders import ModelFileError
@@ -29,15 +29,15 @@ def run(
     options: PredictionOptions,
     attention: Path | None,
     html: Path | None,
-    as_json: bool,
+    json: JsonOutput,
 ) -> None:
     """Caption each image with each model; report the images that cannot be read."""
-    with report_errors("regard-lab[vision]"):
+    with report_errors("regard-lab[vision]"), json:
         require("PIL")
-        require_writable(html, picture=attention)
+        require_writable(html, json.file, picture=attention)
         captioners = [_load(folder) for folder in models]
         pictured = attention is not None or html is not None
-        options = replace(options, alignment=pictured or as_json)
+        options = replace(options, alignment=pictured or json.wanted)
         drawn: list[CaptionAttention] = []
         done = 0
         for file in files:
@@ -50,7 +50,7 @@ def run(
             for folder, captioner in zip(models, captioners):
                 grids = captioner.features([captioner.read(pixels)])
                 (prediction,) = captioner.caption(grids, [file], options)
-                _show(prediction, captioner, file if len(files) > 1 else "", as_json=as_json, options=options)
+                _show(prediction, captioner, file if len(files) > 1 else "", json=json, options=options)
                 if pictured and prediction.words and prediction.alignment is not None:
                     drawn.append(_looked_at(prediction, captioner, pixels, folder.name if len(models) > 1 else ""))
         if pictured and not drawn and done:
@@ -68,6 +68,7 @@ def run(
 
 
 def _load(folder: Path) -> Captioner:
+    require_kind("caption", folder, "captioner")
     if not folder.is_dir():
         got = f"a file, {folder}" if folder.exists() else f"no such folder, {folder}"
         raise rejected("caption", "model", "be the folder of a captioner", got, ModelFileError)
@@ -75,9 +76,9 @@ def _load(folder: Path) -> Captioner:
 
 
 def _show(
-    prediction: Prediction, captioner: Captioner, file: str, *, as_json: bool, options: PredictionOptions
+    prediction: Prediction, captioner: Captioner, file: str, *, json: JsonOutput, options: PredictionOptions
 ) -> None:
-    if as_json:
+    if json.wanted:
         record = {"image": prediction.source, "caption": prediction.text, "score": round(prediction.score, 4)}
         record |= {"alternatives": [each.text for each in prediction.alternatives]}
         if prediction.alignment is not None:
@@ -85,7 +86,8 @@ def _show(
             record |= {"grid": [captioner.encoder.rows, captioner.encoder.cols]}
             record |= {"words": [each.text for each in prediction.words]}
             record |= {"attention": [[round(each, 5) for each in row] for row in shares.tolist()]}
-        echo(json.dumps(record, ensure_ascii=False))
+        json.add(record)
+    if json.alone:
         return
     for each in (prediction, *prediction.alternatives):
         cells = [file] * bool(file) + [f"{each.normalized:.4f}"] * (options.search.n_best > 1) + [each.text]

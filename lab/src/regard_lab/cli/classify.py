@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import fitting, rejected
-from regard_cli.messages import echo, note, report_errors
+from regard_cli.messages import JsonOutput, echo, note, report_errors, require_writable
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.lines import Lines, one_source
 from regard_lab.data.images import ImageFileError, open_images, read_image
 from regard_lab.data.labelled_images import read_labelled_images, reason, unreadable
@@ -30,11 +30,13 @@ _Line = tuple[str, str | None]
 
 
 def run(
-    texts: Sequence[str], *, model: Path, data: str | None, pairs: bool, top: int | None, batch: int, as_json: bool
+    texts: Sequence[str], *, model: Path, data: str | None, pairs: bool, top: int | None, batch: int, json: JsonOutput
 ) -> None:
     """Label texts, lines of a file or of standard input, their tokens, or images."""
-    with report_errors("regard-lab"):
+    with report_errors("regard-lab"), json:
+        require_writable(json.file)
         one_source("classify", texts, data)
+        require_kind("classify", model, "text classifier", "token classifier", "image classifier")
         if not model.is_dir():
             got = f"a file, {model}" if model.exists() else f"no such folder, {model}"
             raise rejected("classify", "model", "be the folder of a classifier", got, ModelFileError)
@@ -43,21 +45,21 @@ def run(
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for an image classifier", True)
             pictures = ImageClassificationPipeline.load(model, "classify", loaded)
-            classify_pictures(texts, pictures, data=data, top=top, batch=batch, as_json=as_json)
+            classify_pictures(texts, pictures, data=data, top=top, batch=batch, json=json)
             return
         if isinstance(loaded, TokenClassifier | HostedTokenClassifier):
             if pairs:
                 raise rejected("classify", "--pairs", "be left out for a token classifier", True)
             labeller = TokenLabeller.load(model, "classify", loaded)
             lines = Lines.of("classify", texts, data)
-            classify_tokens(lines, labeller, top=top, batch=batch, as_json=as_json)
+            classify_tokens(lines, labeller, top=top, batch=batch, json=json)
             return
         classifier = TextClassifier.load(model, "classify", loaded)
         lines = Lines.of("classify", texts, data)
         count, cut, unknown = 0, 0, UnknownCharacters()
         for block in lines.blocks():
             rows = [_split(text, lines.where(number)) if pairs and text else (text, None) for number, text in block]
-            count, cut = count + len(rows), cut + _answer(classifier, rows, top, batch, as_json)
+            count, cut = count + len(rows), cut + _answer(classifier, rows, top, batch, json)
             unknown += UnknownCharacters.of(classifier.tokenizer, (text for row in rows for text in row if text))
         if cut:
             note(f"regard: truncated {cut:,} of {count:,} texts to {classifier.length:,} tokens")
@@ -73,7 +75,7 @@ def _split(text: str, where: str) -> _Line:
     return cells[0], cells[1]
 
 
-def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, batch: int, as_json: bool) -> int:
+def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, batch: int, json: JsonOutput) -> int:
     """Print the labels of lines, an empty line for an empty line; return how many were truncated."""
     given = [row for row in block if row[0]]
     others = [row[1] or "" for row in given] if any(row[1] is not None for row in given) else None
@@ -83,13 +85,12 @@ def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, bat
         probabilities = iter(classifier.probabilities(inputs, batch=batch).tolist())
     for text, other in block:
         named = sorted(zip(classifier.labels, next(probabilities)), key=lambda each: -each[1]) if text else []
-        best = named[: top or (len(named) if as_json else 1)]
-        if as_json:
+        if json.wanted:
             record: dict[str, Any] = {"text": text} | ({} if other is None else {"other": other})
-            record |= {"label": best[0][0] if best else None, "probabilities": {name: round(p, 6) for name, p in best}}
-            echo(json.dumps(record, ensure_ascii=False))
-        else:
-            echo("\t".join(f"{name}\t{p:.4f}" for name, p in best))
+            record |= {"label": named[0][0] if named else None}
+            json.add(record | {"probabilities": {name: round(p, 6) for name, p in named[:top]}})
+        if not json.alone:
+            echo("\t".join(f"{name}\t{p:.4f}" for name, p in named[: top or 1]))
     return int(inputs.cut.sum())
 
 
@@ -107,7 +108,7 @@ def classify_pictures(
     data: str | None,
     top: int | None,
     batch: int,
-    as_json: bool,
+    json: JsonOutput,
 ) -> None:
     """Label image files, or the images in a folder or tar archive; report those that cannot be read.
 
@@ -126,12 +127,10 @@ def classify_pictures(
             probabilities = classifier.probabilities(np.stack([pixels for _, pixels in block]), batch=batch).tolist()
         for (name, _), shares in zip(block, probabilities):
             named = sorted(zip(classifier.labels, shares), key=lambda each: -each[1])
-            best = named[: top or (len(named) if as_json else 1)]
-            if as_json:
-                listed = {label: round(share, 6) for label, share in best}
-                echo(json.dumps({"image": name, "label": best[0][0], "probabilities": listed}, ensure_ascii=False))
-            else:
-                cells = [f"{label}\t{share:.4f}" for label, share in best]
+            listed = {label: round(share, 6) for label, share in named[:top]}
+            json.add({"image": name, "label": named[0][0], "probabilities": listed})
+            if not json.alone:
+                cells = [f"{label}\t{share:.4f}" for label, share in named[: top or 1]]
                 echo("\t".join([name] * (len(files) != 1) + cells))
     for line in unreadable(left_out):
         note(line)
@@ -179,7 +178,7 @@ def evaluate_pictures(
 # Tokens, for ``regard classify`` --------------------------------------------------------------------------------------
 
 
-def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, as_json: bool) -> None:
+def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, json: JsonOutput) -> None:
     """Print one line per token and an empty line after each text, as in CoNLL files; or one line of JSON per text."""
     full = f"classify: out of memory: lower --batch (now {batch})."
     count, cut, unknown = 0, 0, UnknownCharacters()
@@ -187,7 +186,7 @@ def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, b
         with fitting(full, MemoryError):
             found = labeller.label([text for _, text in block], batch=batch)
         for each in found:
-            _show(each, labeller.labels, top, as_json)
+            _show(each, labeller.labels, top, json)
         count, cut = count + len(found), cut + sum(each.cut for each in found)
         unknown += UnknownCharacters.of(labeller.tokenizer, (text for _, text in block))
     if cut:
@@ -196,19 +195,17 @@ def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, b
         note(f"regard: {unknown}")
 
 
-def _show(found: LabelledTokens, labels: tuple[str, ...], top: int | None, as_json: bool) -> None:
-    named = [
-        sorted(zip(labels, shares), key=lambda each: -each[1])[: top or (len(labels) if as_json else 1)]
-        for shares in found.probabilities.tolist()
-    ]
-    if as_json:
+def _show(found: LabelledTokens, labels: tuple[str, ...], top: int | None, json: JsonOutput) -> None:
+    named = [sorted(zip(labels, shares), key=lambda each: -each[1]) for shares in found.probabilities.tolist()]
+    if json.wanted:
         tokens = [
-            {"token": token, "start": start, "end": end, "label": best[0][0],
-             "probabilities": {label: round(share, 6) for label, share in best}}
-            for token, (start, end), best in zip(found.tokens, found.spans, named)
+            {"token": token, "start": start, "end": end, "label": each[0][0],
+             "probabilities": {label: round(share, 6) for label, share in each[:top]}}
+            for token, (start, end), each in zip(found.tokens, found.spans, named)
         ]  # fmt: skip
-        echo(json.dumps({"text": found.text, "tokens": tokens}, ensure_ascii=False))
+        json.add({"text": found.text, "tokens": tokens})
+    if json.alone:
         return
-    for token, best in zip(found.tokens, named):
-        echo("\t".join([token, *(f"{label}\t{share:.4f}" for label, share in best)]))
+    for token, each in zip(found.tokens, named):
+        echo("\t".join([token, *(f"{label}\t{share:.4f}" for label, share in each[: top or 1])]))
     echo()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Sequence
+from json import dumps
 from pathlib import Path
 
 import numpy as np
 
 from regard._utils.errors import fitting, rejected
 from regard._utils.files import write_out
-from regard_cli.messages import echo, note, report_errors, require_writable
+from regard_cli.messages import JsonOutput, echo, note, report_errors, require_writable
+from regard_lab.cli.kinds import TEXTS, require_kind
 from regard_lab.cli.lines import Lines
 from regard_lab.tasks.embedding import Embedder
 from regard_lab.text.unknown import UnknownCharacters
@@ -29,22 +30,25 @@ def run(
     normalize: bool | None,
     out: Path | None,
     batch: int,
-    as_json: bool,
+    json: JsonOutput,
 ) -> None:
     """Print the vector of each text, or write all to a file."""
-    with report_errors("regard-lab"):
-        require_writable(out)
+    with report_errors("regard-lab"), json:
+        require_writable(out, json.file)
         if out is not None and out.suffix not in _SUFFIXES:
             raise rejected("embed", "--out", f"end in {', '.join(_SUFFIXES)}", repr(out.name))
-        if out is not None and as_json:
+        if out is not None and json.wanted:
             raise rejected("embed", "--json", "be left out with --out, whose suffix sets the format", "both")
         lines = Lines.of("embed", texts, data)
+        require_kind("embed", model, *TEXTS)
         embedder = Embedder.load(model, pooling=pooling, normalize=normalize, function="embed")
         note(f"regard: each vector is {embedder.how}")
         found = _embedded(lines, embedder, batch)
         if out is None:
             for text, vector in found:
-                echo(_line(text, vector, as_json))
+                if not json.alone:
+                    echo(_line(vector))
+                json.add(_record(text, vector))
         else:
             written = list(found)
             write_out(out, _file(written, out.suffix))
@@ -73,11 +77,12 @@ def _embedded(lines: Lines, embedder: Embedder, batch: int) -> Iterator[tuple[st
         note(f"regard: {unknown}")
 
 
-def _line(text: str, vector: np.ndarray, as_json: bool) -> str:
+def _record(text: str, vector: np.ndarray) -> dict[str, object]:
+    return {"text": text, "vector": [float(f"{value:.9g}") for value in vector.tolist()]}
+
+
+def _line(vector: np.ndarray) -> str:
     """Format a vector with the 9 significant digits of float32."""
-    if as_json:
-        numbers = [float(f"{value:.9g}") for value in vector.tolist()]
-        return json.dumps({"text": text, "vector": numbers}, ensure_ascii=False)
     return "\t".join(f"{value:.9g}" for value in vector.tolist())
 
 
@@ -86,4 +91,5 @@ def _file(found: Sequence[tuple[str, np.ndarray]], suffix: str) -> bytes:
         written = io.BytesIO()
         np.save(written, np.stack([vector for _, vector in found]))
         return written.getvalue()
-    return "".join(f"{_line(text, vector, suffix == '.jsonl')}\n" for text, vector in found).encode()
+    lines = (dumps(_record(*each), ensure_ascii=False) if suffix == ".jsonl" else _line(each[1]) for each in found)
+    return "".join(f"{line}\n" for line in lines).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 from regard._utils.errors import rejected
 from regard._utils.files import naming
-from regard_cli.messages import echo, note, report_errors, require_writable
+from regard_cli.messages import JsonOutput, echo, note, report_errors, require_writable
 from regard_lab.cli import evaluate_captions, evaluate_language
 from regard_lab.cli.align import require_attention
 from regard_lab.cli.evaluate_language import TextReading
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.translate import folder_of, load
 from regard_lab.data.pairs import read_pairs
 from regard_lab.generation.beam_search import SearchOptions
@@ -27,13 +27,16 @@ from regard_lab.tasks.translation.metrics import bleu, chrf, tokenized_bleu
 from regard_lab.tasks.translation.tasks import get_task
 from regard_lab.text.words import find_words, split_at_spaces
 
+#: The kinds of models that are evaluated.
+EVALUATED = ("translation model", "pronunciation model", "captioner", "language model", "masked language model",
+             "text classifier", "image classifier")  # fmt: skip
 #: The symmetrization methods to score.
 _METHODS = ("intersection", "grow-diag-final-and")
 
 
 def run(
     data: str, targets: str | None, *, model: Path, options: PredictionOptions, tokenized: bool, out: Path | None,
-    as_json: bool, links: str | None, back: Path | None, reading: TextReading, images: str | None = None,
+    json: JsonOutput, links: str | None, back: Path | None, reading: TextReading, images: str | None = None,
     features: str | None = None,
 ) -> None:  # fmt: skip
     """Score the model in a folder by its kind.
@@ -41,15 +44,17 @@ def run(
     A translation model translates every source and is scored against all its references; with ``links``, its attention
     on the given targets is scored against gold word alignments.
     """
-    with report_errors("regard-lab[train]"):
+    with report_errors("regard-lab[train]"), json:
+        require_writable(json.file)
         folder = folder_of(model)
+        require_kind("evaluate", model, *EVALUATED)
         pairs_alone: dict[str, object] = {"--targets": targets, "--links": links, "--back": back}
         if is_captioner(folder):
             reading.leave_out("a captioner", "per", "length", "stride", "pairs")
             _leave_out("a translator", pairs_alone)
             require_writable(out)
             report = evaluate_captions.evaluate(data, images, folder, options, features=features, out=out)
-            return _print_report(report, as_json)
+            return _print_report(report, json)
         _leave_out("a captioner", {"--images": images, "--features": features})
         if is_model_folder(folder):
             search = None if options.search == SearchOptions() else "--beams or --length-penalty"
@@ -57,7 +62,7 @@ def run(
             require_writable(out)
             batch, precision = options.batch, options.precision
             report = evaluate_language.evaluate(data, folder, reading, batch=batch, precision=precision, out=out)
-            return _print_report(report, as_json)
+            return _print_report(report, json)
         reading.leave_out("a translator", "per", "length", "stride", "pairs")
         if links is not None:
             report = _links_report(data, targets, model, links, back, out, tokenized)
@@ -65,8 +70,8 @@ def run(
             raise ValueError("evaluate: --back requires --links.")
         else:
             require_writable(out)
-            report = _translations_report(data, targets, load(model), options, out, tokenized)
-    return _print_report(report, as_json)
+            report = _translations_report(data, targets, SequenceModel.load(folder), options, out, tokenized)
+        return _print_report(report, json)
 
 
 def _leave_out(kind: str, given: Mapping[str, object]) -> None:
@@ -118,8 +123,8 @@ def _links_report(
         raise rejected("evaluate", "--out", "be left out with --links: the model generates nothing", str(out))
     if links == "-" and "-" in (data, targets):
         raise rejected("evaluate", "--links", "be a file if standard input holds the pairs", "-")
-    other = None if back is None else require_attention(load(back), "--back")
-    return _agreement(data, targets, require_attention(load(model), "--model"), links, other, tokenized)
+    other = None if back is None else require_attention(load(back, "evaluate"), "--back")
+    return _agreement(data, targets, require_attention(load(model, "evaluate"), "--model"), links, other, tokenized)
 
 
 def _agreement(
@@ -152,9 +157,7 @@ def _agreement(
     return report
 
 
-def _print_report(report: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        echo(json.dumps(report))
-        return
-    for name, value in report.items():
+def _print_report(report: dict[str, Any], json: JsonOutput) -> None:
+    json.add(report)
+    for name, value in () if json.alone else report.items():
         echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")

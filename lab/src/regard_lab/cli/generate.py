@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
-from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
+from regard_cli.messages import JsonOutput, ascii_only, echo, note, report_errors, require_writable
+from regard_lab.cli.kinds import require_kind
 from regard_lab.generation.continuous_batching import AttentionRequest
 from regard_lab.generation.sampling import GenerationOptions
 from regard_lab.generation.speculative import Drafter, NGramDrafter
@@ -36,19 +36,21 @@ def run(
     alignment: bool,
     plot: Path | None,
     html: Path | None,
-    as_json: bool,
+    json: JsonOutput,
     max_unknown: float,
 ) -> None:
     """Continue each prompt; ``-`` reads it from standard input, and without prompts the model starts a text."""
     drawn = alignment or plot is not None or html is not None
-    with report_errors("regard-lab[train]"):
-        require_writable(html, picture=plot)
+    with report_errors("regard-lab[train]"), json:
+        require_writable(html, json.file, picture=plot)
         options = GenerationOptions.from_dotted(given)
         _check(options, beams, stop, draft, drawn)
         texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or [""]]
+        for folder in (model, "" if draft is None or draft == LOOKUP else draft):
+            require_kind("generate", folder, "language model")
         generator = TextGenerator.load(model, int8=int8)
         drafter = _drafter(draft)
-        alone = len(texts) * options.samples == 1 and not as_json and beams == 1
+        alone = len(texts) * options.samples == 1 and not json.alone and beams == 1
         begun = False
 
         def stream(_: int, text: str) -> None:
@@ -66,12 +68,13 @@ def run(
             )  # fmt: skip
         if alone:
             echo("" if begun or generator.answers else texts[0])
-        for each in () if alone else written:
-            shown = each.text if generator.answers else f"{each.prompt}{each.text}"
-            echo(json.dumps(_record(each), ensure_ascii=False) if as_json else shown)
+        for each in () if alone or json.alone else written:
+            echo(each.text if generator.answers else f"{each.prompt}{each.text}")
+        for each in written:
+            json.add(_record(each))
         _explain_broken(written, generator.tokenizer.unknown)
         if drawn:
-            _draw(written, generator, alignment and not as_json, plot, html)
+            _draw(written, generator, alignment and not json.alone, plot, html)
 
 
 def _explain_broken(written: Sequence[GeneratedText], unknown: int | None) -> None:

@@ -19,7 +19,7 @@ from regard.inspect._record.texts import Patches, Text, texts_of
 from regard.inspect._view.plots import SCALES
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
-from regard_lab import pretrained
+from regard_lab.cli.kinds import COMMANDS, find, require_kind
 from regard_lab.data.images import Preprocessing
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import DecoderLM, EncoderLM, VisionTransformer, load
@@ -65,7 +65,8 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
         return _of_function(Path(file), function, [each for each in (text, image) if each is not None])
-    folder = pretrained.path(path) if path in pretrained.names() and not Path(path, CONFIG).exists() else Path(path)
+    require_kind("look", path, *(kind for kind in COMMANDS if kind != "captioner"))
+    folder = find(path)
     described = read_json(folder / CONFIG)
     described = described if isinstance(described, dict) else {}
     seeing = described.get("vision_config")

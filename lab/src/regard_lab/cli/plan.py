@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from regard._utils.errors import rejected, unknown_name
-from regard_cli.messages import Console, echo, report_errors
+from regard_cli.messages import Console, JsonOutput, report_errors, require_writable
 from regard_lab.cli.flags import parse_setting
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.models.decoder_lm import DecoderLMConfig
@@ -267,9 +266,10 @@ class Plan:
         return schedule(self.tokens, self.sequences * self.recipe.length, self.best.step.total, self.options.gpus)
 
 
-def run(name: str | None, *, given: dict[str, Any], settings: Sequence[str], table: bool, as_json: bool) -> None:
+def run(name: str | None, *, given: dict[str, Any], settings: Sequence[str], table: bool, json: JsonOutput) -> None:
     """Print the plan of a model, or the table of published models."""
-    with report_errors("regard-lab"):
+    with report_errors("regard-lab"), json:
+        require_writable(json.file)
         options = PlanOptions.from_dotted(given)
         if table:
             _check_alone(name, options, settings)
@@ -277,9 +277,10 @@ def run(name: str | None, *, given: dict[str, Any], settings: Sequence[str], tab
         else:
             changes = dict(parse_setting(each, "kv_heads=8") for each in settings)
             found = _plan(shape_of_model(name, options, changes), options)
-    if as_json:
-        echo(json.dumps(rows if table else as_data(found), ensure_ascii=False))
-    elif table:
+        json.add(rows if table else as_data(found))
+    if json.alone:
+        return
+    if table:
         show_table(rows)
     else:
         show(found.options, as_data(found))

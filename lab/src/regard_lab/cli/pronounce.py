@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard._utils.errors import rejected
+from regard._utils.errors import rejected, rejection
 from regard.inspect import Alignment, draw, legend, save_html, save_plot
-from regard_cli.messages import ascii_only, echo, fail, report_errors, require_writable
+from regard_cli.messages import JsonOutput, ascii_only, echo, fail, note, report_errors, require_writable
+from regard_lab.cli.kinds import require_kind
 from regard_lab.generation.predictions import Prediction
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
 from regard_lab.tasks.translation.alignment.maps import alignment as drawn
@@ -16,22 +16,22 @@ from regard_lab.tasks.translation.alignment.maps import select_map
 
 
 def run(
-    words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, as_json: bool
+    words: Sequence[str], *, model: Path, alignment: bool, plot: Path | None, html: Path | None, json: JsonOutput
 ) -> None:
-    """Pronounce words and print them; an invalid word or model raises before any output."""
+    """Pronounce words and print them; report the words that the model cannot read."""
     if not words:
         raise fail("pronounce: words must not be empty, got none.")
     with report_errors("regard-lab[pronunciation]"):
-        require_writable(html, picture=plot)
+        require_writable(html, json.file, picture=plot)
         pronouncer = load(model)
-        for word in words:
-            pronouncer.read(word)
+        readable = _readable(pronouncer, words)
         if (alignment or plot is not None or html is not None) and not pronouncer.model.model.maps:
             raise rejected("pronounce", str(model), "hold a model with attention to draw alignments", "one without")
-    spoken = pronouncer.pronounce(words)
+    spoken = pronouncer.pronounce(readable)
     write_pictures(spoken, plot=plot, html=html)
-    if as_json:
-        echo(json.dumps([_record(each) for each in spoken], ensure_ascii=False))
+    with report_errors("regard-lab[pronunciation]"), json:
+        json.add([_record(each) for each in spoken])
+    if json.alone:
         return
     width = max(len(each.source) for each in spoken)
     for each in spoken:
@@ -42,8 +42,25 @@ def run(
         echo(legend(ascii_only=ascii_only()))
 
 
+def _readable(pronouncer: Pronouncer, words: Sequence[str]) -> list[str]:
+    """Return the words that the model can read, and report the others; raise if there are none."""
+    readable = []
+    for word in words:
+        try:
+            readable.append(pronouncer.read(word))
+        except ValueError as error:
+            refused = rejection(error)
+            if len(words) == 1 or refused is None:
+                raise
+            note(f"regard: skipped {refused.got}: a word must {refused.expected}")
+    if not readable:
+        raise ValueError(f"pronounce: none of the {len(words):,} words can be pronounced.")
+    return readable
+
+
 def load(folder: Path) -> Pronouncer:
     """Load a model; if there is none, explain how to get one."""
+    require_kind("pronounce", folder, "pronunciation model")
     if not folder.is_dir():
         raise ValueError(
             f"there is no model at {folder}: train one with `regard demo --train`, or pass its folder as --model."

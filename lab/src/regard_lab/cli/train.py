@@ -8,6 +8,7 @@ from typing import Any
 
 from regard._utils.errors import described, rejected, unknown_name
 from regard_cli.messages import Console, echo, report_errors
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.runs import (
     change_options,
     gather_changes,
@@ -102,7 +103,8 @@ def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> d
     for name in ("kind", "preset", "attention", "start"):
         if not isinstance(table.get(name, ""), str):
             raise rejected("train", name, "be a string", described(table[name]), TypeError)
-    start = table.get("start")
+    start = table.get("start", "")
+    require_kind("train", start, "translation model", "pronunciation model", "span-corruption model")
     folder = folder_of(Path(start)) if start else None
     model = None if folder is None else SequenceModel.load(folder)
     table["kind"] = _kind(table.get("kind", get_task(task).kind if model is None else model.kind))

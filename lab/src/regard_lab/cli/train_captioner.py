@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard_cli.messages import Console, echo, report_errors
+from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.runs import (
     change_options,
     gather_changes,
@@ -47,6 +48,7 @@ def run(
             if show_options:
                 echo(shown_options(chosen, chosen.unset_model_fields()), end="")
                 return
+            require_kind("train", chosen.start, "captioner")
             captioning = Captioning(chosen, out, console.print)
         captioning.progress = progress
         piped = " < the same lines" if "-" in (captioning.options.data.data, captioning.options.data.valid) else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from regard._utils.errors import rejected
 from regard_cli.messages import Console, report_errors
+from regard_lab.cli.kinds import TEXTS, require_kind
 from regard_lab.cli.runs import gather_changes, read_model_options, run_training, show_model_options, training_changes
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
@@ -33,12 +34,15 @@ class Kind:
         Config fields that the data determines.
     try_out : callable
         Maps options to the end of an example command for the trained model.
+    starts : tuple of str
+        Kinds of models to begin with.
     """
 
     run: type[ClassificationRun[Any, Any, Any]]
     config: Callable[[Any], Any]
     fixed: frozenset[str]
     try_out: Callable[[Any], str]
+    starts: tuple[str, ...]
 
 
 def _texts(options: ClassificationOptions) -> str:
@@ -48,10 +52,18 @@ def _texts(options: ClassificationOptions) -> str:
 #: Kinds by the options' task.
 KINDS = {
     TASK: Kind(
-        FineTuning, lambda options: options.model_config(1000), frozenset({"vocabulary", "masked_head"}), _texts
+        FineTuning,
+        lambda options: options.model_config(1000),
+        frozenset({"vocabulary", "masked_head"}),
+        _texts,
+        TEXTS,
     ),
     IMAGES: Kind(
-        ImageTraining, lambda options: options.model_config(), frozenset({"channels", "image"}), lambda _: "photo.jpg"
+        ImageTraining,
+        lambda options: options.model_config(),
+        frozenset({"channels", "image"}),
+        lambda _: "photo.jpg",
+        ("image classifier", "image model"),
     ),
 }
 
@@ -72,6 +84,7 @@ def run(
             if show_options:
                 show_model_options(chosen, lambda: kind.config(chosen), fixed=kind.fixed)
                 return
+            require_kind("train", chosen.start, *kind.starts)
             run = kind.run(chosen, out, console.print)
         piped = " < the same lines" if "-" in run.sources() else ""
         run_training(console, run, TASK, resume, piped=piped)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard_cli.messages import Console, report_errors
+from regard_lab.cli.kinds import TEXTS, require_kind
 from regard_lab.cli.runs import gather_changes, read_model_options, run_training, show_model_options, training_changes
 from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.language.pretraining import Pretraining
@@ -28,6 +29,7 @@ def run(
             if show_options:
                 show_model_options(chosen, lambda: chosen.model_config(1000), fixed={"vocabulary"})
                 return
+            require_kind("train", chosen.start, *(TEXTS[1:3] if chosen.masked else TEXTS[:1]))
             pretraining = Pretraining(chosen, out, console.print)
         piped = " < the same text" if "-" in pretraining.options.data.data else ""
         run_training(console, pretraining, TASK, resume, piped=piped)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
-from regard_cli.messages import ascii_only, echo, fail, note, report_errors, require_writable
+from regard_cli.messages import JsonOutput, ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab import pretrained
+from regard_lab.cli.kinds import find, require_kind
 from regard_lab.data.pairs import read_lines
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import Prediction, PredictionOptions
 from regard_lab.generation.quantization import pack_weights, quantize
 from regard_lab.generation.sequence_model import SequenceModel
-from regard_lab.models.folders import CONFIG
 from regard_lab.models.transformer import TransformerSequenceDecoder
 from regard_lab.tasks.translation.alignment.maps import alignment as aligned
 from regard_lab.tasks.translation.alignment.maps import record
-from regard_lab.tasks.translation.tasks import SpanCorruption
 
 #: Number of lines to read ahead if standard input is not a terminal.
 _AHEAD = 1024
@@ -37,7 +35,7 @@ def run(
     words: bool,
     plot: Path | None,
     html: Path | None,
-    as_json: bool,
+    json: JsonOutput,
 ) -> None:
     """Translate each text, or each line of standard input if there are no texts.
 
@@ -57,9 +55,9 @@ def run(
         raise fail(f"translate: --given cannot be combined with {unused}: nothing is generated.")
     if len(texts) > 1 and not any(" " in text for text in texts):
         note("regard: each argument is translated separately; put quotes around a sentence")
-    with report_errors("regard-lab"):
-        require_writable(html, picture=plot)
-        translator = for_decoding(load(model), options.precision, int8=int8)
+    with report_errors("regard-lab"), json:
+        require_writable(html, json.file, picture=plot)
+        translator = for_decoding(load(model, "translate"), options.precision, int8=int8)
         lines: Iterable[str] = read_lines("-", "translate") if piped else texts
         if piped and sys.stdin.isatty():
             note("regard: type a line and press Return; Ctrl-D ends")
@@ -71,21 +69,18 @@ def run(
             else translator.stream(lines, options, ahead=ahead)
         )
         for prediction in predictions:
-            _show(prediction, alignment=alignment, words=words, as_json=as_json, n_best=options.search.n_best)
+            _show(prediction, alignment=alignment, words=words, json=json, n_best=options.search.n_best)
             if pictures:
                 kept.append(prediction)
-        if alignment and not as_json and not piped:
+        if alignment and not json.alone and not piped:
             echo(legend(ascii_only=ascii_only()))
         _draw([each for each in kept if each.tokens], words=words, plot=plot, html=html)
 
 
-def load(folder: Path) -> SequenceModel:
-    """Load a model from its folder, or an included model by its name."""
-    model = SequenceModel.load(folder_of(folder))
-    if model.about.get("task") == SpanCorruption.name:
-        got = "a span-corruption model: fine-tune it on pairs with `regard train translation --start`"
-        raise rejected("regard", "model", "be a translation model", got)
-    return model
+def load(folder: Path, command: str) -> SequenceModel:
+    """Load a translation model from its folder, or an included model by its name."""
+    require_kind(command, folder, "translation model")
+    return SequenceModel.load(folder_of(folder))
 
 
 def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> SequenceModel:
@@ -105,10 +100,8 @@ def for_decoding(translator: SequenceModel, precision: str, *, int8: bool) -> Se
 
 def folder_of(folder: Path) -> Path:
     """Return a model's folder; included models are known by their names."""
-    if str(folder) in pretrained.names() and not (folder / CONFIG).exists():
-        return pretrained.path(str(folder))
-    if folder.is_dir():
-        return folder
+    if (found := find(folder)).is_dir():
+        return found
     if folder.exists():
         raise rejected("translate", "model", "be a model folder", f"a file, {folder}")
     known = ", ".join(pretrained.names())
@@ -118,9 +111,10 @@ def folder_of(folder: Path) -> Path:
     )
 
 
-def _show(prediction: Prediction, *, alignment: bool, words: bool, as_json: bool, n_best: int) -> None:
-    if as_json:
-        echo(json.dumps(record(prediction), ensure_ascii=False))
+def _show(prediction: Prediction, *, alignment: bool, words: bool, json: JsonOutput, n_best: int) -> None:
+    if json.wanted:
+        json.add(record(prediction))
+    if json.alone:
         return
     if prediction.note:
         note(f"regard: {prediction.note}: {prediction.source[:60]!r}")

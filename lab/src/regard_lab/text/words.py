@@ -47,6 +47,7 @@ _WORDS = Split(
     "removed",
     invert=True,
 )
+_RUNS = Split(Regex(rf"[{_DENSE}]{{2,}}"), "removed", invert=True)
 _APOSTROPHES = re.compile(r"['’]+")
 
 
@@ -71,6 +72,17 @@ def find_words(text: str) -> list[Span]:
     ["L'homme", 'dort-il', '?']
     """
     return [Span(*place) for _, place in _WORDS.pre_tokenize_str(text)]
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether characters of a text count as words because its script, such as Chinese, has no spaces.
+
+    Examples
+    --------
+    >>> is_unspaced("我是学生。"), is_unspaced("我 是 人"), is_unspaced("I am")
+    (True, False, False)
+    """
+    return bool(_RUNS.pre_tokenize_str(text))
 
 
 def split_at_spaces(text: str) -> list[Span]:
@@ -163,14 +175,21 @@ _MARK = re.compile(
     rf"(?<![{_ENDING}])[{_ENDING}]++[{re.escape(_CLOSING)}]*+(?: \u00bb)?(?= )|[{DENSE}]++[{re.escape(_CLOSING)}]*+"
 )
 _ANY_LETTER = re.compile(r"[^\W\d_]")
+#: The beginning of a name that is written with a small letter first: iPhone, max_length.
+_SMALL_NAME = re.compile(r"[^\W\d_]+?[A-Z_]")
+_DOTTED = re.compile(r"[^\W\d_]{1,2}\.[^\W\d_]{1,2}")
 _INITIALS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")
 #: Abbreviations before names; those before numbers; those in the middle; and those that may also end a sentence.
 _TITLES = {
-    "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Gen", "Col", "Sgt", "Capt", "Lt", "Rev", "Hon", "Pres", "Gov", "Sen", "Rep",
-    "Mme", "Mmes", "Mlle", "Mlles", "MM", "Mgr", "Hr", "Fr", "Frl", "Sr", "Sra", "Srta", "Ud", "Uds", "Sig", "Dott",
+    "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Ste", "Gen", "Col", "Sgt", "Capt", "Cpl", "Maj", "Lt", "Adm", "Rev", "Hon",
+    "Pres", "Gov", "Sen", "Rep", "Messrs", "M", "Mme", "Mmes", "Mlle", "Mlles", "MM", "Mgr", "Pr", "Hr", "Fr", "Frl",
+    "Sr", "Sra", "Srta", "Ud", "Uds", "Sig", "Dott",
 }  # fmt: skip
-_NUMBERED = {"no", "nos", "nr", "p", "pp", "vol", "fig", "ch", "sec", "art", "eq"}
-_MEDIAL = {"vs", "cf", "ca", "approx", "bzw", "viz"}
+_NUMBERED = {
+    "no", "nos", "nr", "p", "pp", "vol", "fig", "figs", "ch", "chap", "sec", "art", "par", "eq", "jan", "feb", "mar",
+    "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "janv", "févr", "avr", "juil", "déc",
+}  # fmt: skip
+_MEDIAL = {"vs", "cf", "ca", "av", "approx", "bzw", "viz", "resp", "incl", "excl"}
 _FINAL = {"etc", "usw", "inc", "ltd", "co", "corp", "jr", "al", "dept", "est", "a.m", "p.m"}
 
 
@@ -181,6 +200,8 @@ def sentences(text: str) -> list[str]:
     It does not end
 
     - after an abbreviation (``Mr.``, ``e.g.``, ``No.`` before a number), an initial, or letters with dots (``U.S.``);
+    - after a full stop before a lowercase letter (``Ph.D. in physics``), unless a name such as ``iPhone`` follows, or
+      the sentence itself begins with a small letter, as in text without capitals;
     - after an ellipsis before a lowercase letter;
     - after ``!`` or ``?`` in closing quotes, unless others open (``"Why?" Tom asked.``);
     - while it has no letter (``1.``).
@@ -199,7 +220,7 @@ def sentences(text: str) -> list[str]:
     parts: list[str] = []
     first, last = 0, _last_letter(text)
     for mark in _MARK.finditer(text):
-        if letters and letters[0] < mark.start() and mark.end() <= last and _ends(text, first, mark):
+        if letters and letters[0] < mark.start() and mark.end() <= last and _ends(text, first, letters[0], mark):
             parts.append(text[first : mark.end()])
             first = mark.end() + (text[mark.end()] == " ")
             letters = [match.start() for match in (_ANY_LETTER.search(text, first),) if match]
@@ -210,8 +231,8 @@ def _last_letter(text: str) -> int:
     return next((place for place in range(len(text) - 1, -1, -1) if _ANY_LETTER.match(text[place])), -1)
 
 
-def _ends(text: str, first: int, mark: re.Match[str]) -> bool:
-    """Return whether the sentence that begins at ``first`` ends at a mark, behind which there are letters."""
+def _ends(text: str, first: int, letter: int, mark: re.Match[str]) -> bool:
+    """Return whether a sentence ends at a mark, behind which there are letters; its first letter is at ``letter``."""
     signs = mark[0].rstrip(_CLOSING + " ")
     closes, following = len(signs) < len(mark[0]), text[mark.end() : mark.end() + 2].lstrip()[0]
     if closes and signs[-1] != ".":
@@ -222,13 +243,16 @@ def _ends(text: str, first: int, mark: re.Match[str]) -> bool:
         return not following.islower()
     begin = max(text.rfind(" ", first, mark.start()) + 1, first)
     word = text[begin : mark.start()].lstrip(_OPENING)
+    lower = following.islower() and not _SMALL_NAME.match(text, mark.end() + 1)
+    if lower and (text[letter].isupper() or _DOTTED.fullmatch(word) or word.title() in _TITLES):
+        return False
     if word in _TITLES or word.lower() in _MEDIAL:
         return False
     if word.lower() in _NUMBERED:
         return not following.isdigit()
     if word.lower() in _FINAL:
-        return not following.islower()
-    if len(word) == 1 and word.isalpha() and word != "I":  # of a name, or as in "z. B."
+        return not lower
+    if len(word) == 1 and word.isalpha() and word != "I":  # of a name, or as in "z. B.", but a unit in "17 h."
         before = max(text.rfind(" ", first, max(begin - 1, first)) + 1, first)
-        return word.isupper() and before < begin and text[before].islower()
+        return before < begin and (text[begin - 2].isdigit() or (word.isupper() and text[before].islower()))
     return not _INITIALS.fullmatch(word)

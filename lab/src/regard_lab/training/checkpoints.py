@@ -98,6 +98,8 @@ class Log(Logger):
 CHECKPOINTS, LAST, BEST = "checkpoints", "last.ckpt", "best"
 #: Key in the checkpoints of sharded training: the name of the folder with the tensors.
 SHARDS = "shards"
+#: Key of the training clock among the callbacks of a checkpoint.
+CLOCK = "_Stop"
 
 
 class AtomicCheckpoints(TorchCheckpointIO):

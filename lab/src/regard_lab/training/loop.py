@@ -27,6 +27,7 @@ from regard._utils.errors import fitting, rejected, unknown_name
 from regard_lab.training.checkpoints import (
     BEST,
     CHECKPOINTS,
+    CLOCK,
     LAST,
     AtomicCheckpoints,
     Best,
@@ -55,7 +56,7 @@ class Stopping(Callback):
     @property
     def state_key(self) -> str:
         """The callback's key in checkpoints."""
-        return "_Stop"
+        return CLOCK
 
     def used(self) -> float:
         """Return the seconds of training; with several processes, the first one's time at this step."""

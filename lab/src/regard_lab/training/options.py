@@ -51,9 +51,11 @@ class TrainingOptions(Options):
     #: What batches count, and a display tells by the second.
     unit: ClassVar[str] = "tokens"
 
-    steps: int = option(20_000, "steps at most", ge=1, resumable=True, flag="--steps")
-    seconds: float = option(0.0, "stop after so many seconds of training; 0 for no limit", ge=0, resumable=True,
-                            flag="--seconds", short="Seconds of training at most.")  # fmt: skip
+    steps: int = option(
+        20_000, "steps at most, over all starts", ge=1, resumable=True, flag="--steps", short="Steps at most, in all."
+    )
+    seconds: float = option(0.0, "stop after this many seconds of training, over all starts; 0 for no limit", ge=0,
+                            resumable=True, flag="--seconds", short="Seconds from this start.")  # fmt: skip
     batch_tokens: int = option(4096, "tokens of a batch at most, padding and both sides included", ge=2,
                                flag="--batch-tokens", short="Tokens of a batch at most.")  # fmt: skip
     accumulate: int = option(1, "batches whose gradients are added up for a step", ge=1, resumable=True)

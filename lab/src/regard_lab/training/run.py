@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -18,7 +18,7 @@ from regard._utils.errors import in_section, rejected
 from regard._utils.files import write_atomically
 from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import CONFIG, OPTIONS, ModelFileError, read_json
-from regard_lab.training.options import RunOptions, TrainingOptions
+from regard_lab.training.options import RunOptions, TrainingError, TrainingOptions
 
 # Threads --------------------------------------------------------------------------------------------------------------
 
@@ -93,6 +93,17 @@ class RunFolder(Generic[_O]):
         """Raise ValueError if there is no checkpoint."""
         if not self.has_checkpoint:
             raise ValueError(f"resume: {self.path} has no checkpoints/last.ckpt: start the run again without --resume.")
+
+    def seconds_used(self) -> float:
+        """Return the training time up to the last checkpoint, over all starts."""
+        from regard_lab.training.checkpoints import CHECKPOINTS, CLOCK, LAST, AtomicCheckpoints
+
+        self.check_resumable()
+        try:
+            state = AtomicCheckpoints().load_checkpoint(self.path / CHECKPOINTS / LAST, "cpu")
+            return float(state["callbacks"][CLOCK]["used"])
+        except (TrainingError, KeyError):
+            raise self._damaged(f"{CHECKPOINTS}/{LAST}") from None
 
     def read_options(self) -> tuple[_O, _O]:
         """Return the options that the run started with, and those in its folder now.
@@ -235,12 +246,15 @@ def check_processes(training: TrainingOptions) -> None:
 def resumed_options(files: RunFolder[_O], changes: dict[str, Any], say: Say) -> _O:
     """Return the options of a resumed run; ``changes`` are new values of training options.
 
-    Users can also change them in the folder's options file.
+    New ``seconds`` count from this start. Users can also change options in the folder's options file, where
+    ``seconds`` counts all starts.
     """
     before, edited = files.read_options()
     was = before.training
     with in_section("training"):
         training = edited.training.with_changes(changes)
+        if changes.get("seconds"):
+            training = replace(training, seconds=round(training.seconds + files.seconds_used(), 2))
         changed = training.changed_from(was)
     for name in changed:
         say(f"{name} changed from {getattr(was, name)} to {getattr(training, name)}")
@@ -269,7 +283,6 @@ def restore_conditions(begun: dict[str, Any], here: dict[str, Any], say: Say) ->
 def save_unbroken(save: Callable[[], object], folder: Path) -> None:
     """Save the model at the end of training; a keyboard interrupt waits until it is saved."""
     from regard_lab.training.loop import unbroken
-    from regard_lab.training.options import TrainingError
 
     try:
         with unbroken():

@@ -25,6 +25,8 @@ from regard_lab.generation.predictions import Prediction
 
 #: Inches of an image, images side by side, and letters of a heading that fit above so many.
 _SIDE, _ACROSS, _LETTERS = 1.6, 8, 14
+#: Inches above an image, for its word; of a line of a heading; and above a heading.
+_WORD, _LINE, _ABOVE = 0.34, 0.19, 0.25
 #: Quality of the JPEG that a page holds.
 _QUALITY = 90
 
@@ -96,25 +98,25 @@ def save_captions(captions: Sequence[CaptionAttention], path: str | Path, *, dpi
     across = min(_ACROSS, max(len(each.words) + 1 for each in captions))
     lines = [math.ceil((len(each.words) + 1) / across) for each in captions]
     titles = [textwrap.wrap(each.title, _LETTERS * across) for each in captions]
-    heads = [0.18 + 0.2 * len(each) for each in titles]
-    height = sum(heads) + sum(lines) * (_SIDE + 0.25) + 0.1
+    heads = [_ABOVE + _LINE * len(each) if each else 0.0 for each in titles]
+    height = sum(heads) + sum(lines) * (_SIDE + _WORD) + 0.1
     width = across * (_SIDE + 0.08) + 0.1
     file = io.BytesIO()
     with rc_context({"font.family": fonts()}):
         figure = Figure(figsize=(width, height), facecolor="white")
         FigureCanvasAgg(figure)
-        top = 0.05
+        top = 0.0
         for each, head, down, title in zip(captions, heads, lines, titles):
-            figure.text(0.1 / width, 1 - (top + 0.04) / height, "\n".join(title).replace("$", r"\$"),
+            figure.text(0.1 / width, 1 - (top + _ABOVE) / height, "\n".join(title).replace("$", r"\$"),
                         fontsize=10, fontweight="bold", va="top")  # fmt: skip
             top += head
             for number in range(len(each.words) + 1):
                 row, col = divmod(number, across)
                 left = 0.1 + col * (_SIDE + 0.08)
-                bottom = height - top - (row + 1) * (_SIDE + 0.25)
+                bottom = height - top - (row + 1) * (_SIDE + _WORD)
                 panel = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
                 _draw(panel, each, number)
-            top += down * (_SIDE + 0.25)
+            top += down * (_SIDE + _WORD)
         figure.savefig(file, dpi=dpi, format=kind)
     with naming(path):
         path.write_bytes(file.getvalue())
@@ -125,7 +127,7 @@ def _draw(panel: Any, caption: CaptionAttention, number: int) -> None:
     """Draw the image, and for numbers above 0 where a word looked."""
     if number:
         plot_image(caption.weights[number - 1], caption.image, caption.grid, panel, smooth=not caption.sharp)
-        panel.set_title(caption.words[number - 1].replace("$", r"\$"), fontsize=9, pad=2)
+        panel.set_title(caption.words[number - 1].replace("$", r"\$"), fontsize=9, pad=4)
     else:
         panel.imshow(caption.image)
         panel.set_axis_off()

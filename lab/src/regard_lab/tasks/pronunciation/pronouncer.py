@@ -255,7 +255,8 @@ class Pronouncer:
         if not plain:
             raise rejected("pronounce", "word", "not be empty", repr(word))
         if len(plain) > longest:
-            raise rejected("pronounce", "word", f"have at most {longest} letters", f"{len(plain)} ({plain[:12]!r}...)")
+            got = f"{plain[:60]!r}, which has {len(plain)}"
+            raise rejected("pronounce", "word", f"have at most {longest} letters", got)
         for letter in plain:
             if letter not in letters.symbols:
                 spelled = f"be spelled with {_alphabet(letters.symbols)}"

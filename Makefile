@@ -94,13 +94,16 @@ notebook: $(NOTEBOOK_READY)
 # A run that was interrupted goes on with RESUME=--resume; hours on one core.
 TATOEBA ?= ../shared/data/tatoeba
 COLLECTIONS ?= ../shared/data/english-french
-PRETRAINED = --data build/english-french-pairs/train.tsv --valid $(TATOEBA)/en-fr.valid.tsv.gz
+VALID = --valid $(TATOEBA)/en-fr.valid.tsv.gz
 pretrained: $(BENCH_READY)
 	mkdir -p build
 	$(BIN)/python -m recipes.pairs $(TATOEBA) $(COLLECTIONS) build/english-french-pairs
-	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french $(PRETRAINED) $(RESUME)
+	$(BIN)/python -m recipes.pairs $(TATOEBA) $(COLLECTIONS) build/english-french-final-pairs --everyday 3 \
+		--copies 30000 --seed 1
+	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french \
+		--data build/english-french-pairs/train.tsv $(VALID) $(RESUME)
 	$(BIN)/regard train translation --options recipes/english-french-final.toml --out build/english-french-final \
-		--start build/english-french $(PRETRAINED)
+		--data build/english-french-final-pairs/train.tsv $(VALID) --start build/english-french
 	$(BIN)/python -m recipes.pack build/english-french build/english-french-final $(TATOEBA) build/english-french-pairs \
 		lab/src/regard_lab/pretrained/english-french
 

@@ -61,6 +61,8 @@ WEIGHTS = {
     "python_packages_ui": 0.5,
     "wikipedia_android": 0.7,
 }
+#: Those that ``--everyday`` weights further up.
+EVERYDAY = ("phrases_everyday", "numbers_dates_times", "templates_dates_numbers", "capitals_countries")
 #: Collections that are never trained on, and shares of others that are not.
 HELD_OUT = {
     "pud": 1.0,
@@ -71,6 +73,9 @@ HELD_OUT = {
 }
 #: How often a sentence of so many words is repeated.
 SHORT = {1: 20, 2: 4, 3: 2}
+
+#: Shares of sentences with something to copy: those that have two such things, and signs that stand before the text.
+_TWICE, _BEFORE = 0.25, 0.2
 
 _END = re.compile(r"\s*[.!?…]+$")
 _WORD = re.compile(r"[^\W\d_]+")
@@ -131,42 +136,46 @@ def times(weight: float, drawn: random.Random) -> int:
     Examples
     --------
     >>> drawn = random.Random(0)
-    >>> times(2.0, drawn), sum(times(0.5, drawn) for _ in range(1000))
-    (2, 512)
+    >>> times(2.0, drawn), 450 < sum(times(0.5, drawn) for _ in range(1000)) < 550
+    (2, True)
     """
     return int(weight) + (drawn.random() < weight % 1)
 
 
 def with_copies(pairs: Sequence[tuple[str, str]], count: int, drawn: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield pairs with addresses, tags and emoji at the same place of both sides.
+    """Yield pairs with addresses, tags and emoji at the same place of both sides, some with two of them.
 
     Examples
     --------
-    >>> made = list(with_copies([("Hello.", "Bonjour.")], 20, random.Random(0)))
-    >>> [pair for pair in made if "<" in pair[0]][0]
+    >>> made = list(with_copies([("Hello.", "Bonjour.")], 30, random.Random(0)))
+    >>> next(pair for pair in made if pair[0].endswith("</b>"))
     ('<b>Hello.</b>', '<b>Bonjour.</b>')
     """
     for _ in range(count):
-        source, target = drawn.choice(pairs)
-        kind = drawn.randrange(8)
-        stem, domain = drawn.choice(_STEMS), drawn.choice(_DOMAINS)
-        address = f"https://{domain}/{stem}" if drawn.random() < 0.5 else f"www.{domain}"
+        pair = _with_copy(drawn.choice(pairs), drawn)
+        yield _with_copy(pair, drawn) if drawn.random() < _TWICE else pair
+
+
+def _with_copy(pair: tuple[str, str], drawn: random.Random) -> tuple[str, str]:
+    """Return a pair with something to copy; for addresses, another pair."""
+    source, target = pair
+    kind = drawn.randrange(8)
+    stem, domain = drawn.choice(_STEMS), drawn.choice(_DOMAINS)
+    name = stem.partition(".")[0]
+    if kind == 0:
         tag = drawn.choice(("b", "i", "em", "strong", "p", "h1", "span"))
-        if kind == 0:
-            yield f"<{tag}>{source}</{tag}>", f"<{tag}>{target}</{tag}>"
-        elif kind < 4:
-            sign = "".join(drawn.choices(_EMOJI, k=1))
-            yield f"{source} {sign}", f"{target} {sign}"
-        elif kind == 4:
-            sign = f"#{stem.partition('.')[0]}"
-            yield f"{source} {sign}", f"{target} {sign}"
-        elif kind == 5:
-            sign = f"@{stem.partition('.')[0]}"
-            yield f"{sign} {source}", f"{sign} {target}"
-        else:
-            phrases_before, what = (_SEE, address) if kind == 6 else (_WRITE, f"{stem}@{domain}")
-            before, mark = drawn.choice(phrases_before), drawn.choice(("", "."))
-            yield f"{before[0]} {what}{mark}", f"{before[1]} {what}{mark}"
+        return f"<{tag}>{source}</{tag}>", f"<{tag}>{target}</{tag}>"
+    if kind < 6:
+        sign = (drawn.choice(_EMOJI), drawn.choice(_EMOJI), drawn.choice(_EMOJI), f"#{name}", f"@{name}")[kind - 1]
+        if drawn.random() < _BEFORE:
+            return f"{sign} {source}", f"{sign} {target}"
+        return f"{source} {sign}", f"{target} {sign}"
+    if kind == 6:
+        before, what = drawn.choice(_SEE), f"https://{domain}/{stem}" if drawn.random() < 0.5 else f"www.{domain}"
+    else:
+        before, what = drawn.choice(_WRITE), f"{stem}@{domain}"
+    mark = drawn.choice(("", "."))
+    return f"{before[0]} {what}{mark}", f"{before[1]} {what}{mark}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -179,6 +188,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="where the files are written")
     parser.add_argument("--typed", type=float, default=0.3, help="share repeated without marks and capitals; 0.3")
     parser.add_argument("--small", type=float, default=0.2, help="share repeated with a source in small letters; 0.2")
+    parser.add_argument(
+        "--everyday", type=float, default=1.0, help="factor for phrases, numbers and short sentences; 1"
+    )
     parser.add_argument("--phrases", type=int, default=40_000, help="number of synthetic noun phrases; 40,000")
     parser.add_argument("--copies", type=int, default=12_000, help="number of pairs with addresses and emoji; 12,000")
     parser.add_argument("--seed", type=int, default=0)
@@ -194,9 +206,11 @@ def main(given: Sequence[str] | None = None) -> None:
             never.update(_key(source) for source, _ in held)
             _write(arguments.folder / f"{name}.tsv", held)
     everyday = list(tatoeba["train"])
-    counted = [(pair, float(SHORT.get(len(pair[0].split()), 1))) for pair in everyday]
+    short = {words: count * arguments.everyday for words, count in SHORT.items()}
+    counted = [(pair, short.get(len(pair[0].split()), 1.0)) for pair in everyday]
     for name, weight in WEIGHTS.items():
-        counted += [(pair, weight) for pair in collections[name]]
+        factor = arguments.everyday if name in EVERYDAY else 1.0
+        counted += [(pair, weight * factor) for pair in collections[name]]
     counted = [(pair, weight) for pair, weight in counted if _key(pair[0]) not in never]
     made: list[tuple[str, str]] = []
     inside = usual(tatoeba["train"].sources), usual(tatoeba["train"].targets)

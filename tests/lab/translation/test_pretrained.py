@@ -18,10 +18,20 @@ def translator() -> SequenceModel:
 
 def test_it_is_small_and_says_where_it_comes_from() -> None:
     folder = pretrained.path(pretrained.TRANSLATOR)
-    assert sum(file.stat().st_size for file in folder.iterdir()) <= 12_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
     card = (folder / pretrained.CARD).read_text(encoding="utf-8")
     for said in ("CC-BY 2.0", "Tatoeba", "manythings.org/anki", "BLEU", "make pretrained"):
         assert said in card
+
+
+def test_what_licences_ask_for_is_in_the_notice() -> None:
+    notice = (pretrained.path(pretrained.TRANSLATOR) / "NOTICE").read_text(encoding="utf-8")
+    asked = ("CC BY 2.0 FR", "© European Union", "Koehn", "Open Government Licence", "CC BY 4.0", "CC BY-SA 4.0",
+             "CC BY-SA 3.0", "MPL 2.0")  # fmt: skip
+    assert all(each in notice for each in asked)
+    # Every collection that is trained on stands in it.
+    for name in ("MGSM", "African Storybook", "React", "Raspberry Pi", "GNOME", "Debian", "Mozilla", "Python", "CLDR"):
+        assert name in notice
 
 
 def test_the_card_tells_what_the_model_is(translator: SequenceModel) -> None:
@@ -74,3 +84,80 @@ def test_words_that_are_given_look_at_their_own(translator: SequenceModel) -> No
 def test_a_last_mark_is_not_needed(translator: SequenceModel) -> None:
     sentences = {"my sister has never seen the sea": "ma sœur n'a jamais vu la mer", "a red house": "une maison rouge"}
     assert {each.source: each.text for each in translator.predict(sentences)} == sentences
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("Hello!", ("Bonjour !", "Salut !")),
+        ("Hi!", ("Salut !", "Bonjour !")),
+        ("hi", ("salut", "bonjour")),
+        ("No.", ("Non.",)),
+        ("Yes.", ("Oui.",)),
+        ("Good morning!", ("Bonjour !",)),
+        ("Good night.", ("Bonne nuit.",)),
+        ("Goodbye!", ("Au revoir !",)),
+        ("Thank you very much.", ("Merci beaucoup.",)),
+        ("How are you?", ("Comment vas-tu ?", "Comment allez-vous ?", "Comment ça va ?")),
+        ("I don't know.", ("Je ne sais pas.", "Je l'ignore.")),
+        ("I don’t know.", ("Je ne sais pas.", "Je l’ignore.")),
+        ("i don't know", ("Je ne sais pas", "je ne sais pas", "Je ne sais pas.")),
+        ("I DON'T KNOW.", ("JE NE SAIS PAS.", "JE L'IGNORE.")),
+        ("I am not hungry.", ("Je n'ai pas faim.",)),
+        ("Don't move!", ("Ne bougez pas !", "Ne bouge pas !")),
+        ("What time is it?", ("Quelle heure est-il ?",)),
+        ("WHERE IS THE STATION?", ("OÙ EST LA GARE ?", "OÙ SE TROUVE LA GARE ?")),
+        ("twenty-three", ("vingt-trois",)),
+        ("It costs $15.50.", ("Ça coûte 15,50 $.", "Cela coûte 15,50 $.", "Il coûte 15,50 $.")),
+        ("3,500 people came.", ("3 500 personnes sont venues.", "3 500 personnes vinrent.")),
+        ("He was born in 1987.", ("Il est né en 1987.", "Il naquit en 1987.")),
+        ("My name is Zuzana.", ("Je m'appelle Zuzana.", "Mon nom est Zuzana.")),
+        ("Hello 😀", ("Bonjour 😀", "Salut 😀")),
+        ("<b>Hello</b>", ("<b>Bonjour</b>", "<b>Salut</b>")),
+    ],
+)
+def test_what_users_type_first(translator: SequenceModel, source: str, texts: tuple[str, ...]) -> None:
+    (prediction,) = translator.predict([source])
+    assert prediction.text in texts and not prediction.note
+
+
+@pytest.mark.parametrize(
+    ("source", "copied"),
+    [
+        ("See https://example.com/a?b=1 for more.", "https://example.com/a?b=1"),
+        ("Write to anna@example.org, please.", "anna@example.org"),
+        ("I am in Ouagadougou with Przemysław.", "Przemysław"),
+        ("The code is 8675309.", "8675309"),
+        ("He arrived on 5 March 2019.", "5 mars 2019"),
+        ("I like it 👍🏽 #sunday", "#sunday"),
+    ],
+)
+def test_what_is_copied(translator: SequenceModel, source: str, copied: str) -> None:
+    (prediction,) = translator.predict([source])
+    assert copied in prediction.text
+
+
+def test_the_best_known_example_of_alignment(translator: SequenceModel) -> None:
+    """The sentence of Bahdanau 2014, figure 3."""
+    text, looks = looked_at(translator, "The agreement on the European Economic Area was signed in August 1992.")
+    assert text.startswith("L'accord sur") and text.endswith("a été signé en août 1992.")
+    assert (looks["signé"], looks["août"], looks["1992"]) == ("signed", "August", "1992")
+
+
+def test_a_text_in_another_language_is_reported(translator: SequenceModel) -> None:
+    from regard_lab.generation.sequence_model import UNUSUAL
+
+    foreign = ["Ich habe gestern meinen Schlüssel verloren.", "Привет, как дела?"]
+    assert all(UNUSUAL in each.note for each in translator.predict(foreign))
+    usual = ["I have lost my keys.", "Thank you for your help.", "Where do you live?"]
+    assert not any(each.note for each in translator.predict(usual))
+
+
+def test_one_word_sources_come_out_as_their_references(translator: SequenceModel) -> None:
+    """Of greetings and short answers that training had."""
+    known = {
+        "Hello.": "Bonjour.", "Yes.": "Oui.", "No.": "Non.", "Please.": "S'il vous plaît.", "Sorry.": "Désolé.",
+        "Thanks.": "Merci.", "Perhaps.": "Peut-être.", "Never.": "Jamais.", "Always.": "Toujours.",
+    }  # fmt: skip
+    found = {each.source: each.text for each in translator.predict(known)}
+    assert sum(found[source] == text for source, text in known.items()) >= len(known) - 1, found

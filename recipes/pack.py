@@ -23,6 +23,7 @@ from regard_lab.generation import SequenceModel
 from regard_lab.generation.sequence_model import UNUSUAL
 from regard_lab.pretrained import CARD
 
+NOTICE = "NOTICE"
 #: The share of everyday sentences that may be reported as unusual.
 _REPORTED = 0.02
 #: At most this share of known words is asked for: a short text may have a rare word.
@@ -88,6 +89,7 @@ def reported(model: SequenceModel, texts: Iterable[str]) -> float:
 def main(first: Path, final: Path, tatoeba: Path, pairs: Path, folder: Path) -> None:
     """Store the final model as float16, score the stored model, and write its card."""
     SequenceModel.load(final).save(folder, dtype="float16")
+    (folder / NOTICE).write_text(Path(__file__).with_name("english-french.NOTICE").read_text("utf-8"), encoding="utf-8")
     model = SequenceModel.load(folder)
     valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", longest=None, words=None)
     model.about["usual"] = limits(model, list(dict.fromkeys(valid.sources)))

@@ -89,7 +89,7 @@ def view(
 
 @_command()
 def warmup(
-    every: Annotated[bool, typer.Option("--all", help="Also for float64.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also compile for float64.")] = False,
 ) -> None:
     """Compile the CPU kernels ahead of the first call."""
     from regard_cli.warmup import run

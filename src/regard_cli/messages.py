@@ -85,7 +85,8 @@ _ENDS = (".json", ".jsonl")
 
 def json_option(what: str) -> Any:
     """Return the option of a command that can give ``what`` as JSON."""
-    return typer.Option(_JSON, metavar="[FILE.json]", help=f"Print {what}, or write it to FILE.json.")
+    text = f"Print {what}; with FILE.json, write it there and print text."
+    return typer.Option(_JSON, metavar="[FILE.json]", help=text)
 
 
 def attach_file(arguments: Sequence[str]) -> list[str]:

@@ -181,7 +181,7 @@ def test_training_by_the_readme(regard, images, tmp_path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "held out for validation: 1 images" in done.out
-    assert f"regard caption photo.jpg --model {out} --attention attention.png" in done.out
+    assert f"regard caption photo.jpg --model {out} --plot attention.png" in done.out
     again = regard("train", "captioner", "--data", images / "list.tsv", "--images", images / "images", "--out", out)
     assert again.code == 2 and "--out must be a new folder" in again.err
     assert regard("caption", images / "images" / "red-left-0.png", "--model", out).code == 0

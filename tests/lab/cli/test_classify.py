@@ -185,4 +185,4 @@ def test_options_are_shown_and_a_run_goes_on(regard, labelled, model, tmp_path) 
     on = regard(*out, "--resume", "--steps", "5")
     assert on.code == 0 and "steps changed from 3 to 5" in on.out and "Ended after step 5" in on.out, on.err
     other = regard(*out, "--resume", "--epochs", "5")
-    assert other.code == 2 and "--epochs must be 3.0, as the run that is resumed began, got 5.0." in other.err
+    assert other.code == 2 and "--epochs must be 20.0, as the run that is resumed began, got 5.0." in other.err

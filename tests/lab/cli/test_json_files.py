@@ -115,7 +115,10 @@ def test_every_command_with_json_is_tried(regard, monkeypatch) -> None:
     shown = {name: regard(name, "--help").out for name in sources()}
     having = {name for name, text in shown.items() if "--json" in text}
     assert having == {words[0] for words in COMMANDS.values()}
-    assert all("[FILE.json]" in shown[name] and "or write it to FILE.json." in shown[name] for name in having)
+    assert all(
+        "[FILE.json]" in shown[name] and "with FILE.json, write it there and print text." in shown[name]
+        for name in having
+    )
     for text in shown.values():
         lines = [line for line in text.splitlines() if line.split()[1:2] in (["--plot"], ["--html"])]
         assert all("<path>" in line for line in lines)

@@ -131,7 +131,9 @@ class StopAt(Callback):
 
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_a_resumed_run_goes_on_to_the_same_bits(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
-    asked = options(data, start=str(start), tune=tune, training={"epochs": 2.0, "learning_rate": 5e-3})
+    asked = options(
+        data, start=str(start), tune=tune, training={"epochs": 2.0, "learning_rate": 5e-3, "batch_examples": 32}
+    )
     whole, _ = FineTuning(asked, tmp_path / "whole", lambda _: None).train()
     _, ended = FineTuning(asked, tmp_path / "cut", lambda _: None).train(callbacks=[StopAt(6)])
     assert ended.reason == "interrupt" and not (tmp_path / "cut" / "config.json").exists()
@@ -190,7 +192,7 @@ def test_pairs(tmp_path: Path) -> None:
     path.write_text("".join(f"{a} cat\t{b} cat\t{'same' if a == b else 'other'}\n" for a, b in rows))
     asked = options(
         path, model=SMALL, tokenizer={"kind": "characters"}, data={"pairs": True, "valid": str(path)},
-        training={"steps": 150, "learning_rate": 5e-3, "label_smoothing": 0.05},
+        training={"steps": 150, "learning_rate": 5e-3, "label_smoothing": 0.05, "batch_examples": 32},
     )  # fmt: skip
     classifier, ended = FineTuning(asked, tmp_path / "out", lambda _: None).train()
     assert ended.best == 1.0

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from regard_lab._options import Options
-from regard_lab.tasks.captioning.options import CaptionDataOptions
+from regard_lab.tasks.captioning.options import CaptionDataOptions, CaptionTrainingOptions
+from regard_lab.tasks.classification.image_options import ImageTrainingOptions
+from regard_lab.tasks.classification.text_options import TextTrainingOptions
+from regard_lab.tasks.language.options import LanguageTrainingOptions
 from regard_lab.tasks.translation.options import DataOptions
 from regard_lab.training.options import TrainingOptions
 
@@ -32,6 +35,27 @@ def test_wrong_options_are_refused_in_one_sentence(table: dict[str, Any], kind: 
     with pytest.raises(kind) as caught:
         TrainingOptions.from_table(table)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "sizes"),
+    [
+        (TrainingOptions, (1, 20_479, 20_480, 40_960, 81_920, 10**8), (1024, 1024, 1024, 2048, 4096, 4096)),
+        (LanguageTrainingOptions, (1, 40_960, 163_840, 10**9), (1024, 2048, 8192, 8192)),
+        (CaptionTrainingOptions, (1, 180, 450, 900, 1_280, 6_000), (4, 4, 8, 16, 32, 32)),
+        (TextTrainingOptions, (1, 180, 450, 900, 60_000), (8, 8, 16, 32, 32)),
+        (ImageTrainingOptions, (1, 180, 450, 900, 60_000), (8, 8, 16, 32, 64)),
+    ],
+)
+def test_batches_suit_the_amount_of_data(
+    kind: type[TrainingOptions], counts: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    name = kind.batch_option
+    assert tuple(getattr(kind().sized(count), name) for count in counts) == sizes
+    several = kind(accumulate=2)
+    assert tuple(getattr(several.sized(2 * count), name) for count in counts) == sizes
+    own = kind(**{name: 7})  # type: ignore[arg-type]
+    assert own.sized(10**9) is own
 
 
 def test_numbers_become_floats() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from regard_cli.messages import Command, JsonOutput, fail, json_option, report_errors
-from regard_lab.cli.flags import with_flags
+from regard_lab.cli.flags import IMAGE_PANELS, with_flags
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train
 from regard_lab.generation.predictions import PredictionOptions
@@ -34,8 +34,10 @@ describe = typer.Typer()
     short={"search.n_best": "Show this many captions, each after its score."},
 )  # fmt: skip
 def caption(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from stdin.")],
-    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; repeat it to compare several.")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Image files; - is an image from standard input.")
+    ],
+    model: Annotated[list[Path], typer.Option(help="Folder of a captioner; may be repeated to compare several.")],
     given: dict[str, Any],
     attention: Annotated[
         Path | None,
@@ -63,17 +65,29 @@ _look_command = partial(inspector.command, cls=Command)
     epilog="MODEL is a Hugging Face or regard folder, or FILE.py:FUNCTION, which returns a model and its inputs."
 )
 def look(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, or a function that returns a model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, or FILE.py:FUNCTION.")],
     text: Annotated[str | None, typer.Option(help="Input text.")] = None,
     image: Annotated[Path | None, typer.Option(help="Input image, instead of --text.")] = None,
-    target: Annotated[str | None, typer.Option(help="Target text of an encoder–decoder.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Text for the decoder of an encoder–decoder; by default, what the model generates."),
+    ] = None,
     browser: Annotated[bool, typer.Option("--browser", "-b", help="Open the inspector in the browser.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the record to this file, for regard view.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Draw the attention of this layer.")] = None,
-    head: Annotated[int | None, typer.Option(help="Draw this head instead of the mean over heads.")] = None,
-    scale: Annotated[str, typer.Option(help="Color scale: absolute, row or log.")] = "absolute",
-    plot: Annotated[Path | None, typer.Option(help="Draw it to this file: .png, .svg, .pdf.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Draw the attention of this layer, counted from 0, in the terminal.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(help="With --layer: draw this head, counted from 0, not the mean over heads.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="Color scale of drawings: absolute, row (relative to each row) or log.")
+    ] = "absolute",
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the attention of --layer, or of the sharpest layer, to this file: .png, .svg, .pdf."),
+    ] = None,
 ) -> None:
     """Show what a model attends to in a text or an image."""
     from regard_lab.cli.look import run
@@ -110,10 +124,11 @@ _TRAINING = 170.0
 def demo(
     context: typer.Context,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Your own English sentences.")
+        list[str] | None,
+        typer.Argument(metavar="[SENTENCE]...", help="English sentences to translate instead of the examples."),
     ] = None,
     train: Annotated[
-        bool, typer.Option("--train", help="Instead, train a model that pronounces English words.")
+        bool, typer.Option("--train", help="Train a model that pronounces English words instead, and try it.")
     ] = False,
     seconds: Annotated[
         float | None,
@@ -147,8 +162,12 @@ def demo(
 
 @_command()
 def pronounce(
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - reads them from stdin.")],
-    model: Annotated[Path, typer.Option(help="Model folder.")] = MODEL,
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORD...", help="Words to pronounce; - is words from standard input.")
+    ],
+    model: Annotated[
+        Path, typer.Option(help="Folder of a pronunciation model; regard demo --train trains one.")
+    ] = MODEL,
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Draw which letters each phoneme attended to.")
     ] = False,
@@ -171,7 +190,7 @@ app.add_typer(train, name="train")
 @_command(epilog="Without a PROMPT, the model starts a new text; - reads the prompt from standard input.")
 @with_flags(GenerationOptions, unset=True)
 def generate(
-    model: Annotated[Path, typer.Option(help="Model folder: a training run or a Hugging Face model.")],
+    model: Annotated[Path, typer.Option(help="Folder of a language model, of regard or Hugging Face.")],
     given: dict[str, Any],
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue.")] = None,
     stop: Annotated[
@@ -180,16 +199,23 @@ def generate(
     max_unknown: Annotated[
         float, typer.Option(help="Refuse a prompt if the vocabulary lacks a larger share of its characters.")
     ] = MAX_UNKNOWN,
-    beams: Annotated[int, typer.Option(help="Beam size.", min=1, max=1000)] = 1,
+    beams: Annotated[
+        int,
+        typer.Option(help="Beam size; above 1, search for the most likely text instead of sampling.", min=1, max=1000),
+    ] = 1,
     draft: Annotated[
-        str | None, typer.Option(help="Speculative decoding with this model folder, or with lookup.")
+        str | None,
+        typer.Option(
+            help="Speculative decoding, which is faster: guesses come from the smaller model in this folder, or with "
+            "lookup from earlier text."
+        ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="8-bit weights: faster, slightly different output.")] = False,
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Draw which tokens each new token attended to.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the attention to this file: .png, .svg, .pdf.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the attention to this HTML file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the attention to this self-contained HTML file.")] = None,
     as_json: Annotated[str | None, json_option("one line of JSON per text")] = None,
 ) -> None:
     """Continue a text with a language model."""
@@ -202,16 +228,29 @@ def generate(
 
 
 @_command()
-@with_flags(ImageClassificationOptions, *COMPARED_IMAGES, unset=True)
+@with_flags(ImageClassificationOptions, *COMPARED_IMAGES, unset=True, panels=IMAGE_PANELS)
 @with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
     task: Annotated[str, typer.Argument(help="translation, pronunciation or image-classification.")],
-    attention: Annotated[str, typer.Option(help="For example additive,local,transformer; for images none,se,cbam.")],
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="Mechanisms to compare, separated by commas, such as additive,local,transformer; for images, such as "
+            "none,se,cbam."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the models and results.")],
     given: dict[str, Any],
-    options: Annotated[Path | None, typer.Option(help="TOML file with training options.")] = None,
+    options: Annotated[
+        Path | None, typer.Option(help="TOML file with options, such as regard train --show-options prints.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set any option: training.clip=0.5.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set any option of regard train --show-options, such as training.clip=0.5.",
+        ),
     ] = None,
 ) -> None:
     """Train attention mechanisms on the same data, steps and seed; compare quality, size, speed and memory."""
@@ -225,12 +264,15 @@ def compare(
 def translate(
     given: dict[str, Any],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences; stdin by default, or with -.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Sentences; by default or with -, lines of standard input."),
     ] = None,
-    model: Annotated[Path, typer.Option(help="Model folder; english-french is included.")] = TRANSLATOR,
+    model: Annotated[
+        Path, typer.Option(help="Folder of a translation model; english-french is included.")
+    ] = TRANSLATOR,
     references: Annotated[
         list[str] | None,
-        typer.Option("--given", help="Align this translation instead of generating one; once per text."),
+        typer.Option("--given", help="Align and score this translation instead of generating one; once per text."),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="8-bit weights: faster, slightly different output.")] = False,
     alignment: Annotated[bool, typer.Option("--alignment", help="Draw which words each word attended to.")] = False,
@@ -239,7 +281,8 @@ def translate(
     html: Annotated[Path | None, typer.Option(help="Write the alignments to this self-contained HTML file.")] = None,
     as_json: Annotated[str | None, json_option("one line of JSON per text, with attention weights")] = None,
     keep_unknown: Annotated[
-        bool, typer.Option("--keep-unknown", help="Keep <unk> instead of copying the source word.")
+        bool,
+        typer.Option("--keep-unknown", help="Write <unk> for unknown words instead of copying them from the source."),
     ] = False,
 ) -> None:
     """Translate sentences and show which words the model attended to."""
@@ -262,12 +305,16 @@ def classify(
     model: Annotated[Path, typer.Option(help="Folder of a classifier.")],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts or image files; lines of stdin by default, or with -."),
+        typer.Argument(
+            metavar="[TEXT]...", help="Texts or image files; by default or with -, lines of standard input."
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Read a file of lines, or a folder or tar archive of images, instead.")
+        str | None, typer.Option(help="Instead of TEXT: file of lines, or folder or tar archive of images.")
     ] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Each line holds two texts separated by a tab.")] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Lines hold two texts to classify together, text TAB text.")
+    ] = False,
     top: Annotated[int | None, typer.Option(help="Show this many labels, the most likely first.", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Batch size; lower it if memory runs out.", min=1)] = 128,
     as_json: Annotated[str | None, json_option("one line of JSON per input, with all labels")] = None,
@@ -283,9 +330,12 @@ def fill_mask(
     model: Annotated[Path, typer.Option(help="Folder of a masked language model, such as BERT.")],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts with the model's mask; lines of stdin by default, or with -."),
+        typer.Argument(
+            metavar="[TEXT]...",
+            help="Texts with the model's mask, such as [MASK]; by default or with -, lines of standard input.",
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Read a file of lines instead.")] = None,
+    data: Annotated[str | None, typer.Option(help="Instead of TEXT: file of lines.")] = None,
     top: Annotated[int, typer.Option(help="Show this many tokens per mask, the most likely first.", min=1)] = 5,
     batch: Annotated[int, typer.Option(help="Batch size in texts; lower it if memory runs out.", min=1)] = 32,
     as_json: Annotated[str | None, json_option("one line of JSON per text")] = None,
@@ -303,18 +353,21 @@ def fill_mask(
 def embed(
     model: Annotated[Path, typer.Option(help="Folder of any text model, or of a Sentence Transformers model.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; lines of stdin by default, or with -.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Texts; by default or with -, lines of standard input."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Read a file of lines instead.")] = None,
+    data: Annotated[str | None, typer.Option(help="Instead of TEXT: file of lines.")] = None,
     pooling: Annotated[
         str | None,
-        typer.Option(help="mean, first, last or max over tokens; the folder's setting by default, or mean."),
+        typer.Option(
+            help="Vector of a text from its tokens: mean, first, last or max; by default, as the folder says, or mean."
+        ),
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; the folder's setting by default."),
+        typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1; by default, as the folder says."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file: .npy, .tsv or .jsonl.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the vectors to this file: .npy, .tsv or .jsonl.")] = None,
     batch: Annotated[int, typer.Option(help="Batch size in texts; lower it if memory runs out.", min=1)] = 128,
     as_json: Annotated[str | None, json_option("one line of JSON per text")] = None,
 ) -> None:
@@ -334,25 +387,32 @@ def embed(
 
 
 @_command(
-    epilog="--method may be intersection, union, grow-diag, grow-diag-final or grow-diag-final-and. Words and "
-    "punctuation marks are numbered from 0. A line that cannot be aligned is left empty."
+    epilog="A line of links such as 0-0 1-2 links the first words of both sentences, and the second word with the "
+    "third. Punctuation marks count as words. A pair that cannot be aligned gives an empty line. --method is "
+    "intersection, union, grow-diag, grow-diag-final or grow-diag-final-and."
 )
 def align(
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="Tab-separated sentence pairs; with --targets, the sources.")
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="File of sentence pairs, source TAB target; with --targets, of sources; - is standard input.",
+        ),
     ],
-    targets: Annotated[str | None, typer.Option(help="Target sentences, one line per source.")] = None,
+    targets: Annotated[str | None, typer.Option(help="File of target sentences, one line per source.")] = None,
     model: Annotated[Path | None, typer.Option(help="Align with the attention of this translation model.")] = None,
     back: Annotated[Path | None, typer.Option(help="With --model: a model for the other direction.")] = None,
     aligner: Annotated[
-        str | None, typer.Option(help="Without --model: lexical, or eflomal if installed; learns from DATA.")
+        str | None, typer.Option(help="Without --model: lexical, or eflomal if installed; both learn from DATA alone.")
     ] = None,
-    method: Annotated[str, typer.Option(help="How to combine both directions.")] = "grow-diag-final-and",
+    method: Annotated[
+        str, typer.Option(help="How to combine the links of both directions; see below.")
+    ] = "grow-diag-final-and",
     tokenized: Annotated[
         bool,
         typer.Option("--tokenized", help="Words are what spaces separate. Needed to align Chinese or Japanese words."),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="File for the links; standard output by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the links; by default, standard output.")] = None,
 ) -> None:
     """Align the words of sentences and their translations, in Pharaoh format: 0-0 1-2."""
     from regard_lab.cli.align import run
@@ -369,47 +429,75 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Tab-separated sentence pairs (with --targets, the sources), image and caption, or text and label; "
-            "plain text; or a folder of images per label.",
+            help="File of test data that suits the model: sentence pairs, source TAB target (with --targets, of "
+            "sources); captions, image TAB caption; labelled texts, text TAB label; plain text; or a folder of images "
+            "with one folder per label.",
         ),
     ],
     given: dict[str, Any],
-    targets: Annotated[str | None, typer.Option(help="Target sentences, one line per source.")] = None,
+    targets: Annotated[str | None, typer.Option(help="File of target sentences, one line per source.")] = None,
     model: Annotated[Path, typer.Option(help="Model folder; english-french is included.")] = TRANSLATOR,
     tokenized: Annotated[
-        bool, typer.Option("--tokenized", help="Also BLEU of space-separated words; --links counts these words.")
+        bool,
+        typer.Option(
+            "--tokenized", help="Also report BLEU of the words that spaces separate; --links counts these words."
+        ),
     ] = False,
     links: Annotated[
-        str | None, typer.Option(help="Gold word alignments of DATA: score the model's attention against them.")
+        str | None,
+        typer.Option(
+            help="File of correct word alignments of DATA in Pharaoh format: score the model's attention against them."
+        ),
     ] = None,
     back: Annotated[Path | None, typer.Option(help="With --links: a model for the other direction.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for the model's output, one line per distinct source.")] = None,
     as_json: Annotated[str | None, json_option("JSON")] = None,
     per: Annotated[
         str | None,
-        typer.Option(help="What a document is: file, line or paragraph.", rich_help_panel="Language models"),
+        typer.Option(
+            help="What a document is in plain text: a file, line or paragraph.", rich_help_panel="Language models"
+        ),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Window length in tokens.", rich_help_panel="Language models")
+        int | None,
+        typer.Option(
+            help="Tokens that the model reads at once, in a sliding window.", rich_help_panel="Language models"
+        ),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Window stride in tokens; half the length by default.", rich_help_panel="Language models"),
+        typer.Option(
+            help="Tokens by which the window moves on; by default, half of --length.", rich_help_panel="Language models"
+        ),
     ] = None,
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Lines hold text, tab, text, tab, label.", rich_help_panel="Classifiers")
+        bool,
+        typer.Option(
+            "--pairs", help="Lines hold two texts and a label: text TAB text TAB label.", rich_help_panel="Classifiers"
+        ),
     ] = False,
     images: Annotated[
-        str | None, typer.Option(help="Folder or .tar of the images in DATA.", rich_help_panel="Captioners")
+        str | None, typer.Option(help="Folder or tar archive of the images in DATA.", rich_help_panel="Captioners")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="File of precomputed image features.", rich_help_panel="Captioners")
+        str | None,
+        typer.Option(
+            help="File of precomputed image features, from regard train captioner --features.",
+            rich_help_panel="Captioners",
+        ),
     ] = None,
 ) -> None:
     """Evaluate a translation model, captioner, language model or classifier.
 
-    Reports BLEU and chrF, phoneme and word error rate, or alignment error rate; ROUGE-L and CIDEr-D for captions;
-    perplexity and bits per byte for language models; accuracy, F1 and Matthews correlation for classifiers.
+    Translation models: BLEU and chrF; with --links, alignment error rate.
+
+    Pronunciation models: phoneme and word error rates.
+
+    Captioners: BLEU, chrF, ROUGE-L and CIDEr-D.
+
+    Language models: perplexity and bits per byte.
+
+    Classifiers: accuracy, F1 and Matthews correlation.
     """
     from regard_lab.cli.evaluate import run
     from regard_lab.cli.evaluate_language import TextReading
@@ -426,15 +514,23 @@ app.add_typer(describe)
 app.add_typer(inspector)
 
 
-@_command(epilog="1 GB = 10⁹ bytes. --table alone compares the planner's counts with published models.")
+@_command(epilog="1 GB = 10⁹ bytes, 1 TFLOP/s = 10¹² operations per second.")
 @with_flags(PlanOptions)
 def plan(
     given: dict[str, Any],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="gpt3, bert-large, llama-7b, ...")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change its config: kv_heads=8.")
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Published model, such as gpt3, bert-large or llama-7b; else --layers and --width."
+        ),
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="Show published models.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change the model's config, such as kv_heads=8."),
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Compare our parameter counts with those of published models, and exit.")
+    ] = False,
     as_json: Annotated[str | None, json_option("JSON")] = None,
 ) -> None:
     """Estimate what training a model takes: parameters, FLOPs, memory, parallel layouts, time."""

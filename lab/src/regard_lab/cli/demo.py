@@ -65,9 +65,7 @@ def run(sentences: Sequence[str], *, out: Path) -> None:
 
 def _introduce(console: Console, about: dict[str, Any]) -> None:
     scores = about.get("scores", {})
-    console.print(
-        "English to French with a small Transformer, one head of which was guided by word links.", style="bold"
-    )
+    console.print("English to French with a small model whose attention was guided by word links.", style="bold")
     console.print(
         f"Trained on {about['pairs']:,} sentence pairs; BLEU {scores['bleu']:.1f} on {scores['sources']:,} held-out "
         "sentences of tatoeba.org.\n"

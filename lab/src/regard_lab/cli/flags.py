@@ -14,6 +14,15 @@ import typer
 from regard._utils.errors import rejected
 from regard_lab._options import Options
 from regard_lab.data.toml import parsed_toml
+from regard_lab.training.options import RunOptions
+
+#: Headings of options in the help of commands, by their sections.
+PANELS = MappingProxyType({
+    "data": "Data", "augmentation": "Data", "vocabularies": "Vocabulary", "tokenizer": "Vocabulary",
+    "training": "Training", "reward": "Training", "search": "Search", "sampling": "Sampling",
+})  # fmt: skip
+#: The same where other options read other data.
+IMAGE_PANELS = PANELS | {"data": "Images", "augmentation": "Images"}
 
 
 def flagged(options: type[Options], *places: str) -> dict[str, Field[Any]]:
@@ -29,6 +38,7 @@ def with_flags(
     unset: bool = False,
     without: Collection[str] = (),
     short: Mapping[str, str] = MappingProxyType({}),
+    panels: Mapping[str, str] = PANELS,
 ) -> Callable[[Any], Any]:
     """Let a command take declared options, which reach it as one mapping ``given`` from their places to values.
 
@@ -45,6 +55,8 @@ def with_flags(
         Places of options that the command does not take after all.
     short : mapping of str to str
         What the help of the command says of an option, in place of what is declared.
+    panels : mapping of str to str
+        Headings in the help, by the options' sections.
     """
     chosen = {_name(each): (place, each) for place, each in flagged(options, *places).items() if place not in without}
 
@@ -52,7 +64,7 @@ def with_flags(
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.name != "given"]
         made = [
-            _parameter(name, each, unset, short.get(place, each.metadata["short"]))
+            _parameter(name, each, unset, short.get(place, each.metadata["short"]), _panel(options, place, panels))
             for name, (place, each) in chosen.items()
         ]
         required = [each for each in own if each.default is inspect.Parameter.empty]
@@ -81,11 +93,20 @@ def _name(option: Field[Any]) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _parameter(name: str, option: Field[Any], unset: bool, short: str) -> inspect.Parameter:
+def _panel(options: type[Options], place: str, panels: Mapping[str, str]) -> str | None:
+    """Return the heading of an option in the help; options of a run outside of sections describe its model."""
+    section, dot, _ = place.partition(".")
+    return panels.get(section) if dot else "Model" if issubclass(options, RunOptions) else None
+
+
+def _parameter(name: str, option: Field[Any], unset: bool, short: str, panel: str | None) -> inspect.Parameter:
     declared = option.metadata
     kind: Any = list[str] if declared["kind"] is list else declared["kind"]
     kind = kind | None if unset or option.default is None else kind
-    annotation = Annotated[kind, typer.Option(declared["flag"], help=short)]
+    default = option.default
+    if unset and default and isinstance(default, str | int | float) and "default" not in short:
+        short = f"{short.removesuffix('.')}; {default if isinstance(default, str) else f'{default:,}'} by default."
+    annotation = Annotated[kind, typer.Option(declared["flag"], help=short, rich_help_panel=panel)]
     default = None if unset else option.default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

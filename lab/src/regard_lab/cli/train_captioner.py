@@ -55,5 +55,5 @@ def run(
         run_training(console, captioning, TASK, resume, piped=piped)
         where = shlex.quote(str(out))
         captioning.say(
-            f"The model is in {out}. Now try:  regard caption photo.jpg --model {where} --attention attention.png"
+            f"The model is in {out}. Now try:  regard caption photo.jpg --model {where} --plot attention.png"
         )

@@ -12,7 +12,7 @@ from regard.scores.kernels import kernels
 from regard_cli.app import Commands
 from regard_cli.messages import Command
 from regard_lab._options import Options
-from regard_lab.cli.flags import flagged, with_flags
+from regard_lab.cli.flags import IMAGE_PANELS, flagged, with_flags
 from regard_lab.tasks.captioning.options import CaptionOptions
 from regard_lab.tasks.classification.image_options import ImageClassificationOptions
 from regard_lab.tasks.classification.text_options import ClassificationOptions
@@ -22,7 +22,7 @@ from regard_lab.tasks.translation.tasks import TASKS, Task
 
 train = typer.Typer(cls=Commands, help="Train a model on your own data.", no_args_is_help=True)
 _ATTENTION = (
-    "--attention may be additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
+    "--attention is additive, dot, scaled_dot, general, concat, location, cosine, local, hard, none, "
     f"{', '.join(name for name, kernel in kernels().items() if kernel.smooth)} or constant. "
     "--show-options prints all options."
 )
@@ -30,24 +30,34 @@ _ATTENTION = (
 
 def _train_on_pairs(task: Task, text: str, **short: str) -> None:
     """Define the training command of a task on pairs; ``short`` overrides the help of data options."""
+    kind = f"Type of the model: rnn or transformer; {'rnn' if task.kind == 'recurrent' else task.kind} by default."
 
     @train.command(task.name, cls=Command, epilog=_ATTENTION, help=text)
     @with_flags(
         ExperimentOptions,
         unset=True,
         without=task.refused,
-        short={f"data.{name}": text for name, text in short.items()},
+        short={f"data.{name}": text for name, text in short.items()} | {"kind": kind},
     )
     def command(
-        out: Annotated[Path, typer.Option(help="Folder of the run.")],
+        out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")],
         given: dict[str, Any],
-        attention: Annotated[str | None, typer.Option(help="additive, dot, local, ...")] = None,
-        options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-        settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
+        attention: Annotated[
+            str | None, typer.Option(help="Attention score of the model; see below.", rich_help_panel="Model")
         ] = None,
-        show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+        options: Annotated[
+            Path | None, typer.Option(help="TOML file with options, such as --show-options prints.")
+        ] = None,
+        settings: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--set", metavar="NAME=VALUE", help="Set any option of --show-options, such as training.clip=0.5."
+            ),
+        ] = None,
+        show_options: Annotated[
+            bool, typer.Option("--show-options", help="Print all options with their meanings as TOML, and exit.")
+        ] = False,
+        resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     ) -> None:
         from regard_lab.cli.train import run
 
@@ -62,10 +72,17 @@ _train_on_pairs(TASKS["translation"], "Train a translation model on pairs of sen
 _train_on_pairs(
     TASKS["span-corruption"],
     "Pretrain an encoder–decoder by span corruption on lines of text.",
-    data="Lines of text; - for stdin.",
-    valid="Lines for validation.",
+    data="File of lines of text; - is standard input.",
+    valid="File of lines to validate with; by default, some of --data are held out.",
 )
-_train_on_pairs(TASKS["pronunciation"], "Train a pronunciation model on words and their phonemes.")
+_train_on_pairs(
+    TASKS["pronunciation"],
+    "Train a pronunciation model on words and their phonemes.",
+    data="File of words, word TAB phonemes separated by spaces; with --targets, of words; - is standard input.",
+    targets="File of phonemes, one line per word.",
+    valid="File of words and phonemes to validate with; by default, some of --data are held out.",
+    valid_targets="File of phonemes, one line per word of --valid.",
+)
 
 
 def _train_on_text(task: str, declared: type[Options], text: str, other: type[Options] | None = None) -> None:
@@ -76,14 +93,21 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
 
     @with_flags(declared, unset=True)
     def command(
-        out: Annotated[Path, typer.Option(help="Folder of the run.")],
+        out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")],
         given: dict[str, Any],
-        options: Annotated[Path | None, typer.Option(help="A TOML file of options.")] = None,
-        settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any, as training.clip=0.5.")
+        options: Annotated[
+            Path | None, typer.Option(help="TOML file with options, such as --show-options prints.")
         ] = None,
-        show_options: Annotated[bool, typer.Option("--show-options", help="Print all options as TOML.")] = False,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+        settings: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--set", metavar="NAME=VALUE", help="Set any option of --show-options, such as training.clip=0.5."
+            ),
+        ] = None,
+        show_options: Annotated[
+            bool, typer.Option("--show-options", help="Print all options with their meanings as TOML, and exit.")
+        ] = False,
+        resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     ) -> None:
         run = import_module(f"regard_lab.cli.train_{task.replace('-', '_')}").run
         run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)
@@ -91,7 +115,7 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
     if other is not None:
         taken = {each.metadata["flag"] for each in flagged(declared).values()}
         rest = [place for place, each in flagged(other).items() if each.metadata["flag"] not in taken]
-        command = with_flags(other, *rest, unset=True)(command)
+        command = with_flags(other, *rest, unset=True, panels=IMAGE_PANELS)(command)
     train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)(command)
 
 

@@ -444,15 +444,13 @@ class LabelBatches(_Labelled[LabelBatch]):
 class Augmentation(Options):
     """What is changed at random in an image before it is learned from; by default nothing."""
 
-    flip: bool = option(False, "mirror every other image, left and right", flag="--flip",
-                        short="Mirror every other image.")  # fmt: skip
-    shift: int = option(0, "pixels that images are moved by at most, each way; those at the edge are repeated",
-                        ge=0, le=1 << 10, flag="--shift", short="Pixels that images are moved by.")  # fmt: skip
-    cutout: int = option(0, "side of a square that is cut out at random places (DeVries 2017)", ge=0, le=1 << 12,
-                         flag="--cutout", short="Side of a square that is cut out.")  # fmt: skip
-    mixup: float = option(0.0, "mix pairs of images, and their labels, by a share from Beta(α, α) of this α (Zhang "
-                               "2017)", ge=0, le=16, flag="--mixup",
-                          short="Mix pairs of images by Beta(α, α).")  # fmt: skip
+    flip: bool = option(False, "mirror half of the training images, left and right", flag="--flip")  # fmt: skip
+    shift: int = option(0, "shift training images at random, by at most this many pixels", ge=0, le=1 << 10,
+                       flag="--shift")  # fmt: skip
+    cutout: int = option(0, "cut out a square of this side at a random place of training images (DeVries 2017)", ge=0,
+                         le=1 << 12, flag="--cutout")  # fmt: skip
+    mixup: float = option(0.0, "mix pairs of training images and their labels, by a share drawn from Beta(α, α) with "
+                          "this α (Zhang 2017)", ge=0, le=16, flag="--mixup")  # fmt: skip
 
     def apply(self, images: Tensor, targets: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) and their targets, changed as the generator draws it.

@@ -297,28 +297,37 @@ class SearchOptions(Options):
     """How to search, or to sample."""
 
     function: ClassVar[str] = "search"
-    beams: int = option(5, "beams of the search; 1 is greedy", ge=1, le=1000, flag="--beams")
-    n_best: int = option(1, "hypotheses that are wanted, or samples that are drawn", ge=1, le=10_000,
-                         flag="--n-best", short="Show so many translations, each after its score.")  # fmt: skip
+    beams: int = option(5, "beam size of the search; 1 is greedy", ge=1, le=1000, flag="--beams")
+    n_best: int = option(1, "results to return, or samples to draw", ge=1, le=10_000, flag="--n-best",
+                         short="Show this many results, each after its score.")  # fmt: skip
     #: α: what is sought has the greatest log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
     #: (Wu et al. 2016, arXiv 1609.08144).
-    length_penalty: float = option(0.6, "0 favours short translations; 1 long ones", ge=0, flag="--length-penalty")
-    no_repeat: int = option(0, "write no run of so many tokens twice; 0 allows it", ge=0, flag="--no-repeat")
-    min_length: int = option(0, "symbols that are written at least", ge=0)
+    length_penalty: float = option(0.6, "0 favours short results, 1 long ones", ge=0, flag="--length-penalty")
+    no_repeat: int = option(
+        0, "never write the same run of this many tokens twice; 0 for no limit", ge=0, flag="--no-repeat"
+    )
+    min_length: int = option(0, "least number of symbols to write", ge=0)
     #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``min_length`` where that is more.
-    ratio: float = option(2.0, "symbols that are written at most for each of the source", ge=0)
-    extra: int = option(8, "symbols that are written beyond those", ge=0)
-    max_length: int = option(0, "symbols that are written at most in any case; 0 for no such bound", ge=0)
+    ratio: float = option(2.0, "most symbols to write per source symbol", ge=0)
+    extra: int = option(8, "symbols to add to that limit", ge=0)
+    max_length: int = option(0, "most symbols to write in any case; 0 for no limit", ge=0)
     #: Where texts are wanted it is written, if at all, only where a source word can take its place.
     unknown: bool = option(True, "write the symbol for whatever the vocabulary does not know")
     #: What is drawn for a source is settled by its symbols and the seed: equal sources get equal samples, whatever else
     #: is in the batch.
-    sample: bool = option(False, "draw instead of searching", flag="--sample")
-    temperature: float = option(1.0, "with --sample: below 1 likelier, above 1 freer", gt=0, flag="--temperature")
-    top_k: int = option(0, "with --sample: draw from so many; 0 for all", ge=0, flag="--top-k")
-    top_p: float = option(1.0, "with --sample: draw from what has this probability together", gt=0, le=1,
-                          flag="--top-p")  # fmt: skip
-    seed: int = option(0, "of --sample", ge=0, flag="--seed")
+    sample: bool = option(False, "sample at random instead of searching for the best", flag="--sample")
+    temperature: float = option(
+        1.0, "with --sample: below 1, results are more likely; above 1, more varied", gt=0, flag="--temperature"
+    )
+    top_k: int = option(0, "with --sample: sample from this many most likely tokens; 0 for all", ge=0, flag="--top-k")
+    top_p: float = option(
+        1.0,
+        "with --sample: sample from the most likely tokens that together have this probability",
+        gt=0,
+        le=1,
+        flag="--top-p",
+    )
+    seed: int = option(0, "random seed of --sample", ge=0, flag="--seed")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""

@@ -30,15 +30,18 @@ class PredictionOptions(Options):
                                    "vocabulary cannot spell")  # fmt: skip
     #: See :func:`regard_lab.text.words.sentences`. None: unless the model learned from lines of several sentences.
     #: Only texts are taken apart, not letters or other symbols.
-    split: bool | None = option(None, "a line sentence by sentence, or at once; else as learned", kind=bool,
-                                flag="--split/--whole")  # fmt: skip
+    split: bool | None = option(
+        None,
+        "translate a line sentence by sentence, or at once; by default, as the model was trained",
+        kind=bool,
+        flag="--split/--whole",
+    )
     max_length: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", ge=1)
     too_long: str = option("cut", "cut a line that has more, or refuse it", choices=("cut", "refuse"))
-    batch: int = option(128, "lines at once; lower it where memory is short", ge=1, flag="--batch")
+    batch: int = option(128, "batch size; lower it if memory runs out", ge=1, flag="--batch")
     #: Of matrix products in a search; what is nearly tied is settled by rounding with bfloat16.
-    precision: str = option("float32", "float32; or bfloat16, faster where processors have it",
-                            choices=("float32", "bfloat16"), flag="--precision",
-                            short="float32; or bfloat16, faster where processors have it.")  # fmt: skip
+    precision: str = option("float32", "number format: float32, or bfloat16, faster on processors that support it",
+                            choices=("float32", "bfloat16"), flag="--precision")  # fmt: skip
 
 
 @dataclass(frozen=True)

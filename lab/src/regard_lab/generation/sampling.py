@@ -27,18 +27,24 @@ class SamplingOptions(Options):
 
     function: ClassVar[str] = "sampling"
     #: What is drawn for a request is settled by its tokens and the seed, whatever else is in the batch.
-    temperature: float = option(0.0, "0 takes the likeliest; below 1 likelier, above 1 freer", ge=0,
-                                flag="--temperature")  # fmt: skip
-    top_k: int = option(0, "draw from so many; 0 for all", ge=0, flag="--top-k")
+    temperature: float = option(
+        0.0,
+        "0 (default) takes the most likely token; below 1, text is more likely; above 1, more varied",
+        ge=0,
+        flag="--temperature",
+    )
+    top_k: int = option(0, "sample from this many most likely tokens; 0 for all", ge=0, flag="--top-k")
     #: Holtzman et al. 2020, arXiv 1904.09751.
-    top_p: float = option(1.0, "draw from what has this probability together", gt=0, le=1, flag="--top-p")
+    top_p: float = option(
+        1.0, "sample from the most likely tokens that together have this probability", gt=0, le=1, flag="--top-p"
+    )
     #: Nguyen et al. 2024, arXiv 2407.01082.
-    min_p: float = option(0.0, "leave out what has less than this share of the greatest probability", ge=0, le=1,
+    min_p: float = option(0.0, "leave out tokens with less than this share of the highest probability", ge=0, le=1,
                           flag="--min-p")  # fmt: skip
     #: Keskar et al. 2019, arXiv 1909.05858.
-    repetition_penalty: float = option(1.0, "above 1 makes tokens less likely that have come before", gt=0,
+    repetition_penalty: float = option(1.0, "above 1, tokens that occurred before become less likely", gt=0,
                                        flag="--repetition-penalty")  # fmt: skip
-    seed: int = option(0, "of what is drawn", ge=0, flag="--seed")
+    seed: int = option(0, "random seed", ge=0, flag="--seed")
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -163,9 +169,9 @@ class GenerationOptions(Options):
     """How to continue prompts."""
 
     function: ClassVar[str] = "generate"
-    max_new_tokens: int = option(128, "tokens that are written at most", ge=1, flag="--max-new-tokens")
+    max_new_tokens: int = option(128, "most tokens to generate", ge=1, flag="--max-new-tokens")
     #: Sample k of a prompt is the same however many others are drawn.
-    samples: int = option(1, "continuations that are drawn of each prompt", ge=1, le=10_000, flag="--samples")
+    samples: int = option(1, "continuations to sample per prompt", ge=1, le=10_000, flag="--samples")
     sampling: SamplingOptions = section(SamplingOptions, "how the next token is chosen")
 
     def check(self) -> None:

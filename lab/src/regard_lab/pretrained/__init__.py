@@ -14,7 +14,7 @@ __all__ = ["CARD", "load", "names", "path"]
 
 _HERE = Path(__file__).parent
 CARD = "README.md"
-#: English to French, a Transformer with one head guided by word links.
+#: English to French.
 TRANSLATOR = "english-french"
 
 

@@ -203,6 +203,16 @@ class FolderRun(ABC, Generic[_O]):
     def check(self) -> None:
         """Raise if the options are invalid; called before any data is read."""
 
+    def size_batches(self, count: int, what: str) -> None:
+        """Choose the batch size by the amount of data, unless the options have one, and report it."""
+        training = self.options.training.sized(count)
+        name = training.batch_option
+        if training != self.options.training:
+            self.options = self.options.with_changes({"training": training})
+            flag = dict(training.declared())[name].metadata["flag"]
+            size = getattr(training, name)
+            self.say(f"batches of {size:,} {what}, chosen for {count:,} to learn from; {flag} sets another size")
+
     def open(self, resume: bool) -> tuple[RunFolder[_O], dict[str, Any]]:
         """Return the run's folder and its training conditions.
 

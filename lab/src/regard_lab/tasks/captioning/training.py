@@ -206,6 +206,7 @@ class Captioning(FolderRun[CaptionOptions]):
             )
             if start is not None:
                 copy_captioner(captioner, start)
+            self.size_batches(len(set(learn.sources)), "images")
             batches, checks = (
                 self._batches(pairs, grids, vocabulary, mirror)
                 for pairs, grids, mirror in zip((learn, valid), sides, (self.options.data.mirror, False))

@@ -31,15 +31,15 @@ _FOUND = ("channels", "image")
 class LabelledImageOptions(Options):
     """Where images and their labels come from."""
 
-    images: str = option("", "a folder or tar archive with a folder of images for each label, an IDX file or .npy of "
-                         "images beside its labels, or an .npz of both", flag="--images",
-                         short="A folder per label, IDX, or .npz.")  # fmt: skip
-    valid: str = option("", "the same to validate with; by default some of each label are held out", flag="--valid")
-    held_out: float = option(0.1, "share of each label's images that is held out", gt=0, lt=1)
-    side: int = option(0, "pixels of a side that images are made, the middle of those that are not square; 0 for that "
-                       "of arrays, and 64 for files", ge=0, le=1 << 12, flag="--side",
-                       short="Pixels of a side of images.")  # fmt: skip
-    gray: bool = option(False, "read images without colour", flag="--gray", short="Read images without colour.")
+    images: str = option("", "labelled images: a folder or tar archive with one folder per label, an IDX or .npy file "
+                         "next to its labels, or an .npz of both", flag="--images")  # fmt: skip
+    valid: str = option(
+        "", "labelled images to validate with; by default, some of each label are held out", flag="--valid"
+    )
+    held_out: float = option(0.1, "share of each label's images to hold out for validation", gt=0, lt=1)
+    side: int = option(0, "side in pixels of the square that images are cropped and resized to; 0 for the size of "
+                       "arrays, and 64 for files", ge=0, le=1 << 12, flag="--side")  # fmt: skip
+    gray: bool = option(False, "read images in gray", flag="--gray")
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -52,9 +52,9 @@ class ImageTrainingOptions(ClassifierTrainingOptions):
     """How to train, with what suits classifiers of images."""
 
     unit: ClassVar[str] = "images"
+    batch_range: ClassVar[tuple[int, int]] = (8, 64)
+    fewest_epochs: ClassVar[float] = 10.0
 
-    epochs: float = redeclared(ClassifierTrainingOptions, "epochs", 10.0)
-    batch_examples: int = redeclared(ClassifierTrainingOptions, "batch_examples", 64)
     schedule: str = redeclared(ClassifierTrainingOptions, "schedule", "cosine")
     weight_decay: float = redeclared(ClassifierTrainingOptions, "weight_decay", 0.05)
     label_smoothing: float = redeclared(ClassifierTrainingOptions, "label_smoothing", 0.1)

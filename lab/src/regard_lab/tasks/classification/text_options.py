@@ -26,15 +26,12 @@ _WIDTH, _HIGHEST = 768, 5e-3
 class LabelledOptions(Options):
     """Where texts and their labels come from."""
 
-    data: str = option("", "lines of a text, a tab and a label, or the same in gzip; - is standard input",
-                       flag="--data", short="Lines of text, tab, label; - stdin.")  # fmt: skip
-    valid: str = option("", "lines to validate with; by default some of each label are held out", flag="--valid",
-                        short="Lines to validate with.")  # fmt: skip
-    held_out: float = option(0.1, "share of each label's texts that is held out", gt=0, lt=1)
-    pairs: bool = option(False, "two texts in each line, with a tab between them", flag="--pairs",
-                         short="Two texts in each line.")  # fmt: skip
-    length: int = option(256, "tokens that are read of a text at most", ge=2, le=1 << 20, flag="--length",
-                         short="Tokens of a text at most.")  # fmt: skip
+    data: str = option("", "file of labelled texts, text TAB label; - is standard input", flag="--data")  # fmt: skip
+    valid: str = option("", "file of labelled texts to validate with; by default, some of each label are held out",
+                        flag="--valid")  # fmt: skip
+    held_out: float = option(0.1, "share of each label's texts to hold out for validation", gt=0, lt=1)
+    pairs: bool = option(False, "lines hold two texts and a label: text TAB text TAB label", flag="--pairs")
+    length: int = option(256, "most tokens of a text; longer ones are truncated", ge=2, le=1 << 20, flag="--length")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -48,8 +45,8 @@ class LabelledOptions(Options):
 class LoRAOptions(Options):
     """Low-rank adapters (Hu 2021, arXiv 2106.09685)."""
 
-    rank: int = option(8, "of the matrices that are added", ge=1, le=1 << 12)
-    alpha: float = option(16.0, "rank times what scales them", gt=0)
+    rank: int = option(8, "rank of the matrices that are added", ge=1, le=1 << 12)
+    alpha: float = option(16.0, "rank times the factor of these matrices", gt=0)
     dropout: float = option(0.0, "share of their inputs that is zeroed", ge=0, lt=1)
 
 
@@ -57,8 +54,8 @@ class LoRAOptions(Options):
 class HeadOptions(Options):
     """What scores labels: one row that stands for a text, or what filters find in windows of tokens."""
 
-    filters: int = option(0, "filters of windows of each width, whose largest and mean values are scored (Kim 2014); 0 "
-                          "for one row of the model", ge=0, le=MOST_FILTERS)  # fmt: skip
+    filters: int = option(0, "convolution filters of each width, whose largest and mean values are classified (Kim "
+                          "2014); 0 to classify one row of the model", ge=0, le=MOST_FILTERS)  # fmt: skip
     window: int = option(WINDOW, "tokens of the widest window", ge=1, le=WIDEST)
     narrowest: int = option(1, "tokens of the narrowest window", ge=1, le=WIDEST)
     means: bool = option(True, "score the mean value of each filter beside its largest")
@@ -96,16 +93,27 @@ class ClassificationOptions(ClassifierOptions):
 
     task: str = option("classifier", "classifier", choices=("classifier",))
     data: LabelledOptions = section(LabelledOptions, "where texts and labels come from")
-    start: str = option("", "the folder of a language model, with its tokenizer, that the run begins with",
-                        flag="--start", short="A language model to begin with.")  # fmt: skip
-    tune: str = option("full", "what of that model learns: all of it, its embedding, nothing (its head alone), or "
-                       "low-rank adapters", choices=TUNES, flag="--tune",
-                       short="full, embedding, frozen, lora.")  # fmt: skip
+    start: str = option("", "folder of a language model to start from, with its tokenizer", flag="--start",
+                        short="Folder of a language model, or with --images of an image model, to start "
+                        "from.")  # fmt: skip
+    tune: str = option(
+        "full",
+        "what to train of the start model: full, all of it; embedding; frozen, only the new head; "
+        "lora, low-rank adapters",
+        choices=TUNES,
+        flag="--tune",
+    )
     lora: LoRAOptions = section(LoRAOptions, "low-rank adapters")
-    kind: str = option("encoder", "what the model is, without start", choices=tuple(KINDS), flag="--kind",
-                       short="Without --start: encoder, decoder.")  # fmt: skip
-    preset: str = option("tiny", "the sizes of the model, without start", flag="--preset",
-                         short="Without --start: tiny, small, ...")  # fmt: skip
+    kind: str = option(
+        "encoder", "type of a new model, without start: encoder or decoder", choices=tuple(KINDS), flag="--kind",
+        short="Type of a new model, without --start: encoder (default) or decoder; of images, resnet (default) or "
+        "transformer.",
+    )  # fmt: skip
+    preset: str = option(
+        "tiny", "size of a new model, without start: tiny, small or base, or a published one such as bert-base",
+        flag="--preset", short="Size of a new model, without --start: tiny (default), small or base, or a published "
+        "one such as bert-base or vit-base.",
+    )  # fmt: skip
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's; with start dropout, "
                                    "attention_dropout, pooling and window in place of its own")  # fmt: skip

@@ -240,6 +240,7 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
             self._check(files.read_record(), record, learn.noun)
         elif place()[0]:
             files.wait_for_record()
+        self.size_batches(len(learn), f"{learn.noun}s")
         made = self.prepare(learn, valid, names, resume)
         planned = self.options.training.planned(made.batches.per_epoch, made.rate)
         self.options = self.options.with_changes({"training": planned})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from regard._utils.errors import in_section, rejected, unknown_name
 from regard_lab._options import Options, option, redeclared, section
@@ -27,19 +27,29 @@ ROWS = ("auto", "packed", "stream")
 class TextOptions(Options):
     """Where the text comes from, and how rows are made of it."""
 
-    data: list[str] = option([], "files and folders of text, JSON lines or either in gzip; - is standard input",
-                             flag="--data", short="Files and folders; - stdin.")  # fmt: skip
-    valid: list[str] = option([], "those to validate with; by default some are held out", flag="--valid",
-                              short="Those to validate with.")  # fmt: skip
-    held_out: float = option(0.1, "share of the documents that is held out, of a single document its end", gt=0,
-                             lt=1)  # fmt: skip
-    per: str = option("file", "what a document is in a file of text", choices=UNITS, flag="--per",
-                      short="A document: file, line, paragraph.")  # fmt: skip
-    field: str = option("text", "where the text stands in a line of JSON")
-    length: int = option(256, "tokens of a row", ge=2, le=1 << 20, flag="--length", short="Tokens of a row.")
+    data: list[str] = option(
+        [],
+        "files or folders of text or JSON lines, also in gzip; - is standard input",
+        flag="--data",
+        short="File or folder of text or JSON lines, also in gzip; - is standard input. May be repeated.",
+    )
+    valid: list[str] = option(
+        [],
+        "files or folders to validate with; by default, some of data are held out",
+        flag="--valid",
+        short="File or folder to validate with; by default, some of --data are held out. May be repeated.",
+    )
+    held_out: float = option(
+        0.1, "share of the documents to hold out for validation, or of a single document its end", gt=0, lt=1
+    )
+    per: str = option(
+        "file", "what a document is in files of text: a file, line or paragraph", choices=UNITS, flag="--per"
+    )
+    field: str = option("text", "field of JSON lines that holds the text")
+    length: int = option(256, "tokens of a training sequence (context length)", ge=2, le=1 << 20, flag="--length")
     rows: str = option("auto", "packed: documents side by side that do not see each other; stream: one after the "
                        "other; auto: a stream where documents are longer than rows", choices=ROWS)  # fmt: skip
-    masked_share: float = option(0.15, "share of the tokens that is masked", gt=0, lt=1)
+    masked_share: float = option(0.15, "share of tokens to mask", gt=0, lt=1)
     whole_words: bool = option(False, "mask whole words")
     both_ways: bool = option(False, "read rows backward half of the time, for classifiers that read texts both ways")
 
@@ -55,11 +65,11 @@ class TextOptions(Options):
 class TokenizerOptions(Options):
     """How text is split into tokens."""
 
-    kind: str = option("bpe", "bpe, wordpiece, bytes, characters, or the folder of a tokenizer", flag="--tokenizer",
-                       short="bpe, wordpiece, ..., or a folder.")  # fmt: skip
-    size: int = option(8000, "tokens of bpe and wordpiece, special ones included", ge=260, le=1 << 20,
-                       flag="--vocabulary-size", short="Tokens of bpe and wordpiece.")  # fmt: skip
-    lowercase: bool = option(False, "read texts in lower case")
+    kind: str = option("bpe", "how text is split: bpe, wordpiece, bytes, characters, or the folder of a tokenizer",
+                      flag="--tokenizer")  # fmt: skip
+    size: int = option(8000, "vocabulary size of bpe and wordpiece, with special tokens", ge=260, le=1 << 20,
+                      flag="--vocabulary-size")  # fmt: skip
+    lowercase: bool = option(False, "read lower-case text")
 
     def check(self) -> None:
         """Raise where options contradict each other."""
@@ -93,8 +103,11 @@ class SkipGramOptions(Options):
 class LanguageTrainingOptions(TrainingOptions):
     """How to train, with what suits models of language."""
 
+    batch_range: ClassVar[tuple[int, int]] = (1024, 8192)
+
     learning_rate: float = redeclared(TrainingOptions, "learning_rate", 1e-3)
-    batch_tokens: int = redeclared(TrainingOptions, "batch_tokens", 8192)
+    batch_tokens: int = option(0, "most tokens per batch; 0 for a number that suits the amount of data, by default at "
+                               "most 8,192", ge=0, flag="--batch-tokens")  # fmt: skip
     schedule: str = redeclared(TrainingOptions, "schedule", "cosine")
     warmup: float = redeclared(TrainingOptions, "warmup", 0.03)
     weight_decay: float = redeclared(TrainingOptions, "weight_decay", 0.1)
@@ -122,13 +135,14 @@ class LanguageOptions(RunOptions):
     data: TextOptions = section(TextOptions, "where the text comes from")
     tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
     skip_gram: SkipGramOptions = section(SkipGramOptions, "how the embedding is learned before the model")
-    masked: bool = option(False, "learn to name masked tokens, rather than the next one", flag="--masked",
-                          short="Learn masked tokens, not the next.")  # fmt: skip
-    preset: str = option("small", "the sizes of the model", flag="--preset", short="Sizes: tiny, small, base, ...")
+    masked: bool = option(False, "train a masked language model, such as BERT, instead of one that generates text",
+                          flag="--masked")  # fmt: skip
+    preset: str = option(
+        "small", "size of the model: tiny, small or base, or a published one such as gpt2", flag="--preset"
+    )
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
     training: LanguageTrainingOptions = section(LanguageTrainingOptions, "how to train")
-    start: str = option("", "the folder of a model, with its tokenizer, that the run begins with", flag="--start",
-                        short="A model to begin with.")  # fmt: skip
+    start: str = option("", "folder of a model to start from, with its tokenizer", flag="--start")  # fmt: skip
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -139,7 +153,7 @@ class LanguageOptions(RunOptions):
                 self.training.require_default("label_smoothing", "where tokens are masked")
             if self.training.metric != "loss":
                 raise rejected("options", "metric", "be 'loss' for a language model", repr(self.training.metric))
-            if self.training.batch_tokens < self.data.length:
+            if 0 < self.training.batch_tokens < self.data.length:
                 expected = f"be at least data.length, which is {self.data.length}"
                 raise rejected("options", "batch_tokens", expected, self.training.batch_tokens)
             if self.data.length % (2 * self.training.context):

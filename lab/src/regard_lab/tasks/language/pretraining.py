@@ -423,7 +423,6 @@ class Pretraining(FolderRun[LanguageOptions]):
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
 
-        training = self.options.training
         files, here = self.open(resume)
         if resume:
             begun = files.read_record()
@@ -432,6 +431,10 @@ class Pretraining(FolderRun[LanguageOptions]):
             begun = self._begun(files, here) if place()[0] == 0 else files.wait_for_record()
         tokenizer = Tokenizer.load(self.folder)
         learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
+        self.size_batches(learn.tokens, "tokens")
+        training = self.options.training
+        if place()[0] == 0:
+            files.write(begun, self.options)
         model = self._model(tokenizer)
         if self.options.skip_gram.epochs and not resume:
             self._learn_vectors(model, learn, tokenizer)
@@ -494,8 +497,8 @@ class Pretraining(FolderRun[LanguageOptions]):
             rows = "stream" if long and not self.options.masked else "packed"
         kind = StreamBatches if rows == "stream" else PackedBatches
         return kind(
-            shards, length=data.length, rows=training.batch_tokens // data.length, seed=training.seed, rank=rank,
-            world=world, pad=tokenizer.pad or 0,
+            shards, length=data.length, rows=max(training.batch_tokens // data.length, 1), seed=training.seed,
+            rank=rank, world=world, pad=tokenizer.pad or 0,
         )  # fmt: skip
 
     def _objective(

@@ -23,26 +23,30 @@ class DataOptions(Options):
     """Where the pairs come from."""
 
     renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
-    data: str = option("", "a file of pairs separated by a tab, or with targets of sources; - is standard input",
-                       flag="--data", short="Tab-separated pairs; - stdin.")  # fmt: skip
-    targets: str = option("", "a file of targets, a line for each source", flag="--targets",
-                          short="Targets of --data's sources.")  # fmt: skip
-    valid: str = option("", "pairs to validate with; by default some are held out", flag="--valid",
-                        short="Pairs to validate with.")  # fmt: skip
-    valid_targets: str = option("", "a file of targets of valid's sources", flag="--valid-targets",
-                                short="Targets of --valid's sources.")  # fmt: skip
-    held_out: int = option(1000, "sources that are held out; by default at most a tenth", ge=1)
-    max_length: int = option(100, "words that a side may have at most", ge=1)
-    duplicates: bool = option(False, "keep pairs to learn from that are identical to an earlier one")
-    alignments: str = option("", "a file with the links of each line's words, in Pharaoh's format, that guide "
-                             "attention", flag="--alignments", short="Such links, in a file.")  # fmt: skip
-    tokenized: bool = option(False, "these links count what spaces separate, not words and signs")
-    align: bool = option(False, "make such links of the pairs to learn from", flag="--align",
-                         short="Guide attention by links.")  # fmt: skip
-    aligner: str = option("lexical", "what makes them", choices=ALIGNERS)
+    data: str = option(
+        "",
+        "file of sentence pairs, source TAB target; with targets, of sources; - is standard input",
+        flag="--data",
+        short="File of sentence pairs, source TAB target; with --targets, of sources; - is standard input.",
+    )
+    targets: str = option("", "file of targets, one line per source", flag="--targets")  # fmt: skip
+    valid: str = option("", "file of pairs to validate with; by default, some of data are held out", flag="--valid",
+                        short="File of pairs to validate with; by default, some of --data are held out.")  # fmt: skip
+    valid_targets: str = option("", "file of targets, one line per source of valid", flag="--valid-targets",
+                                short="File of targets, one line per source of --valid.")  # fmt: skip
+    held_out: int = option(1000, "sources to hold out for validation; by default, at most a tenth", ge=1)
+    max_length: int = option(100, "most words of a side; longer pairs are skipped", ge=1)
+    duplicates: bool = option(False, "keep training pairs that repeat an earlier one")
+    alignments: str = option("", "file of word alignments in Pharaoh format, one line per pair, that guide attention",
+                             flag="--alignments")  # fmt: skip
+    tokenized: bool = option(False, "words of alignments are what spaces separate; else words and punctuation")
+    align: bool = option(
+        False, "align the words of the training pairs first, and guide attention by that", flag="--align"
+    )
+    aligner: str = option("lexical", "aligner of align", choices=ALIGNERS)
     #: Raffel 2020, arXiv 1910.10683.
-    span_share: float = option(0.15, "of span-corruption: share of the tokens that is hidden", gt=0, lt=1)
-    span_length: float = option(3.0, "of span-corruption: tokens of a hidden span, on average", ge=1)
+    span_share: float = option(0.15, "span-corruption: share of tokens to hide", gt=0, lt=1)
+    span_length: float = option(3.0, "span-corruption: mean tokens of a hidden span", ge=1)
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -70,13 +74,13 @@ class ExperimentOptions(RunOptions):
     task: str = option("translation", "translation, pronunciation or span-corruption", choices=TASKS)
     data: DataOptions = section(DataOptions, "where the pairs come from")
     vocabularies: VocabularyOptions = section(VocabularyOptions, "how symbols are made of texts")
-    kind: str = option("recurrent", "of the model: recurrent or transformer", choices=MODELS, flag="--model",
-                       short="rnn or transformer.")  # fmt: skip
-    preset: str = option("base", "the sizes of the model", flag="--preset", short="Sizes: small, base, ...")
+    kind: str = option("recurrent", "type of the model: recurrent or transformer", choices=MODELS, flag="--model")
+    preset: str = option(
+        "base", "size of the model: small or base, or a published one such as vaswani2017-base", flag="--preset"
+    )
     model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
     training: TrainingOptions = section(TrainingOptions, "how to train")
-    start: str = option("", "the folder of a model whose parameters and vocabularies the run begins with",
-                        flag="--start", short="A model to begin with.")  # fmt: skip
+    start: str = option("", "folder of a model whose parameters and vocabularies to start from", flag="--start")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""

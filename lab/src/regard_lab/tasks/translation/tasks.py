@@ -23,19 +23,23 @@ _TEXTS = "for span-corruption, which has texts and no pairs"
 class VocabularyOptions(Options):
     """How symbols are made of texts, for tasks that leave it open."""
 
-    kind: str = option("bpe", "bpe, unigram or characters", choices=SUBWORDS, flag="--vocabulary",
-                       short="bpe, unigram or characters.")  # fmt: skip
-    size: int = option(8000, "how many subwords", flag="--vocabulary-size")
-    joint: bool = option(False, "one vocabulary for both", flag="--joint/--apart")
-    lowercase: bool = option(False, "read and write in small letters")
+    kind: str = option("bpe", "units of text: subwords by bpe or unigram, or characters", choices=SUBWORDS,
+                       flag="--vocabulary")  # fmt: skip
+    size: int = option(8000, "number of subwords of a vocabulary", flag="--vocabulary-size")
+    joint: bool = option(False, "one vocabulary for both languages; by default, one for each", flag="--joint/--apart")
+    lowercase: bool = option(False, "read and write lower-case text")
     #: Provilkov 2020, arXiv 1910.13267. Texts are split several times, each time differently, and an epoch goes through
     #: all; what is rare is learned from its parts.
-    dropout: float = option(0.0, "share of BPE's merges that are left out when training texts are split",
+    dropout: float = option(0.0, "BPE dropout: share of merges to skip when training texts are split",
                             ge=0, lt=1)  # fmt: skip
     #: See :mod:`regard_lab.text.rewriting`.
-    rewrite: bool = option(False, "read small letters behind marks for capitals, one form of quotes and dashes, and "
-                           "placeholders for names, numbers and signs that are copied", flag="--rewrite",
-                           short="Mark capitals; copy names and numbers.")  # fmt: skip
+    rewrite: bool = option(
+        False,
+        "read small letters behind marks for capitals, one form of quotes and dashes, and "
+        "placeholders for names, numbers and signs that are copied",
+        flag="--rewrite",
+        short="Read lower-case text with markers for capitals, and copy names, numbers and signs.",
+    )
     languages: str = option("", "of both sides, such as en-fr: with rewrite, numbers are written as each does")
 
     def check(self) -> None:

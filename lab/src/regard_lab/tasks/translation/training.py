@@ -238,6 +238,10 @@ class Experiment(FolderRun[ExperimentOptions]):
         guide = self._guidance.guide(learn, (source, target), numbers, rows)
         if guide is not None:
             self.say(str(self._guidance))
+        self.size_batches(sum(len(each) + int(each.lengths.sum()) for each in numbers), "tokens")
+        training = self.options.training
+        if rank == 0:
+            files.write(files.read_record(), self.options)
         batches = Batches(*numbers, tokens=training.batch_tokens, links=guide, **sharing)
         once = Batches(*checks, tokens=training.batch_tokens, **sharing)
         self.say(f"an epoch has {batches.per_epoch:,} batches")

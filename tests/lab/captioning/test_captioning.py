@@ -332,3 +332,12 @@ def test_a_start_that_does_not_fit_is_told_before_features_are_made(
     with pytest.raises(ModelFileError, match="nowhere"):
         Captioning(options(data, start=str(tmp_path / "nowhere")), tmp_path / "out", quiet).train()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_vocabulary_that_is_smaller_than_asked_names_the_captions(data: Path, tmp_path: Path) -> None:
+    asked = options(data, vocabularies={"kind": "bpe", "size": 3000}, training={"steps": 1})
+    said: list[str] = []
+    Captioning(asked, tmp_path / "out", said.append).train()
+    file = data / "train.tsv"
+    assert any(f"size 3,000 is more than the captions of {file} support: " in line for line in said)

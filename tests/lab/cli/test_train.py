@@ -745,3 +745,25 @@ def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
     assert refused.code == 2 and "--tokenized must be left out for pronunciation, which BLEU does not" in refused.err
     found = json.loads(regard("evaluate", tmp_path / "words.tsv", "--model", out, "--json").out.splitlines()[-1])
     assert found["per"] < 10 and found["wer"] < 30
+
+
+def test_messages_about_vocabularies_say_which_side_they_mean(regard, pairs, tmp_path) -> None:
+    targets = tmp_path / "targets.txt"
+    sources = tmp_path / "sources.txt"
+    lines = [line.split("\t") for line in pairs.read_text(encoding="utf-8").splitlines()[:-1]]
+    sources.write_text("".join(f"{source}\n" for source, _ in lines), encoding="utf-8")
+    targets.write_text("".join(f"{target} #%&\n" for _, target in lines), encoding="utf-8")
+    options = ["--data", sources, "--targets", targets, "--out", tmp_path / "out", "--steps", "1", *SMALL]
+    where = f"{sources}, {targets} (training)"
+    small = regard("train", "translation", *options, "--set", "vocabularies.size=20")
+    assert (
+        f"--vocabulary-size must be at least 23, for the 20 characters of the targets of {where}, got 20." in small.err
+    )
+    large = regard("train", "translation", *options, "--set", "vocabularies.size=900")
+    assert large.code == 0, large.err
+    for side in ("sources", "targets"):
+        assert f"a vocabulary of size 900 is more than the {side} of {where} support: " in large.out
+    assert re.search(r"vocabularies of \d+ \(source\) and \d+ \(target\)", large.out)
+    options[options.index("--out") + 1] = tmp_path / "joint"
+    both = regard("train", "translation", *options, "--joint", "--set", "vocabularies.size=9")
+    assert f"characters of both sides of {where}, got 9." in both.err

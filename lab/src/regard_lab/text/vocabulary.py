@@ -499,6 +499,7 @@ class SubwordVocabulary(Vocabulary):
         lowercase: bool = False,
         byte_fallback: bool = False,
         rare: float = 1e-6,
+        name: str = "these texts",
     ) -> SubwordVocabulary:
         """Learn pieces from texts: the same ones from the same texts, in whatever order and on however many threads.
 
@@ -514,6 +515,8 @@ class SubwordVocabulary(Vocabulary):
             As of the class.
         rare : float, default 1e-6
             Characters that are a smaller share of the texts than this are left unknown; 0 keeps all.
+        name : str
+            What messages call the texts.
 
         Raises
         ------
@@ -538,7 +541,7 @@ class SubwordVocabulary(Vocabulary):
         usual = least if kind == "characters" else max(_SIZE, least)
         asked = usual if size is None else size
         if asked < least:
-            expected = f"be at least {least}, for the {len(letters)} characters of these texts"
+            expected = f"be at least {least}, for the {len(letters)} characters of {name}"
             raise rejected("SubwordVocabulary.train", "size", expected, asked)
         if dropped:
             away = str.maketrans(dict.fromkeys(dropped, " "))
@@ -546,7 +549,7 @@ class SubwordVocabulary(Vocabulary):
         pieces, rules = learned(lines, kind, asked - special, letters)
         vocabulary = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
         if size is not None and len(vocabulary) < size:
-            reached = f"a vocabulary of size {size:,} is more than these texts support: {len(vocabulary):,}."
+            reached = f"a vocabulary of size {size:,} is more than {name} support: {len(vocabulary):,}."
             warnings.warn(f"SubwordVocabulary.train: {reached}", RegardWarning, stacklevel=2)
         return vocabulary
 

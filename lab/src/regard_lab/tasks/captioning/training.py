@@ -354,7 +354,9 @@ class Captioning(FolderRun[CaptionOptions]):
             size = None if options.kind == "characters" else options.size
             with in_section("vocabularies"), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", RegardWarning)
-                vocabulary = SubwordVocabulary.train(learn.targets, options.kind, size, lowercase=options.lowercase)
+                vocabulary = SubwordVocabulary.train(
+                    learn.targets, options.kind, size, lowercase=options.lowercase, name=f"the captions of {learn.name}"
+                )
             for each in caught:
                 self.say(str(each.message).partition(": ")[2])
         return vocabulary

@@ -228,7 +228,8 @@ class Experiment(FolderRun[ExperimentOptions]):
             copy_parameters(model, start)
         count = sum(parameter.numel() for parameter in model.parameters())
         self.say(
-            f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
+            f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} (source) and "
+            f"{len(target):,} (target)"
         )
         rank, world = place()
         sequence_model = SequenceModel(model, source, target, self._about(learn), rewriting)

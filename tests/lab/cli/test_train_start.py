@@ -145,3 +145,10 @@ def test_a_model_is_not_trained_over(regard, pairs, tmp_path) -> None:
         assert result.code == 2
         assert f"out must be a new folder, got {tmp_path / 'start'}, which has a model." in result.err
     assert {path.name: path.read_bytes() for path in (tmp_path / "start").iterdir()} == before
+
+
+def test_a_model_that_rewrites_nothing_is_not_asked_to(regard, pairs, tmp_path) -> None:
+    made().save(tmp_path / "start")
+    options = ["--data", pairs, "--out", tmp_path / "out", "--start", tmp_path / "start", "--rewrite"]
+    result = regard("train", "translation", *options)
+    assert result.code == 2 and "--rewrite must be False, as in the start model, got True." in result.err

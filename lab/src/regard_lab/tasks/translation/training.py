@@ -139,8 +139,9 @@ def _vocabularies(start: SequenceModel) -> dict[str, Any]:
     if target["kind"] == "symbols":
         return {}
     options = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
+    options["rewrite"] = start.rewriting is not None
     if start.rewriting is not None:
-        options |= {"rewrite": True, "languages": "-".join(filter(None, start.rewriting.languages))}
+        options["languages"] = "-".join(filter(None, start.rewriting.languages))
     return options if target["kind"] == "characters" else options | {"size": len(start.target)}
 
 

@@ -747,6 +747,28 @@ def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
     assert found["per"] < 10 and found["wer"] < 30
 
 
+def test_what_looks_wrong_in_pairs_is_told_and_training_goes_on(regard, pairs, tmp_path) -> None:
+    path = tmp_path / "pairs.tsv"
+    sources, targets = zip(*(line.split("\t") for line in pairs.read_text(encoding="utf-8").splitlines()[:-1]))
+    mixed = list(targets)
+    random.Random(0).shuffle(mixed)
+    lines = ["English\tFrench", *map("\t".join, zip(sources, mixed)), "taxi\ttaxi"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    options = ["--out", tmp_path / "out", "--steps", "1", *SMALL]
+    result = regard("train", "translation", "--data", path, "--valid", pairs, *options[:4], *SMALL[:-2])
+    assert result.code == 0, result.err
+    told = result.out.splitlines()
+    assert told[:4] == [
+        f"{path}: 402 pairs of 402 lines",
+        "both sides are the same: 1 (first in line 402)",
+        "looks like a header row, read as a pair: 1 (first in line 1)",
+        f"the targets look shuffled in {path}: by length and shared words, they fit their sources no better than in "
+        "random order",
+    ]
+    assert told[4:6] == [f"{pairs}: 400 pairs of 401 lines", "skipped, one side is empty: 1 (first in line 401)"]
+    assert not told[6].startswith("the targets look shuffled")
+
+
 def test_messages_about_vocabularies_say_which_side_they_mean(regard, pairs, tmp_path) -> None:
     targets = tmp_path / "targets.txt"
     sources = tmp_path / "sources.txt"

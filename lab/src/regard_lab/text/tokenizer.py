@@ -513,6 +513,34 @@ class Tokenizer:
             found: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
         return found
 
+    def unknown_characters(self, text: str, *, parse_specials: bool = False) -> list[str]:
+        """Return the characters of a text that the vocabulary cannot spell: in unknown tokens, or left out.
+
+        Parameters
+        ----------
+        text, parse_specials : as in :meth:`encode`
+
+        Examples
+        --------
+        >>> Tokenizer.learn(["to be or not"], kind="characters").unknown_characters("née")
+        ['é']
+        """
+        if self._byte_level or self._fallback:
+            return []
+        engine = self._engine if parse_specials else self._plain
+        with spelling("unknown_characters", [("text", text)]):
+            if self.unknown is None:
+                lost = {each for each in {*text} if self._is_left_out(each)}
+                return [each for each in text if each in lost]
+            encoding = engine.encode(text, add_special_tokens=False)
+        spans = [span for number, span in zip(encoding.ids, encoding.offsets) if number == self.unknown]
+        return [text[at] for at in sorted({at for span in spans for at in range(*span)})]
+
+    def _is_left_out(self, character: str) -> bool:
+        """Return whether a character has no token, although normalizing leaves more than space of it."""
+        normal = self._plain.normalizer.normalize_str(character) if self._plain.normalizer else character
+        return bool(normal.strip().strip("▁")) and not self._plain.encode(character, add_special_tokens=False).ids
+
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
         """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
         engine = self._engine if parse_specials else self._plain
@@ -671,6 +699,19 @@ class Tokenizer:
         """
         found = {role: self._special(role) for role in ROLES}
         return {role: number for role, number in found.items() if number is not None}
+
+    def unknown_places(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
+        """Return the places of numbers that stand for something unknown; none where bytes spell every text.
+
+        Examples
+        --------
+        >>> tokenizer = Tokenizer.learn(["to be or not"], kind="characters")
+        >>> tokenizer.unknown_places(tokenizer.encode("bones"))
+        [4]
+        """
+        if self.unknown is None or self.unknown in self._hidden:
+            return []
+        return np.flatnonzero(np.asarray(numbers) == self.unknown).tolist()
 
     @cached_property
     def _hidden(self) -> frozenset[int]:

@@ -132,9 +132,13 @@ class Vocabulary(ABC):
         """Return what pictures show for each number, the end mark and padding included; ``▁`` is a space."""
         return [_SHOWN[number] if number < FIRST else self._shown(number) for number in map(int, numbers)]
 
-    def unknown(self, numbers: Iterable[int]) -> list[int]:
+    def unknown_places(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
         """Return the places at which something unknown stands."""
-        return [place for place, number in enumerate(numbers) if number == UNKNOWN]
+        return np.flatnonzero(np.asarray(numbers) == UNKNOWN).tolist()
+
+    @abstractmethod
+    def unknown_characters(self, text: str) -> list[str]:
+        """Return the characters of a text, or symbols between its spaces, that are unknown."""
 
     @staticmethod
     def from_json(data: object, name: str = "vocabulary") -> Vocabulary:
@@ -242,6 +246,9 @@ class SymbolVocabulary(Vocabulary):
 
     def encode_all(self, texts: Iterable[str]) -> Ragged:
         return Ragged.of([self._numbers.get(symbol, UNKNOWN) for symbol in self._cut(text)] for text in texts)
+
+    def unknown_characters(self, text: str) -> list[str]:
+        return [symbol for symbol in self._cut(text) if symbol not in self._numbers]
 
     def decode(self, numbers: Iterable[int], replacements: Iterable[str] = ()) -> str:
         return normalize(self.separator.join(self._texts(numbers, replacements)))
@@ -631,6 +638,18 @@ class SubwordVocabulary(Vocabulary):
                     yield self._by_bytes(word)
                 else:
                     yield numbers
+
+    def unknown_characters(self, text: str) -> list[str]:
+        if self.byte_fallback:
+            return []
+        words = [f" {word}" for word in normalize(text, self.lowercase).split()]
+        return [
+            letter
+            for word, encoding in zip(words, self._tokenizer.encode_batch(words))
+            for number, (start, end) in zip(encoding.ids, encoding.offsets)
+            for letter in word[start:end].strip()
+            if number == UNKNOWN
+        ]
 
     def _by_bytes(self, word: str) -> list[int]:
         encoding, numbers = self._tokenizer.encode(word), []

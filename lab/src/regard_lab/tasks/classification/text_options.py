@@ -11,7 +11,7 @@ from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.pooling import MOST_FILTERS, WIDEST, WINDOW
 from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions
 from regard_lab.tasks.language.options import KINDS, TOKENIZERS, TokenizerOptions
-from regard_lab.training.options import absolute_path
+from regard_lab.training.options import absolute_path, unknown_option
 
 TUNES = ("full", "embedding", "frozen", "lora")
 #: Fields of a model's config that change none of its parameters.
@@ -31,6 +31,7 @@ class LabelledOptions(Options):
     valid: str = option("", "lines to validate with; by default some of each label are held out", flag="--valid",
                         short="Lines to validate with.")  # fmt: skip
     held_out: float = option(0.1, "share of each label's texts that is held out", gt=0, lt=1)
+    max_unknown: float = unknown_option()
     pairs: bool = option(False, "two texts in each line, with a tab between them", flag="--pairs",
                          short="Two texts in each line.")  # fmt: skip
     length: int = option(256, "tokens that are read of a text at most", ge=2, le=1 << 20, flag="--length",

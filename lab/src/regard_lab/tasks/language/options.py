@@ -10,7 +10,7 @@ from regard._utils.errors import in_section, rejected, unknown_name
 from regard_lab._options import Options, option, redeclared, section
 from regard_lab.data.documents import UNITS
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
-from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
 #: What a model of language may be, with its config.
 KINDS: dict[str, tuple[type[Any], type[Any]]] = {
@@ -33,6 +33,7 @@ class TextOptions(Options):
                               short="Those to validate with.")  # fmt: skip
     held_out: float = option(0.1, "share of the documents that is held out, of a single document its end", gt=0,
                              lt=1)  # fmt: skip
+    max_unknown: float = unknown_option()
     per: str = option("file", "what a document is in a file of text", choices=UNITS, flag="--per",
                       short="A document: file, line, paragraph.")  # fmt: skip
     field: str = option("text", "where the text stands in a line of JSON")

@@ -12,7 +12,7 @@ from regard_lab.models import RecurrentConfig
 from regard_lab.models.registry import MODELS
 from regard_lab.tasks.translation.alignment.links import ALIGNERS
 from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
-from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
 #: The options of data that name files.
 FILES = ("data", "targets", "valid", "valid_targets", "alignments")
@@ -34,6 +34,7 @@ class DataOptions(Options):
     held_out: int = option(1000, "sources that are held out; by default at most a tenth", ge=1)
     max_length: int = option(100, "words that a side may have at most", ge=1)
     duplicates: bool = option(False, "keep pairs to learn from that are identical to an earlier one")
+    max_unknown: float = unknown_option()
     alignments: str = option("", "a file with the links of each line's words, in Pharaoh's format, that guide "
                              "attention", flag="--alignments", short="Such links, in a file.")  # fmt: skip
     tokenized: bool = option(False, "these links count what spaces separate, not words and signs")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from regard._utils.errors import rejected
 from regard_lab._options import Options, option
-from regard_lab.text.coverage import MOST_UNKNOWN
+from regard_lab.text.unknown import MOST_UNKNOWN
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")

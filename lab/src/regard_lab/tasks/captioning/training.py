@@ -40,8 +40,8 @@ from regard_lab.tasks.captioning.captioner import LONGEST, TARGET, Captioner, co
 from regard_lab.tasks.captioning.encoders import Features, ImageEncoder, open_encoder, write_features
 from regard_lab.tasks.captioning.metrics import CaptionReward, caption_scores
 from regard_lab.tasks.captioning.options import CaptionDataOptions, CaptionOptions
-from regard_lab.text.coverage import check_unknown
 from regard_lab.text.ragged import Ragged
+from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.training.objectives import Frequencies, Loss, Seq2SeqObjective, cross_entropy, shifted
 from regard_lab.training.run import FolderRun, RunFolder, restore_conditions, save_unbroken

@@ -35,9 +35,9 @@ from regard_lab.tasks.classification.texts import (
 )
 from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS
-from regard_lab.text.coverage import check_unknown
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import check_unknown
 from regard_lab.training.objectives import Loss, Objective
 from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
 

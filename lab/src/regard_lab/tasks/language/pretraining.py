@@ -36,8 +36,8 @@ from regard_lab.data.packing import (
 )
 from regard_lab.models import DecoderLM, EncoderLM, load, save
 from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS, LanguageOptions, SkipGramOptions
-from regard_lab.text.coverage import check_unknown
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import check_unknown
 from regard_lab.training.objectives import Loss, Objective, Projection, SampledSoftmax, cross_entropy
 from regard_lab.training.run import FolderRun, RunFolder, data_place, place, restore_conditions, save_unbroken
 

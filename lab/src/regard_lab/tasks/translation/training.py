@@ -28,9 +28,9 @@ from regard_lab.tasks.translation.alignment.attention import best_map
 from regard_lab.tasks.translation.alignment.guidance import Guidance
 from regard_lab.tasks.translation.options import DataOptions, ExperimentOptions
 from regard_lab.tasks.translation.tasks import SpanCorruption, Task, Translation, get_task
-from regard_lab.text.coverage import check_unknown
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.rewriting import PLACES, Rewriting
+from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.text.words import PARAGRAPHS, sentences
 from regard_lab.training.objectives import Frequencies

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from regard_lab.text.coverage import MOST_UNKNOWN, Speller, check_unknown
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import MOST_UNKNOWN, Speller, check_unknown
 from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary
 
 TEXTS = ["the cat sat", "a cat", "the hat"] * 3

@@ -26,7 +26,7 @@ from regard_lab import pretrained
 from regard_lab.data import read_pairs
 from regard_lab.generation import SequenceModel
 from regard_lab.tasks.translation import bleu, chrf
-from regard_lab.text.rewriting import uniform
+from regard_lab.text import uniform
 
 #: Sentences with numbers, each with the forms of them that are right in French.
 NUMBERS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -17,10 +17,8 @@ import numpy as np
 from benchmarks import alignment, included_model
 from benchmarks.machine import ROOT, facts
 
-from regard_lab.data import read_pairs
-from regard_lab.data.pairs import read_lines
+from regard_lab.data import read_pairs, read_texts
 from regard_lab.generation import SequenceModel
-from regard_lab.generation.sequence_model import UNUSUAL
 from regard_lab.pretrained import CARD
 
 NOTICE = "NOTICE"
@@ -82,7 +80,7 @@ def limits(model: SequenceModel, sources: Sequence[str]) -> dict[str, float]:
 
 def reported(model: SequenceModel, texts: Iterable[str]) -> float:
     """Return the share of texts that a model reports as unusual."""
-    found = [UNUSUAL in each.note for each in model.predict(texts)]
+    found = [model.is_unusual(each) for each in model.predict(texts)]
     return sum(found) / len(found)
 
 
@@ -113,7 +111,7 @@ def main(first: Path, final: Path, tatoeba: Path, pairs: Path, folder: Path) -> 
         "everyday sentences (Tatoeba, test)": list(test),
         "news and encyclopedia (PUD)": read_pairs(pairs / "pud.tsv", longest=None, words=None).sources,
         "French sentences": valid.targets[:500],
-        **({"German sentences": list(read_lines(german))[:500]} if german.exists() else {}),
+        **({"German sentences": read_texts(german).sources[:500]} if german.exists() else {}),
     }
     lines = [f"| {name} | {reported(model, some):.1%} |" for name, some in texts.items()]
     config: Any = model.model.config

@@ -332,3 +332,33 @@ def test_a_start_that_does_not_fit_is_told_before_features_are_made(
     with pytest.raises(ModelFileError, match="nowhere"):
         Captioning(options(data, start=str(tmp_path / "nowhere")), tmp_path / "out", quiet).train()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("frozen")
+def test_captions_that_the_vocabulary_cannot_spell_are_refused(data: Path, tmp_path: Path) -> None:
+    asked = options(data, data={"features": str(tmp_path / "features")}, training={"steps": 1})
+    Captioning(asked, tmp_path / "start", quiet).train()
+    path = tmp_path / "russian.tsv"
+    names = [line.split("\t")[0] for line in (data / "train.tsv").read_text().splitlines()]
+    path.write_text(
+        "".join(f"{name}\tкрасный квадрат {number}\n" for number, name in enumerate(names)), encoding="utf-8"
+    )
+    table: dict[str, Any] = {"data": {"data": str(path)}, "start": str(tmp_path / "start"), "training": {"steps": 1}}
+    with pytest.raises(
+        ValueError, match=r"^train: captions: .* symbols \(\d\d\.\d%\).* row 1: 'к', 'р', .*data\.max_unknown=1"
+    ):
+        Captioning(options(data, **table), tmp_path / "out", quiet).train()
+    assert not (tmp_path / "out").exists(), "before features are computed"
+    table["data"] |= {"max_unknown": 1.0, "features": str(tmp_path / "features")}
+    said: list[str] = []
+    Captioning(options(data, **table), tmp_path / "out", said.append).train()
+    assert sum("unknown to the vocabulary" in line for line in said) == 1, "those to validate with are known"
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_vocabulary_that_is_smaller_than_asked_names_the_captions(data: Path, tmp_path: Path) -> None:
+    asked = options(data, vocabularies={"kind": "bpe", "size": 3000}, training={"steps": 1})
+    said: list[str] = []
+    Captioning(asked, tmp_path / "out", said.append).train()
+    file = data / "train.tsv"
+    assert any(f"size 3,000 is more than the captions of {file} support: " in line for line in said)

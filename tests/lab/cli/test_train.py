@@ -770,3 +770,47 @@ def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
     assert refused.code == 2 and "--tokenized must be left out for pronunciation, which BLEU does not" in refused.err
     found = json.loads(regard("evaluate", tmp_path / "words.tsv", "--model", out, "--json").out.splitlines()[-1])
     assert found["per"] < 10 and found["wer"] < 30
+
+
+def test_what_looks_wrong_in_pairs_is_told_and_training_goes_on(regard, pairs, tmp_path) -> None:
+    path = tmp_path / "pairs.tsv"
+    sources, targets = zip(*(line.split("\t") for line in pairs.read_text(encoding="utf-8").splitlines()[:-1]))
+    mixed = list(targets)
+    random.Random(0).shuffle(mixed)
+    lines = ["English\tFrench", *map("\t".join, zip(sources, mixed)), "taxi\ttaxi"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    options = ["--out", tmp_path / "out", "--steps", "1", *SMALL]
+    result = regard("train", "translation", "--data", path, "--valid", pairs, *options[:4], *SMALL[:-2])
+    assert result.code == 0, result.err
+    told = result.out.splitlines()
+    assert told[:4] == [
+        f"{path}: 402 pairs of 402 lines",
+        "both sides are the same: 1 (first in line 402)",
+        "looks like a header row, read as a pair: 1 (first in line 1)",
+        f"the targets look shuffled in {path}: by length and shared words, they fit their sources no better than in "
+        "random order",
+    ]
+    assert told[4:6] == [f"{pairs}: 400 pairs of 401 lines", "skipped, one side is empty: 1 (first in line 401)"]
+    assert not told[6].startswith("the targets look shuffled")
+
+
+def test_messages_about_vocabularies_say_which_side_they_mean(regard, pairs, tmp_path) -> None:
+    targets = tmp_path / "targets.txt"
+    sources = tmp_path / "sources.txt"
+    lines = [line.split("\t") for line in pairs.read_text(encoding="utf-8").splitlines()[:-1]]
+    sources.write_text("".join(f"{source}\n" for source, _ in lines), encoding="utf-8")
+    targets.write_text("".join(f"{target} #%&\n" for _, target in lines), encoding="utf-8")
+    options = ["--data", sources, "--targets", targets, "--out", tmp_path / "out", "--steps", "1", *SMALL]
+    where = f"{sources}, {targets} (training)"
+    small = regard("train", "translation", *options, "--set", "vocabularies.size=20")
+    assert (
+        f"--vocabulary-size must be at least 23, for the 20 characters of the targets of {where}, got 20." in small.err
+    )
+    large = regard("train", "translation", *options, "--set", "vocabularies.size=900")
+    assert large.code == 0, large.err
+    for side in ("sources", "targets"):
+        assert f"a vocabulary of size 900 is more than the {side} of {where} support: " in large.out
+    assert re.search(r"vocabularies of \d+ \(source\) and \d+ \(target\)", large.out)
+    options[options.index("--out") + 1] = tmp_path / "joint"
+    both = regard("train", "translation", *options, "--joint", "--set", "vocabularies.size=9")
+    assert f"characters of both sides of {where}, got 9." in both.err

@@ -24,7 +24,7 @@ FEW = ["--steps", "4", "--set", "training.precision=float32", "--set", "training
 
 def made(kind: str = "recurrent") -> SequenceModel:
     torch.manual_seed(3)
-    vocabulary = SubwordVocabulary.train(TEXTS, size=35)
+    vocabulary = SubwordVocabulary.train([*TEXTS, "a box"], size=35)
     model: RecurrentEncoderDecoder | TransformerEncoderDecoder
     if kind == "recurrent":
         sizes = {"embedding": 8, "encoder": 6, "decoder": 8, "features": 6, "dropout": 0.0, "tied": "all"}
@@ -38,7 +38,7 @@ def made(kind: str = "recurrent") -> SequenceModel:
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     path = tmp_path / "pairs.tsv"
-    path.write_text("".join(f"{text}\t{text} {number}\n" for number, text in enumerate(TEXTS)))
+    path.write_text("".join(f"{text}\t{text}{' box' * number}\n" for number, text in enumerate(TEXTS)))
     return path
 
 
@@ -103,7 +103,7 @@ def test_what_the_model_settles_is_not_asked_for_otherwise(regard, pairs, tmp_pa
 def test_the_model_is_one_for_the_task(regard, pairs, tmp_path) -> None:
     result = regard("train", "pronunciation", "--data", pairs, "--out", tmp_path / "out", "--start", "english-french")
     assert result.code == 2 and "start must be a model for pronunciation, got one for translation." in result.err
-    letters, sounds = SymbolVocabulary.train(["cat"]), SymbolVocabulary.train(["K AE T"], separator=" ")
+    letters, sounds = SymbolVocabulary.train(["tack"]), SymbolVocabulary.train(["K AE T"], separator=" ")
     sizes = {"embedding": 8, "encoder": 6, "decoder": 8, "features": 6}
     model = RecurrentEncoderDecoder(RecurrentConfig(len(letters), len(sounds), **sizes))
     SequenceModel(model, letters, sounds, {"task": "pronunciation"}).save(tmp_path / "start")
@@ -145,3 +145,43 @@ def test_a_model_is_not_trained_over(regard, pairs, tmp_path) -> None:
         assert result.code == 2
         assert f"out must be a new folder, got {tmp_path / 'start'}, which has a model." in result.err
     assert {path.name: path.read_bytes() for path in (tmp_path / "start").iterdir()} == before
+
+
+RUSSIAN = ["красная собака", "синяя кошка", "собака видит кошку", "кошка видит собаку", "кошка и собака", "кошка"]
+
+
+def test_texts_that_the_vocabulary_cannot_spell_are_refused_or_asked_for(regard, tmp_path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"a {text.split()[0]}\t{text}\n" for text in RUSSIAN), encoding="utf-8")
+    options = ["--data", path, "--out", tmp_path / "out", "--start", "english-french", *FEW[:4]]
+    result = regard("train", "translation", *options)
+    assert result.code == 2 and "regard: train: source: " in result.err
+    assert " symbols (7" in result.err and "are unknown to the vocabulary (first in " in result.err
+    assert f"{path} (training), line 2: 'с', 'и', 'н', 'я')" in result.err
+    assert result.err.endswith("Use texts that it can spell or another vocabulary, or add --set data.max_unknown=1.\n")
+    assert not (tmp_path / "out").exists()
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in zip(TEXTS, RUSSIAN)), encoding="utf-8")
+    result = regard("train", "translation", *options)
+    assert result.code == 2 and "regard: train: target: " in result.err and "source: " not in result.out
+    result = regard("train", "translation", *options, "--set", "data.max_unknown=1")
+    assert result.code == 0, result.err
+    assert result.out.count("target: ") == 2, "of the pairs to learn from, and of those to validate with"
+
+
+def test_a_few_unknown_symbols_are_told_by_side(regard, tmp_path) -> None:
+    made().save(tmp_path / "start")
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{text}\t{text * 9}\n" for text in TEXTS) + "a red dog\ta red dog!\n", encoding="utf-8")
+    options = ["--data", path, "--valid", path, "--out", tmp_path / "out", "--start", tmp_path / "start", *FEW]
+    result = regard("train", "translation", *options)
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if "unknown to the vocabulary" in line]
+    assert len(lines) == 2 and lines[0] == lines[1]
+    assert lines[0].startswith("target: 1 of ") and lines[0].endswith(f"(first in {path}, line 6: '!')")
+
+
+def test_a_model_that_rewrites_nothing_is_not_asked_to(regard, pairs, tmp_path) -> None:
+    made().save(tmp_path / "start")
+    options = ["--data", pairs, "--out", tmp_path / "out", "--start", tmp_path / "start", "--rewrite"]
+    result = regard("train", "translation", *options)
+    assert result.code == 2 and "--rewrite must be False, as in the start model, got True." in result.err

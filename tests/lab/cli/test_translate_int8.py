@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import recurrent
 
 from regard_lab.generation.quantization import quantize
 from regard_lab.generation.sequence_model import SequenceModel
@@ -48,8 +49,8 @@ def test_alignments_are_told_in_int8_too(regard, folder: Path) -> None:
         assert result.code == 0 and len(result.out.splitlines()) > 3, result.err
 
 
-def test_what_it_does_not_go_with(regard, folder: Path, model: Path) -> None:
-    result = regard("translate", "--model", model, "--int8", "abc")
+def test_what_it_does_not_go_with(regard, folder: Path, tmp_path: Path) -> None:
+    result = regard("translate", "--model", recurrent().save(tmp_path / "recurrent"), "--int8", "abc")
     assert (result.code, result.err) == (
         2, "regard: translate: --int8 must be used with a Transformer, got a recurrent model.\n",
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers.tabled import Config, Rows
+from tabled import Config, Rows
 
 from regard_lab.generation.beam_search import Beams, Restriction, SearchOptions, allowed_logits, top_candidates
 from regard_lab.generation.predictions import PredictionOptions
@@ -151,7 +151,7 @@ def test_lines_do_not_depend_on_those_beside_them() -> None:
 
 
 def test_it_is_saved_with_its_model(tmp_path) -> None:
-    from tests.helpers.small_models import transformer
+    from small_models import transformer
 
     from regard_lab.generation.sequence_model import REWRITING as FILE
 

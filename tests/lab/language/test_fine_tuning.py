@@ -343,3 +343,35 @@ def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_pa
         ValueError, match="tune must be 'full', 'embedding' or 'frozen' for a model without blocks, got 'lora'"
     ):
         FineTuning(options(data, start=str(tmp_path / "start"), tune="lora", training=still), tmp_path / "l").train()
+
+
+def test_texts_that_the_tokenizer_cannot_spell_are_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.learn(sentences(99), kind="characters")
+    save(DecoderLM(DecoderLMConfig(len(tokenizer), **SMALL, longest=32)), tmp_path / "start")
+    tokenizer.save(tmp_path / "start")
+    path = tmp_path / "russian.tsv"
+    path.write_text("one\tno\n" + "".join(f"кошка {number}\t{number % 2}\n" for number in range(40)), encoding="utf-8")
+    said: list[str] = []
+    with pytest.raises(
+        ValueError, match=r"^train: texts: .*first in .*russian\.tsv \(training\), line 2: 'к', 'о', 'ш'"
+    ):
+        FineTuning(options(path, start=str(tmp_path / "start")), tmp_path / "out", said.append).train()
+    assert not (tmp_path / "out").exists()
+    asked = options(path, start=str(tmp_path / "start"), data={"max_unknown": 1.0}, training={"steps": 2})
+    FineTuning(asked, tmp_path / "out", said.append).train()
+    assert sum("unknown to the vocabulary" in line for line in said) == 2
+    with pytest.raises(ValueError, match=r"data\.max_unknown must be a number in \[0, 1\], got 1\.5"):
+        options(path, data={"max_unknown": 1.5})
+
+
+def test_what_looks_wrong_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "doubtful.tsv"
+    path.write_text(
+        "sentence\tlabel\n" + "".join(f"{text}\t{'good' in text:d}\n" for text in sentences(40)) + "a\t0\na\t1\n"
+    )
+    said: list[str] = []
+    asked = options(path, model=SMALL, tokenizer={"kind": "bytes"}, training={"steps": 1})
+    classifier, _ = FineTuning(asked, tmp_path / "out", said.append).train()
+    assert "looks like a header row, read as a text and its label: 1 (first in line 1)" in said
+    assert f"one text under two labels: 1 (first in {path}, line 43)" in said
+    assert classifier.labels == ("0", "1", "label")

@@ -220,3 +220,52 @@ def test_folders_and_texts_that_do_not_fit(lines: Path, tmp_path: Path) -> None:
     (tmp_path / "out/tokens/learn/shards.json").write_text("{}")
     with pytest.raises(ValueError, match="shards"):
         Pretraining.resumed(tmp_path / "out", {"steps": 2}, quiet).train(resume=True)
+
+
+@pytest.mark.parametrize("kind", ["characters", "wordpiece"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_text_that_the_tokenizer_cannot_spell_is_refused(kind: str, masked: bool, lines: Path, tmp_path: Path) -> None:
+    specials = ("end", "pad", "mask", "cls", "sep")
+    made = Tokenizer.learn(lines.read_text().splitlines(), kind=kind, specials=specials)
+    made.save(tmp_path / "tokenizer")
+    russian = tmp_path / "russian.txt"
+    russian.write_text("the cat\n" + "кошка сидит на коврике\n" * 40, encoding="utf-8")
+    changes = {"tokenizer": {"kind": str(tmp_path / "tokenizer")}, "masked": masked}
+    told: list[str] = []
+    with pytest.raises(
+        ValueError, match=r"^train: training: .* symbols \(\d\d\.\d%\).*first in document 2: 'к"
+    ) as caught:
+        Pretraining(options(russian, **changes), tmp_path / "out", told.append).train()
+    assert str(caught.value).endswith("or add --set data.max_unknown=1.")
+    assert not (tmp_path / "out").exists()
+    table = options(russian, **changes).to_table()
+    table["data"]["max_unknown"] = 1.0
+    table["training"]["steps"] = 2
+    Pretraining(LanguageOptions.from_table(table), tmp_path / "out", told.append).train()
+    assert [line.split(": ")[0] for line in told if "unknown to the vocabulary" in line] == ["training", "validation"]
+
+
+def test_a_warm_start_counts_unknown_symbols_too(lines: Path, tmp_path: Path) -> None:
+    begun = options(lines)
+    Pretraining(replace(begun, training=replace(begun.training, steps=1)), tmp_path / "start", quiet).train()
+    path = tmp_path / "other.txt"
+    path.write_text("the cat sat on a mat!\n" * 20 + "кошка\n")
+    table = begun.to_table() | {"start": str(tmp_path / "start"), "tokenizer": {}, "model": {}, "preset": "small"}
+    table["data"] |= {"data": [str(path)]}
+    table["training"] |= {"steps": 1}
+    told: list[str] = []
+    Pretraining(LanguageOptions.from_table(table), tmp_path / "out", told.append).train()
+    (line, _) = [line for line in told if "unknown to the vocabulary" in line]
+    assert line.startswith("training: 2") and line.endswith("(first in document 1: '!')")
+
+
+def test_letters_that_a_new_tokenizer_drops_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "many.txt"
+    letters = [chr(0x4E00 + number) for number in range(1100)]
+    path.write_text("".join(f"{letter} " * 9 + "\n" for letter in letters[:1000]) + " ".join(letters[1000:]))
+    changes = {"tokenizer": {"kind": "wordpiece", "size": 8000}}
+    asked = options(path, **changes)
+    asked = replace(asked, data=replace(asked.data, per="file"), training=replace(asked.training, steps=1))
+    told: list[str] = []
+    Pretraining(asked, tmp_path / "out", told.append).train()
+    assert any("are unknown to the vocabulary (first in document 1: " in line for line in told)

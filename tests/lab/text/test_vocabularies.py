@@ -48,7 +48,7 @@ def test_known_texts_come_back(kind: str) -> None:
     for text in TEXTS:
         numbers = vocabulary.encode(text)
         assert vocabulary.decode([*numbers, END, *numbers]) == normalize(text)
-        assert not vocabulary.unknown(numbers)
+        assert not vocabulary.unknown_places(numbers)
         assert "".join(vocabulary.tokens(numbers)) == "▁" + normalize(text).replace(" ", "▁")
         assert all(number > UNKNOWN for number in numbers)
 
@@ -59,7 +59,7 @@ def test_any_text_comes_back_with_bytes(kind: str, text: str) -> None:
     vocabulary = SPELLING[kind]
     numbers = vocabulary.encode(text)
     assert vocabulary.decode(numbers) == normalize(text, vocabulary.lowercase)
-    assert not vocabulary.unknown(numbers)
+    assert not vocabulary.unknown_places(numbers)
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
@@ -116,7 +116,7 @@ def test_the_special_numbers_are_shown_and_cannot_be_written_in_a_text() -> None
 def test_unknown_characters_are_told_and_replaced() -> None:
     vocabulary = VOCABULARIES["bpe"]
     numbers = vocabulary.encode("the Ωmega Ж")
-    assert [vocabulary.tokens(numbers)[place] for place in vocabulary.unknown(numbers)] == ["<unk>", "<unk>"]
+    assert [vocabulary.tokens(numbers)[place] for place in vocabulary.unknown_places(numbers)] == ["<unk>", "<unk>"]
     assert vocabulary.decode(numbers) == "the \ufffdmega \ufffd"
     assert vocabulary.decode(numbers, ["O", "Zh"]) == "the Omega Zh"
     assert vocabulary.decode(numbers, ["O"]) == "the Omega \ufffd"
@@ -175,7 +175,9 @@ def test_rare_characters_are_left_unknown() -> None:
     texts = ["abc abc"] * 100 + ["abz"]
     assert len(SubwordVocabulary.train(texts, "characters")) == 3 + 5
     vocabulary = SubwordVocabulary.train(texts, "bpe", rare=0.01)
-    assert vocabulary.unknown(vocabulary.encode("az")) and not vocabulary.unknown(vocabulary.encode("cab"))
+    assert vocabulary.unknown_places(vocabulary.encode("az")) and not vocabulary.unknown_places(
+        vocabulary.encode("cab")
+    )
     assert "\0" not in SubwordVocabulary.train(["a\0b"] * 3).pieces
 
 

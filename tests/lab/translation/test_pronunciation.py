@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regard._utils.errors import RegardWarning
 from regard_lab.data.pairs import Pairs
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
 from regard_lab.text.vocabulary import UNKNOWN, SymbolVocabulary
+from regard_lab.training.options import TrainingOptions
 
 PAIRS = Pairs(["abcdefghijklm", "nopqrstuvwxyz'-.", "nopqrstuvwxyz'-."], ["A B", "K", "T S"])
 
@@ -117,3 +119,19 @@ def test_a_model_of_other_symbols_is_refused(tmp_path) -> None:
     folder = SequenceModel(model, vocabulary, vocabulary, {"task": "pronunciation"}).save(tmp_path / "model")
     with pytest.raises(ValueError, match="must describe a model of letters and phonemes"):
         Pronouncer.load(folder)
+
+
+def test_words_that_it_cannot_spell_are_told_or_refused() -> None:
+    known = Pairs(["cat", "tack"] * 9, ["K AE T", "T AE K"] * 9)
+    few = TrainingOptions(steps=1, metric="per")
+    pronouncer = Pronouncer.untrained(known, encoder=4, decoder=4)
+    some = Pairs([*known.sources, "cot"], [*known.targets, "K AE T"], "words")
+    with pytest.warns(RegardWarning, match=r"^learn: words: 1 of 66 symbols .* \(first in words, row 19: 'o'\)$"):
+        pronouncer.learn(some, few)
+    other = Pairs(["cat"] * 3, ["P IH G"] * 3, "words")
+    with pytest.raises(
+        ValueError, match=r"^train: phonemes: 9 of 9 symbols \(100\.0%\).*'P', 'IH', 'G'.*or add max_unknown=1\.$"
+    ):
+        pronouncer.learn(other, few)
+    with pytest.warns(RegardWarning, match="phonemes: 9 of 9"):
+        pronouncer.learn(other, few, max_unknown=1.0)

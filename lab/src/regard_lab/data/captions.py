@@ -18,6 +18,7 @@ from regard._utils.errors import rejected
 from regard_lab.data.batches import Batch
 from regard_lab.data.images import Images, resize_image
 from regard_lab.data.pairs import Pairs, read_pairs
+from regard_lab.data.plausibility import unrelated
 from regard_lab.models.base import END, PAD
 from regard_lab.text.ragged import Ragged
 
@@ -76,6 +77,14 @@ def with_images(captions: Pairs, images: Images) -> tuple[Pairs, list[str]]:
     if not missing:
         return kept, []
     return kept, [f"skipped, no such image: {count:,} captions of {len(missing):,} images (the first {missing[0]!r})"]
+
+
+def shuffled_captions(captions: Pairs) -> list[str]:
+    """Return a line about captions that look shuffled, if an image's have no more in common than those of others."""
+    several = [each for each in captions.references().values() if len(each) > 1]
+    if not several or not unrelated([each[0] for each in several], [each[1] for each in several]):
+        return []
+    return ["the captions look shuffled: those of one image share no more words than those of different images"]
 
 
 class Grids(Protocol):

@@ -15,9 +15,11 @@ import numpy as np
 from regard._utils.errors import rejected
 from regard._utils.files import display_name
 from regard_lab.data.pairs import Count, Tally, read_lines
+from regard_lab.data.plausibility import is_header
 from regard_lab.models.folders import brief
 
 _EMPTY = "skipped, the text is empty"
+_HEADER = "looks like a header row, read as a text and its label"
 #: The most labels in a message.
 _SHOWN = 8
 
@@ -67,6 +69,16 @@ class Labelled(ABC):
         count = f"{len(self):,} {self.noun}{'s' * (len(self) > 1)}, {kinds} label{'s' * (kinds > 1)}"
         return f"{self.name}: {count}; {share:.1%} are {brief(label)}"
 
+    def contradictions(self) -> list[str]:
+        """Return a line about equal examples with different labels, if any."""
+        known: dict[str, str] = {}
+        rows = [
+            row
+            for row, (key, label) in enumerate(zip(self.keys(), self.labels))
+            if known.setdefault(key, label) != label
+        ]
+        return [f"one {self.noun} under two labels: {len(rows):,} (first in {self.place(rows[0])})"] if rows else []
+
     @abstractmethod
     def place(self, row: int) -> str:
         """Return what messages call the place that an example came from."""
@@ -85,7 +97,7 @@ class Labelled(ABC):
 
     @abstractmethod
     def report(self) -> list[str]:
-        """Return what was read, and a line for each kind of example that was left out."""
+        """Return what was read, and a line for each kind of example that was left out or looks wrong."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class LabelledTexts(Labelled):
     lines : int
         How many lines were read.
     counts : tuple of Count
-        What was left out.
+        What was left out, or looks wrong.
     places : list of int, optional
         The line of each, counted from 1.
 
@@ -156,15 +168,16 @@ class LabelledTexts(Labelled):
         )  # fmt: skip
 
     def report(self) -> list[str]:
-        """Return a line that summarizes the texts, and one for each reason why lines were skipped."""
-        return [self.summary(), *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
+        """Return a line that summarizes the texts, and one for each reason why lines were skipped or look wrong."""
+        counts = [f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts]
+        return [self.summary(), *counts, *self.contradictions()]
 
 
 def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "read_labelled") -> LabelledTexts:
     r"""Read lines ``text TAB label``, or ``text TAB text TAB label``.
 
     Files are UTF-8, with or without a byte order mark, and may be gzip-compressed. Lines without a text are skipped
-    and counted. White space around texts and labels is stripped.
+    and counted, and a first line that looks like a header is reported. White space around texts and labels is stripped.
 
     Parameters
     ----------
@@ -192,7 +205,7 @@ def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "rea
     name, wanted = display_name(path), 3 if pairs else 2
     columns = "text, text, label" if pairs else "text, label"
     made = LabelledTexts([], [], [] if pairs else None, name, places=[])
-    tally, number = Tally(_EMPTY), 0
+    tally, number = Tally(_EMPTY, _HEADER), 0
     assert made.places is not None
     for number, line in enumerate(read_lines(path, function), start=1):
         if not line.strip():
@@ -215,6 +228,9 @@ def read_labelled(path: str | Path, *, pairs: bool = False, function: str = "rea
             made.others.append(cells[1])
     if not len(made):
         raise rejected(function, name, "have lines with a text and a label", "none" if number else "an empty file")
+    first = [made.texts[0], *(made.others or [])[:1], made.labels[0]]
+    if is_header(first, made.labels):
+        tally.add(_HEADER, made.places[0])
     return replace(made, lines=number, counts=tally.counts())
 
 

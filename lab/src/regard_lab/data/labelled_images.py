@@ -92,7 +92,7 @@ class LabelledImages(Labelled):
         height, width, channels = self.pixels.shape[1:]
         made = [f"{self.summary()}; {height} × {width} pixels, {'gray' if channels == 1 else 'colour'}"]
         made += [f"skipped, a label without images: {brief(name)}" for name in self.empty]
-        return made + unreadable(self.left_out)
+        return [*made, *self.contradictions(), *unreadable(self.left_out)]
 
 
 def unreadable(files: Sequence[tuple[str, str]]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from regard._utils.errors import rejected
 from regard._utils.files import DAMAGED, display_name, not_text, open_file
 from regard_lab.data.documents import read_documents
+from regard_lab.data.plausibility import names_columns, shuffled_rows
 from regard_lab.text.words import normalize
 
 #: The longest line in bytes; a longer one is not text.
@@ -19,13 +20,14 @@ _LONGEST_LINE = 1 << 20
 _EMPTY = "skipped, one side is empty"
 _DUPLICATE = "skipped, duplicate pairs"
 _REPEATED = "skipped, duplicate texts"
-_COPY = "skipped, both sides are the same"
+_COPY = "both sides are the same"
+_HEADER = "looks like a header row, read as a pair"
 _FURTHER = "extra columns ignored"
 
 
 @dataclass(frozen=True)
 class Count:
-    """The number of lines that were skipped or changed for one reason.
+    """The number of lines that were skipped or changed, or look wrong, for one reason.
 
     Attributes
     ----------
@@ -54,7 +56,7 @@ class Pairs:
     lines : int
         Number of lines read.
     counts : tuple of Count
-        Skipped and changed lines.
+        Skipped, changed and suspicious lines.
     places : list of int, optional
         The line number of each pair, counted from 0.
 
@@ -100,8 +102,21 @@ class Pairs:
         places = None if self.places is None else [self.places[row] for row in rows]
         return Pairs(sources, targets, f"{self.name} ({what})", self.lines, places=places)
 
+    def place(self, row: int) -> str:
+        """Return the file and line of a pair, for messages."""
+        return f"{self.name}, {f'row {row + 1:,}' if self.places is None else f'line {self.places[row] + 1:,}'}"
+
+    def shuffled(self) -> list[str]:
+        """Return a line about targets that look shuffled against their sources, if any."""
+        rows = shuffled_rows(self.sources, self.targets)
+        if rows is None:
+            return []
+        where = f"in {self.name}" if len(rows) == len(self) else f"from {self.place(rows[0])} on"
+        fit = "they fit their sources no better than in random order"
+        return [f"the targets look shuffled {where}: by length and shared words, {fit}"]
+
     def report(self) -> list[str]:
-        """Return a line that summarizes the pairs, and one for each reason why lines were skipped or changed."""
+        """Return a line that summarizes the pairs, and one for each reason why lines were skipped or look wrong."""
         what = "texts" if self.sources is self.targets else "pairs"
         read = f"{self.name}: {len(self):,} {what}" + (f" of {self.lines:,} lines" if self.lines else "")
         return [read, *(f"{each.what}: {each.count:,} (first in line {each.line:,})" for each in self.counts)]
@@ -120,7 +135,8 @@ def read_pairs(
     """Read pairs from a file with two tab-separated columns, or from two parallel files.
 
     Text is UTF-8, with or without a byte order mark, and is normalized with :func:`normalize`. Files may be
-    gzip-compressed, whatever their names. Columns after the second are ignored. The result counts skipped pairs.
+    gzip-compressed, whatever their names. Columns after the second are ignored. The result counts pairs that are
+    skipped or look wrong.
 
     Parameters
     ----------
@@ -153,7 +169,8 @@ def read_pairs(
         raise rejected("read_pairs", "target", "be another file than source", "standard input for both")
     name = display_name(source) if target is None else f"{display_name(source)}, {display_name(target)}"
     seen: set[tuple[str, str]] = set()
-    tally = Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, _COPY, _FURTHER)
+    copy = _COPY if copies else f"skipped, {_COPY}"
+    tally = Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, copy, _FURTHER, _HEADER)
     sources: list[str] = []
     targets: list[str] = []
     places: list[int] = []
@@ -166,13 +183,17 @@ def read_pairs(
         elif _exceeds(ours, longest, words) or _exceeds(theirs, longest, words):
             tally.add(_too_long(longest, words), number)
         elif not copies and ours == theirs:
-            tally.add(_COPY, number)
+            tally.add(copy, number)
         elif not duplicates and pair in seen:
             tally.add(_DUPLICATE, number)
         else:
             sources.append(ours)
             targets.append(theirs)
             places.append(number - 1)
+            if ours == theirs:
+                tally.add(copy, number)
+            if number == 1 and names_columns(pair):
+                tally.add(_HEADER, number)
             if not duplicates:
                 seen.add(pair)
     if not number:
@@ -268,7 +289,7 @@ def split_pairs(pairs: Pairs, held_out: float | int, *, seed: int = 0) -> tuple[
 
 
 class Tally:
-    """Counts skipped or changed lines by reason, and remembers the first of each."""
+    """Counts skipped, changed and suspicious lines by reason, and remembers the first of each."""
 
     def __init__(self, *kinds: str) -> None:
         self._found: dict[str, list[int]] = {kind: [0, 0] for kind in kinds}

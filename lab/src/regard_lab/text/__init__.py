@@ -7,6 +7,7 @@ from regard._utils.lazy import lazy
 if TYPE_CHECKING:
     from regard_lab.text.inputs import InputLayout, Inputs
     from regard_lab.text.ragged import Ragged, pad
+    from regard_lab.text.rewriting import Rewriting, uniform
     from regard_lab.text.tokenizer import DecodeStream, Tokenizer
     from regard_lab.text.unknown import UnknownCharacters
     from regard_lab.text.vocabulary import UNKNOWN, SubwordVocabulary, SymbolVocabulary, Vocabulary, Word
@@ -17,6 +18,7 @@ else:
         {
             "regard_lab.text.inputs": "InputLayout Inputs",
             "regard_lab.text.ragged": "Ragged pad",
+            "regard_lab.text.rewriting": "Rewriting uniform",
             "regard_lab.text.tokenizer": "DecodeStream Tokenizer",
             "regard_lab.text.unknown": "UnknownCharacters",
             "regard_lab.text.vocabulary": "UNKNOWN SubwordVocabulary SymbolVocabulary Vocabulary Word",
@@ -30,6 +32,7 @@ __all__ = [
     "InputLayout",
     "Inputs",
     "Ragged",
+    "Rewriting",
     "Span",
     "SubwordVocabulary",
     "SymbolVocabulary",
@@ -43,4 +46,5 @@ __all__ = [
     "sentences",
     "split_at_spaces",
     "split_elisions",
+    "uniform",
 ]

@@ -710,6 +710,19 @@ class Tokenizer:
         found = {role: self._special(role) for role in ROLES}
         return {role: number for role, number in found.items() if number is not None}
 
+    def unknown_places(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
+        """Return the places of numbers that stand for something unknown; none where bytes spell every text.
+
+        Examples
+        --------
+        >>> tokenizer = Tokenizer.learn(["to be or not"], kind="characters")
+        >>> tokenizer.unknown_places(tokenizer.encode("bones"))
+        [4]
+        """
+        if self.unknown is None or self.unknown in self._hidden:
+            return []
+        return np.flatnonzero(np.asarray(numbers) == self.unknown).tolist()
+
     @cached_property
     def _hidden(self) -> frozenset[int]:
         # GPT-2 calls one token the end and the unknown one.

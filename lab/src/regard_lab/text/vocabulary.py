@@ -132,9 +132,13 @@ class Vocabulary(ABC):
         """Return what pictures show for each number, the end mark and padding included; ``▁`` is a space."""
         return [_SHOWN[number] if number < FIRST else self._shown(number) for number in map(int, numbers)]
 
-    def unknown(self, numbers: Iterable[int]) -> list[int]:
+    def unknown_places(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
         """Return the places at which something unknown stands."""
-        return [place for place, number in enumerate(numbers) if number == UNKNOWN]
+        return np.flatnonzero(np.asarray(numbers) == UNKNOWN).tolist()
+
+    @abstractmethod
+    def unknown_characters(self, text: str) -> list[str]:
+        """Return the characters of a text, or symbols between its spaces, that are unknown."""
 
     @staticmethod
     def from_json(data: object, name: str = "vocabulary") -> Vocabulary:
@@ -242,6 +246,9 @@ class SymbolVocabulary(Vocabulary):
 
     def encode_all(self, texts: Iterable[str]) -> Ragged:
         return Ragged.of([self._numbers.get(symbol, UNKNOWN) for symbol in self._cut(text)] for text in texts)
+
+    def unknown_characters(self, text: str) -> list[str]:
+        return [symbol for symbol in self._cut(text) if symbol not in self._numbers]
 
     def decode(self, numbers: Iterable[int], replacements: Iterable[str] = ()) -> str:
         return normalize(self.separator.join(self._texts(numbers, replacements)))
@@ -499,6 +506,7 @@ class SubwordVocabulary(Vocabulary):
         lowercase: bool = False,
         byte_fallback: bool = False,
         rare: float = 1e-6,
+        name: str = "these texts",
     ) -> SubwordVocabulary:
         """Learn pieces from texts: the same ones from the same texts, in whatever order and on however many threads.
 
@@ -514,6 +522,8 @@ class SubwordVocabulary(Vocabulary):
             As of the class.
         rare : float, default 1e-6
             Characters that are a smaller share of the texts than this are left unknown; 0 keeps all.
+        name : str
+            What messages call the texts.
 
         Raises
         ------
@@ -538,7 +548,7 @@ class SubwordVocabulary(Vocabulary):
         usual = least if kind == "characters" else max(_SIZE, least)
         asked = usual if size is None else size
         if asked < least:
-            expected = f"be at least {least}, for the {len(letters)} characters of these texts"
+            expected = f"be at least {least}, for the {len(letters)} characters of {name}"
             raise rejected("SubwordVocabulary.train", "size", expected, asked)
         if dropped:
             away = str.maketrans(dict.fromkeys(dropped, " "))
@@ -546,7 +556,7 @@ class SubwordVocabulary(Vocabulary):
         pieces, rules = learned(lines, kind, asked - special, letters)
         vocabulary = cls(kind, pieces, rules, lowercase=lowercase, byte_fallback=byte_fallback)
         if size is not None and len(vocabulary) < size:
-            reached = f"a vocabulary of size {size:,} is more than these texts support: {len(vocabulary):,}."
+            reached = f"a vocabulary of size {size:,} is more than {name} support: {len(vocabulary):,}."
             warnings.warn(f"SubwordVocabulary.train: {reached}", RegardWarning, stacklevel=2)
         return vocabulary
 
@@ -628,6 +638,18 @@ class SubwordVocabulary(Vocabulary):
                     yield self._by_bytes(word)
                 else:
                     yield numbers
+
+    def unknown_characters(self, text: str) -> list[str]:
+        if self.byte_fallback:
+            return []
+        words = [f" {word}" for word in normalize(text, self.lowercase).split()]
+        return [
+            letter
+            for word, encoding in zip(words, self._tokenizer.encode_batch(words))
+            for number, (start, end) in zip(encoding.ids, encoding.offsets)
+            for letter in word[start:end].strip()
+            if number == UNKNOWN
+        ]
 
     def _by_bytes(self, word: str) -> list[int]:
         encoding, numbers = self._tokenizer.encode(word), []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from regard._utils.errors import rejected
 from regard_lab._options import Options, option
+from regard_lab.text.unknown import MOST_UNKNOWN
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -24,6 +25,11 @@ class TrainingError(RuntimeError):
 def absolute_path(name: str) -> str:
     """Return a file's name from the root on; standard input and no name stay."""
     return str(Path(name).absolute()) if name not in ("", "-") else name
+
+
+def unknown_option() -> Any:
+    """Declare the option that limits how many symbols of the data a vocabulary may lack."""
+    return option(MOST_UNKNOWN, "share of the symbols to learn from that the vocabulary may lack at most", ge=0, le=1)
 
 
 class RunOptions(Options):

@@ -13,7 +13,7 @@ from regard_lab._options import Options, option, redeclared, section
 from regard_lab.models.captioner import CAPTIONERS
 from regard_lab.tasks.captioning.encoders import CNN, NAMES
 from regard_lab.tasks.translation.tasks import VocabularyOptions
-from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
 TUNES = ("frozen", "full")
 METRICS = ("loss", "bleu", "chrf", "rouge", "cider")
@@ -38,6 +38,7 @@ class CaptionDataOptions(Options):
     side: int = option(0, "side in pixels of the square that is read of an image; 0 for the encoder's own", ge=0)
     held_out: int = option(1000, "images to hold out for validation; by default, at most a tenth", ge=1)
     max_length: int = option(40, "most words of a caption; longer ones are skipped", ge=1)
+    max_unknown: float = unknown_option()
     mirror: bool = option(True, "mirror half of the training images, left and right")
 
     def check(self) -> None:

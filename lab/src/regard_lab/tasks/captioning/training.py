@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from regard._utils.errors import RegardWarning, in_section, rejected
 from regard._utils.files import write_atomically
 from regard_lab.data.batches import Batch
-from regard_lab.data.captions import CaptionBatches, FeatureGrids, Grids, PixelGrids, read_captions, with_images
+from regard_lab.data.captions import (
+    CaptionBatches,
+    FeatureGrids,
+    Grids,
+    PixelGrids,
+    read_captions,
+    shuffled_captions,
+    with_images,
+)
 from regard_lab.data.images import Images, open_images
 from regard_lab.data.pairs import Pairs, split_pairs
 from regard_lab.generation.beam_search import SearchOptions
@@ -33,6 +41,7 @@ from regard_lab.tasks.captioning.encoders import Features, ImageEncoder, open_en
 from regard_lab.tasks.captioning.metrics import CaptionReward, caption_scores
 from regard_lab.tasks.captioning.options import CaptionDataOptions, CaptionOptions
 from regard_lab.text.ragged import Ragged
+from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.training.objectives import Frequencies, Loss, Seq2SeqObjective, cross_entropy, shifted
 from regard_lab.training.run import FolderRun, RunFolder, restore_conditions, save_unbroken
@@ -194,9 +203,11 @@ class Captioning(FolderRun[CaptionOptions]):
             encoder = open_encoder(self.options.encoder, self.options.data.side)
             if start is not None:  # report a mismatch before computing features
                 copy_captioner(self._captioner(encoder, start.vocabulary), start)
+                self._check_unknown(start.vocabulary, learn, self.options.data.max_unknown)
+                self._check_unknown(start.vocabulary, valid, 1.0)
             learn, valid, sides = self._grids(images, encoder, learn, valid)
             record = {"data": learn.checksum(), "valid": valid.checksum(), "encoder": encoder.checksum(), **here}
-            vocabulary = self._begun(files, record, learn, resume, None if start is None else start.vocabulary)
+            vocabulary = self._begun(files, record, learn, valid, resume, None if start is None else start.vocabulary)
             torch.manual_seed(self.options.training.seed)
             captioner = self._captioner(encoder, vocabulary)
             learned = sum(each.numel() for each in captioner.model.parameters())
@@ -272,7 +283,7 @@ class Captioning(FolderRun[CaptionOptions]):
         for line in pairs.report():
             self.say(line)
         pairs, lines = with_images(pairs, images)
-        for line in lines:
+        for line in lines + shuffled_captions(pairs):
             self.say(line)
         return pairs
 
@@ -337,6 +348,7 @@ class Captioning(FolderRun[CaptionOptions]):
         files: RunFolder[CaptionOptions],
         record: dict[str, Any],
         learn: Pairs,
+        valid: Pairs,
         resume: bool,
         vocabulary: Vocabulary | None,
     ) -> Vocabulary:
@@ -355,10 +367,24 @@ class Captioning(FolderRun[CaptionOptions]):
             size = None if options.kind == "characters" else options.size
             with in_section("vocabularies"), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", RegardWarning)
-                vocabulary = SubwordVocabulary.train(learn.targets, options.kind, size, lowercase=options.lowercase)
+                vocabulary = SubwordVocabulary.train(
+                    learn.targets, options.kind, size, lowercase=options.lowercase, name=f"the captions of {learn.name}"
+                )
             for each in caught:
                 self.say(str(each.message).partition(": ")[2])
+            self._check_unknown(vocabulary, learn, self.options.data.max_unknown)
+            self._check_unknown(vocabulary, valid, 1.0)
         return vocabulary
+
+    def _check_unknown(self, vocabulary: Vocabulary, pairs: Pairs, most: float) -> None:
+        """Report the symbols of captions that the vocabulary lacks; raise if they are a larger share."""
+        numbers = vocabulary.encode_all(pairs.targets)
+        lines = check_unknown(
+            "captions", vocabulary, [numbers.numbers], numbers.offsets[1:],
+            lambda row: (pairs.place(row), pairs.targets[row]), most,
+        )  # fmt: skip
+        for line in lines:
+            self.say(line)
 
     def _captioner(self, encoder: ImageEncoder, vocabulary: Vocabulary) -> Captioner:
         places = encoder.rows * encoder.cols

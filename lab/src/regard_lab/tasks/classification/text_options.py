@@ -11,7 +11,7 @@ from regard_lab.models import DecoderLM, EncoderLM
 from regard_lab.models.pooling import MOST_FILTERS, WIDEST, WINDOW
 from regard_lab.tasks.classification.options import ClassifierOptions, ClassifierTrainingOptions
 from regard_lab.tasks.language.options import KINDS, TOKENIZERS, TokenizerOptions
-from regard_lab.training.options import absolute_path
+from regard_lab.training.options import absolute_path, unknown_option
 
 TUNES = ("full", "embedding", "frozen", "lora")
 #: Fields of a model's config that change none of its parameters.
@@ -30,6 +30,7 @@ class LabelledOptions(Options):
     valid: str = option("", "file of labelled texts to validate with; by default, some of each label are held out",
                         flag="--valid")  # fmt: skip
     held_out: float = option(0.1, "share of each label's texts to hold out for validation", gt=0, lt=1)
+    max_unknown: float = unknown_option()
     pairs: bool = option(False, "lines hold two texts and a label: text TAB text TAB label", flag="--pairs")
     length: int = option(256, "most tokens of a text; longer ones are truncated", ge=2, le=1 << 20, flag="--length")
 

@@ -37,6 +37,7 @@ from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import check_unknown
 from regard_lab.training.objectives import Loss, Objective
 from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
 
@@ -429,6 +430,9 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         self._describe(model, tokenizer)
         length = self._length(model, say=not resume)
         inputs = self._inputs(learn, model, tokenizer, length), self._inputs(valid, model, tokenizer, length)
+        if not resume:
+            self._check_unknown(learn, tokenizer, inputs[0], self.options.data.max_unknown)
+            self._check_unknown(valid, tokenizer, inputs[1], 1.0)
 
         def finish() -> TextClassifier:
             merge_lora(model)
@@ -531,6 +535,15 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         if cut := int(inputs.cut.sum()):
             self.say(f"{texts.name}: truncated {cut:,} of {len(texts):,} texts to {length:,} tokens")
         return inputs
+
+    def _check_unknown(self, texts: LabelledTexts, tokenizer: Tokenizer, inputs: Inputs, most: float) -> None:
+        """Report the symbols of texts that the tokenizer lacks; raise if they are a larger share."""
+        tokens, keys = inputs.tokens, texts.keys()
+        lines = check_unknown(
+            "texts", tokenizer, [tokens.numbers], tokens.offsets[1:], lambda row: (texts.place(row), keys[row]), most
+        )
+        for line in lines:
+            self.say(line)
 
     def _batches(self, inputs: Inputs, labels: Any) -> LabelBatches:
         training = self.options.training

@@ -10,7 +10,7 @@ from regard._utils.errors import in_section, rejected, unknown_name
 from regard_lab._options import Options, option, redeclared, section
 from regard_lab.data.documents import UNITS
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
-from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
 #: What a model of language may be, with its config.
 KINDS: dict[str, tuple[type[Any], type[Any]]] = {
@@ -42,6 +42,7 @@ class TextOptions(Options):
     held_out: float = option(
         0.1, "share of the documents to hold out for validation, or of a single document its end", gt=0, lt=1
     )
+    max_unknown: float = unknown_option()
     per: str = option(
         "file", "what a document is in files of text: a file, line or paragraph", choices=UNITS, flag="--per"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from regard_lab.data.packing import (
 from regard_lab.models import DecoderLM, EncoderLM, load, save
 from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS, LanguageOptions, SkipGramOptions
 from regard_lab.text.tokenizer import Tokenizer
+from regard_lab.text.unknown import check_unknown
 from regard_lab.training.objectives import Loss, Objective, Projection, SampledSoftmax, cross_entropy
 from regard_lab.training.run import FolderRun, RunFolder, data_place, place, restore_conditions, save_unbroken
 
@@ -549,8 +550,13 @@ class Pretraining(FolderRun[LanguageOptions]):
             (self.folder / name / MANIFEST).unlink(missing_ok=True)
         shards = write_shards(learn(), tokenizer, self.folder / LEARN)
         checks = write_shards(counted(valid()), tokenizer, self.folder / VALID)
-        for name, each in (("training", shards), ("validation", checks)):
+        limit = self.options.data.max_unknown
+        for name, each, texts, most in (("training", shards, learn, limit), ("validation", checks, valid, 1.0)):
             self.say(f"{name}: {each.tokens:,} tokens in {len(each):,} documents")
+            blocks = (_block(each, first) for first in range(0, each.tokens, _BLOCK))
+            find = partial(_document, texts)
+            for line in check_unknown(name, tokenizer, blocks, each.ends, find, most):
+                self.say(line)
         record = {"data": self._checksum(LEARN), "valid": self._checksum(VALID), "bytes": size, **here}
         files.write(record, self.options)
         return record
@@ -588,6 +594,11 @@ def _repeatable(read: Callable[[], Iterator[str]], paths: list[str]) -> Callable
         return read
     kept = list(read())
     return lambda: iter(kept)
+
+
+def _document(documents: Callable[[], Iterable[str]], row: int) -> tuple[str, str]:
+    """Return the place of a document, for messages, and its text."""
+    return f"document {row + 1:,}", next(islice(documents(), row, None))
 
 
 def _held_out(

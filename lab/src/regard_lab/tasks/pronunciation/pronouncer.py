@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard._utils.errors import rejected
+from regard._utils.errors import RegardWarning, rejected
 from regard_lab.data.batches import Batches
 from regard_lab.data.pairs import Pairs
 from regard_lab.generation.beam_search import SearchOptions
@@ -21,7 +22,9 @@ from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.models.folders import CONFIG, ModelFileError
 from regard_lab.tasks.translation.metrics import ErrorRates, error_rates
 from regard_lab.tasks.translation.tasks import Pronunciation, VocabularyOptions
-from regard_lab.text.vocabulary import SymbolVocabulary
+from regard_lab.text.ragged import Ragged
+from regard_lab.text.unknown import MOST_UNKNOWN, check_unknown
+from regard_lab.text.vocabulary import SymbolVocabulary, Vocabulary
 from regard_lab.training.objectives import Frequencies
 from regard_lab.training.options import TrainingOptions
 
@@ -210,7 +213,12 @@ class Pronouncer:
         return cls(SequenceModel(model, letters, phonemes, {"task": TASK}))
 
     def learn(
-        self, pairs: Pairs, options: TrainingOptions = RECIPE, *, callbacks: Iterable[Callback] = ()
+        self,
+        pairs: Pairs,
+        options: TrainingOptions = RECIPE,
+        *,
+        max_unknown: float = MOST_UNKNOWN,
+        callbacks: Iterable[Callback] = (),
     ) -> TrainingResult:
         """Train until the budget is used up or a keyboard interrupt; what was learned by then stays.
 
@@ -218,19 +226,34 @@ class Pronouncer:
         ----------
         pairs : Pairs
         options : TrainingOptions
+        max_unknown : float
+            The largest share of unknown letters or phonemes to accept.
         callbacks : iterable of Callback
             Lightning's, such as a progress bar.
 
         Raises
         ------
+        ValueError
+            If a larger share is unknown.
         TrainingError
             If the loss is not finite, or a batch does not fit in memory.
+
+        Warns
+        -----
+        RegardWarning
+            If a letter or phoneme is unknown.
         """
         from regard_lab.training.learner import Learner, Stream
         from regard_lab.training.loop import train
         from regard_lab.training.objectives import Seq2SeqObjective
 
-        sources, targets = self.model.source.encode_all(pairs.sources), self.model.target.encode_all(pairs.targets)
+        sources, targets = (
+            _encoded(name, vocabulary, texts, pairs, max_unknown)
+            for name, vocabulary, texts in (
+                ("words", self.model.source, pairs.sources),
+                ("phonemes", self.model.target, pairs.targets),
+            )
+        )
         batches = Batches(sources, targets, size=PAIRS, seed=options.seed)
         try:
             learner = Learner(self.model.model, options, Stream(batches.batch), Seq2SeqObjective.of(options))
@@ -317,6 +340,18 @@ class Pronouncer:
     def _letters(self) -> SymbolVocabulary:
         assert isinstance(self.model.source, SymbolVocabulary)
         return self.model.source
+
+
+def _encoded(name: str, vocabulary: Vocabulary, texts: Sequence[str], pairs: Pairs, most: float) -> Ragged:
+    """Return the numbers of one side; warn of unknown symbols, or raise if there are too many."""
+    numbers = vocabulary.encode_all(texts)
+    lines = check_unknown(
+        name, vocabulary, [numbers.numbers], numbers.offsets[1:], lambda row: (pairs.place(row), texts[row]), most,
+        "max_unknown=1",
+    )  # fmt: skip
+    for line in lines:
+        warnings.warn(f"learn: {line}", RegardWarning, stacklevel=4)
+    return numbers
 
 
 def _writing(beams: int, *, alignment: bool = False) -> PredictionOptions:

@@ -12,7 +12,7 @@ from regard_lab.models import RecurrentConfig
 from regard_lab.models.registry import MODELS
 from regard_lab.tasks.translation.alignment.links import ALIGNERS
 from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
-from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path
+from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
 #: The options of data that name files.
 FILES = ("data", "targets", "valid", "valid_targets", "alignments")
@@ -37,6 +37,7 @@ class DataOptions(Options):
     held_out: int = option(1000, "sources to hold out for validation; by default, at most a tenth", ge=1)
     max_length: int = option(100, "most words of a side; longer pairs are skipped", ge=1)
     duplicates: bool = option(False, "keep training pairs that repeat an earlier one")
+    max_unknown: float = unknown_option()
     alignments: str = option("", "file of word alignments in Pharaoh format, one line per pair, that guide attention",
                              flag="--alignments")  # fmt: skip
     tokenized: bool = option(False, "words of alignments are what spaces separate; else words and punctuation")

@@ -100,11 +100,12 @@ class Translation(Task):
         count = None if kind == "characters" else size
         with in_section("vocabularies"):
             if options.joint:
-                vocabulary = SubwordVocabulary.train([*pairs.sources, *pairs.targets], kind, count, lowercase=lowercase)
+                texts, name = [*pairs.sources, *pairs.targets], f"both sides of {pairs.name}"
+                vocabulary = SubwordVocabulary.train(texts, kind, count, lowercase=lowercase, name=name)
                 return vocabulary, vocabulary
             source, target = (
-                SubwordVocabulary.train(texts, kind, count, lowercase=lowercase)
-                for texts in (pairs.sources, pairs.targets)
+                SubwordVocabulary.train(texts, kind, count, lowercase=lowercase, name=f"the {side} of {pairs.name}")
+                for side, texts in (("sources", pairs.sources), ("targets", pairs.targets))
             )
             return source, target
 
@@ -163,7 +164,8 @@ class SpanCorruption(Task):
         kind, lowercase = options.kind, options.lowercase
         count = None if kind == "characters" else options.size
         with in_section("vocabularies"):
-            vocabulary = SubwordVocabulary.train(pairs.sources, kind, count, lowercase=lowercase)
+            name = f"the texts of {pairs.name}"
+            vocabulary = SubwordVocabulary.train(pairs.sources, kind, count, lowercase=lowercase, name=name)
         vocabulary = vocabulary.with_sentinels(_SENTINELS)
         return vocabulary, vocabulary
 

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from regard_lab.tasks.translation.options import DataOptions, ExperimentOptions
 from regard_lab.tasks.translation.tasks import SpanCorruption, Task, Translation, get_task
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.rewriting import PLACES, Rewriting
+from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.text.words import PARAGRAPHS, sentences
 from regard_lab.training.objectives import Frequencies
@@ -139,8 +141,9 @@ def _vocabularies(start: SequenceModel) -> dict[str, Any]:
     if target["kind"] == "symbols":
         return {}
     options = {"kind": target["kind"], "joint": source == target, "lowercase": start.target.lowercase}
+    options["rewrite"] = start.rewriting is not None
     if start.rewriting is not None:
-        options |= {"rewrite": True, "languages": "-".join(filter(None, start.rewriting.languages))}
+        options["languages"] = "-".join(filter(None, start.rewriting.languages))
     return options if target["kind"] == "characters" else options | {"size": len(start.target)}
 
 
@@ -165,6 +168,12 @@ def rewritten(pairs: Pairs, rewriting: Rewriting) -> Pairs:
         sources.append(source.placed.text)
         targets.append(target.placed.text)
     return replace(pairs, sources=sources, targets=targets)
+
+
+def _found(pairs: Pairs, texts: Sequence[str], rows: np.ndarray, row: int) -> tuple[str, str]:
+    """Return the place of a tokenized text in the data, and the text."""
+    number = int(rows[row]) % len(pairs)
+    return pairs.place(number), texts[number]
 
 
 class Experiment(FolderRun[ExperimentOptions]):
@@ -220,7 +229,7 @@ class Experiment(FolderRun[ExperimentOptions]):
         if resume:
             source, target = self._resumed(files, learn, marks, here)
         else:
-            source, target = self._begun(files, learn, marks, here, start)
+            source, target = self._vocabularies(learn, start)
         torch.manual_seed(training.seed)
         model = MODELS[self.options.kind][1](self.options.model_config(len(source), len(target)))
         guided = self._guidance.map_of(model, training.guided)
@@ -228,12 +237,17 @@ class Experiment(FolderRun[ExperimentOptions]):
             copy_parameters(model, start)
         count = sum(parameter.numel() for parameter in model.parameters())
         self.say(
-            f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} and {len(target):,}"
+            f"{self.options.kind} model, {count:,} parameters, vocabularies of {len(source):,} (source) and "
+            f"{len(target):,} (target)"
         )
         rank, world = place()
         sequence_model = SequenceModel(model, source, target, self._about(learn), rewriting)
         numbers, rows = self._numbers(learn, sequence_model, sampled=True)
-        checks, _ = self._numbers(valid, sequence_model, sampled=False)
+        checks, kept = self._numbers(valid, sequence_model, sampled=False)
+        if not resume:
+            self._check_unknown(learn, (source, target), numbers, rows, self.options.data.max_unknown)
+            self._check_unknown(valid, (source, target), checks, kept, 1.0)
+            self._begin(files, learn, {**marks, **here}, sequence_model)
         sharing: dict[str, Any] = {"seed": training.seed, "rank": rank, "world": world}
         guide = self._guidance.guide(learn, (source, target), numbers, rows)
         if guide is not None:
@@ -296,6 +310,21 @@ class Experiment(FolderRun[ExperimentOptions]):
             raise ValueError("train: all pairs are longer than model.longest tokens: raise it, or use shorter pairs.")
         return (sources.take(fit), targets.take(fit)), fit
 
+    def _check_unknown(
+        self,
+        pairs: Pairs,
+        vocabularies: Sequence[Vocabulary],
+        numbers: Sequence[Ragged],
+        rows: np.ndarray,
+        most: float,
+    ) -> None:
+        """Report the symbols of each side that its vocabulary lacks; raise if they are a larger share."""
+        names = ("text",) if self.task.hides else ("source", "target")
+        for name, vocabulary, ragged, texts in zip(names, vocabularies, numbers, (pairs.sources, pairs.targets)):
+            find = partial(_found, pairs, texts, rows)
+            for line in check_unknown(name, vocabulary, [ragged.numbers], ragged.offsets[1:], find, most):
+                self.say(line)
+
     def _hidden(self, texts: Ragged, vocabulary: Vocabulary, sampled: bool) -> tuple[Ragged, Ragged]:
         """Return texts with hidden spans, and the spans; training texts several times, with different spans."""
         from regard_lab.text.vocabulary import SubwordVocabulary
@@ -328,14 +357,12 @@ class Experiment(FolderRun[ExperimentOptions]):
             raise ValueError(f"train: --data is required: a file of {what}.")
         reading: dict[str, Any] = {"words": data.max_length, "lowercase": lowercase}
         learn = self.task.read(data.data, data.targets or None, duplicates=data.duplicates, **reading)
-        for line in learn.report():
-            self.say(line)
+        self._report(learn)
         if not resume:
             self._guidance.read(learn)
         if data.valid:
             valid = self.task.read(data.valid, data.valid_targets or None, **reading)
-            for line in valid.report():
-                self.say(line)
+            self._report(valid)
             known, held = set(learn.sources), set(valid.sources)
             if known & held:
                 self.say(
@@ -351,6 +378,11 @@ class Experiment(FolderRun[ExperimentOptions]):
             self.say(f"held out for validation: {len(set(valid.sources)):,} {what}")
         return learn, valid
 
+    def _report(self, pairs: Pairs) -> None:
+        """Report what was read, and what looks wrong."""
+        for line in pairs.report() + ([] if self.task.hides else pairs.shuffled()):
+            self.say(line)
+
     def _rewriting(
         self, files: PairRunFolder, learn: Pairs, start: SequenceModel | None, *, resume: bool
     ) -> Rewriting | None:
@@ -361,14 +393,9 @@ class Experiment(FolderRun[ExperimentOptions]):
         if resume:
             return files.read_rewriting()
         if start is not None:
-            rewriting = start.rewriting
-            assert rewriting is not None
-        else:
-            source, _, target = options.languages.partition("-")
-            rewriting = Rewriting.learn(learn, (source, target))
-        if place()[0] == 0:
-            files.write_rewriting(rewriting)
-        return rewriting
+            return start.rewriting
+        source, _, target = options.languages.partition("-")
+        return Rewriting.learn(learn, (source, target))
 
     def _resumed(
         self, files: PairRunFolder, learn: Pairs, marks: Mapping[str, str], here: dict[str, Any]
@@ -384,32 +411,27 @@ class Experiment(FolderRun[ExperimentOptions]):
             files.write(begun, self.options)  # keep changed options for the next resumption
         return files.read_vocabularies()
 
-    def _begun(
-        self,
-        files: PairRunFolder,
-        learn: Pairs,
-        marks: Mapping[str, str],
-        here: dict[str, Any],
-        start: SequenceModel | None,
-    ) -> tuple[Vocabulary, Vocabulary]:
-        """Return new vocabularies, or those of the start model, and write the run's record."""
+    def _vocabularies(self, learn: Pairs, start: SequenceModel | None) -> tuple[Vocabulary, Vocabulary]:
+        """Return new vocabularies, or those of the start model."""
+        if start is not None:
+            return start.source, start.target
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RegardWarning)
-            source, target = (
-                self.task.build_vocabularies(learn, self.options.vocabularies)
-                if start is None
-                else (start.source, start.target)
-            )
+            source, target = self.task.build_vocabularies(learn, self.options.vocabularies)
         for each in caught:
             self.say(str(each.message).partition(": ")[2])
+        return source, target
+
+    def _begin(self, files: PairRunFolder, learn: Pairs, record: dict[str, Any], model: SequenceModel) -> None:
+        """Write what a resumption needs: vocabularies, rewriting, links, and the run's record."""
         first = place()[0] == 0
         if first:
-            files.write_vocabularies(source, target)
+            files.write_vocabularies(model.source, model.target)
+            if model.rewriting is not None:
+                files.write_rewriting(model.rewriting)
         mark = self._guidance.find(learn, keep=first)
-        record = {**marks, "links": mark, **here}
         if first:
-            files.write(record, self.options)
-        return source, target
+            files.write({**record, "links": mark}, self.options)
 
     def _score(self, sequence_model: SequenceModel, valid: Pairs) -> Callable[[Any], dict[str, float]] | None:
         """Return the validation metric: the task's scores of greedy decoding on some held-out sources."""

@@ -61,8 +61,8 @@ sentences, noun phrases put together of their words, and sentences with addresse
 folder; the parameters were learned from it.
 
 **Attention.** One head of the last decoder layer was guided by the links of
-[eflomal](https://github.com/robertostling/eflomal): their cross-entropy was added to the loss, 0.3 times, in the last run
-0.7 times (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against that aligner's links too, of
+[eflomal](https://github.com/robertostling/eflomal): their cross-entropy was added to the loss, 0.3 times, and 0.7 times
+in the last run (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against that aligner's links too, of
 {aligned} pairs to validate with.
 
 **Made by** the runs of `make pretrained`: the first with `recipes/english-french.toml`, the others with

@@ -38,7 +38,7 @@ def regress(
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Column of row weights.")] = None,
-    kernel: Annotated[str, typer.Option(help=f"{', '.join(kernels())} or constant.")] = "gaussian",
+    kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian",
     bandwidth: Annotated[
         str,
         typer.Option(
@@ -50,7 +50,9 @@ def regress(
     empty: Annotated[
         str, typer.Option(help="Prediction for rows out of the kernel's reach: nearest, mean, nan or raise.")
     ] = "nearest",
-    method: Annotated[str, typer.Option(help="auto (fastest), exact, tiles, or nufft (errors below --rtol).")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="Algorithm: auto (fastest), exact, tiles, or nufft (errors below --rtol).")
+    ] = "auto",
     rtol: Annotated[float | None, typer.Option(help="Largest relative error of nufft; 1e-6 by default.")] = None,
     predict: Annotated[str | None, typer.Option(help="Table with the rows to predict; DATA by default.")] = None,
     out: Annotated[

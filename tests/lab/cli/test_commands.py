@@ -26,6 +26,35 @@ def test_each_command_is_listed_with_its_own_first_words(listed: tuple[str, dict
         assert said.split()[:3] == text.split()[:3], each
 
 
+def helps() -> dict[str, dict[str, str]]:
+    """Return the help of every option and argument of every command."""
+    found: dict[str, dict[str, str]] = {}
+    groups = [(place.partition(":"), "") for place, _ in LISTED] + [
+        (("regard_lab.cli.train_tasks", ":", "train"), "train ")
+    ]
+    for (module, _, name), before in groups:
+        for command, defined in typer.main.get_group(getattr(import_module(module), name)).commands.items():
+            found[before + command] = {each.name: getattr(each, "help", None) or "" for each in defined.params}
+    del found["train"]
+    return found
+
+
+def test_every_option_is_explained_in_a_sentence_of_its_own() -> None:
+    """Not by a fragment, such as "of a GPU", and not by words of another command."""
+    shown = helps()
+    assert len(shown) == 17 + 6
+    for command, options in shown.items():
+        for name, text in options.items():
+            assert len(text.split()) >= 2 and text[0] == text[0].upper() and text[-1] == ".", (command, name, text)
+            assert text.split()[0] not in ("Of", "Or", "Such", "Those", "Any,", "Its"), (command, name, text)
+    for command in ("caption", "classify", "embed", "fill-mask", "generate", "train captioner", "train classifier"):
+        assert not any("translat" in text for text in shown[command].values()), command
+    assert shown["plan"]["pue"].startswith("Power usage effectiveness")
+    assert shown["train translation"]["alignments"].startswith("File of word alignments in Pharaoh format")
+    assert shown["caption"]["length_penalty"] == "0 favours short results, 1 long ones."
+    assert "from this start" in shown["train captioner"]["seconds"]
+
+
 def test_commands_of_other_packages_are_known_by_name() -> None:
     assert app.ELSEWHERE.keys() == lab_commands.COMMANDS[1].keys()
 

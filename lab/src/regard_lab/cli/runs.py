@@ -225,8 +225,9 @@ def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:
         section = f"{line.strip('[]')}." if line.startswith("[") else section
         entry = declared.get(section + line.partition(" = ")[0])
         if entry is not None:
-            known = ", ".join(entry.metadata["choices"])
-            line = f"{line:<32}  # {entry.metadata['text']}{': ' * bool(known)}{known}"
+            text, choices = entry.metadata["text"], entry.metadata["choices"]
+            listed = "" if all(each in text for each in choices) else f": {', '.join(choices)}"
+            line = f"{line:<32}  # {text}{listed}"
         lines.append(line)
     rested = [f"# {each}" for each in tomli_w.dumps(rest).splitlines()]
     return "\n".join([*lines, "", "# What else [model] may have, as it is now:", *rested]) + "\n"

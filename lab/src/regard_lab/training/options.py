@@ -95,7 +95,7 @@ class TrainingOptions(Options):
     )
     guide: float = option(0.3, "weight of the loss that guides attention to given word links", ge=0)
     guided: str = option("", "attention map to guide; by default a Transformer's first head in its last layer but one")
-    precision: str = option("auto", "of matrix products; auto: bfloat16 where the processor is built for it",
+    precision: str = option("auto", "number format of matrix products; auto: bfloat16 where that is fast",
                              choices=PRECISIONS)  # fmt: skip
     seed: int = option(0, "random seed", ge=0, flag="--seed")
     validate_every: int = option(500, "steps between validations", ge=1)

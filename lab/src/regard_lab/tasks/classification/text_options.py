@@ -48,7 +48,7 @@ class LoRAOptions(Options):
 
     rank: int = option(8, "rank of the matrices that are added", ge=1, le=1 << 12)
     alpha: float = option(16.0, "rank times the factor of these matrices", gt=0)
-    dropout: float = option(0.0, "share of their inputs that is zeroed", ge=0, lt=1)
+    dropout: float = option(0.0, "dropout of their inputs", ge=0, lt=1)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class HeadOptions(Options):
                           "2014); 0 to classify one row of the model", ge=0, le=MOST_FILTERS)  # fmt: skip
     window: int = option(WINDOW, "tokens of the widest window", ge=1, le=WIDEST)
     narrowest: int = option(1, "tokens of the narrowest window", ge=1, le=WIDEST)
-    means: bool = option(True, "score the mean value of each filter beside its largest")
-    both_ways: bool = option(False, "filters read each token's vector, and what a decoder makes of the text forward "
-                             "and backward (Peters 2018), in place of its rows alone")  # fmt: skip
-    dropout: float = option(0.5, "share of what filters find that is zeroed", ge=0, lt=1)
+    means: bool = option(True, "classify the mean value of each filter, too, not only the largest")
+    both_ways: bool = option(False, "filters read each token's embedding, and the outputs of a decoder for the text "
+                             "forward and backward (Peters 2018)")  # fmt: skip
+    dropout: float = option(0.5, "dropout of the values of filters", ge=0, lt=1)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -82,10 +82,13 @@ class HeadOptions(Options):
 class TextTrainingOptions(ClassifierTrainingOptions):
     """How to train, with what suits classifiers of texts."""
 
-    adversarial: float = option(0.0, "share of their length by which the vectors of a text (what filters read, or the "
-                                "embedding) are moved to where its label costs most, and learned there, too (Miyato "
-                                "2017), by two passes forward and three backward; 0 for none",
-                                ge=0, le=1)  # fmt: skip
+    adversarial: float = option(
+        0.0,
+        "adversarial training (Miyato 2017): share of their length by which the vectors of a text are moved in the "
+        "direction that raises the loss, to learn its label there, too; 0 for none",
+        ge=0,
+        le=1,
+    )
 
 
 @dataclass(frozen=True)

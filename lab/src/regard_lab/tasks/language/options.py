@@ -84,14 +84,14 @@ class TokenizerOptions(Options):
 class SkipGramOptions(Options):
     """How the embedding is learned before the model (Mikolov 2013, arXiv 1310.4546)."""
 
-    epochs: int = option(0, "passes over the text in which the embedding alone learns, from neighbouring tokens, "
-                         "before the model does; 0 for none", ge=0, le=1000)  # fmt: skip
-    window: int = option(5, "tokens on either side that are neighbours at most", ge=1, le=1000)
-    negatives: int = option(5, "tokens that each neighbour is told apart from", ge=1, le=1000)
-    draws: int = option(10, "tokens that are drawn for them, together for all neighbours of a token", ge=1, le=1000)
-    sample: float = option(1e-4, "share of the text above which a token is left out here and there; 0 for none",
+    epochs: int = option(0, "passes over the text that train the embedding alone by skip-gram, before the model; 0 "
+                         "for none", ge=0, le=1000)  # fmt: skip
+    window: int = option(5, "most tokens between a token and its neighbours", ge=1, le=1000)
+    negatives: int = option(5, "negative samples that count per neighbour", ge=1, le=1000)
+    draws: int = option(10, "tokens to draw as negative samples, shared by all neighbours of a token", ge=1, le=1000)
+    sample: float = option(1e-4, "frequency above which tokens are skipped at random; 0 for none",
                            ge=0, le=1)  # fmt: skip
-    learning_rate: float = option(0.04, "rate at the beginning; it falls to 0", gt=0)
+    learning_rate: float = option(0.04, "learning rate at the start; it falls to 0", gt=0)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -115,8 +115,8 @@ class LanguageTrainingOptions(TrainingOptions):
     label_smoothing: float = redeclared(TrainingOptions, "label_smoothing", 0.0)
     metric: str = redeclared(TrainingOptions, "metric", "loss")
     keep: int = redeclared(TrainingOptions, "keep", 1)
-    sampled_softmax: int = option(0, "tokens that are drawn for a batch, for its own to be told apart from, instead of "
-                                  "the whole vocabulary (Jean 2015); 0 for all", ge=0, le=1 << 20)  # fmt: skip
+    sampled_softmax: int = option(0, "sampled softmax (Jean 2015): tokens to draw per batch as negative samples, in "
+                                  "place of the whole vocabulary; 0 for all", ge=0, le=1 << 20)  # fmt: skip
 
     def check(self) -> None:
         """Raise where options contradict each other."""

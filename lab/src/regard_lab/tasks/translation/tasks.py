@@ -35,12 +35,11 @@ class VocabularyOptions(Options):
     #: See :mod:`regard_lab.text.rewriting`.
     rewrite: bool = option(
         False,
-        "read small letters behind marks for capitals, one form of quotes and dashes, and "
-        "placeholders for names, numbers and signs that are copied",
+        "read lower-case text with markers for capitals, plain quotes and dashes, and placeholders for names, "
+        "numbers and signs to copy",
         flag="--rewrite",
-        short="Read lower-case text with markers for capitals, and copy names, numbers and signs.",
     )
-    languages: str = option("", "of both sides, such as en-fr: with rewrite, numbers are written as each does")
+    languages: str = option("", "codes of both languages, such as en-fr; with rewrite, numbers are written as in each")
 
     def check(self) -> None:
         """Raise where an option has no effect."""

@@ -218,6 +218,14 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(found: dict[str, Any], out: Path) -> None:
+    """Write the report of :func:`measured`."""
+    found["machine"] = facts() | {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+    path = out / "included-model.json"
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
+
+
 def main(given: Iterable[str] | None = None) -> int:
     """Measure the model, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -228,10 +236,7 @@ def main(given: Iterable[str] | None = None) -> int:
     chosen = parser.parse_args(None if given is None else list(given))
     model = pretrained.load() if chosen.model is None else SequenceModel.load(chosen.model)
     found = measured(model, chosen.tatoeba, chosen.pairs)
-    found["machine"] = facts() | {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
-    path = chosen.out / "included-model.json"
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
+    write(found, chosen.out)
     print(markdown(found).partition("## Numbers")[0])
     return 0
 

@@ -113,6 +113,7 @@ def main(tatoeba: Path, pairs: Path, folder: Path, *runs: Path) -> None:
     }
     model.save(folder, dtype="float16")
     results = ROOT / "benchmarks" / "results"
+    included_model.write(scores, results)
     alignment.main(["--data", str(tatoeba), "--models", f"{folder.name}={folder}", "--out", str(results)])
     aligned = json.loads((results / "alignment.json").read_text(encoding="utf-8"))
     found = aligned["models"][folder.name]

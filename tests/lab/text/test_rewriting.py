@@ -109,6 +109,13 @@ def test_what_a_model_writes_wrongly_stays_readable() -> None:
     assert not any(chr(mark) in written for mark in MARKS) and "1987" in written
 
 
+def test_tags_stay_where_they_were() -> None:
+    read = FRENCH.read("<b>hello</b> you")
+    assert FRENCH.write("\ue030 salut \ue031 toi", read).text == "<b>salut</b> toi"
+    apart = FRENCH.read("<b> hello </b>")
+    assert FRENCH.write("\ue030 salut \ue031", apart).text == "<b> salut </b>"
+
+
 def test_a_user_may_write_private_characters() -> None:
     text = f"hello {CAPITAL} \ue010 \uf000"
     assert normalize(restored(ENGLISH, text)) == normalize(text)

@@ -195,6 +195,8 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)
 
 
+#: Tokens of a translation from which on its confidence is judged: one word often has several good translations.
+_JUDGED = 4
 #: The note of a prediction that is likely to be wrong.
 UNUSUAL = "the text is unlike those that the model learned from, and its translation may be wrong"
 
@@ -436,7 +438,8 @@ class SequenceModel:
         if not limits or self.rewriting is None or not prediction.source.strip():
             return False
         known = self.rewriting.known_share(prediction.source)
-        return prediction.confidence < limits["confidence"] or known < limits["known"]
+        doubtful = len(prediction.tokens) >= _JUDGED and prediction.confidence < limits["confidence"]
+        return doubtful or known < limits["known"]
 
     def save(self, folder: str | Path, *, dtype: str = "float32") -> Path:
         """Write everything to a folder; see :meth:`load`.

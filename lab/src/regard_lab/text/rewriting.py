@@ -214,6 +214,15 @@ class Rewritten:
     typographic: bool = False
     capitals: bool = False
 
+    def is_glued(self, text: str, before: str, behind: str) -> bool:
+        """Return whether a text is a space beside a tag, before or behind it, that the source does not have."""
+        if text != " ":
+            return False
+        opening, closing = self.copies.get(before), self.copies.get(behind)
+        if opening is not None and opening.text.startswith("<") and not opening.text.startswith("</"):
+            return f"{before} " not in self.placed.text
+        return closing is not None and closing.text.startswith("</") and f" {behind}" not in self.placed.text
+
 
 @dataclass(frozen=True)
 class Rewriting:
@@ -413,7 +422,8 @@ class Rewriting:
         >>> Rewriting(known=frozenset(["hello", "world"])).known_share("Hello WORLD, привет 7")
         0.6666666666666666
         """
-        words = [word.lower() for word in _RUN.findall(uniform(normalize(text)))]
+        text = re.sub(_COPIED, " ", uniform(normalize(text)), flags=re.DOTALL)
+        words = [word.lower() for word in _RUN.findall(text)]
         if not words or not self.known:
             return 1.0
         return sum(word in self.known for word in words) / len(words)
@@ -447,8 +457,8 @@ class Rewriting:
                 behind = part.start("word")
                 yield part["word"][0].upper(), start, behind + 1
                 yield from ((letter.upper(), i, i + 1) for i, letter in enumerate(part["word"][1:], start=behind + 1))
-            elif part["mark"]:  # before something without case
-                yield "", start, stop
+            elif part["mark"] or source.is_glued(part[0], text[start - 1 : start], text[stop : stop + 1]):
+                yield "", start, stop  # a mark before something without case, or a space that is none of the source
             elif part[0] in _PLACEHOLDERS:
                 copy = source.copies.get(part[0])
                 yield "" if copy is None else self._formatted(copy), start, stop

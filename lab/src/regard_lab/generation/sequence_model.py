@@ -195,8 +195,8 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)
 
 
-#: Tokens of a translation from which on its confidence is judged: one word often has several good translations.
-_JUDGED = 4
+#: Tokens of a translation from which on its confidence is judged: a few words often have several good translations.
+_JUDGED = 6
 #: The note of a prediction that is likely to be wrong.
 UNUSUAL = "the text is unlike those that the model learned from, and its translation may be wrong"
 

@@ -57,7 +57,7 @@ _COPIED = "|".join(
         r"(?<!\w)[@#][^\W\d_]\w*",  # mentions and tags of networks
         r"\b\w+(?:_\w+)+\b|\b_\w+|(?<![\w-])\w[\w-]*\.(?:py|txt|csv|json|html|xml|js|md|pdf|jpg|png|zip|exe|sh|toml|yml)\b",
         r"(?<![\w.])(?:~|\.{0,2})/[\w.-]+(?:/[\w.-]+)*/?|(?<!\w)--\w[\w-]*",  # paths and options
-        r"\b\d+(?:\.\d+){2,}\b",  # versions
+        r"\b\d+(?:\.\d+){2,}\b|(?<![\w-])\+?\d{2,}(?:-\d{2,})+(?![\w-])",  # versions, telephone numbers, dates
         rf"[{_EMOJI}](?:[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]|(?<=\u200d)[{_EMOJI}])*",
         r"(?<!\w)(?:[:;]-?[)(DP]|<3)(?!\w)",  # faces
     )
@@ -563,6 +563,13 @@ class Rewriting:
 #: A name that comes more often in training is learned like any word.
 _RARE_NAME = 10
 _ANY_LETTER = re.compile(r"[^\W_]")
+#: English contractions without their apostrophe, but for those that are other words: its, were, well, hell, shell, ill.
+_BARE = re.compile(
+    r"(?<!['\w])(?:(?:do|does|did|is|are|was|have|has|had|would|could|should|ca|must|need)n(?=t(?!['\w]))"
+    r"|(?:that|what|there|here|who|where|how|he|she)(?=s(?!['\w]))|i(?=m(?!['\w]))|(?:you|they)(?=re(?!['\w]))"
+    r"|(?:i|you|they|we)(?=ve(?!['\w]))|(?:you|they|it|that)(?=ll(?!['\w])))",
+    re.IGNORECASE,
+)
 #: Words with their apostrophes, for capitals.
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _MARKED = re.compile(
@@ -589,6 +596,8 @@ def _cased(text: str, start: int, stop: int, language: str, *, marked: bool) -> 
     forms = [(part, start + place) for part, place in _uniform(text[start:stop], language)]
     whole = "".join(part for part, _ in forms)
     origins = [place for part, place in forms for _ in part]
+    if language == "en":
+        whole, origins = _with_apostrophes(whole, origins)
     at = 0
     for word in _WORD.finditer(whole):
         yield from _each(whole, at, word.start(), origins)
@@ -618,6 +627,14 @@ def _shouts(word: str) -> bool:
     """Return whether a word has two capitals or more, and no small letter."""
     letters = [letter for letter in word if letter != "'"]
     return len(letters) > 1 and all(map(_has_case, letters))
+
+
+def _with_apostrophes(whole: str, origins: list[int]) -> tuple[str, list[int]]:
+    """Return an English text with the apostrophes that people leave out: "dont" without one would lose its negation."""
+    for word in reversed(list(_BARE.finditer(whole))):
+        at = word.end()
+        whole, origins = f"{whole[:at]}'{whole[at:]}", [*origins[:at], origins[at], *origins[at:]]
+    return whole, origins
 
 
 def _each(whole: str, start: int, stop: int, origins: Sequence[int]) -> Iterator[tuple[str, int, int]]:

@@ -1,14 +1,14 @@
 """Package a trained translation model: store it as float16, find out what is unusual to it, score it, write its card.
 
-``python -m recipes.pack TATOEBA PAIRS FOLDER RUN [RUN ...]``: TATOEBA holds the validation and test pairs, and the
-folder ``multi30k`` may lie beside it, for its German sentences; PAIRS is the folder that ``recipes.pairs`` wrote; each
-RUN is a folder of ``regard train``, which the next one started from.
+``python -m recipes.pack TATOEBA PAIRS FOLDER RUN [RUN ...] [--note TEXT]``: TATOEBA holds validation and test pairs,
+and ``multi30k`` may lie beside it, for its German sentences; PAIRS is the folder that ``recipes.pairs`` wrote;
+each RUN is a folder of ``regard train``, which the next one started from; the note ends the card.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from regard_lab.data import read_pairs, read_texts
 from regard_lab.generation import SequenceModel
 from regard_lab.pretrained import CARD
 
-NOTICE = "NOTICE"
 #: The share of everyday sentences that may be reported as unusual.
 _REPORTED = 0.02
 #: At most this share of known words is asked for: a short text may have a rare word.
@@ -37,7 +36,7 @@ three digits and more, addresses, tags and emoji are copied by placeholders (`re
 | | |
 | --- | --- |
 {runs}
-| made on | {processor}, one thread, busy with other work |
+| made on | {processor} |
 | scored on | {sources:,} English sentences that it never saw, with {references:,} French ones, 5 beams |
 | BLEU | {bleu:.2f} (`{bleu_signature}`) |
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
@@ -60,15 +59,13 @@ names with their licences: each as often as `recipes/pairs.py` says, with senten
 sentences, noun phrases put together of their words, and sentences with addresses and emoji. None of the data is in this
 folder; the parameters were learned from it.
 
-**Attention.** One head of the last decoder layer was guided by the links of
-[eflomal](https://github.com/robertostling/eflomal): their cross-entropy was added to the loss, 0.3 times, and 0.7 times
-in the last run (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against that aligner's links too, of
-{aligned} pairs to validate with.
+**Attention.** One head was guided by the links of [eflomal](https://github.com/robertostling/eflomal): their
+cross-entropy was added to the loss (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against that
+aligner's links too, of {aligned} pairs to validate with.
 
 **Made by** the runs of `make pretrained`: the first with `recipes/english-french.toml`, the others with
 `recipes/english-french-final.toml`, whose rate falls to 0 and whose pairs have more phrases, short sentences and
-numbers. For this model, the runs were cut short as the rows above say; the first two guided a head of the layer before;
-and the third took a random part of the pairs. `recipes.pack` stored the parameters as float16 and wrote this card.
+numbers. `recipes.pack` stored the parameters as float16 and wrote this card. {note}
 """
 
 
@@ -88,15 +85,20 @@ def reported(model: SequenceModel, texts: Iterable[str]) -> float:
 
 def described(number: int, training: dict[str, Any]) -> str:
     """Return a row of the card about a run."""
-    minutes = training["seconds"] / 60
-    said = f"{training['pairs']:,} pairs, {training['steps']:,} steps, {minutes:.0f} minutes, seed {training['seed']}"
-    return f"| run {number} | {said} |"
+    said = f"{training['pairs']:,} pairs, {training['steps']:,} steps, {training['seconds'] / 60:.0f} minutes"
+    return f"| run {number} | {said}, seed {training['seed']}, threads: {training['threads']} |"
 
 
-def main(tatoeba: Path, pairs: Path, folder: Path, *runs: Path) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Store the model of the last run as float16, score the stored model, and write its card."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("tatoeba", "pairs", "folder"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--note", default="")
+    arguments = parser.parse_args(given)
+    tatoeba, pairs, folder, runs = (getattr(arguments, name) for name in ("tatoeba", "pairs", "folder", "runs"))
     SequenceModel.load(runs[-1]).save(folder, dtype="float16")
-    (folder / NOTICE).write_text(Path(__file__).with_name("english-french.NOTICE").read_text("utf-8"), encoding="utf-8")
     model = SequenceModel.load(folder)
     valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", longest=None, words=None)
     model.about["usual"] = limits(model, list(dict.fromkeys(valid.sources)))
@@ -138,7 +140,7 @@ def main(tatoeba: Path, pairs: Path, folder: Path, *runs: Path) -> None:
         attention=found["everyday"]["attention"]["aer"],
         posterior=found["everyday"]["posterior, intersection"]["aer"],
         signs=found["signs"]["first"], aligned=aligned["pairs"],
-        kinds=included_model.table(scores), **model.about["usual"],
+        note=arguments.note, kinds=included_model.table(scores), **model.about["usual"],
         unusual="\n".join(["| texts | reported |", "| --- | ---: |", *lines]),
     )  # fmt: skip
     (folder / CARD).write_text(card, encoding="utf-8")
@@ -146,4 +148,4 @@ def main(tatoeba: Path, pairs: Path, folder: Path, *runs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main()

@@ -50,6 +50,5 @@ register(
             for size in SIZES
         ),
         bound="",
-        notes="Torch's kernel takes 2 to 20 times as long for 16-bit gradients as for those of float32.",
     )
 )

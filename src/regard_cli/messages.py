@@ -178,7 +178,8 @@ def report_errors(package: str = "regard[cli]") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise fail(f"{error.name} is missing: pip install '{package}'") from None
+        name = str(error.name).partition(".")[0]
+        raise fail(f"{name} is missing: pip install '{package}'") from None
     except BrokenPipeError:  # typer exits silently
         raise
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -108,3 +109,22 @@ def test_a_command_with_a_typing_error(regard) -> None:
     outcome = regard("tranlate", "a")
     assert outcome.code == 2 and "No such command 'tranlate'. Did you mean 'translate'?" in outcome.err
     assert "Did you mean" not in regard("xyzzy").err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "translation"],
+        ["train", "language-model"],
+        ["train", "classifier"],
+        ["compare", "translation", "--attention", "additive,dot"],
+    ],
+    ids=" ".join,
+)
+def test_training_without_its_packages_is_one_sentence(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "data.tsv").write_text("a b\tx\nc d\ty\ne f\tx\ng h\ty\n")
+    # As in an installation without the extra "train".
+    code = "import sys; sys.modules['lightning'] = None; from regard_cli import command; command()"
+    command = [sys.executable, "-c", code, *arguments, "--data", "data.tsv", "--out", "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (2, "regard: lightning is missing: pip install 'regard-lab[train]'\n")

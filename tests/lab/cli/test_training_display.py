@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from regard_lab.cli.runs import TrainingDisplay
+from regard_lab.cli.training_display import TrainingDisplay
 from regard_lab.data.batches import Batch
 from regard_lab.training.options import TrainingOptions
 

@@ -52,7 +52,7 @@ def restored(rewriting: Rewriting, text: str) -> str:
         ("at 7:30", "at 7:30"),
         ("the 1990s", "the {number 1}s"),
         ("H1N1 and CO2", "{other 1} and {other 2}"),
-        ("see https://a.org/b?c=d.", "⇧ see {other 1}."),
+        ("see https://a.org/b?c=d.", "see {other 1}."),
         ("a@b.org", "{other 1}"),
         ("<b>Hello</b>", "{other 1}⇧ hello{other 2}"),
         ("hello {name}, %s", "hello {other 1}, {other 2}"),
@@ -68,8 +68,7 @@ def restored(rewriting: Rewriting, text: str) -> str:
     ],
 )
 def test_what_a_model_reads(text: str, shown: str) -> None:
-    found = Rewriting.shown(ENGLISH.read(text).placed.text)
-    assert found == shown.replace("⇧ see", "see")
+    assert Rewriting.shown(ENGLISH.read(text).placed.text) == shown
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def _warm(console: Console, pairs: Pairs) -> float:
 
 
 def _train(console: Console, pairs: Pairs, recipe: TrainingOptions, *, deadline: float) -> Pronouncer:
-    from regard_lab.cli.runs import TrainingDisplay
+    from regard_lab.cli.training_display import TrainingDisplay
     from regard_lab.training.options import TrainingError
 
     deadline += _warm(console, pairs)

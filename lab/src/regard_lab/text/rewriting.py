@@ -2,9 +2,9 @@
 
 A small model wastes much of its vocabulary on capitals and on curly quotes, and cannot spell what it never saw. With a
 :class:`Rewriting`, it reads and writes small letters behind marks of case (as in Etchegoyhen & Gete 2020, LREC), one
-form of each quote and dash, and a placeholder for every number, name, address or sign that is only copied (as in Luong
-et al. 2015, arXiv 1410.8206, there for unknown words). What it wrote is restored, with the places of each character, so
-that alignments are of the texts that users see.
+form of each quote and dash, English contractions with their apostrophe, and a placeholder for every number, name,
+address or sign that is only copied (as in Luong et al. 2015, arXiv 1410.8206, there for unknown words). What it wrote
+is restored, with the places of each character, so that alignments are of the texts that users see.
 """
 
 from __future__ import annotations
@@ -563,13 +563,15 @@ class Rewriting:
 #: A name that comes more often in training is learned like any word.
 _RARE_NAME = 10
 _ANY_LETTER = re.compile(r"[^\W_]")
-#: English contractions without their apostrophe, but for those that are other words: its, were, well, hell, shell, ill.
-_BARE = re.compile(
-    r"(?<!['\w])(?:(?:do|does|did|is|are|was|have|has|had|would|could|should|ca|must|need)n(?=t(?!['\w]))"
-    r"|(?:that|what|there|here|who|where|how|he|she)(?=s(?!['\w]))|i(?=m(?!['\w]))|(?:you|they)(?=re(?!['\w]))"
-    r"|(?:i|you|they|we)(?=ve(?!['\w]))|(?:you|they|it|that)(?=ll(?!['\w])))",
-    re.IGNORECASE,
-)
+#: Contractions up to the apostrophe that they lack. Not those that are other words: its, were, wont, well, ill, shell.
+_BARE = {
+    "en": re.compile(
+        r"(?<!['\w])(?:(?:do|does|did|is|are|was|have|has|had|would|could|should|ca|must|need)n(?=t(?!['\w]))"
+        r"|(?:that|what|there|here|who|where|how|he|she)(?=s(?!['\w]))|i(?=m(?!['\w]))|(?:you|they)(?=re(?!['\w]))"
+        r"|(?:i|you|they|we)(?=ve(?!['\w]))|(?:you|they|it|that)(?=ll(?!['\w])))",
+        re.IGNORECASE,
+    )
+}
 #: Words with their apostrophes, for capitals.
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _MARKED = re.compile(
@@ -596,8 +598,8 @@ def _cased(text: str, start: int, stop: int, language: str, *, marked: bool) -> 
     forms = [(part, start + place) for part, place in _uniform(text[start:stop], language)]
     whole = "".join(part for part, _ in forms)
     origins = [place for part, place in forms for _ in part]
-    if language == "en":
-        whole, origins = _with_apostrophes(whole, origins)
+    if language in _BARE:
+        whole, origins = _with_apostrophes(whole, origins, _BARE[language])
     at = 0
     for word in _WORD.finditer(whole):
         yield from _each(whole, at, word.start(), origins)
@@ -629,9 +631,9 @@ def _shouts(word: str) -> bool:
     return len(letters) > 1 and all(map(_has_case, letters))
 
 
-def _with_apostrophes(whole: str, origins: list[int]) -> tuple[str, list[int]]:
-    """Return an English text with the apostrophes that people leave out: "dont" without one would lose its negation."""
-    for word in reversed(list(_BARE.finditer(whole))):
+def _with_apostrophes(whole: str, origins: list[int], bare: re.Pattern[str]) -> tuple[str, list[int]]:
+    """Return a text with the apostrophes that people leave out: "dont" without one would lose its negation."""
+    for word in reversed(list(bare.finditer(whole))):
         at = word.end()
         whole, origins = f"{whole[:at]}'{whole[at:]}", [*origins[:at], origins[at], *origins[at:]]
     return whole, origins

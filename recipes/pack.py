@@ -37,7 +37,7 @@ three digits and more, addresses, tags and emoji are copied by placeholders (`re
 | --- | --- |
 {runs}
 | made on | {processor} |
-| scored on | {sources:,} English sentences that it never saw, with {references:,} French ones, 5 beams |
+| scored on | {sources:,} unseen English sentences with {references:,} French ones, 5 beams, one form of each quote |
 | BLEU | {bleu:.2f} (`{bleu_signature}`) |
 | chrF | {chrf:.2f} (`{chrf_signature}`) |
 | alignment error rate | {attention} by attention, {posterior} by the posterior in both directions (`make alignment`) |

@@ -6,7 +6,7 @@
 trained on. "small letters" and "capitals" are the Tatoeba validation sentences retyped: in small letters against the
 references as they are, in capitals against references in capitals. "typographic signs" has curly apostrophes and
 no-break spaces. All texts are compared in one form of each quote, dash and apostrophe. Of the numbers, one is right if
-its translation has a French form of it. An everyday utterance is a validation or test sentence of five words at most; it
+its translation has a French form of it. An utterance is a validation or test sentence of five words at most; it
 is right if its translation is one of Tatoeba's references, of which most have few, but for the last mark.
 """
 

@@ -51,6 +51,7 @@ TRANSFORMER: dict[str, dict[str, Any]] = {
     "all tied": {"tied": "all"},
     "learned": {"positions": "learned"},
     "rotary": {"positions": "rotary", "norm": "pre"},
+    "aligned": {"alignment": "layer 2 head 1", "norm": "pre"},
 }
 _HEADS = {"heads": {}, "grouped": {"heads": 4, "kv_heads": 2}, "multi-query": {"kv_heads": 1}}
 
@@ -111,9 +112,9 @@ def _transformers() -> dict[str, dict[str, Any]]:
 
 _PAIRS = {"rnn": _recurrent(), "transformer": _transformers()}
 _NAMED = {"rnn": RECURRENT, "transformer": TRANSFORMER}
-#: Names of what every encoder–decoder is tested on: all pairs of options, and models without attention.
+#: Names of what every encoder–decoder is tested on: all pairs of options, models without attention, and a map more.
 CASES = [
-    *("rnn no attention", "rnn no attention gru"),
+    *("rnn no attention", "rnn no attention gru", "transformer aligned"),
     *(f"{kind} {name}" for kind, models in _PAIRS.items() for name in models),
 ]
 

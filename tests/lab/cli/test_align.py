@@ -222,6 +222,16 @@ def test_a_transformer_is_guided_in_one_head_and_remembers_it(regard, pairs, gol
     assert told["alignment"] == mine["words"]
 
 
+def test_a_transformer_is_guided_in_the_head_that_reads_the_word(regard, pairs, gold, tmp_path, capsys) -> None:
+    head = ["--set", "model.alignment=layer 1 head 2", "--steps", "40", "--alignments", str(gold)]
+    out = trained(tmp_path / "out", pairs, *TRANSFORMER, *head)
+    assert SequenceModel.load(out).aligning == "alignment"
+    capsys.readouterr()
+    told = json.loads(regard("translate", "--model", out, "one cat.", "--json").out)
+    maps = {each["name"]: each["words"] for each in told["maps"]}
+    assert told["aligning"] == "alignment" and told["alignment"] == maps["alignment"] != maps["layer 1 head 2"]
+
+
 def test_a_transformer_without_guidance_finds_the_map_that_aligns(pairs, tmp_path, capsys) -> None:
     out = trained(tmp_path / "out", pairs, *TRANSFORMER, "--steps", "20")
     name = SequenceModel.load(out).aligning

@@ -11,6 +11,7 @@ from model_cases import LENGTHS, SOURCE, TARGET, made
 from torch import nn
 
 from regard.nn import MultiheadAttention
+from regard_lab.generation.sequence_model import attention_maps
 from regard_lab.models import TransformerConfig, TransformerEncoderDecoder
 
 
@@ -113,3 +114,34 @@ def test_an_untied_model_begins_knowing_nothing() -> None:
     config = TransformerConfig.preset("small", 12, 9, tied="none", width=16, feedforward=8)
     logits = TransformerEncoderDecoder(config)(SOURCE, LENGTHS, TARGET)
     assert torch.equal(logits, torch.zeros_like(logits))
+
+
+@torch.no_grad()
+def test_the_map_alignment_is_that_of_the_step_that_reads_the_word() -> None:
+    model = made("transformer post", alignment="layer 2 head 1")
+    assert model.maps[-1] == "alignment" and len(model.maps) == 5
+    target = torch.tensor([[1, 5, 6, 7, 8], [1, 5, 6, 1, 0], [1, 5, 0, 0, 0]])
+    weights = model.align(SOURCE, LENGTHS, target)
+    head, aligned = weights[:, 2], weights[:, 4]
+    for row, words in enumerate((4, 2, 1)):
+        # Step t writes the word that step t + 1 reads. What nothing reads has the weights of the step that writes it.
+        torch.testing.assert_close(aligned[row, :words], head[row, 1 : words + 1])
+        torch.testing.assert_close(aligned[row, words], head[row, words])
+
+
+@torch.no_grad()
+def test_the_last_word_is_aligned_by_the_step_that_reads_it_alone_and_in_a_batch() -> None:
+    model = made("transformer post", alignment="layer 1 head 2")
+    pairs = [([5, 6, 3, 4], [6, 7]), ([4, 3], [7, 5, 6])]
+    together = [each[-1] for each in attention_maps(model, pairs)]
+    for (source, target), found in zip(pairs, together):
+        steps = model.align(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([[1, *target]]))[0, 1]
+        torch.testing.assert_close(found, steps[1:])
+        torch.testing.assert_close(attention_maps(model, [(source, target)])[0][-1], found)
+
+
+def test_a_head_that_there_is_not_cannot_align() -> None:
+    with pytest.raises(ValueError) as caught:
+        TransformerConfig(sources=9, targets=9, width=8, heads=2, decoder_layers=1, alignment="layer 2 head 1")
+    wanted = "alignment must be one of layer 1 head 1, layer 1 head 2, got layer 2 head 1."
+    assert str(caught.value).endswith(wanted)

@@ -165,7 +165,7 @@ def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tens
     if not pairs:
         return []
     source, lengths = pad_to_device(model, [source for source, _ in pairs])
-    target, _ = pad_to_device(model, [[END, *target[:-1]] for _, target in pairs])
+    target, _ = pad_to_device(model, [[END, *target] for _, target in pairs])  # up to the step that reads the last
     weights = model.align(source, lengths, target).cpu()
     return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
 
@@ -182,8 +182,8 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
     if not pairs:
         return []
     source, lengths = pad_to_device(model, [source for source, _ in pairs])
-    target, _ = pad_to_device(model, [[END, *target[:-1]] for _, target in pairs])
-    written, _ = pad_to_device(model, [target for _, target in pairs])
+    target, _ = pad_to_device(model, [[END, *target] for _, target in pairs])
+    written, _ = pad_to_device(model, [[*target, END] for _, target in pairs])
     posterior = model.posterior(source, lengths, target, written, name).cpu()
     return [each[: len(target), : len(source)] for each, (source, target) in zip(posterior, pairs)]
 

@@ -40,7 +40,7 @@ from regard_lab.models.attending import (
     share,
     size,
 )
-from regard_lab.models.base import EncoderDecoder
+from regard_lab.models.base import END, PAD, EncoderDecoder
 from regard_lab.models.beam_cache import (
     BeamCache,
     KeyRows,
@@ -82,6 +82,8 @@ class TransformerConfig(Config):
     #: Waves or learned rows that are added to the embeddings, or turned queries and keys.
     positions: str = option("sinusoidal", "what tells positions", choices=POSITIONS)
     longest: int = size(1024, "positions that learned ones and the score 'location' know")
+    #: Chen 2020, arXiv 2004.14837: the step that reads a word knows it, the step that writes it has to guess.
+    alignment: str = option("", "head, as in 'layer 2 head 1', whose weights at the step that reads a word align it")
     #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both.
     tied: str = option("target", "whether the target embedding also scores the vocabulary", choices=TIES)
 
@@ -95,6 +97,14 @@ class TransformerConfig(Config):
         if self.positions == "rotary" and self.width // self.heads % 2:
             got = f"{self.width} over {self.heads}"
             raise self.refused("width", "be an even number for each head where positions is 'rotary'", got)
+        if self.alignment and self.alignment not in self.heads_by_name:
+            raise self.refused("alignment", f"be one of {', '.join(self.heads_by_name)}", self.alignment)
+
+    @property
+    def heads_by_name(self) -> tuple[str, ...]:
+        """The decoder's heads, as the attention maps of a model call them."""
+        layers, heads = range(1, self.decoder_layers + 1), range(1, self.heads + 1)
+        return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:
@@ -119,6 +129,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 # heads, N target vocabulary.
 
 
+#: The map of the head ``config.alignment``, one step later.
+ALIGNMENT = "alignment"
 #: Sources that are read at once, of similar lengths.
 _ALIKE = 16
 #: Steps that positions are made for at once.
@@ -271,8 +283,13 @@ class TransformerSequenceDecoder(EncoderDecoder):
 
     @property
     def maps(self) -> tuple[str, ...]:
-        layers, heads = range(1, self.config.decoder_layers + 1), range(1, self.config.heads + 1)
-        return tuple(f"layer {layer} head {head}" for layer in layers for head in heads)
+        """The attention of each head, and ``"alignment"`` if ``config.alignment`` names a head.
+
+        That map has for each word the head's weights at the next step, which reads the word. The last word, and an end
+        mark, have no next step in ``target``: theirs are the weights of the step that writes them.
+        """
+        heads = self.config.heads_by_name
+        return (*heads, ALIGNMENT) if self.config.alignment else heads
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
         rows = self._read_rows(source, lengths)
@@ -302,12 +319,15 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def features_and_attention(
         self, source: Tensor, lengths: Tensor, target: Tensor, teacher_forcing: float = 1.0, *, name: str
     ) -> tuple[Tensor, Tensor]:
-        layer, head = divmod(find_map(self, name), self.config.heads)
+        find_map(self, name)
+        head_name = self.config.alignment if name == ALIGNMENT else name
+        layer, head = divmod(self.config.heads_by_name.index(head_name), self.config.heads)
         if check_probability(self, teacher_forcing) < 1:
             raise rejected(type(self).__name__, "teacher_forcing", "be 1 with guided attention", teacher_forcing)
         maps: list[Tensor] = []
         features = self._write(source, lengths, target, maps, (layer,))
-        return features, maps[0][:, head]
+        weights = maps[0][:, head]
+        return features, _one_step_later(weights, target) if name == ALIGNMENT else weights
 
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
         weight, _ = self.projection
@@ -321,7 +341,11 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def align(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         maps: list[Tensor] = []
         self._write(source, lengths, target, maps, range(self.config.decoder_layers))
-        return torch.cat(maps, 1)  # (B, layers · H, T, S)
+        weights = torch.cat(maps, 1)  # (B, layers · H, T, S)
+        if not self.config.alignment:
+            return weights
+        head = weights[:, self.config.heads_by_name.index(self.config.alignment)]
+        return torch.cat([weights, _one_step_later(head, target)[:, None]], 1)
 
     def advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         caches = state.continued()
@@ -409,6 +433,13 @@ def _causally(layer: MultiheadAttention, x: Tensor) -> Tensor:
     """Return the causal self-attention output (B, T, E)."""
     made: Tensor = layer(x, x, x, need_weights=False, is_causal=True)[0]
     return made
+
+
+def _one_step_later(weights: Tensor, target: Tensor) -> Tensor:
+    """Return for each step the weights (B, T, S) of the next one, which reads its word; its own if nothing follows."""
+    following = target[:, 1:, None]
+    later = torch.where((following == PAD) | (following == END), weights[:, :-1], weights[:, 1:])
+    return torch.cat([later, weights[:, -1:]], 1)
 
 
 def _behind(source: Tensor, lengths: Tensor) -> Tensor:

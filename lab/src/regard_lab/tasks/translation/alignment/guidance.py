@@ -14,6 +14,7 @@ from regard._utils.errors import rejected, unknown_name
 from regard._utils.files import write_atomically
 from regard_lab.data.pairs import Pairs
 from regard_lab.models import EncoderDecoder
+from regard_lab.models.transformer import ALIGNMENT
 from regard_lab.tasks.translation.alignment.links import (
     Link,
     Links,
@@ -202,7 +203,10 @@ class Guidance:
         return Guide(sides, numbers, rows % len(learn), self._links, self._cut)
 
     def map_of(self, model: EncoderDecoder, name: str) -> str:
-        """Return the attention map to guide: of this name, or a Transformer's first head in its last layer but one.
+        """Return the attention map to guide.
+
+        It is the one of this name, or else a Transformer's map ``"alignment"``, or else the first head of its last
+        layer but one.
 
         Raises
         ------
@@ -215,6 +219,8 @@ class Guidance:
             if name not in model.maps:
                 raise unknown_name("train", "training.guided", name, model.maps)
             return name
+        if ALIGNMENT in model.maps:
+            return ALIGNMENT
         layers = list(dict.fromkeys(each.rpartition(" head ")[0] for each in model.maps))
         return next(each for each in model.maps if each.startswith(layers[-2:][0]))
 

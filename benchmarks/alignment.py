@@ -8,9 +8,10 @@ grow-diag-final-and are possible. No person made these links, so no aligner can 
 random: figures vary by a few tenths between runs.
 
 ``everyday`` are any sentences, ``longer`` those of 6 to 14 words. "attention" links each word to the source word with
-the most attention before the word was written: what pictures show. "posterior" also uses the word once it is known, in
-both directions (`regard align --model`). "punctuation" counts the words that attend most to a punctuation mark, among
-all words and among first words, in the model's own translations of the everyday sentences.
+the most attention in the map that pictures show: that of the step before the word was written, or, in a Transformer
+with a map "alignment", of the step that reads it. "posterior" also uses how likely a recurrent model was to write the
+word, and links both ways (`regard align --model`). "punctuation" counts the words that attend most to a punctuation
+mark, among all words and among first words, in the model's own translations of the everyday sentences.
 """
 
 from __future__ import annotations

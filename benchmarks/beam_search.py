@@ -1,12 +1,12 @@
 """Beam search of a translation Transformer, compared with CTranslate2 on the same weights.
 
-    python -m benchmarks.beam_search --model FOLDER --lines FILE [--beams 5] [--sentences 64] [--rounds 7]
+    python -m benchmarks.beam_search --model FOLDER --lines FILE [--beams 5] [--sentences 64] [--alone 16] [--rounds 7]
 
 FOLDER holds a trained Transformer with pre- or post-norm layers; FILE has one source per line. Each library translates
-all sentences as one batch, without a length penalty. Both must assign the same log-probabilities before anything is
-timed; *same* is the share of identical translations (the searches stop by different rules). They take turns; ratios are
-medians over neighbouring turns, of wall-clock time and of CPU time, which other programs disturb less. Weights are
-packed as ``regard translate`` packs them. int8 weights make a different model.
+all sentences as one batch, and then the first few one at a time, without a length penalty. Both must assign the same
+log-probabilities before anything is timed; *same* is the share of identical translations (the searches stop by
+different rules). They take turns; ratios are medians over neighbouring turns, of wall-clock time and of CPU time, which
+other programs disturb less. Weights are packed as ``regard translate`` packs them. int8 weights make a different model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from regard_lab.models import END, TransformerEncoderDecoder
 from regard_lab.text import UNKNOWN
 
 RESULTS = ROOT / "benchmarks/results/beam-search.json"
+#: How sentences are translated.
+TOGETHER, ALONE = "at once", "one at a time"
 #: Log-probabilities of a sentence, in nats, differ by less.
 _NEAR = 1e-3
 Numbers = list[list[int]]
@@ -120,6 +123,11 @@ def ours(model: TransformerEncoderDecoder, sources: Numbers, options: SearchOpti
     return [list(best[0].numbers) for best in search(model, *pad_to_device(model, sources), options)]
 
 
+def one_by_one(translate: Callable[[Numbers], Numbers], sources: Numbers) -> Numbers:
+    """Return the translations of sentences that are each a batch of their own."""
+    return [translate([each])[0] for each in sources]
+
+
 def theirs(translator: Any, sources: Numbers, options: SearchOptions) -> Numbers:
     """Return CTranslate2's translations."""
     most = max(int(options.ratio * len(each)) for each in sources) + options.extra
@@ -131,9 +139,9 @@ def theirs(translator: Any, sources: Numbers, options: SearchOptions) -> Numbers
 
 
 def compared(
-    model: SequenceModel, sources: Numbers, options: SearchOptions, rounds: int, threads: int
+    model: SequenceModel, sources: Numbers, options: SearchOptions, rounds: int, threads: int, alone: int
 ) -> dict[str, Any]:
-    """Return the timings of each contender."""
+    """Return the timings of each contender, for all sentences at once and for the first ones alone."""
     import ctranslate2
 
     torch.set_num_threads(threads)
@@ -147,26 +155,30 @@ def compared(
             for name in ("float32", "int8")
         }
     pack_weights(transformer)
-    written = {
-        "regard": ours(transformer, sources, options),
-        "CTranslate2": theirs(translators["float32"], sources, options),
-        "regard, int8": ours(narrow, sources, options),
-        "CTranslate2, int8": theirs(translators["int8"], sources, options),
+    contenders: dict[str, Callable[[Numbers], Numbers]] = {
+        "CTranslate2": lambda some: theirs(translators["float32"], some, options),
+        "regard": lambda some: ours(transformer, some, options),
+        "regard, int8": lambda some: ours(narrow, some, options),
+        "CTranslate2, int8": lambda some: theirs(translators["int8"], some, options),
     }
-    same = {name: sum(map(list.__eq__, lines, written["regard"])) / len(sources) for name, lines in written.items()}
-    pairs = [each for each in zip(sources, written["regard"]) if all(each)]
+    pairs = [each for each in zip(sources, contenders["regard"](sources)) if all(each)]
     named = ([[_name(i) for i in each] for each in side] for side in zip(*pairs))
     scored = [sum(each.log_probs) for each in translators["float32"].score_batch(*named)]
     apart = max(abs(a - b) for a, b in zip(scored, score_targets(transformer, pairs)))
     if apart > _NEAR:
         raise SystemExit(f"log-probabilities differ by {apart:.2g}")
-    turns: dict[str, Callable[[], object]] = {
-        "CTranslate2": lambda: theirs(translators["float32"], sources, options),
-        "regard": lambda: ours(transformer, sources, options),
-        "regard, int8": lambda: ours(narrow, sources, options),
-        "CTranslate2, int8": lambda: theirs(translators["int8"], sources, options),
+    single = {name: partial(one_by_one, translate) for name, translate in contenders.items()}
+    return {
+        TOGETHER: timed(contenders, sources, rounds),
+        ALONE: timed(single, sources[:alone], rounds),
     }
-    seconds = interleaved(turns, rounds)
+
+
+def timed(contenders: dict[str, Callable[[Numbers], Numbers]], sources: Numbers, rounds: int) -> dict[str, Any]:
+    """Return each contender's time, its ratio to CTranslate2's, and how many translations are those of regard."""
+    written = {name: translate(sources) for name, translate in contenders.items()}
+    same = {name: sum(map(list.__eq__, lines, written["regard"])) / len(sources) for name, lines in written.items()}
+    seconds = interleaved({name: partial(translate, sources) for name, translate in contenders.items()}, rounds)
     rows: dict[str, Any] = {}
     for name, each in seconds.items():
         base = seconds["CTranslate2"]
@@ -174,7 +186,7 @@ def compared(
         rows[name] = {
             "seconds": statistics.median(a for a, _ in each), "processor": statistics.median(b for _, b in each),
             "speed": statistics.median(ratios[0]), "speed by processor": statistics.median(ratios[1]),
-            "same": same[name], "tokens": sum(map(len, written[name])),
+            "same": same[name], "tokens": sum(map(len, written[name])), "sentences": len(sources),
         }  # fmt: skip
     return rows
 
@@ -184,8 +196,10 @@ def report(result: dict[str, Any]) -> str:
     assert __doc__ is not None
     lines = ["# Beam search of a Transformer", "", __doc__.partition("\n\n")[2].partition("\n\n")[2].strip(), ""]
     lines += [result["model"], ""]
-    for threads, rows in result["threads"].items():
-        lines += [f"{threads} thread{'s' * (threads != '1')}:", ""]
+    found = ((threads, how, rows) for threads, both in result["threads"].items() for how, rows in both.items())
+    for threads, how, rows in found:
+        count = rows["regard"]["sentences"]
+        lines += [f"{threads} thread{'s' * (threads != '1')}, {count} sentences {how}:", ""]
         lines += ["| | seconds | CPU seconds | speed, CTranslate2 = 1 | by CPU time | same | tokens |",
                   "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
         for name, row in rows.items():
@@ -205,6 +219,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--alone", type=int, default=16)
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -219,7 +234,7 @@ def main(arguments: list[str]) -> None:
     config = model.model.config
     shape = f"{config.encoder_layers} + {config.decoder_layers} layers × {config.width}, {config.norm}-norm"
     summary = f"{shape}, {config.targets:,} tokens; {len(sources)} sentences, {sum(map(len, sources)):,} tokens, "
-    threads = {str(each): compared(model, sources, options, given.rounds, each) for each in given.threads}
+    threads = {str(each): compared(model, sources, options, given.rounds, each, given.alone) for each in given.threads}
     result = {"model": summary + f"beams of {given.beams}.", "threads": threads, "machine": facts()}
     result["date"] = f"{datetime.now(UTC):%Y-%m-%d}"
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

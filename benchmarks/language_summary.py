@@ -42,9 +42,11 @@ def lines() -> Iterator[Line]:
     for row in _read("decoding")["rows"]:
         if row["contender"].startswith("regard, packed"):
             yield Line(f"decoding, {row['model']}, batch {row['batch']}", ratio(row["ratio"]), "transformers")
-    for threads, rows in _read("beam-search")["threads"].items():
-        what = f"beam search of a translator, {threads} thread{'s' * (threads != '1')}, float32"
-        yield Line(what, ratio(rows["regard"]["speed"]), "CTranslate2")
+    for threads, both in _read("beam-search")["threads"].items():
+        for how, rows in both.items():
+            count = f"{rows['regard']['sentences']} sentences {how}"
+            what = f"beam search of a translator, {count}, {threads} thread{'s' * (threads != '1')}, float32"
+            yield Line(what, ratio(rows["regard"]["speed"]), "CTranslate2")
 
 
 def _encoders(rows: list[dict[str, Any]]) -> Iterator[Line]:

@@ -59,8 +59,10 @@ names with their licences: each as often as `recipes/pairs.py` says, with senten
 sentences, noun phrases put together of their words, and sentences with addresses and emoji. None of the data is in this
 folder; the parameters were learned from it.
 
-**Attention.** One head was guided by the links of [eflomal](https://github.com/robertostling/eflomal): their
-cross-entropy was added to the loss (Chen et al. 2016, arXiv 1607.01628). The alignment error rate is against that
+**Attention.** The map `alignment` is that of one head (`config.json` names it) at the step that reads a word, which
+aligns it better than the step that has to choose it (Chen et al. 2020, arXiv 2004.14837). It was guided by the links of
+[eflomal](https://github.com/robertostling/eflomal): their cross-entropy was added to the loss (Chen et al. 2016, arXiv
+1607.01628). The alignment error rate is against that
 aligner's links too, of {aligned} pairs to validate with.
 
 **Made by** the runs of `make pretrained`: the first with `recipes/english-french.toml`, the others with

@@ -15,8 +15,10 @@ from benchmarks.report import ratio
 def test_lines_are_those_of_the_reports() -> None:
     found = {line.what: line for line in language_summary.lines()}
     report: dict[str, Any] = json.loads((ROOT / "benchmarks/results/beam-search.json").read_text(encoding="utf-8"))
-    speed = report["threads"]["1"]["regard"]["speed"]
-    assert found["beam search of a translator, 1 thread, float32"][1:] == (ratio(speed), "CTranslate2")
+    for how in ("at once", "one at a time"):
+        row = report["threads"]["1"][how]["regard"]
+        line = found[f"beam search of a translator, {row['sentences']} sentences {how}, 1 thread, float32"]
+        assert line[1:] == (ratio(row["speed"]), "CTranslate2")
     assert sum(what.startswith("tiny shakespeare") for what in found) == 2
     assert sum(what.startswith("training") for what in found) == sum(what.startswith("decoding") for what in found) == 4
 

@@ -190,11 +190,21 @@ def load_weights(folder: str | Path, model: nn.Module, config: Mapping[str, Any]
     model.load_state_dict(tensors, assign=True)
 
 
+def check_fields(path: Path, config: type[Any], described: Any) -> None:
+    """Raise unless a configuration's field ``"model"`` has the fields of a class, and no others."""
+    known = {each.name for each in fields(config)}
+    if not isinstance(described, dict):
+        raise file_error(path, "have an object 'model'", type(described).__name__)
+    wrong = [f"no {name!r}" for name in sorted(known - set(described))]
+    wrong += [f"an unknown {str(name)!r}" for name in sorted(set(described) - known, key=str)]
+    if wrong:
+        expected = "have the fields of this version of regard_lab in 'model' (train the model again with it)"
+        raise file_error(path, expected, ", ".join(wrong))
+
+
 def build_model(path: Path, config: type[Any], model: type[Any], described: Any) -> Any:
     """Return the model that a configuration describes, on the meta device."""
-    known = {each.name for each in fields(config)}
-    if not isinstance(described, dict) or set(described) != known:
-        raise file_error(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+    check_fields(path, config, described)
     try:
         made = config(**described)
         # Building modules takes time even on the meta device. Every layer has at least one tensor.

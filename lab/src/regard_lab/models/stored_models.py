@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from regard_lab.models.folders import (
     ModelFileError,
     NotMappedError,
     brief,
+    check_fields,
     check_finite,
     file_error,
     json_bytes,
@@ -244,9 +245,7 @@ def _built(folder: Path, form: Format, config: dict[str, Any]) -> Any:
     headed = head is None or (isinstance(head, str) and head in form.heads)
     if kind not in form.kinds or not isinstance(inner, dict) or not headed:
         raise file_error(path, f"describe {form.noun}", brief(kind))
-    known = {each.name for each in fields(form.kinds[kind][0])}
-    if set(inner) != known:
-        raise file_error(path, f"have a field 'model' with {', '.join(sorted(known))}", "other fields")
+    check_fields(path, form.kinds[kind][0], inner)
     try:
         made = form.kinds[kind][0](**inner)
         if made.layers > (stored := len(read_header(folder / WEIGHTS))):

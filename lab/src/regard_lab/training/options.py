@@ -94,7 +94,8 @@ class TrainingOptions(Options):
         1.0, "how often a decoder step reads the correct previous symbol, not its own", ge=0, le=1
     )
     guide: float = option(0.3, "weight of the loss that guides attention to given word links", ge=0)
-    guided: str = option("", "attention map to guide; by default a Transformer's first head in its last layer but one")
+    guided: str = option("", "attention map to guide; by default 'alignment' if the model has it, or else the first "
+                             "head of a Transformer's last layer but one")  # fmt: skip
     precision: str = option("auto", "number format of matrix products; auto: bfloat16 where that is fast",
                              choices=PRECISIONS)  # fmt: skip
     seed: int = option(0, "random seed", ge=0, flag="--seed")

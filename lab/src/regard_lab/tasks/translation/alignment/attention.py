@@ -106,7 +106,7 @@ def word_attention(
     cut : callable, optional
         Finds the words of a text.
     posterior : bool, default True
-        Reckon with what was written; else what the model attended to before it wrote it, as pictures show it.
+        Also use how likely each state was to write the word, where a model can say; else the map that pictures show.
 
     Returns
     -------

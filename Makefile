@@ -99,7 +99,7 @@ pretrained: $(BENCH_READY)
 	mkdir -p build
 	$(BIN)/python -m recipes.pairs $(TATOEBA) $(COLLECTIONS) build/english-french-pairs
 	$(BIN)/python -m recipes.pairs $(TATOEBA) $(COLLECTIONS) build/english-french-final-pairs --everyday 3 \
-		--copies 30000 --seed 1
+		--copies 30000 --quantities 20000 --seed 1
 	$(BIN)/regard train translation --options recipes/english-french.toml --out build/english-french \
 		--data build/english-french-pairs/train.tsv $(VALID) $(RESUME)
 	$(BIN)/regard train translation --options recipes/english-french-final.toml --out build/english-french-final \

@@ -271,4 +271,14 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and shape[2] > 1
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
         and (eager or not (in_forward_mode() or in_functorch()))
+        and not (torch.is_grad_enabled() and _has_narrow_gradients(query, key, value))
     )
+
+
+def _has_narrow_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a backward pass may follow in 16 bits on a CPU, for which torch's kernel takes several times as long."""
+    if query.itemsize == 8 or not query.is_cpu:
+        return False
+    if query.itemsize == 4 and not torch.is_autocast_enabled("cpu"):
+        return False
+    return query.requires_grad or key.requires_grad or value.requires_grad

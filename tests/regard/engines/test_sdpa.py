@@ -348,3 +348,26 @@ def test_the_log_sum_exp_alone_under_a_causal_mask_and_another(name: str) -> Non
     right, known = regard.attention(*given, mask, engine="reference", return_aux=regard.AuxRequest(lse=True))
     torch.testing.assert_close(aux.lse, known.lse, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(output, right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_16_bit_gradients_on_a_cpu_are_not_left_to_torchs_slow_kernel(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    used: list[torch.dtype] = []
+
+    def seen(*tensors: Tensor, **options: Any) -> Tensor:
+        used.append(tensors[0].dtype)
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, **options)
+
+    monkeypatch.setattr("regard.functional.torch_attention", seen)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    query, key, value = torch.randn(3, 8, 8, 64, 64, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = regard.attention(query.requires_grad_(), key, value)
+        assert not used and output.requires_grad
+        assert regard.explain(query, key, value).engine.name != "sdpa"
+        with torch.no_grad():
+            plain = regard.attention(query, key, value)
+    assert used == [dtype]
+    torch.testing.assert_close(output.float(), plain.float(), rtol=0.02, atol=0.01)

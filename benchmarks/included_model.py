@@ -7,7 +7,8 @@ trained on. "small letters" and "capitals" are the Tatoeba validation sentences 
 references as they are, in capitals against references in capitals. "typographic signs" has curly apostrophes and
 no-break spaces. All texts are compared in one form of each quote, dash and apostrophe. Of the numbers, one is right if
 its translation has a French form of it. An utterance is a validation or test sentence of five words at most; it
-is right if its translation is one of Tatoeba's references, of which most have few, but for the last mark.
+is right if its translation is one of Tatoeba's references, of which most have few, but for the last mark. So is each
+source of one word; these alone were trained on.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ NUMBERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The code is 8675309.", ("8675309",)),
     ("Two plus two is four.", ("quatre",)),
 )
+#: What is answered right or not: its title, and its name in the report.
+ANSWERS = (("Numbers", "numbers"), ("Sources of one word", "words"), ("Everyday utterances", "utterances"))
 #: The most utterances, and the most words of one.
 UTTERANCES, SHORT = 400, 5
 
@@ -162,6 +165,12 @@ def utterances(tatoeba: Path) -> dict[str, list[str]]:
     )
 
 
+def single_words(tatoeba: Path) -> dict[str, list[str]]:
+    """Return the training sources of one word, with their references."""
+    every = read_pairs(tatoeba / "en-fr.train.tsv.gz", longest=None, words=None).references()
+    return {source: references for source, references in every.items() if len(source.split()) == 1}
+
+
 def bare(text: str) -> str:
     """Return a text without the signs that end it, in one typography and small letters."""
     return uniform(re.sub(r"\s", " ", text), "fr").lower().rstrip(" .!?")
@@ -169,7 +178,7 @@ def bare(text: str) -> str:
 
 def measured(model: SequenceModel, tatoeba: Path, pairs: Path) -> dict[str, Any]:
     """Return the scores of a model."""
-    found: dict[str, Any] = {"kinds": {}, "numbers": {}, "utterances": {}}
+    found: dict[str, Any] = {"kinds": {}, "numbers": {}, "words": {}, "utterances": {}}
     for name, (sources, references) in kinds(tatoeba, pairs).items():
         written = [uniform(re.sub(r"\s", " ", each.text), "fr") for each in model.predict(sources)]
         plain = [[uniform(text, "fr") for text in each] for each in references]
@@ -183,10 +192,10 @@ def measured(model: SequenceModel, tatoeba: Path, pairs: Path) -> dict[str, Any]
     texts = [text for text, _ in NUMBERS]
     for (text, forms), prediction in zip(NUMBERS, model.predict(texts)):
         found["numbers"][text] = {"text": prediction.text, "right": has_number(prediction.text, forms)}
-    short = utterances(tatoeba)
-    for (text, references), prediction in zip(short.items(), model.predict(list(short))):
-        right = bare(prediction.text) in {bare(each) for each in references}
-        found["utterances"][text] = {"text": prediction.text, "right": right}
+    for name, asked in (("words", single_words(tatoeba)), ("utterances", utterances(tatoeba))):
+        for (text, references), prediction in zip(asked.items(), model.predict(list(asked))):
+            right = bare(prediction.text) in {bare(each) for each in references}
+            found[name][text] = {"text": prediction.text, "right": right}
     return found
 
 
@@ -200,15 +209,15 @@ def table(found: dict[str, Any]) -> str:
     lines = ["| kind of text | sentences | BLEU | chrF |", "| --- | ---: | ---: | ---: |"]
     for name, each in found["kinds"].items():
         lines.append(f"| {name} | {each['sources']:,} | {each['bleu']:.1f} | {each['chrf']:.1f} |")
-    lines += ["", f"Numbers: {share(found['numbers'])} right. Everyday utterances: {share(found['utterances'])} right."]
-    return "\n".join(lines)
+    shares = [f"{title}: {share(found[name])} right." for title, name in ANSWERS]
+    return "\n".join([*lines, "", " ".join(shares)])
 
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the report."""
     said = (__doc__ or "").split("\n\n", 2)[2]
     lines = ["# The included translator on texts of all kinds", "", said.strip(), "", table(found)]
-    for title, name in (("Numbers", "numbers"), ("Everyday utterances", "utterances")):
+    for title, name in ANSWERS:
         lines += ["", f"## {title}", "", "| | | |", "| --- | --- | --- |"]
         lines += [
             f"| {text} | {each['text']} | {'right' if each['right'] else 'other'} |"

@@ -8,7 +8,7 @@ references as they are, in capitals against references in capitals. "typographic
 no-break spaces. All texts are compared in one form of each quote, dash and apostrophe. Of the numbers, one is right if
 its translation has a French form of it. An utterance is a validation or test sentence of five words at most; it
 is right if its translation is one of Tatoeba's references, of which most have few, but for the last mark. So is each
-source of one word; these alone were trained on.
+sentence of one word; these alone were trained on.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ NUMBERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Two plus two is four.", ("quatre",)),
 )
 #: What is answered right or not: its title, and its name in the report.
-ANSWERS = (("Numbers", "numbers"), ("Sources of one word", "words"), ("Everyday utterances", "utterances"))
+ANSWERS = (("Numbers", "numbers"), ("Sentences of one word", "words"), ("Everyday utterances", "utterances"))
+#: A sentence of one word.
+SENTENCE = re.compile(r"[A-Z][^\W\d_]*[.!?]+")
 #: The most utterances, and the most words of one.
 UTTERANCES, SHORT = 400, 5
 
@@ -165,10 +167,10 @@ def utterances(tatoeba: Path) -> dict[str, list[str]]:
     )
 
 
-def single_words(tatoeba: Path) -> dict[str, list[str]]:
-    """Return the training sources of one word, with their references."""
-    every = read_pairs(tatoeba / "en-fr.train.tsv.gz", longest=None, words=None).references()
-    return {source: references for source, references in every.items() if len(source.split()) == 1}
+def single_words(pairs: Path) -> dict[str, list[str]]:
+    """Return the training sentences of one word, with their references."""
+    every = read_pairs(pairs / "train.tsv", longest=None, words=None).references()
+    return {source: references for source, references in every.items() if SENTENCE.fullmatch(source)}
 
 
 def bare(text: str) -> str:
@@ -192,7 +194,7 @@ def measured(model: SequenceModel, tatoeba: Path, pairs: Path) -> dict[str, Any]
     texts = [text for text, _ in NUMBERS]
     for (text, forms), prediction in zip(NUMBERS, model.predict(texts)):
         found["numbers"][text] = {"text": prediction.text, "right": has_number(prediction.text, forms)}
-    for name, asked in (("words", single_words(tatoeba)), ("utterances", utterances(tatoeba))):
+    for name, asked in (("words", single_words(pairs)), ("utterances", utterances(tatoeba))):
         for (text, references), prediction in zip(asked.items(), model.predict(list(asked))):
             right = bare(prediction.text) in {bare(each) for each in references}
             found[name][text] = {"text": prediction.text, "right": right}

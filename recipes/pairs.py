@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.included_model import NUMBERS
+from benchmarks.included_model import NUMBERS, SENTENCE
 
 from recipes.fragments import fragments
 from recipes.phrases import adjectives, nouns, phrases
@@ -215,8 +215,10 @@ def main(given: Sequence[str] | None = None) -> None:
     short = {words: count * arguments.everyday for words, count in SHORT.items()}
     counted = [(pair, short.get(len(pair[0].split()), 1.0)) for pair in everyday]
     for name, weight in WEIGHTS.items():
-        factor = arguments.everyday if name in EVERYDAY else 1.0
-        counted += [(pair, weight * factor) for pair in collections[name]]
+        weight *= arguments.everyday if name in EVERYDAY else 1.0
+        counted += [
+            (pair, max(weight, short[1]) if SENTENCE.fullmatch(pair[0]) else weight) for pair in collections[name]
+        ]
     counted = [(pair, weight) for pair, weight in counted if _key(pair[0]) not in never]
     made: list[tuple[str, str]] = []
     inside = usual(tatoeba["train"].sources), usual(tatoeba["train"].targets)

@@ -50,7 +50,7 @@ def language(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("language")
     torch.manual_seed(0)
     Tokenizer.learn([], kind="bytes").save(folder)
-    save(DecoderLM(DecoderLMConfig(258, width=16, layers=1, longest=32)), folder)
+    save(DecoderLM(DecoderLMConfig(258, width=16, layers=1, max_length=32)), folder)
     return folder
 
 

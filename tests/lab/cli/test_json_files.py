@@ -26,7 +26,7 @@ from regard_lab.models import (
 )
 from regard_lab.text.tokenizer import Tokenizer
 
-SIZES: dict[str, Any] = {"width": 16, "layers": 1, "longest": 32}
+SIZES: dict[str, Any] = {"width": 16, "layers": 1, "max_length": 32}
 #: Commands that can give JSON, with arguments that name files of the fixture.
 COMMANDS = {
     "catalogue": ["catalogue", "additive"],

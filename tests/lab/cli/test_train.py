@@ -367,10 +367,10 @@ class TestOptions:
                 "model.score must be left out with --attention, got 'cosine'",
             ),
             (["--set", "model.window=3"], "model.window must be left out without scope 'local-m' or 'local-p', got 3"),
-            (["--set", "model.longest=9"], "model.longest must be left out without attention 'location', got 9"),
+            (["--set", "model.max_length=9"], "model.max_length must be left out without attention 'location', got 9"),
             (
-                ["--model", "transformer", "--set", "model.longest=9"],
-                "model.longest must be left out without positions 'learned' or score 'location', got 9",
+                ["--model", "transformer", "--set", "model.max_length=9"],
+                "model.max_length must be left out without positions 'learned' or score 'location', got 9",
             ),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
             (["--vocabulary-size", "0", "--data", "DATA"], "size must be at least"),
@@ -642,10 +642,10 @@ class TestResume:
 @pytest.mark.parametrize("kind", [["--model", "transformer"], ["--attention", "hard"], ["--attention", "location"]])
 def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, kind) -> None:
     chosen = SMALL[2:] if "transformer" not in kind else SMALL[2:6]
-    chosen = [*chosen, "--set", "model.longest=4"] if "location" in kind else chosen
+    chosen = [*chosen, "--set", "model.max_length=4"] if "location" in kind else chosen
     result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
     assert result.code == 0, result.err
-    assert ("skipped, longer than model.longest" in result.out) == ("location" in kind)
+    assert ("skipped, longer than model.max_length" in result.out) == ("location" in kind)
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
     long = tmp_path / "long.tsv"
     long.write_text("red dog\trouge chien\none two red blue cat dog\tun deux rouge bleu chat chien\n", encoding="utf-8")

@@ -31,7 +31,7 @@ def evaluate(
     trained = str(model.about.get("task", "translation"))
     if trained != task:
         raise rejected("evaluate", "model", f"be a {task} model", f"a {trained} model, {folder}")
-    pairs = read_pairs(data, targets, longest=None, words=None)
+    pairs = read_pairs(data, targets, max_length=None, words=None)
     for line in pairs.report():
         note(line)
     references = pairs.references()

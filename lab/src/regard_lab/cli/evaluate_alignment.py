@@ -26,7 +26,7 @@ def evaluate(
         raise rejected("evaluate", "--links", "be a file if standard input holds the pairs", "-")
     other = None if back is None else require_attention(load(back, "evaluate"), "--back")
     translator = require_attention(load(model, "evaluate"), "--model")
-    pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
+    pairs = read_pairs(data, targets, max_length=None, words=None, duplicates=True)
     for line in pairs.report():
         note(line)
     cut = split_at_spaces if tokenized else find_words

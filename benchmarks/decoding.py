@@ -57,7 +57,7 @@ def llama() -> tuple[nn.Module, DecoderLM]:
             heads=HEADS,
             kv_heads=HEADS // 2,
             feedforward=1408,
-            longest=1024,
+            max_length=1024,
         )
     ).eval()
     given = dict(theirs.named_parameters())

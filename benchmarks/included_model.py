@@ -118,8 +118,8 @@ UTTERANCES, SHORT = 400, 5
 
 def kinds(tatoeba: Path, pairs: Path) -> dict[str, tuple[list[str], list[list[str]]]]:
     """Return the sources of each kind of text, with the references of each."""
-    valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", longest=None, words=None).references()
-    test = read_pairs(tatoeba / "en-fr.test.tsv.gz", longest=None, words=None).references()
+    valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", max_length=None, words=None).references()
+    test = read_pairs(tatoeba / "en-fr.test.tsv.gz", max_length=None, words=None).references()
     sources, references = list(valid), list(valid.values())
     curly = [text.replace("'", "\u2019").replace(" ?", "\u202f?").replace("...", "\u2026") for text in sources]
     found = {
@@ -132,12 +132,12 @@ def kinds(tatoeba: Path, pairs: Path) -> dict[str, tuple[list[str], list[list[st
         ),
         "the validation sentences with typographic signs": (curly, references),
     }
-    pud = list(read_pairs(pairs / "pud.tsv", longest=None, words=None))
+    pud = list(read_pairs(pairs / "pud.tsv", max_length=None, words=None))
     half = len(pud) // 2
     collections = {
         "news: PUD, first half": pud[:half],
         "encyclopedia: PUD, second half": pud[half:],
-        "health: TICO-19": list(read_pairs(pairs / "tico19.tsv", longest=None, words=None)),
+        "health: TICO-19": list(read_pairs(pairs / "tico19.tsv", max_length=None, words=None)),
         "dates, numbers and times": list(read_pairs(pairs / "numbers_dates_times.tsv")),
         "sentences with dates and numbers": list(read_pairs(pairs / "templates_dates_numbers.tsv")),
         "phrases": list(read_pairs(pairs / "phrases_everyday.tsv")),
@@ -160,7 +160,7 @@ def utterances(tatoeba: Path) -> dict[str, list[str]]:
     pairs = [
         pair
         for part in ("valid", "test")
-        for pair in read_pairs(tatoeba / f"en-fr.{part}.tsv.gz", longest=None, words=None).references().items()
+        for pair in read_pairs(tatoeba / f"en-fr.{part}.tsv.gz", max_length=None, words=None).references().items()
     ]
     return dict(
         sorted((pair for pair in pairs if len(pair[0].split()) <= SHORT), key=lambda pair: len(pair[0]))[:UTTERANCES]

@@ -33,7 +33,7 @@ from regard_lab.data import LanguageBatch, PackedBatches, StreamBatches, TokenSh
 from regard_lab.models import DecoderLM, DecoderLMConfig
 from regard_lab.tasks.language import NextTokens
 
-CONFIG = DecoderLMConfig(8000, width=384, layers=6, heads=6, longest=1024, activation="gelu_tanh")
+CONFIG = DecoderLMConfig(8000, width=384, layers=6, heads=6, max_length=1024, activation="gelu_tanh")
 #: Rows and tokens of a batch, and whether documents are packed in it.
 CASES = {"one text": (16, 256, False), "packed documents": (4, 1024, True)}
 
@@ -64,7 +64,10 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(CONFIG.vocabulary, CONFIG.width), nn.Embedding(CONFIG.longest, CONFIG.width)
+        self.wte, self.wpe = (
+            nn.Embedding(CONFIG.vocabulary, CONFIG.width),
+            nn.Embedding(CONFIG.max_length, CONFIG.width),
+        )
         self.h = nn.ModuleList(PlainBlock() for _ in range(CONFIG.layers))
         self.ln_f = nn.LayerNorm(CONFIG.width)
 

@@ -73,14 +73,16 @@ class Case:
 
 _LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
 CASES = (
-    Case("GPT, width 256", DecoderLMConfig(4000, width=256, layers=4, heads=4, longest=256), 4, 256),
-    Case("GPT, width 512", DecoderLMConfig(4000, width=512, layers=6, heads=8, longest=256), 2, 256),
-    Case("GPT, 1,024 tokens", DecoderLMConfig(4000, width=256, layers=4, heads=4, longest=1024), 1, 1024),
-    Case("GPT, window of 128", DecoderLMConfig(4000, width=256, layers=4, heads=4, longest=1024, window=128), 1, 1024),
-    Case("GPT, vocabulary 32,000", DecoderLMConfig(32000, width=256, layers=4, heads=4, longest=256), 2, 256),
-    Case("Llama, width 384", DecoderLMConfig(4000, width=384, layers=4, heads=6, longest=256, **_LLAMA), 4, 256),
+    Case("GPT, width 256", DecoderLMConfig(4000, width=256, layers=4, heads=4, max_length=256), 4, 256),
+    Case("GPT, width 512", DecoderLMConfig(4000, width=512, layers=6, heads=8, max_length=256), 2, 256),
+    Case("GPT, 1,024 tokens", DecoderLMConfig(4000, width=256, layers=4, heads=4, max_length=1024), 1, 1024),
+    Case(
+        "GPT, window of 128", DecoderLMConfig(4000, width=256, layers=4, heads=4, max_length=1024, window=128), 1, 1024
+    ),
+    Case("GPT, vocabulary 32,000", DecoderLMConfig(32000, width=256, layers=4, heads=4, max_length=256), 2, 256),
+    Case("Llama, width 384", DecoderLMConfig(4000, width=384, layers=4, heads=6, max_length=256, **_LLAMA), 4, 256),
 )
-QUICK = Case("GPT, width 32", DecoderLMConfig(50, width=32, layers=2, heads=2, longest=16), 2, 16)
+QUICK = Case("GPT, width 32", DecoderLMConfig(50, width=32, layers=2, heads=2, max_length=16), 2, 16)
 
 
 def prepared(case: Case) -> tuple[DecoderLM, Callable[[], float]]:

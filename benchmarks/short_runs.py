@@ -4,7 +4,7 @@
                                     [--batch-tokens 512] [--seconds 300] [--results DIR]
 
 ``first``: a translator of 30,000 pairs, as a new user trains it: `regard train --preset small --seconds 300`, then
-`regard evaluate` on sentences that it never saw. It takes all cores; let the machine do nothing else.
+`regard evaluate translation` on sentences that it never saw. It takes all cores; let the machine do nothing else.
 
 ``seeds``: runs of 60, 300 and 1,200 steps with both kinds of model and 20 seeds, one after the other, on one thread. Of
 each the loss of the last validation is compared with that of guessing symbols by their frequency: a run that is not
@@ -135,7 +135,7 @@ def first_run(pairs: Path, folder: Path, seconds: float, work: Path) -> dict[str
     load = os.getloadavg()[0]
     said = _command("train", "translation", *options)
     test = folder / "en-fr.test.tsv.gz"
-    scores = json.loads(_command("evaluate", str(test), "--model", str(out), "--json"))
+    scores = json.loads(_command("evaluate", "translation", str(test), "--model", str(out), "--json"))
     about = json.loads((out / "config.json").read_text(encoding="utf-8"))["about"]["training"]
     bleu = next(value for name, value in scores.items() if name.lower().startswith("bleu"))
     validations = [line for line in said.splitlines() if line.startswith("step ")]

@@ -141,7 +141,7 @@ def scored(
     model: SequenceModel, test: Sequence[Path], language: str
 ) -> tuple[dict[str, float], dict[str, str], int, int]:
     """Return scores and their signatures, and how many sources and references there were; beam search with 5 beams."""
-    references = read_pairs(*map(str, test), longest=None, words=None).references()
+    references = read_pairs(*map(str, test), max_length=None, words=None).references()
     written, listed = [each.text for each in model.predict(references)], list(references.values())
     count = sum(map(len, listed))
     task = get_task(str(model.about["task"]))

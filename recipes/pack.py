@@ -102,12 +102,12 @@ def main(given: Sequence[str] | None = None) -> None:
     tatoeba, pairs, folder, runs = (getattr(arguments, name) for name in ("tatoeba", "pairs", "folder", "runs"))
     SequenceModel.load(runs[-1]).save(folder, dtype="float16")
     model = SequenceModel.load(folder)
-    valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", longest=None, words=None)
+    valid = read_pairs(tatoeba / "en-fr.valid.tsv.gz", max_length=None, words=None)
     model.about["usual"] = limits(model, list(dict.fromkeys(valid.sources)))
     trained = [SequenceModel.load(run).about["training"] for run in runs]
     model.about.pop("training")
     scores = included_model.measured(model, tatoeba, pairs)
-    test = read_pairs(tatoeba / "en-fr.test.tsv.gz", longest=None, words=None).references()
+    test = read_pairs(tatoeba / "en-fr.test.tsv.gz", max_length=None, words=None).references()
     everyday = scores["kinds"]["everyday: Tatoeba, test"]
     model.about |= {
         "languages": ["en", "fr"],
@@ -124,7 +124,7 @@ def main(given: Sequence[str] | None = None) -> None:
     german = tatoeba.parent / "multi30k" / "val.de.gz"
     texts: dict[str, list[str]] = {
         "everyday sentences (Tatoeba, test)": list(test),
-        "news and encyclopedia (PUD)": read_pairs(pairs / "pud.tsv", longest=None, words=None).sources,
+        "news and encyclopedia (PUD)": read_pairs(pairs / "pud.tsv", max_length=None, words=None).sources,
         "French sentences": valid.targets[:500],
         **({"German sentences": read_texts(german).sources[:500]} if german.exists() else {}),
     }

@@ -244,7 +244,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def _read(path: Path) -> Pairs:
-    return read_pairs(path, longest=None, words=None)
+    return read_pairs(path, max_length=None, words=None)
 
 
 def _key(source: str) -> str:

@@ -83,7 +83,7 @@ class Cases:
             return kind, ["regress", str(path), "--target", "y", "--bandwidth", drawn.choice(("1", "scott")), *more]
         if kind == "pairs":
             model = ["--model", str(self.bases / "bpe-recurrent")]
-            return kind, ["evaluate", str(path), "--beams", "1", *model]
+            return kind, ["evaluate", "translation", str(path), "--beams", "1", *model]
         command = ["train", "translation", "--out", str(self.here / "run"), "--show-options", "--options", str(path)]
         return kind, [*command, "--set", texts.setting(drawn)] if drawn.random() < 0.2 else command
 
@@ -95,7 +95,7 @@ class Cases:
         pairs.write_text("I love you\tje t'aime\n", encoding="utf-8")
         for arguments in (
             ["regress", str(table), "--target", "y", "--bandwidth", "1"],
-            ["evaluate", str(pairs), "--model", model],
+            ["evaluate", "translation", str(pairs), "--model", model],
             ["translate", "the cat", "--model", str(self.bases / "bpe-transformer")],
             ["train", "translation", "--out", str(self.here / "run"), "--show-options"],
         ):

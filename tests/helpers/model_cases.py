@@ -19,8 +19,8 @@ from regard_lab.models.recurrent import CELL_NAMES, WIRINGS
 from regard_lab.models.transformer import NORMS, POSITIONS
 
 SOURCES, TARGETS = 12, 9
-_RECURRENT = {"embedding": 6, "encoder": 5, "decoder": 7, "features": 8, "longest": 10}
-_TRANSFORMER = {"width": 8, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "feedforward": 12, "longest": 24}
+_RECURRENT = {"embedding": 6, "encoder": 5, "decoder": 7, "features": 8, "max_length": 10}
+_TRANSFORMER = {"width": 8, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "feedforward": 12, "max_length": 24}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2}
 
 #: Models that some test names.

@@ -1,4 +1,4 @@
-"""``regard align``, training that attention is guided in, and ``regard evaluate --links``, as a user runs them."""
+"""``regard align``, training that attention is guided in, and ``regard evaluate alignment``, as a user runs them."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def test_a_translator_aligns(regard, model, pairs, gold, tmp_path) -> None:
 
 
 def test_attention_is_scored_by_links(regard, model, pairs, gold) -> None:
-    told = json.loads(regard("evaluate", pairs, "--model", model, "--links", gold, "--json").out)
+    told = json.loads(regard("evaluate", "alignment", pairs, "--model", model, "--links", gold, "--json").out)
     assert told["pairs"] == 249
     for way in ("attention", "intersection", "grow-diag-final-and"):
         assert 0 <= told[f"aer|{way}"] < 30 and 60 < told[f"recall|{way}"] <= 100
-    lines = regard("evaluate", pairs, "--model", model, "--links", gold).out.splitlines()
+    lines = regard("evaluate", "alignment", pairs, "--model", model, "--links", gold).out.splitlines()
     assert f"aer|attention: {told['aer|attention']}" in lines
 
 
@@ -170,7 +170,7 @@ def test_bad_links_end_training_before_it_begins(regard, pairs, tmp_path, lines,
     out = tmp_path / "out"
     for arguments in (
         ["train", "translation", "--data", pairs, "--out", out, "--alignments", tmp_path / "links", *TINY],
-        ["evaluate", pairs, "--links", tmp_path / "links"],
+        ["evaluate", "alignment", pairs, "--links", tmp_path / "links"],
     ):
         result = regard(*arguments)
         assert result.code == 2 and said in result.err and "Traceback" not in result.err

@@ -50,7 +50,7 @@ def language(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("language")
     torch.manual_seed(0)
     Tokenizer.learn([], kind="bytes").save(folder)
-    save(DecoderLM(DecoderLMConfig(258, width=16, layers=1, longest=32)), folder)
+    save(DecoderLM(DecoderLMConfig(258, width=16, layers=1, max_length=32)), folder)
     return folder
 
 
@@ -86,22 +86,24 @@ def test_a_pipe_that_is_closed_early(model) -> None:
 
 
 def test_evaluate_a_classifier(regard, model, labelled, tmp_path) -> None:
-    result = regard("evaluate", labelled, "--model", model, "--json", "--out", tmp_path / "named.txt")
+    result = regard("evaluate", "classifier", labelled, "--model", model, "--json", "--out", tmp_path / "named.txt")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report["texts"] == 150 and report["accuracy"] > 0.95 and report["f1 of 'yes'"] > 0.95
     assert {"loss", "f1", "matthews", "seconds"} < set(report)
     assert len((tmp_path / "named.txt").read_text().splitlines()) == 150
-    result = regard("evaluate", "-", "--model", model, stdin="good cat\tyes\nred\tmaybe\n")
+    result = regard("evaluate", "classifier", "-", "--model", model, stdin="good cat\tyes\nred\tmaybe\n")
     assert result.code == 2
     assert "evaluate: standard input, line 2 must have a label among 'no', 'yes', got 'maybe'." in result.err
 
 
 def test_evaluate_a_language_model(regard, language, tmp_path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be\n" * 5)
-    whole = json.loads(regard("evaluate", tmp_path / "a.txt", "--model", language, "--json").out)
+    whole = json.loads(regard("evaluate", "language-model", tmp_path / "a.txt", "--model", language, "--json").out)
     assert whole["documents"] == 1 and whole["tokens"] == 96 and 7.5 < whole["bits_per_byte"] < 8.8
-    lines = regard("evaluate", tmp_path / "a.txt", "--model", language, "--per", "line", "--stride", "32")
+    lines = regard(
+        "evaluate", "language-model", tmp_path / "a.txt", "--model", language, "--per", "line", "--stride", "32"
+    )
     assert "documents: 5\ntokens: 95\n" in lines.out and "perplexity: " in lines.out
 
 
@@ -111,23 +113,14 @@ def test_evaluate_a_language_model(regard, language, tmp_path) -> None:
         (["--stride", "33"], "--stride must be from 1 to 32, the length of a window, got 33."),
         (["--length", "99"], "--length must be from 2 to 32, got 99."),
         (["--per", "word"], "--per must be one of 'file', 'line', 'paragraph', got 'word'."),
-        (["--pairs"], "--pairs must be left out for a language model, got True."),
-        (["--targets", "b.txt"], "--targets must be left out unless the model is a translator, got b.txt."),
-        (["--beams", "2"], "the search must be left out unless the model is a translator"),
-        (["--out", "b.txt"], "--out must be left out for a language model: it generates nothing, got b.txt."),
+        (["--batch", "0"], "--batch must be an int of at least 1, got 0."),
+        (["--precision", "half"], "--precision must be one of"),
     ],
 )
-def test_what_has_no_effect_on_a_language_model(regard, language, tmp_path, arguments, sentence) -> None:
+def test_options_that_an_evaluation_rejects(regard, language, tmp_path, arguments, sentence) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be\n")
-    result = regard("evaluate", tmp_path / "a.txt", "--model", language, *arguments)
+    result = regard("evaluate", "language-model", tmp_path / "a.txt", "--model", language, *arguments)
     assert result.code == 2 and f"regard: evaluate: {sentence}" in result.err
-
-
-def test_what_has_no_effect_on_others(regard, model, labelled) -> None:
-    result = regard("evaluate", labelled, "--model", model, "--stride", "3")
-    assert result.code == 2 and "--stride must be left out for a classifier, got 3." in result.err
-    result = regard("evaluate", labelled, "--stride", "3")
-    assert result.code == 2 and "--stride must be left out for a translator, got 3." in result.err
 
 
 def test_folders_that_are_no_classifiers(regard, language, model, tmp_path) -> None:
@@ -148,7 +141,7 @@ def test_folders_that_are_no_classifiers(regard, language, model, tmp_path) -> N
     for folder, sentence in cases.items():
         result = regard("classify", "--model", folder, "text")
         assert result.code == 2 and sentence in result.err and "Traceback" not in result.err, result.err
-    result = regard("evaluate", "-", "--model", tmp_path / "pairs", stdin="a\tb\n")
+    result = regard("evaluate", "classifier", "-", "--model", tmp_path / "pairs", stdin="a\tb\n")
     assert result.code == 2 and "is a text-pair classifier: use `regard embed --model" in result.err
 
 

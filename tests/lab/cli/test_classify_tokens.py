@@ -67,5 +67,5 @@ def test_what_does_not_fit(regard, tokenizer: Tokenizer, tmp_path: Path) -> None
     assert [len(json.loads(line)["tokens"]) for line in outcome.out.splitlines()] == [4, 1]
     outcome = regard("classify", "a\tb", "--pairs", "--model", folder)
     assert outcome.code == 2 and "--pairs must be left out for a token classifier" in outcome.err
-    outcome = regard("evaluate", tmp_path / "config.json", "--model", folder)
+    outcome = regard("evaluate", "classifier", tmp_path / "config.json", "--model", folder)
     assert outcome.code == 2 and "is a token classifier: use `regard classify --model" in outcome.err

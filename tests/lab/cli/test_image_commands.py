@@ -53,7 +53,7 @@ def test_from_a_folder_of_photos_to_their_labels(regard, photos, tmp_path) -> No
     record = json.loads(as_json.out)
     assert record["label"] == "blue" and sum(record["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert as_json.code == 0 and "broken.jpg must be an image" in as_json.err
-    scored = regard("evaluate", photos, "--model", out, "--json", "--out", tmp_path / "named.txt")
+    scored = regard("evaluate", "classifier", photos, "--model", out, "--json", "--out", tmp_path / "named.txt")
     report = json.loads(scored.out)
     assert report["images"] == 32 and report["accuracy"] == report["f1"] == 1.0
     assert (tmp_path / "named.txt").read_text().split() == ["blue"] * 16 + ["red"] * 16
@@ -77,9 +77,14 @@ def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:
         (["classify", "--model", out], "name image files, or pass --data"),
         (["classify", "--model", out, "--pairs", broken], "--pairs must be left out for an image classifier"),
         (["classify", "--model", out, "--data", tmp_path / "none"], "have files that end in one of"),
-        (["evaluate", tmp_path, "--model", out], "cats/0.png must have a label among 'blue', 'red', got 'cats'"),
-        (["evaluate", photos, "--model", out, "--pairs"], "--pairs must be left out for an image classifier"),
-        (["evaluate", photos, "--model", out, "--per", "line"], "--per must be left out for a classifier"),
+        (
+            ["evaluate", "classifier", tmp_path, "--model", out],
+            "cats/0.png must have a label among 'blue', 'red', got 'cats'",
+        ),
+        (
+            ["evaluate", "classifier", photos, "--model", out, "--pairs"],
+            "--pairs must be left out for an image classifier",
+        ),
         (
             ["train", "language-model", "--data", broken, "--start", out, "--out", tmp_path / "l"],
             "of a language model, got an image classifier",

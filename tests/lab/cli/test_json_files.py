@@ -10,8 +10,11 @@ import pytest
 import torch
 from small_images import draw
 from tests.lab.cli.test_caption_commands import untrained
+from typer.main import get_group
 
 from regard_cli.app import sources
+from regard_lab.cli.evaluate_tasks import evaluate
+from regard_lab.cli.train_tasks import train
 from regard_lab.models import (
     DecoderLM,
     DecoderLMConfig,
@@ -23,7 +26,7 @@ from regard_lab.models import (
 )
 from regard_lab.text.tokenizer import Tokenizer
 
-SIZES: dict[str, Any] = {"width": 16, "layers": 1, "longest": 32}
+SIZES: dict[str, Any] = {"width": 16, "layers": 1, "max_length": 32}
 #: Commands that can give JSON, with arguments that name files of the fixture.
 COMMANDS = {
     "catalogue": ["catalogue", "additive"],
@@ -37,7 +40,12 @@ COMMANDS = {
     "embed": ["embed", "a", "b", "--model", "decoder"],
     "classify": ["classify", "a", "b", "--model", "classifier", "--top", "2"],
     "classify tokens": ["classify", "a", "b", "--model", "tokens"],
-    "evaluate": ["evaluate", "pairs.tsv"],
+    "evaluate translation": ["evaluate", "translation", "pairs.tsv"],
+    "evaluate alignment": ["evaluate", "alignment", "pairs.tsv", "--links", "links.txt"],
+    "evaluate pronunciation": ["evaluate", "pronunciation", "words.tsv", "--model", "model"],
+    "evaluate language-model": ["evaluate", "language-model", "pairs.tsv", "--model", "decoder"],
+    "evaluate classifier": ["evaluate", "classifier", "labels.tsv", "--model", "classifier"],
+    "evaluate captioner": ["evaluate", "captioner", "captions.tsv", "--images", "images", "--model", "captioner"],
     "caption": ["caption", "images/red-left-0.png", "images/red-right-0.png", "--model", "captioner"],
 }
 
@@ -59,6 +67,10 @@ def files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     draw(tmp_path / "images", 1)
     (tmp_path / "table.csv").write_text("x,y\n" + "".join(f"{i},{i * i}\n" for i in range(12)))
     (tmp_path / "pairs.tsv").write_text("I love you.\tJe t'aime.\nThank you.\tMerci.\n")
+    (tmp_path / "links.txt").write_text("0-0 1-2\n0-0 1-0\n")
+    (tmp_path / "words.tsv").write_text("cab\tAH B\nace\tK\n")
+    (tmp_path / "labels.tsv").write_text("a cat\tx\na dog\ty\nno pet\tz\n")
+    (tmp_path / "captions.tsv").write_text("red-left-0.png\tred\nred-right-0.png\tred\n")
     return tmp_path
 
 
@@ -76,12 +88,12 @@ def test_a_file_gets_what_is_printed_without_one(regard, files, name: str) -> No
     assert text.code == printed.code == 0, printed.err
     assert records(printed.out), "it is JSON alone"
     for file in ("out.json", "OUT.JSONL"):
-        written = regard(words[0], "--json", file, *words[1:])
+        written = regard(*words, "--json", file)
         assert written.code == 0, written.err
-        if name != "evaluate":  # which says how long it took
+        if words[0] != "evaluate":  # which says how long it took
             assert written.out == text.out, "text is printed, as with --plot and --html"
         assert records((files / file).read_text(encoding="utf-8")) == records(printed.out)
-    assert regard(words[0], f"--json={files / 'other'}", *words[1:]).code == 0
+    assert regard(*words, f"--json={files / 'other'}").code == 0
     assert records((files / "other").read_text(encoding="utf-8")) == records(printed.out)
     for place in (".", "nowhere"):
         refused = regard(*words, "--json", f"{place}/none/out.json")
@@ -112,9 +124,11 @@ def test_pictures_pages_and_json_side_by_side(regard, files) -> None:
 
 def test_every_command_with_json_is_tried(regard, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    shown = {name: regard(name, "--help").out for name in sources()}
+    groups = {"train": get_group(train).commands, "evaluate": get_group(evaluate).commands}
+    names = [f"{name} {task}".rstrip() for name in sources() for task in groups.get(name, [""])]
+    shown = {name: regard(*name.split(), "--help").out for name in names}
     having = {name for name, text in shown.items() if "--json" in text}
-    assert having == {words[0] for words in COMMANDS.values()}
+    assert having == {" ".join(words[: 1 + (words[0] in groups)]) for words in COMMANDS.values()}
     assert all(
         "[FILE.json]" in shown[name] and "with FILE.json, write it there and print text." in shown[name]
         for name in having

@@ -34,8 +34,6 @@ USES = {
     "embed": (["embed", "a"], {"language model", "masked language model", "text encoder", "text classifier",
                                "token classifier", "text-pair classifier"}),
     "classify": (["classify", "a"], {"text classifier", "token classifier", "image classifier"}),
-    "evaluate": (["evaluate", "a.tsv"], {"translation model", "pronunciation model", "captioner", "language model",
-                                         "masked language model", "text classifier", "image classifier"}),
     "look": (["look"], {*COMMANDS} - {"captioner"}),
 }  # fmt: skip
 
@@ -71,6 +69,46 @@ def test_a_folder_of_another_kind_names_the_command_to_use(regard, folders, comm
             assert f"{folder} is a" not in result.err
         else:
             assert (result.code, result.err) == (2, one)
+
+
+#: Tasks of ``regard evaluate`` with the kinds that they score.
+EVALUATED = {
+    "translation": {"translation model"},
+    "alignment": {"translation model"},
+    "pronunciation": {"pronunciation model"},
+    "language-model": {"language model", "masked language model"},
+    "classifier": {"text classifier", "image classifier"},
+    "captioner": {"captioner"},
+}
+
+
+@pytest.mark.parametrize("task", EVALUATED)
+def test_evaluation_of_another_kind_names_the_task_to_use(regard, folders, task: str) -> None:
+    more = {"alignment": ["--links", "b"], "captioner": ["--images", "b"]}.get(task, [])
+    tasks = {kind: name for name, kinds in EVALUATED.items() if name != "alignment" for kind in kinds}
+    for kind, folder in folders.items():
+        result = regard("evaluate", task, "a.tsv", "--model", folder, *more)
+        use = f"regard evaluate {tasks[kind]} DATA --model {folder}" if kind in tasks else COMMANDS[kind].format(folder)
+        one = f"regard: evaluate: {folder} is a{'n' * (kind[0] in 'aeiou')} {kind}: use `{use}`.\n"
+        if kind in EVALUATED[task]:
+            assert f"{folder} is a" not in result.err
+        else:
+            assert (result.code, result.err) == (2, one)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pairs.tsv", "--model", "my model"], "`regard evaluate TASK pairs.tsv --model 'my model'`"),
+        (["--model", "m", "pairs.tsv"], "`regard evaluate TASK --model m pairs.tsv`"),
+        (["clasifier", "a.tsv"], "there is no task 'clasifier'. Did you mean 'classifier'?"),
+    ],
+)
+def test_evaluation_without_a_task_names_the_tasks(regard, words: list[str], said: str) -> None:
+    result = regard("evaluate", *words)
+    assert result.code == 2 and result.out == "" and said in result.err and result.err.count("\n") == 1
+    if "TASK" in said:
+        assert all(f"{name}" in result.err for name in EVALUATED)
 
 
 @pytest.mark.parametrize(

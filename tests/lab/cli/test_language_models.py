@@ -142,7 +142,9 @@ def test_a_prompt_with_characters_that_the_vocabulary_lacks(regard, model) -> No
     assert regard(*write, "Привет", "--beams", "2").code == 2
     anyway = regard(*write, "Привет", "--max-unknown", "1")
     assert anyway.code == 0 and anyway.err.startswith("regard: the model's vocabulary lacks 6 of 6 characters")
-    evaluated = regard("evaluate", "-", "--model", model, "--json", stdin="a rose ж is a rose is a rose")
+    evaluated = regard(
+        "evaluate", "language-model", "-", "--model", model, "--json", stdin="a rose ж is a rose is a rose"
+    )
     assert evaluated.err.startswith("regard: the model's vocabulary lacks 1 of 28 characters: 'ж'\n")
     assert "bits_per_byte" not in json.loads(evaluated.out) and json.loads(evaluated.out)["perplexity"] > 0
 

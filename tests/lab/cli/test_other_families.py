@@ -67,7 +67,7 @@ def test_classifiers_on_decoders(
         shown = [json.loads(line)["probabilities"] for line in outcome.out.splitlines()]
         found = torch.tensor([[each[label] for label in labels.values()] for each in shown])
         assert float((found - expected).abs().max()) < 1e-5
-    refused = regard("evaluate", tmp_path / "texts", "--model", folder)
+    refused = regard("evaluate", "classifier", tmp_path / "texts", "--model", folder)
     assert (problem is None) == ("single-label classifier" not in refused.err)
 
 
@@ -86,7 +86,7 @@ def test_texts_of_other_families(regard, tokenizer: Tokenizer, tmp_path: Path) -
     assert outcome.code == 0 and "ab" not in outcome.out and "cd" not in outcome.out
     outcome = regard("generate", "ab", "--model", pair, "--max-new-tokens", 3, "--beams", 3)
     assert outcome.code == 0
-    outcome = regard("evaluate", tmp_path / "text", "--model", one, "--json")
+    outcome = regard("evaluate", "language-model", tmp_path / "text", "--model", one, "--json")
     assert outcome.code == 0 and json.loads(outcome.out)["tokens"] == 19
     for folder in (one, pair):
         outcome = regard("look", folder, "--text", "to be")
@@ -124,7 +124,7 @@ def test_folders_of_timm_are_explained(regard, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"architecture": "resnet18", "num_classes": 10, "pretrained_cfg": {}})
     )
-    for command in (["classify", "x"], ["generate", "x"], ["evaluate", "x"]):
+    for command in (["classify", "x"], ["generate", "x"], ["evaluate", "classifier", "x"]):
         outcome = regard(*command, "--model", tmp_path)
         assert outcome.code == 2 and "got one of timm, 'resnet18': timm.create_model(" in outcome.err, outcome.err
     outcome = regard("look", tmp_path, "--text", "x")

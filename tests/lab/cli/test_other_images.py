@@ -82,7 +82,7 @@ def test_labels_are_those_of_transformers(regard, name: str, photos: Path, tmp_p
         shown = [json.loads(line)["probabilities"] for line in outcome.out.splitlines()]
         found = torch.tensor([[each[label] for label in LABELS.values()] for each in shown])
         assert float((found - expected).abs().max()) < 1e-5
-    outcome = regard("evaluate", photos, "--model", folder, "--json")
+    outcome = regard("evaluate", "classifier", photos, "--model", folder, "--json")
     if "problem_type" in MODELS[name][0]:
         assert outcome.code == 2 and "be a single-label classifier, got one of problem_type" in outcome.err
     else:

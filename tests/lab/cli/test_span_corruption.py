@@ -52,7 +52,7 @@ def test_what_is_hidden_is_learned_and_the_model_goes_on_with_pairs(regard, text
     made = SequenceModel.load(tmp_path / "spans")
     assert made.about["task"] == "span-corruption" and made.source.to_json() == made.target.to_json()
     assert isinstance(made.source, SubwordVocabulary) and len(made.source.sentinels) == 100
-    for command in (("translate", "one two"), ("evaluate", str(texts))):
+    for command in (("translate", "one two"), ("evaluate", "translation", str(texts))):
         refused = regard(*command, "--model", tmp_path / "spans")
         assert refused.code == 2 and "is a span-corruption model: use `regard train translation --start" in refused.err
     pairs = tmp_path / "pairs.tsv"

@@ -97,7 +97,7 @@ def test_memory_that_is_full(regard, model, pairs, monkeypatch) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(sequences, "search", full)
-    for command in (["translate", "red dog"], ["evaluate", pairs]):
+    for command in (["translate", "red dog"], ["evaluate", "translation", pairs]):
         result = regard(*command, "--model", model, "--beams", "4", "--batch", "9")
         assert result.code == 2 and "Traceback" not in result.err
         why = "out of memory: lower batch (now 9) or beams (now 4)."
@@ -154,7 +154,7 @@ def test_n_best_and_samples(regard, model) -> None:
 
 def test_precision(regard, model) -> None:
     assert regard("translate", "--model", model, "--precision", "bfloat16", "red dog").out == "rouge chien\n"
-    for command in (["translate", "red dog"], ["evaluate", "pairs.tsv"]):
+    for command in (["translate", "red dog"], ["evaluate", "translation", "pairs.tsv"]):
         result = regard(*command, "--model", model, "--precision", "bfloat61")
         assert result.code == 2 and "did you mean 'bfloat16'" in result.err
 
@@ -223,13 +223,13 @@ def test_a_sign_that_no_font_has_is_drawn_without_a_word(regard, model, tmp_path
 
 
 def test_evaluation(regard, model, pairs) -> None:
-    result = regard("evaluate", pairs, "--model", model, "--json")
+    result = regard("evaluate", "translation", pairs, "--model", model, "--json")
     found = json.loads(result.out.splitlines()[-1])
     (bleu,) = [value for name, value in found.items() if name.startswith("BLEU|")]
     assert bleu > 80
     assert "left out" in result.err or "empty" in result.err
     assert any(name.startswith("chrF") and "version:" in name for name in found)
-    refused = regard("evaluate", pairs, "--model", model, "--out", "nowhere/out.txt")
+    refused = regard("evaluate", "translation", pairs, "--model", model, "--out", "nowhere/out.txt")
     assert (refused.code, refused.err) == (2, "regard: nowhere/out.txt cannot be used: No such file or directory\n")
 
 
@@ -238,7 +238,8 @@ def test_a_model_of_lower_case_is_scored_in_lower_case(regard, pairs, tmp_path) 
     loud.write_text(pairs.read_text(encoding="utf-8").upper(), encoding="utf-8")
     options = ["--data", loud, "--out", tmp_path / "out", "--steps", "240", "--set", "vocabularies.lowercase=true"]
     assert regard("train", "translation", *options, *SMALL).code == 0
-    result = regard("evaluate", loud, "--model", tmp_path / "out", "--tokenized", "--json", "--out", tmp_path / "said")
+    scored = ["--model", tmp_path / "out", "--tokenized", "--json", "--out", tmp_path / "said"]
+    result = regard("evaluate", "translation", loud, *scored)
     found = json.loads(result.out.splitlines()[-1])
     scores = {name: value for name, value in found.items() if "|" in name}
     assert len(scores) == 3 and all("case:lc" in name for name in scores)
@@ -366,10 +367,10 @@ class TestOptions:
                 "model.score must be left out with --attention, got 'cosine'",
             ),
             (["--set", "model.window=3"], "model.window must be left out without scope 'local-m' or 'local-p', got 3"),
-            (["--set", "model.longest=9"], "model.longest must be left out without attention 'location', got 9"),
+            (["--set", "model.max_length=9"], "model.max_length must be left out without attention 'location', got 9"),
             (
-                ["--model", "transformer", "--set", "model.longest=9"],
-                "model.longest must be left out without positions 'learned' or score 'location', got 9",
+                ["--model", "transformer", "--set", "model.max_length=9"],
+                "model.max_length must be left out without positions 'learned' or score 'location', got 9",
             ),
             (["--vocabulary-size", "5", "--data", "DATA"], "size must be at least"),
             (["--vocabulary-size", "0", "--data", "DATA"], "size must be at least"),
@@ -641,14 +642,14 @@ class TestResume:
 @pytest.mark.parametrize("kind", [["--model", "transformer"], ["--attention", "hard"], ["--attention", "location"]])
 def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, kind) -> None:
     chosen = SMALL[2:] if "transformer" not in kind else SMALL[2:6]
-    chosen = [*chosen, "--set", "model.longest=4"] if "location" in kind else chosen
+    chosen = [*chosen, "--set", "model.max_length=4"] if "location" in kind else chosen
     result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
     assert result.code == 0, result.err
-    assert ("skipped, longer than model.longest" in result.out) == ("location" in kind)
+    assert ("skipped, longer than model.max_length" in result.out) == ("location" in kind)
     assert regard("translate", "--model", tmp_path / "out", "red dog").code == 0
     long = tmp_path / "long.tsv"
     long.write_text("red dog\trouge chien\none two red blue cat dog\tun deux rouge bleu chat chien\n", encoding="utf-8")
-    told = regard("evaluate", long, "--model", tmp_path / "out")
+    told = regard("evaluate", "translation", long, "--model", tmp_path / "out")
     cut = "truncated: 1 of 2 sources; the first, 'one two red blue cat dog', was truncated to the first 4 of 6 "
     assert told.code == 0 and (cut in told.err) == ("location" in kind)
 
@@ -766,9 +767,11 @@ def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
         *SMALL[4:],
     )  # fmt: skip
     assert result.code == 0, result.err
-    refused = regard("evaluate", tmp_path / "words.tsv", "--model", out, "--tokenized")
-    assert refused.code == 2 and "--tokenized must be left out for pronunciation, which BLEU does not" in refused.err
-    found = json.loads(regard("evaluate", tmp_path / "words.tsv", "--model", out, "--json").out.splitlines()[-1])
+    refused = regard("evaluate", "translation", tmp_path / "words.tsv", "--model", out)
+    use = f"regard evaluate pronunciation DATA --model {out}"
+    assert (refused.code, refused.err) == (2, f"regard: evaluate: {out} is a pronunciation model: use `{use}`.\n")
+    scored = regard("evaluate", "pronunciation", tmp_path / "words.tsv", "--model", out, "--json")
+    found = json.loads(scored.out.splitlines()[-1])
     assert found["per"] < 10 and found["wer"] < 30
 
 

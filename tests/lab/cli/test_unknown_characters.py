@@ -63,5 +63,7 @@ def test_they_are_reported_in_one_line(regard, tmp_path: Path, kind: str, argume
 
 def test_labelled_texts_are_counted_too(regard, tmp_path: Path) -> None:
     (tmp_path / "data.tsv").write_text("to bé\tx\nor not\ty\n", encoding="utf-8")
-    result = regard("evaluate", tmp_path / "data.tsv", "--model", folder(tmp_path / "model", "classifier"))
+    result = regard(
+        "evaluate", "classifier", tmp_path / "data.tsv", "--model", folder(tmp_path / "model", "classifier")
+    )
     assert result.code == 0 and "regard: the model's vocabulary lacks 1 of 11 characters: 'é'\n" in result.err

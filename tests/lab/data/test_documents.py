@@ -54,15 +54,15 @@ def test_standard_input(monkeypatch: Any) -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(text=st.text(st.sampled_from("ab é\n🌹\r")), longest=st.integers(1, 9), piece=st.integers(1, 7))
-def test_nothing_is_lost_where_documents_are_cut(tmp_path_factory: Any, text: str, longest: int, piece: int) -> None:
+@given(text=st.text(st.sampled_from("ab é\n🌹\r")), max_length=st.integers(1, 9), piece=st.integers(1, 7))
+def test_nothing_is_lost_where_documents_are_cut(tmp_path_factory: Any, text: str, max_length: int, piece: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.txt"
     path.write_bytes((text + "x").encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "_PIECE", piece)
-        parts = list(documents._assembled(documents._pieces(path, "f"), "file", longest))
+        parts = list(documents._assembled(documents._pieces(path, "f"), "file", max_length))
         assert "".join(parts) == text + "x"
-        assert all(len(part) <= longest for part in parts)
+        assert all(len(part) <= max_length for part in parts)
         lines = list(read_documents(path, per="line"))
         assert lines == [line.rstrip("\r") for line in f"{text}x".split("\n") if line.strip()]
         whole = list(read_documents(path, per="paragraph"))
@@ -72,7 +72,7 @@ def test_nothing_is_lost_where_documents_are_cut(tmp_path_factory: Any, text: st
 
 def test_what_is_cut_ends_with_a_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc\n" * 5 + "de")
-    assert list(read_documents(tmp_path, longest=10)) == ["abc\nabc\n", "abc\nabc\n", "abc\nde"]
+    assert list(read_documents(tmp_path, max_length=10)) == ["abc\nabc\n", "abc\nabc\n", "abc\nde"]
 
 
 def test_an_endless_line_takes_bounded_memory(tmp_path: Path, monkeypatch: Any) -> None:
@@ -87,7 +87,7 @@ def test_an_endless_line_takes_bounded_memory(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr("regard._utils.files._standard_input", lambda: io.BufferedReader(Endless()))
     for per in documents.UNITS:
         tracemalloc.start()
-        parts = [len(part) for part in islice(read_documents("-", per=per, longest=1 << 20), 10)]
+        parts = [len(part) for part in islice(read_documents("-", per=per, max_length=1 << 20), 10)]
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert parts == [1 << 20] * 10
@@ -140,8 +140,8 @@ def test_arguments(tmp_path: Path, monkeypatch: Any) -> None:
         read_documents(tmp_path, per="files", function="train")
     with pytest.raises(ValueError, match="paths must name a file or folder, got none"):
         read_documents([])
-    with pytest.raises(ValueError, match="longest must be at least 1"):
-        read_documents(tmp_path, longest=0)
+    with pytest.raises(ValueError, match="max_length must be at least 1"):
+        read_documents(tmp_path, max_length=0)
     with pytest.raises(ValueError, match="must have a document that is not empty, got none"):
         list(read_documents(tmp_path))
     monkeypatch.setattr(documents, "_LONGEST_JSON", 20)

@@ -76,7 +76,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack) -
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     lines = ["a\tb", "\tb", "a\t ", "", "one two three\tb", "a\tb", "abcdefghijkl\tb", "same\tsame", "a\tc", "a\tb"]
     path = _file(tmp_path, "pairs.tsv", "\n".join(lines) + "\n")
-    pairs = read_pairs(path, longest=11, words=2, copies=False)
+    pairs = read_pairs(path, max_length=11, words=2, copies=False)
     assert list(pairs) == [("a", "b"), ("a", "c")]
     assert pairs.report() == [
         f"{path}: 2 pairs of 10 lines",
@@ -85,7 +85,7 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
         "skipped, duplicate pairs: 2 (first in line 6)",
         "skipped, both sides are the same: 1 (first in line 8)",
     ]
-    kept = read_pairs(path, longest=None, words=None, duplicates=True)
+    kept = read_pairs(path, max_length=None, words=None, duplicates=True)
     assert len(kept) == 7
     assert kept.counts == (Count("skipped, one side is empty", 3, 2), Count("both sides are the same", 1, 8))
     assert len(kept) + kept.counts[0].count == len(lines)
@@ -155,7 +155,7 @@ def test_a_damaged_gzip_file(tmp_path: Path) -> None:
 
 
 def test_limits_are_positive() -> None:
-    assert _refused("x", longest=0) == "read_pairs: longest must be at least 1 or None, got 0."
+    assert _refused("x", max_length=0) == "read_pairs: max_length must be at least 1 or None, got 0."
     assert _refused("x", words=0) == "read_pairs: words must be at least 1 or None, got 0."
     with pytest.raises(ValueError, match="Pairs: targets must have one entry per source, got 1 for 0 sources"):
         Pairs([], ["a"])

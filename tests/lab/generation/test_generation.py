@@ -105,7 +105,7 @@ def test_options_apply_to_a_repeated_token() -> None:
 
 
 def test_a_common_beginning_is_read_once() -> None:
-    model = small_model(longest=2 * SHARED)
+    model = small_model(max_length=2 * SHARED)
     common = torch.randint(50, (SHARED + 5,)).tolist()
     prompts = [common, [*common, 3], [*common, 4, 1]]
     found = [each.numbers for each in generate(model, prompts, GenerationOptions(max_new_tokens=6))]
@@ -113,7 +113,7 @@ def test_a_common_beginning_is_read_once() -> None:
 
 
 def test_learned_positions_end_what_is_written() -> None:
-    model = small_model(longest=10)
+    model = small_model(max_length=10)
     (found,) = generate(model, [PROMPTS[0]])
     assert (len(found.numbers), found.end) == (3, "length")
     assert found.numbers[:3] == greedy(model, PROMPTS[0], 3)
@@ -162,7 +162,7 @@ def test_text_appears_with_the_tokens() -> None:
 )
 def test_wrong_prompts_are_one_sentence(prompt: Any, sentence: str) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence):
-        generate(small_model(longest=10), [[1], prompt])
+        generate(small_model(max_length=10), [[1], prompt])
 
 
 def test_wrong_arguments_are_one_sentence() -> None:

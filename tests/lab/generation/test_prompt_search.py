@@ -63,7 +63,7 @@ def test_more_beams_than_continuations(beams: int) -> None:
 
 
 def test_wrong_arguments_are_one_sentence() -> None:
-    model = small_model(longest=10)
+    model = small_model(max_length=10)
     with pytest.raises(ValueError, match="search_prompts: prompt must leave room for 8 of the model's 10 positions"):
         search_prompts(model, PROMPTS, max_new_tokens=8)
     with pytest.raises(ValueError, match="search_prompts: end must hold tokens from 0 to 49, got 50"):

@@ -129,7 +129,7 @@ def test_what_cannot_be_aligned_is_told() -> None:
     for given in ("a", ["a"]), (["a"], "a"):
         with pytest.raises(TypeError, match=r"align: sources and targets must be lists of lines, got a str\."):
             model.align(*given)
-    short = transformer(positions="learned", longest=4)
+    short = transformer(positions="learned", max_length=4)
     with pytest.raises(ValueError, match=r"align: target 2 must have at most 3 tokens, got \d+\."):
         short.align(["a", "a"], ["un", "le chien aime le chat et un chien"])
 
@@ -214,16 +214,16 @@ def test_long_lines_are_cut_or_refused() -> None:
 
 def test_a_model_that_knows_few_positions_is_not_asked_for_more() -> None:
     makers = {
-        9: recurrent(attention="location", longest=9),
-        8: transformer(positions="learned", longest=9),
-        7: transformer(score="location", longest=8, positions="rotary"),
+        9: recurrent(attention="location", max_length=9),
+        8: transformer(positions="learned", max_length=9),
+        7: transformer(score="location", max_length=8, positions="rotary"),
     }
     for most, model in makers.items():
         told = model.predict([" ".join(ENGLISH)], PredictionOptions(SearchOptions(min_length=most), alignment=True))[0]
-        assert told.note.startswith(f"truncated to the first {model.model.config.longest} of ")
+        assert told.note.startswith(f"truncated to the first {model.model.config.max_length} of ")
         assert len(told.tokens) >= most
-        assert model.longest[1] in (None, most)
-    assert recurrent().longest == transformer().longest == (None, None)
+        assert model.max_lengths[1] in (None, most)
+    assert recurrent().max_lengths == transformer().max_lengths == (None, None)
 
 
 def test_bfloat16_is_near_enough(model: SequenceModel) -> None:

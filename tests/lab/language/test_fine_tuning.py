@@ -52,7 +52,7 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     torch.manual_seed(0)
     specials = ("end", "pad", "mask", "cls", "sep") if request.param == "encoder" else ("end", "pad")
     tokenizer = Tokenizer.learn(sentences(99), 280, specials=specials)
-    fields = SMALL | {"vocabulary": 300, "positions": "rotary", "longest": 32}
+    fields = SMALL | {"vocabulary": 300, "positions": "rotary", "max_length": 32}
     model: EncoderLM | DecoderLM
     if request.param == "encoder":
         model = EncoderLM(EncoderLMConfig(**fields, norm_first=True, pooled=False))
@@ -154,12 +154,12 @@ def test_a_resumed_run_goes_on_to_the_same_bits(tune: str, start: Path, data: Pa
 def test_a_classifier_of_berts_shape_is_one_of_transformers(data: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    fields = SMALL | {"longest": 16, "attention_dropout": 0.0}
+    fields = SMALL | {"max_length": 16, "attention_dropout": 0.0}
     asked = options(data, preset="bert-tiny", model=fields, data={"length": 16}, training={"steps": 4})
     classifier, _ = FineTuning(asked, tmp_path / "scratch", lambda _: None).train()
     # What masked tokens were learned with has no layer behind the first row; a classifier gets one.
     torch.manual_seed(0)
-    masked = EncoderLM(EncoderLMConfig(len(classifier.tokenizer), **SMALL, longest=16, pooled=False))
+    masked = EncoderLM(EncoderLMConfig(len(classifier.tokenizer), **SMALL, max_length=16, pooled=False))
     save(masked, tmp_path / "masked")
     classifier.tokenizer.save(tmp_path / "masked")
     asked = options(data, start=str(tmp_path / "masked"), tune="lora", training={"steps": 4})
@@ -347,7 +347,7 @@ def test_filters_leave_no_layer_behind_rows_that_nothing_uses(data: Path, tmp_pa
 
 def test_texts_that_the_tokenizer_cannot_spell_are_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.learn(sentences(99), kind="characters")
-    save(DecoderLM(DecoderLMConfig(len(tokenizer), **SMALL, longest=32)), tmp_path / "start")
+    save(DecoderLM(DecoderLMConfig(len(tokenizer), **SMALL, max_length=32)), tmp_path / "start")
     tokenizer.save(tmp_path / "start")
     path = tmp_path / "russian.tsv"
     path.write_text("one\tno\n" + "".join(f"кошка {number}\t{number % 2}\n" for number in range(40)), encoding="utf-8")

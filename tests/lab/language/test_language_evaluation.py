@@ -18,7 +18,7 @@ TEXTS = ["to be or not to be, that is the question", "né", "x"]
 
 def decoder(**fields: object) -> DecoderLM:
     torch.manual_seed(0)
-    model = DecoderLM(DecoderLMConfig(len(TOKENIZER), **{"width": 16, "layers": 1, "longest": 64} | fields)).eval()
+    model = DecoderLM(DecoderLMConfig(len(TOKENIZER), **{"width": 16, "layers": 1, "max_length": 64} | fields)).eval()
     torch.nn.init.normal_(model.embedding.weight, std=0.5)
     return model
 
@@ -62,7 +62,7 @@ def test_bits_are_not_told_where_spaces_are_not_predicted() -> None:
     with pytest.warns(RegardWarning, match="are more than these texts support"):
         pieces = Tokenizer.learn(TEXTS * 2, 300, "wordpiece")
     assert TOKENIZER.keeps_spaces and not pieces.keeps_spaces
-    model = DecoderLM(DecoderLMConfig(len(pieces), width=16, layers=1, longest=64)).eval()
+    model = DecoderLM(DecoderLMConfig(len(pieces), width=16, layers=1, max_length=64)).eval()
     report = score_text(model, pieces, TEXTS).report()
     assert report["perplexity"] > 1 and not {"bits_per_byte", "bits_per_character"} & set(report)
 

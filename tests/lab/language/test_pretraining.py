@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(lines: Path, tmp_path: Path)
 @pytest.mark.parametrize("separate", [True, False])
 def test_what_packed_documents_cost_is_what_each_costs_alone(separate: bool) -> None:
     torch.manual_seed(0)
-    model = DecoderLM(DecoderLMConfig(20, width=16, layers=2, heads=2, positions="rotary", longest=40)).double()
+    model = DecoderLM(DecoderLMConfig(20, width=16, layers=2, heads=2, positions="rotary", max_length=40)).double()
     generator = torch.Generator().manual_seed(0)
     documents = [torch.randint(20, (length,), generator=generator).tolist() for length in (3, 9, 17, 2, 31, 8)]
     batches = PackedBatches(TokenShards.of(documents), length=40, rows=4)

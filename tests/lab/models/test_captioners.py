@@ -171,9 +171,9 @@ def test_coverage_is_the_formula() -> None:
         (RecurrentCaptionerConfig, {"wiring": "encoder"}, "wiring must be 'after' or 'before' for images"),
         (RecurrentCaptionerConfig, {"tied": "all", "targets": 5}, "tied must be 'none' or 'target' for images"),
         (RecurrentCaptionerConfig, {"attention": "none"}, "gate must be False where attention is 'none'"),
-        (RecurrentCaptionerConfig, {"attention": "location", "places": 99}, "longest must be at least places, 99"),
+        (RecurrentCaptionerConfig, {"attention": "location", "places": 99}, "max_length must be at least places, 99"),
         (TransformerCaptionerConfig, {"tied": "all", "targets": 5}, "tied must be 'none' or 'target' for images"),
-        (TransformerCaptionerConfig, {"score": "location", "longest": 9}, "longest must be at least places, 49"),
+        (TransformerCaptionerConfig, {"score": "location", "max_length": 9}, "max_length must be at least places, 49"),
     ],
 )
 def test_what_contradicts_itself(config: Any, fields: dict[str, Any], message: str) -> None:

@@ -35,7 +35,7 @@ RECURRENT: list[tuple[dict[str, Any], str]] = [
     ({"decoder_layers": None}, f"decoder_layers {LAYERS} None."),
     ({"encoder_layers": 101}, f"encoder_layers {LAYERS} 101."),
     ({"window": 0}, f"window {SIZE} 0."),
-    ({"longest": 0}, f"longest {SIZE} 0."),
+    ({"max_length": 0}, f"max_length {SIZE} 0."),
     *[({"dropout": value}, f"{SHARE} {value!r}.") for value in (1.0, -0.1, float("nan"))],
     *[({"dropout": value}, f"{SHARE} {value!r}.") for value in ("0", True)],
     ({"bidirectional": 1}, f"bidirectional {BOOL} 1."),

@@ -9,7 +9,10 @@ import torch
 
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
 
-MODELS = [DecoderLM(DecoderLMConfig(50, width=16, longest=4)), EncoderLM(EncoderLMConfig(50, width=16, longest=4))]
+MODELS = [
+    DecoderLM(DecoderLMConfig(50, width=16, max_length=4)),
+    EncoderLM(EncoderLMConfig(50, width=16, max_length=4)),
+]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["decoder", "encoder"])
@@ -63,7 +66,7 @@ def test_the_mean_of_a_sequences_rows_leaves_padding_out(pooled: bool) -> None:
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_an_encoder_without_blocks_is_its_embedding(shared: bool, norm_first: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = EncoderLMConfig(9, width=8, heads=2, layers=0, longest=4, shared=shared, norm_first=norm_first)
+    config = EncoderLMConfig(9, width=8, heads=2, layers=0, max_length=4, shared=shared, norm_first=norm_first)
     model = EncoderLM(config).eval()
     assert not [name for name in model.state_dict() if name.startswith("blocks")]
     tokens = torch.tensor([[3, 1, 3, 8]])

@@ -75,7 +75,7 @@ def accuracy(model: EncoderDecoder, *, turned: bool, steps: int, rate: float) ->
 @pytest.mark.parametrize("name", [*RECURRENT, *COPIES])
 def test_recurrent_models_learn(name: str) -> None:
     torch.manual_seed(0)
-    options = {"embedding": 24, "encoder": 24, "decoder": 48, "features": 24, "longest": LONGEST}
+    options = {"embedding": 24, "encoder": 24, "decoder": 48, "features": 24, "max_length": LONGEST}
     config = RecurrentConfig(SYMBOLS, SYMBOLS, **{**options, **(RECURRENT | COPIES)[name]})
     model = RecurrentEncoderDecoder(config)
     assert accuracy(model, turned=name in RECURRENT, steps=150, rate=0.02) > 0.8

@@ -142,7 +142,7 @@ def test_too_long_for_a_location_score() -> None:
     source = torch.ones(1, 11, dtype=torch.long)
     with pytest.raises(ValueError) as caught:
         model(source, torch.tensor([11]), TARGET[:1])
-    expected = "RecurrentEncoderDecoder: source must have at most 10 symbols, the config's longest, got 11."
+    expected = "RecurrentEncoderDecoder: source must have at most 10 symbols, the config's max_length, got 11."
     assert str(caught.value) == expected
 
 

@@ -96,7 +96,7 @@ def test_models_in_half_precision_write_step_by_step(name: str, dtype: torch.dty
 
 
 def test_learned_positions_end() -> None:
-    model = made("transformer learned", longest=7)
+    model = made("transformer learned", max_length=7)
     with pytest.raises(ValueError, match=r"LearnedPositions: offset must keep positions in \[0, 7\)"):
         model(SOURCE, LENGTHS, TARGET)
 

@@ -26,7 +26,7 @@ B, L = 2, 48
 @pytest.mark.parametrize("name", CONFIGS)
 def test_torchs_counter_agrees(name: str) -> None:
     """torch counts all pairs, whatever the mask; what is left are the same products."""
-    config = DecoderLMConfig(101, width=32, layers=3, heads=4, longest=64, **CONFIGS[name])
+    config = DecoderLMConfig(101, width=32, layers=3, heads=4, max_length=64, **CONFIGS[name])
     shape, model = shape_of(config), DecoderLM(config)
     tokens = torch.randint(101, (B, L), generator=torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as forward:
@@ -83,6 +83,6 @@ def test_six_operations_for_each_parameter_are_nearly_all() -> None:
 
 def test_a_window_bounds_attention() -> None:
     config = {"positions": "rotary", "layers": 2, "width": 64, "heads": 2}
-    shape = shape_of(DecoderLMConfig(100, window=16, sinks=2, longest=4096, **config))
+    shape = shape_of(DecoderLMConfig(100, window=16, sinks=2, max_length=4096, **config))
     long, longer = (forward_flops(shape, each).scores for each in (2048, 4096))
     assert long < longer < 2 * 2 * 64 * 18

@@ -60,7 +60,7 @@ def kept_bytes(config: DecoderLMConfig, batch: int, length: int) -> int:
 
 @pytest.mark.parametrize("width", [64, 256])
 def test_linear_attention_keeps_what_was_counted(width: int) -> None:
-    config = DecoderLMConfig(50, width=width, layers=2, heads=4, longest=256, feature_map="elu")
+    config = DecoderLMConfig(50, width=width, layers=2, heads=4, max_length=256, feature_map="elu")
     told = activation_memory(shape_of(config), Recipe(256, "float32"), Layout(micro_batch=3))
     assert kept_bytes(config, 3, 256) == pytest.approx(told, rel=0.1)
 
@@ -78,7 +78,7 @@ def test_the_cache_of_linear_attention_is_of_one_size() -> None:
 @pytest.mark.parametrize("width", [32, 64])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_activations_are_what_torch_keeps(layers: int, width: int) -> None:
-    config = DecoderLMConfig(50, width=width, layers=layers, heads=4, longest=128)
+    config = DecoderLMConfig(50, width=width, layers=layers, heads=4, max_length=128)
     recipe, layout = Recipe(128, "float32"), Layout(micro_batch=3)
     told = activation_memory(shape_of(config), recipe, layout)
     # The rows that logits are made of are kept by what comes next; positions are counted once.
@@ -121,7 +121,7 @@ def test_logits_in_chunks() -> None:
 
 
 def test_a_cache_is_what_the_models_caches_hold() -> None:
-    config = DecoderLMConfig(50, width=48, layers=3, heads=6, kv_heads=2, positions="rotary", longest=64)
+    config = DecoderLMConfig(50, width=48, layers=3, heads=6, kv_heads=2, positions="rotary", max_length=64)
     model = DecoderLM(config).eval()
     caches = model.caches()
     with torch.no_grad():

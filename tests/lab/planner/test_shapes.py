@@ -46,7 +46,7 @@ def language(draw: Any) -> dict[str, Any]:
     """Return settings that every config of a language model takes."""
     G, group, D = draw(st.integers(1, 3)), draw(st.integers(1, 3)), 2 * draw(st.integers(1, 4))
     fields = {"vocabulary": st.integers(1, 99), "width": st.integers(1, 40), "layers": st.integers(1, 4)}
-    fields |= {"longest": st.integers(1, 50), "feedforward": st.none() | st.integers(1, 90)}
+    fields |= {"max_length": st.integers(1, 50), "feedforward": st.none() | st.integers(1, 90)}
     fields |= {each: st.booleans() for each in ("gated", "bias", "tied")}
     fields |= {each: st.none() | st.booleans() for each in ("qkv_bias", "out_bias")}
     fields |= {"positions": st.sampled_from(["learned", "rotary", "alibi", "sinusoidal", "none"])}
@@ -72,7 +72,7 @@ def test_random_encoder_decoders(data: Any) -> None:
         "encoder_layers": st.integers(1, 3), "decoder_layers": st.integers(1, 3), "feedforward": st.integers(1, 50),
         "norm": st.sampled_from(["pre", "post"]), "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
         "tied": st.sampled_from(["none", "target", "all"]), "score": st.sampled_from(sorted(SCORES)),
-        "longest": st.integers(1, 40),
+        "max_length": st.integers(1, 40),
     }  # fmt: skip
     made = {each: data.draw(strategy) for each, strategy in fields.items()}
     targets = 12 if made["tied"] == "all" else 9

@@ -77,7 +77,7 @@ def test_tokenizer_json_alone_says_what_stands_around_a_text(name: str, begin: b
 
 def test_a_folder_says_how_long_texts_may_be(tmp_path: Path) -> None:
     tokenizer = Tokenizer.learn([], kind="bytes")
-    assert tokenizer.longest is None
+    assert tokenizer.max_length is None
     tokenizer.limited(77).save(tmp_path)
-    assert Tokenizer.load(tmp_path).longest == 77
+    assert Tokenizer.load(tmp_path).max_length == 77
     assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == 77

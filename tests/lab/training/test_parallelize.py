@@ -27,7 +27,7 @@ from regard_lab.training.sharded import (
 )
 
 ROWS, L, N, IGNORED = 4, 16, 53, -100
-SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "longest": L, "feedforward": 36}
+SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "max_length": L, "feedforward": 36}
 LLAMA = SIZES | {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
 CONFIGS: dict[str, Any] = {
     "llama": DecoderLMConfig(**LLAMA | {"kv_heads": 4, "tied": False}),

@@ -18,7 +18,7 @@ from regard_lab.training.sharded import CheckpointError, load_sharded, make_mesh
 from regard_lab.training.sharded.checkpoint import new_folder, remove_unreferenced
 
 CONFIG = DecoderLMConfig(
-    53, width=16, layers=2, heads=4, kv_heads=2, feedforward=36, longest=16, norm="rms", gated=True
+    53, width=16, layers=2, heads=4, kv_heads=2, feedforward=36, max_length=16, norm="rms", gated=True
 )  # fmt: skip
 TOKENS = torch.arange(32).view(2, 16)
 

@@ -24,7 +24,7 @@ from regard_lab.tasks.language.pretraining import MaskedTokens, NextTokens
 
 N, L, STEPS = 30, 16, 5
 CONFIG = DecoderLMConfig(
-    N, width=16, layers=2, heads=4, kv_heads=2, feedforward=36, longest=L, positions="rotary", norm="rms", gated=True
+    N, width=16, layers=2, heads=4, kv_heads=2, feedforward=36, max_length=L, positions="rotary", norm="rms", gated=True
 )  # fmt: skip
 OPTIONS = LanguageTrainingOptions(
     steps=STEPS, learning_rate=1e-2, warmup=1, clip=0.5, precision="float32", accelerator="cpu", validate_every=2,
@@ -129,7 +129,7 @@ def test_masked_tokens_count() -> None:
     from regard_lab.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.learn(["abcdefghij"], kind="characters", specials=("end", "pad", "mask", "cls", "sep"))
-    model = EncoderLM(EncoderLMConfig(len(tokenizer), width=8, layers=1, heads=2, longest=L, pooled=False))
+    model = EncoderLM(EncoderLMConfig(len(tokenizer), width=8, layers=1, heads=2, max_length=L, pooled=False))
     documents = torch.zeros(2, L, dtype=torch.int64)
     tokens = torch.arange(2 * L).view(2, L) % 10 + 5
     batch = LanguageBatch(tokens, tokens, documents, torch.arange(L).expand(2, L))

@@ -57,7 +57,7 @@ def test_the_spelling_is_that_of_the_model() -> None:
     assert french.read("l’été") == "l’été"
     with pytest.raises(ValueError, match='word must be spelled with l t é ’, got "l\'", which has "\'"'):
         french.read("l'")
-    few = Pronouncer.untrained(PAIRS, encoder=4, decoder=4, attention="location", longest=5)
+    few = Pronouncer.untrained(PAIRS, encoder=4, decoder=4, attention="location", max_length=5)
     with pytest.raises(ValueError, match="word must have at most 5 letters, got 'abcdef', which has 6"):
         few.read("abcdef")
 

@@ -21,7 +21,7 @@ STARTS = torch.stack(
     [torch.cat([torch.arange(int((row == i).sum())) for i in range(int(row.max()) + 1)]) for row in IDS]
 )
 
-SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "longest": L}
+SIZES: dict[str, Any] = {"vocabulary": N, "width": 16, "layers": 2, "heads": 4, "max_length": L}
 LLAMA = SIZES | {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
 #: A decoder's config, and whether documents are packed.
 DECODERS: dict[str, tuple[dict[str, Any], bool]] = {

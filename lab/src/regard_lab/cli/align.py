@@ -51,7 +51,7 @@ def run(
             None if folder is None else require_attention(load(folder, "align"), name)
             for folder, name in ((model, "--model"), (back, "--back"))
         )
-        pairs = read_pairs(data, targets, longest=None, words=None, duplicates=True)
+        pairs = read_pairs(data, targets, max_length=None, words=None, duplicates=True)
         for line in pairs.report():
             note(line)
         unspaced = sum(map(is_unspaced, (*pairs.sources, *pairs.targets)))

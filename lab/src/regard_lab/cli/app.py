@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from regard_cli.messages import Command, JsonOutput, fail, json_option, report_errors
+from regard_lab.cli.evaluate_tasks import evaluate
 from regard_lab.cli.flags import IMAGE_PANELS, with_flags
 from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train
@@ -185,6 +186,7 @@ def pronounce(
 
 
 app.add_typer(train, name="train")
+app.add_typer(evaluate, name="evaluate")
 
 
 @_command(epilog="Without a PROMPT, the model starts a new text; - reads the prompt from standard input.")
@@ -419,94 +421,6 @@ def align(
 
     run(
         data, targets, model=model, back=back, aligner=aligner, method=method, tokenized=tokenized, out=out
-    )  # fmt: skip
-
-
-@_command()
-@with_flags(PredictionOptions, "search.beams", "search.length_penalty", "precision", "batch")
-def evaluate(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="File of test data that suits the model: sentence pairs, source TAB target (with --targets, of "
-            "sources); captions, image TAB caption; labelled texts, text TAB label; plain text; or a folder of images "
-            "with one folder per label.",
-        ),
-    ],
-    given: dict[str, Any],
-    targets: Annotated[str | None, typer.Option(help="File of target sentences, one line per source.")] = None,
-    model: Annotated[Path, typer.Option(help="Model folder; english-french is included.")] = TRANSLATOR,
-    tokenized: Annotated[
-        bool,
-        typer.Option(
-            "--tokenized", help="Also report BLEU of the words that spaces separate; --links counts these words."
-        ),
-    ] = False,
-    links: Annotated[
-        str | None,
-        typer.Option(
-            help="File of correct word alignments of DATA in Pharaoh format: score the model's attention against them."
-        ),
-    ] = None,
-    back: Annotated[Path | None, typer.Option(help="With --links: a model for the other direction.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the model's output, one line per distinct source.")] = None,
-    as_json: Annotated[str | None, json_option("JSON")] = None,
-    per: Annotated[
-        str | None,
-        typer.Option(
-            help="What a document is in plain text: a file, line or paragraph.", rich_help_panel="Language models"
-        ),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens that the model reads at once, in a sliding window.", rich_help_panel="Language models"
-        ),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens by which the window moves on; by default, half of --length.", rich_help_panel="Language models"
-        ),
-    ] = None,
-    pairs: Annotated[
-        bool,
-        typer.Option(
-            "--pairs", help="Lines hold two texts and a label: text TAB text TAB label.", rich_help_panel="Classifiers"
-        ),
-    ] = False,
-    images: Annotated[
-        str | None, typer.Option(help="Folder or tar archive of the images in DATA.", rich_help_panel="Captioners")
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="File of precomputed image features, from regard train captioner --features.",
-            rich_help_panel="Captioners",
-        ),
-    ] = None,
-) -> None:
-    """Evaluate a translation model, captioner, language model or classifier.
-
-    Translation models: BLEU and chrF; with --links, alignment error rate.
-
-    Pronunciation models: phoneme and word error rates.
-
-    Captioners: BLEU, chrF, ROUGE-L and CIDEr-D.
-
-    Language models: perplexity and bits per byte.
-
-    Classifiers: accuracy, F1 and Matthews correlation.
-    """
-    from regard_lab.cli.evaluate import run
-    from regard_lab.cli.evaluate_language import TextReading
-
-    with report_errors("regard-lab[train]"):
-        options = PredictionOptions.from_dotted(given)
-    run(
-        data, targets, model=model, options=options, tokenized=tokenized, out=out, links=links, back=back,
-        reading=TextReading(per, length, stride, pairs), images=images, features=features, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from regard._utils.errors import fitting, rejected
 from regard_cli.messages import JsonOutput, echo, note, report_errors, require_writable
 from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.lines import Lines, one_source
 from regard_lab.data.images import ImageFileError, open_images, read_image
-from regard_lab.data.labelled_images import read_labelled_images, reason, unreadable
+from regard_lab.data.labelled_images import reason, unreadable
 from regard_lab.models import ImageClassifier, TokenClassifier, load
 from regard_lab.models.folders import ModelFileError
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
@@ -94,7 +93,7 @@ def _answer(classifier: TextClassifier, block: list[_Line], top: int | None, bat
     return int(inputs.cut.sum())
 
 
-# Images, for ``regard classify`` and ``regard evaluate`` --------------------------------------------------------------
+# Images ---------------------------------------------------------------------------------------------------------------
 
 
 #: Number of images to read at a time.
@@ -163,19 +162,7 @@ def _images(
                 yield name, classifier.preprocessing.fit(pixels)
 
 
-def evaluate_pictures(
-    data: str, classifier: ImageClassificationPipeline, *, batch: int, precision: str
-) -> tuple[tuple[str, ...], np.ndarray, Tensor]:
-    """Return the classifier's labels, the images' true label ids, and the predicted probabilities (N, K)."""
-    images = read_labelled_images(data, classifier.preprocessing, function="evaluate")
-    for line in images.report():
-        note(line)
-    true = images.numbers(classifier.labels, "evaluate")
-    probabilities = classifier.probabilities(images.pixels, batch=batch, precision=precision)
-    return classifier.labels, true, probabilities
-
-
-# Tokens, for ``regard classify`` --------------------------------------------------------------------------------------
+# Tokens ---------------------------------------------------------------------------------------------------------------
 
 
 def classify_tokens(lines: Lines, labeller: TokenLabeller, *, top: int | None, batch: int, json: JsonOutput) -> None:

@@ -9,7 +9,7 @@ COMMANDS = (
         "compare": "Train attention mechanisms on the same data, steps and seed, and compare them.",
         "demo": "Translate English to French and show which words each word attended to.",
         "embed": "Compute an embedding of each text from a model's last layer.",
-        "evaluate": "Evaluate a translation model, captioner, language model or classifier.",
+        "evaluate": "Evaluate a model on test data.",
         "fill-mask": "Predict the most likely tokens for each mask in a text, with probabilities.",
         "generate": "Continue a text with a language model.",
         "look": "Show what a model attends to in a text or an image.",

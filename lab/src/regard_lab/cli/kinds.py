@@ -25,6 +25,16 @@ COMMANDS = {
     "image classifier": "regard classify --model {}",
     "image model": "regard look {} --image",
 }
+#: Kinds of models with the tasks of ``regard evaluate`` that score them.
+EVALUATIONS = {
+    "translation model": "translation",
+    "pronunciation model": "pronunciation",
+    "captioner": "captioner",
+    "language model": "language-model",
+    "masked language model": "language-model",
+    "text classifier": "classifier",
+    "image classifier": "classifier",
+}
 #: Kinds of models of single texts.
 TEXTS = ("language model", "masked language model", "text encoder", "text classifier", "token classifier",
          "text-pair classifier")  # fmt: skip
@@ -91,7 +101,10 @@ def require_kind(command: str, folder: str | Path, *accepted: str) -> None:
     if command == "train":
         expected = f"be the folder of {' or '.join(map(_one, accepted))}"
         raise rejected(command, "start", expected, f"{_one(kind)}, {folder}")
-    use = COMMANDS[kind].format(shlex.quote(str(folder)))
+    use = COMMANDS[kind]
+    if command == "evaluate" and kind in EVALUATIONS:
+        use = f"regard evaluate {EVALUATIONS[kind]} DATA --model {{}}"
+    use = use.format(shlex.quote(str(folder)))
     raise ValueError(f"{command}: {folder} is {_one(kind)}: use `{use}`.")
 
 

@@ -316,7 +316,7 @@ def _shape_of_sizes(options: PlanOptions, sizes: dict[str, Any], changes: dict[s
         raise ValueError("plan: name a model, or pass --layers and --width.")
     made: dict[str, Any] = {"vocabulary": _VOCABULARY, "heads": max(options.width // _HEAD, 1)}
     if options.length is not None:
-        made["longest"] = options.length
+        made["max_length"] = options.length
     _check_known("plan", DecoderLMConfig, changes)
     return shape_of(DecoderLMConfig(**(made | sizes | changes)), "model")
 
@@ -342,9 +342,9 @@ def _check_known(name: str, kind: type[Config], changes: dict[str, Any]) -> None
 
 
 def _plan(shape: Shape, options: PlanOptions) -> Plan:
-    length = shape.longest if options.length is None else options.length
-    if shape.positions and length > shape.longest:
-        expected = f"be at most {shape.longest:,}, the number of learned positions (--set longest=… for more)"
+    length = shape.max_length if options.length is None else options.length
+    if shape.positions and length > shape.max_length:
+        expected = f"be at most {shape.max_length:,}, the number of learned positions (--set max_length=… for more)"
         raise rejected("plan", "length", expected, f"{length:,}")
     if options.batch < length:
         raise rejected("plan", "batch", f"be at least {length:,}, the sequence length", f"{options.batch:,}")

@@ -53,7 +53,7 @@ def read_captions(path: str, *, words: int | None = None, lowercase: bool = True
     ValueError
         As in :func:`~regard_lab.data.pairs.read_pairs`.
     """
-    pairs = read_pairs(path, longest=None, words=words)
+    pairs = read_pairs(path, max_length=None, words=words)
     return replace(pairs, targets=[plain_caption(each, lowercase) for each in pairs.targets])
 
 

@@ -27,7 +27,7 @@ def read_documents(
     *,
     per: str = "file",
     field: str = "text",
-    longest: int = LONGEST,
+    max_length: int = LONGEST,
     function: str = "read_documents",
 ) -> Iterator[str]:
     r"""Yield the documents of files, in order, one at a time.
@@ -44,7 +44,7 @@ def read_documents(
         The unit of a document in a text file. Empty lines separate paragraphs. A line of JSON is always a document.
     field : str, default "text"
         The field with the text in a line of JSON.
-    longest : int, default 2 ** 24
+    max_length : int, default 2 ** 24
         The most characters of a document; longer ones are split, at line ends if possible.
     function : str
         Prefix of error messages.
@@ -71,24 +71,24 @@ def read_documents(
     """
     if per not in UNITS:
         raise unknown_name(function, "per", per, UNITS)
-    if longest < 1:
-        raise rejected(function, "longest", "be at least 1", longest)
+    if max_length < 1:
+        raise rejected(function, "max_length", "be at least 1", max_length)
     named = [paths] if isinstance(paths, str | Path) else list(paths)
     if not named:
         raise rejected(function, "paths", "name a file or folder", "none")
     for path in named:
         if str(path) != "-" and not os.path.lexists(path):
             raise rejected(function, str(path), "exist", "no such file or folder")
-    return _documents(named, per, field, longest, function)
+    return _documents(named, per, field, max_length, function)
 
 
-def _documents(paths: list[str | Path], per: str, field: str, longest: int, function: str) -> Iterator[str]:
+def _documents(paths: list[str | Path], per: str, field: str, max_length: int, function: str) -> Iterator[str]:
     some = False
     for path in (file for named in paths for file in _files(named)):
         if _is_json(path):
-            documents = _of_json(path, field, longest, function)
+            documents = _of_json(path, field, max_length, function)
         else:
-            documents = _assembled(_pieces(path, function), per, longest)
+            documents = _assembled(_pieces(path, function), per, max_length)
         for document in documents:
             if document and not document.isspace():
                 some = True
@@ -138,7 +138,7 @@ def _pieces(path: str | Path, function: str) -> Iterator[str]:
                 number, before = number + 1, 0
 
 
-def _assembled(pieces: Iterator[str], per: str, longest: int) -> Iterator[str]:
+def _assembled(pieces: Iterator[str], per: str, max_length: int) -> Iterator[str]:
     """Assemble documents from lines and pieces of lines."""
     held: list[str] = []
     size, fresh = 0, True
@@ -148,11 +148,11 @@ def _assembled(pieces: Iterator[str], per: str, longest: int) -> Iterator[str]:
             yield "".join(held).rstrip("\r\n")
             held, size = [], 0
             continue
-        if size + len(piece) > longest:
+        if size + len(piece) > max_length:
             yield "".join(held)
             held, size = [], 0
         fresh = ends
-        *whole, rest = _cut(piece, longest)
+        *whole, rest = _cut(piece, max_length)
         yield from whole
         held.append(rest)
         size += len(rest)
@@ -162,12 +162,12 @@ def _assembled(pieces: Iterator[str], per: str, longest: int) -> Iterator[str]:
     yield "".join(held) if per == "file" else "".join(held).rstrip("\r\n")
 
 
-def _cut(text: str, longest: int) -> Iterator[str]:
-    for begin in range(0, len(text), longest):
-        yield text[begin : begin + longest]
+def _cut(text: str, max_length: int) -> Iterator[str]:
+    for begin in range(0, len(text), max_length):
+        yield text[begin : begin + max_length]
 
 
-def _of_json(path: str | Path, field: str, longest: int, function: str) -> Iterator[str]:
+def _of_json(path: str | Path, field: str, max_length: int, function: str) -> Iterator[str]:
     name = display_name(path)
     with open_file(path, function) as file:
         number = 0
@@ -179,7 +179,7 @@ def _of_json(path: str | Path, field: str, longest: int, function: str) -> Itera
             if len(raw) == _LONGEST_JSON and not raw.endswith(b"\n"):
                 raise rejected(function, where, f"have fewer than {_LONGEST_JSON:,} bytes", "more")
             if not raw.isspace() and raw:
-                yield from _cut(_field(raw, field, function, name, number), longest)
+                yield from _cut(_field(raw, field, function, name, number), max_length)
 
 
 def _field(raw: bytes, field: str, function: str, name: str, number: int) -> str:

@@ -126,7 +126,7 @@ def read_pairs(
     source: str | Path,
     target: str | Path | None = None,
     *,
-    longest: int | None = 1000,
+    max_length: int | None = 1000,
     words: int | None = 200,
     lowercase: bool = False,
     duplicates: bool = False,
@@ -144,7 +144,7 @@ def read_pairs(
         ``"-"`` is standard input.
     target : str or Path, optional
         The second of two files.
-    longest, words : int or None
+    max_length, words : int or None
         The most characters and space-separated words on a side; None for no limit.
     lowercase : bool, default False
     duplicates : bool, default False
@@ -162,7 +162,7 @@ def read_pairs(
         If a file is missing, a folder, unreadable, empty, binary, truncated or not UTF-8, has a line with one column,
         if two files have different numbers of lines, or if no pair is left. The message names the file and line.
     """
-    for limit, value in (("longest", longest), ("words", words)):
+    for limit, value in (("max_length", max_length), ("words", words)):
         if value is not None and value < 1:
             raise rejected("read_pairs", limit, "be at least 1 or None", value)
     if target is not None and str(source) == str(target) == "-":
@@ -170,7 +170,7 @@ def read_pairs(
     name = display_name(source) if target is None else f"{display_name(source)}, {display_name(target)}"
     seen: set[tuple[str, str]] = set()
     copy = _COPY if copies else f"skipped, {_COPY}"
-    tally = Tally(_EMPTY, _too_long(longest, words), _DUPLICATE, copy, _FURTHER, _HEADER)
+    tally = Tally(_EMPTY, _too_long(max_length, words), _DUPLICATE, copy, _FURTHER, _HEADER)
     sources: list[str] = []
     targets: list[str] = []
     places: list[int] = []
@@ -180,8 +180,8 @@ def read_pairs(
         pair = ours, theirs = normalize(left, lowercase), normalize(right, lowercase)
         if not (ours and theirs):
             tally.add(_EMPTY, number)
-        elif _exceeds(ours, longest, words) or _exceeds(theirs, longest, words):
-            tally.add(_too_long(longest, words), number)
+        elif _exceeds(ours, max_length, words) or _exceeds(theirs, max_length, words):
+            tally.add(_too_long(max_length, words), number)
         elif not copies and ours == theirs:
             tally.add(copy, number)
         elif not duplicates and pair in seen:
@@ -303,14 +303,14 @@ class Tally:
         return tuple(Count(what, count, line) for what, (count, line) in self._found.items() if count)
 
 
-def _exceeds(text: str, longest: int | None, words: int | None) -> bool:
-    if longest is not None and len(text) > longest:
+def _exceeds(text: str, max_length: int | None, words: int | None) -> bool:
+    if max_length is not None and len(text) > max_length:
         return True
     return words is not None and len(text) > 2 * words - 1 and text.count(" ") >= words
 
 
-def _too_long(longest: int | None, words: int | None) -> str:
-    limits = ((longest, "characters"), (words, "words"))
+def _too_long(max_length: int | None, words: int | None) -> str:
+    limits = ((max_length, "characters"), (words, "words"))
     return "skipped, one side has more than " + " or ".join(f"{n} {what}" for n, what in limits if n is not None)
 
 

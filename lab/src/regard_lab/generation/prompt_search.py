@@ -79,7 +79,7 @@ def search_prompts(
         raise rejected("search_prompts", "end", f"hold tokens from 0 to {model.config.vocabulary - 1:,}", wrong)
     for each in tokens:
         if not writes_apart and positions_left(model.config, each, most) < most:
-            expected = f"leave room for {most} of the model's {model.config.longest:,} positions"
+            expected = f"leave room for {most} of the model's {model.config.max_length:,} positions"
             raise rejected("search_prompts", "prompt", expected, f"{len(each)} tokens")
     options = SearchOptions(
         beams=beams, n_best=n_best, length_penalty=length_penalty, no_repeat=no_repeat, ratio=0.0, extra=most

@@ -226,16 +226,16 @@ def checked_prompt(prompt: Any, config: DecoderLMConfig | HostedConfig, function
     wrong = next((token for token in tokens if not 0 <= token < config.vocabulary), None)
     if wrong is not None:
         raise rejected(function, "prompt", f"hold tokens from 0 to {config.vocabulary - 1:,}", wrong)
-    if config.positions == "learned" and len(tokens) > config.longest:
+    if config.positions == "learned" and len(tokens) > config.max_length:
         raise rejected(
-            function, "prompt", f"have at most {config.longest:,} tokens, the model's maximum length", len(tokens)
+            function, "prompt", f"have at most {config.max_length:,} tokens, the model's maximum length", len(tokens)
         )
     return tokens
 
 
 def positions_left(config: DecoderLMConfig | HostedConfig, prompt: Sequence[int], wanted: int) -> int:
     """Return the maximum number of new tokens; the last one is never an input, so it needs no position."""
-    return min(wanted, config.longest - len(prompt) + 1) if config.positions == "learned" else wanted
+    return min(wanted, config.max_length - len(prompt) + 1) if config.positions == "learned" else wanted
 
 
 def _numbers(given: Any, function: str, argument: str) -> list[int]:

@@ -420,14 +420,16 @@ class SequenceModel:
         return maps[0] if len(maps) == 1 else known if known in maps else None
 
     @property
-    def longest(self) -> tuple[int | None, int | None]:
+    def max_lengths(self) -> tuple[int | None, int | None]:
         """Maximum source and target lengths in symbols; None for no limit."""
         config = self.model.config
         if isinstance(config, TransformerConfig):
             bounded = config.positions == "learned" or config.score == "location"
-            return (config.longest, max(1, config.longest - 1)) if bounded else (None, None)  # the start mark counts
+            return (
+                (config.max_length, max(1, config.max_length - 1)) if bounded else (None, None)
+            )  # the start mark counts
         bounded = isinstance(config, RecurrentConfig) and config.attention == "location"
-        return (config.longest if bounded else None, None)
+        return (config.max_length if bounded else None, None)
 
     def is_unusual(self, prediction: Prediction) -> bool:
         """Return whether a source or its translation is unlike what the model learned from, if it knows its limits.
@@ -549,7 +551,7 @@ class SequenceModel:
             for i, text in enumerate(texts)
         ]
         predictions = [Prediction(line.text, note=line.note) for line in read]
-        bounds = [bound for bound in (options.search.max_length, self.longest[1]) if bound]
+        bounds = [bound for bound in (options.search.max_length, self.max_lengths[1]) if bound]
         narrow = options.precision == "bfloat16"
         unknown = options.search.unknown and options.replace_unknown and self._replaces() and self.rewriting is None
         searching = replace(options.search, max_length=min(bounds, default=0), unknown=unknown)
@@ -658,7 +660,7 @@ class SequenceModel:
             vocabulary.encode_all(text if read is None else read.placed.text for text, read in zip(side, read_as))
             for vocabulary, side, read_as in zip((self.source, self.target), (texts, given), zip(*rewritten))
         )
-        most = self.longest[1]
+        most = self.max_lengths[1]
         for i in range(len(given)):
             if most is not None and len(wanted[i]) > most:
                 raise rejected("align", f"target {places[i]}", f"have at most {most} tokens", len(wanted[i]))
@@ -735,7 +737,7 @@ class SequenceModel:
         return [text] if not split or isinstance(self.source, SymbolVocabulary) else sentences(text)
 
     def _read(self, text: str, numbers: list[int], options: PredictionOptions, number: int) -> Line:
-        most = min(options.max_length, self.longest[0] or options.max_length)
+        most = min(options.max_length, self.max_lengths[0] or options.max_length)
         if len(numbers) <= most:
             return Line(text, numbers)
         if options.too_long == "refuse":

@@ -196,7 +196,7 @@ class AverageAttention(ScoredAttention):
         """Do nothing: there are no parameters."""
 
 
-def scorer(name: str, width: int, longest: int) -> ScoredAttention:
+def scorer(name: str, width: int, max_length: int) -> ScoredAttention:
     """Return an attention layer with the named score for projected queries and keys.
 
     Parameters
@@ -205,7 +205,7 @@ def scorer(name: str, width: int, longest: int) -> ScoredAttention:
         One of :data:`SCORES`.
     width : int
         Width of queries and keys.
-    longest : int
+    max_length : int
         Number of key positions of the location score.
     """
     if name in ("additive", "concat"):
@@ -215,7 +215,7 @@ def scorer(name: str, width: int, longest: int) -> ScoredAttention:
     if name == "cosine":
         return CosineAttention(5.0)
     if name == "location":
-        return LocationAttention(width, longest)
+        return LocationAttention(width, max_length)
     if name == "general":
         return GeneralAttention(width)
     if name in KERNELS:
@@ -253,7 +253,7 @@ class Attending(nn.Module):
         Half the window's width, D.
     hard : {"none", "gumbel", "reinforce"}
         Soft attention, or hard attention to one state with this gradient estimator.
-    longest : int
+    max_length : int
         Number of positions of the location score.
     entropy : float
         Weight of the entropy bonus in the surrogate loss of hard attention.
@@ -268,7 +268,7 @@ class Attending(nn.Module):
         scope: str = "global",
         window: int = 10,
         hard: str = "none",
-        longest: int = 64,
+        max_length: int = 64,
         entropy: float = 0.0,
     ) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class Attending(nn.Module):
             self.key = nn.Linear(E, Q, bias=False)
         if projections:
             self.value, self.width = nn.Linear(E, C, bias=False), C
-        made = scorer("dot" if score == "general" else score, Q, longest)
+        made = scorer("dot" if score == "general" else score, Q, max_length)
         self.layer: ScoredAttention | LocalAttention | HardAttention = made
         if scope != "global":
             mode: Any = "predictive" if scope == "local-p" else "monotonic"

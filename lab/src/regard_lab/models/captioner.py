@@ -45,8 +45,8 @@ class RecurrentCaptionerConfig(RecurrentDecoderConfig):
         super().check()
         if self.wiring == "encoder":
             raise self.refused("wiring", "be 'after' or 'before' for images", repr(self.wiring))
-        if self.attention == "location" and self.longest < self.places:
-            raise self.refused("longest", f"be at least places, {self.places}", self.longest)
+        if self.attention == "location" and self.max_length < self.places:
+            raise self.refused("max_length", f"be at least places, {self.places}", self.max_length)
         if self.tied == "all":
             raise self.refused("tied", "be 'none' or 'target' for images", repr(self.tied))
         if self.gate and self.attention == "none":
@@ -79,8 +79,8 @@ class TransformerCaptionerConfig(TransformerConfig):
         super().check()
         if self.tied == "all":
             raise self.refused("tied", "be 'none' or 'target' for images", repr(self.tied))
-        if self.score == "location" and self.longest < self.places:
-            raise self.refused("longest", f"be at least places, {self.places}", self.longest)
+        if self.score == "location" and self.max_length < self.places:
+            raise self.refused("max_length", f"be at least places, {self.places}", self.max_length)
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:

@@ -76,9 +76,9 @@ class DecoderLMConfig(LanguageConfig):
         return PRESETS
 
 
-_GPT2: dict[str, Any] = {"vocabulary": 50257, "activation": "gelu_tanh", "longest": 1024}
+_GPT2: dict[str, Any] = {"vocabulary": 50257, "activation": "gelu_tanh", "max_length": 1024}
 _LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "bias": False}
-_LLAMA |= {"tied": False, "vocabulary": 32000, "longest": 4096}
+_LLAMA |= {"tied": False, "vocabulary": 32000, "max_length": 4096}
 _MODERN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms", "activation": "silu"}
 _MODERN |= {"gated": True, "bias": False}
 #: Presets by name; those named after a paper have its sizes.
@@ -92,11 +92,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-xl": _GPT2 | {"width": 1600, "layers": 48, "heads": 25},
     "megatron-lm": _GPT2 | {"width": 3072, "layers": 72, "heads": 32},
     "turing-nlg": _GPT2 | {"width": 4256, "layers": 78, "heads": 28},
-    "gpt3": _GPT2 | {"width": 12288, "layers": 96, "heads": 96, "longest": 2048},
+    "gpt3": _GPT2 | {"width": 12288, "layers": 96, "heads": 96, "max_length": 2048},
     "llama-7b": _LLAMA | {"width": 4096, "layers": 32, "heads": 32, "feedforward": 11008},
     "mistral-7b": _LLAMA
     | {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "feedforward": 14336}
-    | {"window": 4096, "longest": 32768},
+    | {"window": 4096, "max_length": 32768},
 }
 
 

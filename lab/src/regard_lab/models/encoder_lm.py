@@ -67,7 +67,7 @@ class EncoderLMConfig(LanguageConfig):
         return self.width if self.embedding_width is None else self.embedding_width
 
 
-_BERT: dict[str, Any] = {"vocabulary": 30522, "longest": 512, "norm_eps": 1e-12, "dropout": 0.1}
+_BERT: dict[str, Any] = {"vocabulary": 30522, "max_length": 512, "norm_eps": 1e-12, "dropout": 0.1}
 _BERT |= {"attention_dropout": 0.1}
 _ROBERTA = _BERT | {"vocabulary": 50265, "segments": 1, "norm_eps": 1e-5, "first_position": 2, "skip_padding": True}
 _ALBERT = _BERT | {"vocabulary": 30000, "embedding_width": 128, "shared": True, "activation": "gelu_tanh"}

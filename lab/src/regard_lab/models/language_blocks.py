@@ -47,7 +47,7 @@ class LanguageConfig(Options, ABC):
     feedforward: int | None = size(
         None, "width F of the hidden layers; 4·E by default, 8/3·E with a gate, rounded up to a multiple of 64", 1 << 20
     )
-    longest: int = size(1024, "positions that the model was made for; learned ones know no others", 1 << 24)
+    max_length: int = size(1024, "positions that the model was made for; learned ones know no others", 1 << 24)
     positions: str = option("learned", "what tells positions", choices=POSITIONS)
     rotary_base: float = option(10000.0, "the base of rotary wavelengths", gt=0)
     rotary_fraction: float = option(1.0, "share of a head's columns that are turned", gt=0, le=1)
@@ -168,7 +168,7 @@ class Block(nn.Module):
                 **shared,
                 dropout=config.attention_dropout,
                 # None also means scaled dot product, and uses torch's kernel if possible.
-                score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.longest),
+                score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.max_length),
                 normalizer=config.normalizer,
                 rotary=rotary(config),
             )
@@ -278,8 +278,8 @@ class PositionEmbedding(nn.Module):
     def __init__(self, config: LanguageConfig, first: int = 0, width: int | None = None) -> None:
         super().__init__()
         E = config.width if width is None else width
-        self.first, self.longest = first, config.longest
-        self.learned = nn.Embedding(first + config.longest, E) if config.positions == "learned" else None
+        self.first, self.max_length = first, config.max_length
+        self.learned = nn.Embedding(first + config.max_length, E) if config.positions == "learned" else None
         self.waves = SinusoidalPositions(E) if config.positions == "sinusoidal" else None
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -288,8 +288,8 @@ class PositionEmbedding(nn.Module):
             return x + self.waves.waves(positions).to(x.dtype)
         if self.learned is None:
             return x
-        if not values_unavailable(positions) and positions.numel() and int(positions.max()) >= self.longest:
-            expected = f"have positions below {self.longest:,}, the number of learned positions"
+        if not values_unavailable(positions) and positions.numel() and int(positions.max()) >= self.max_length:
+            expected = f"have positions below {self.max_length:,}, the number of learned positions"
             raise rejected("language model", "tokens", expected, int(positions.max()))
         return x + self.learned(positions + self.first if self.first else positions)
 

@@ -68,7 +68,7 @@ class RecurrentDecoderConfig(Config):
     #: 2014), or the encoder's own states, to each other, a row for each step of the decoder.
     wiring: str = option("after", "which state attends", choices=WIRINGS)
     input_feeding: bool = option(False, "give the features of a step to the next one (Luong 2015)")
-    longest: int = size(64, "the longest source that attention 'location' can read")
+    max_length: int = size(64, "the longest source that attention 'location' can read")
     #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both, and
     #: what is read is multiplied by √embedding (Vaswani 2017).
     tied: str = option("none", "whether the target embedding also scores the vocabulary", choices=TIES)
@@ -278,7 +278,9 @@ class RecurrentDecoder(EncoderDecoder):
         if config.attention != "none":
             sizes = (E if config.wiring == "encoder" else Q, E, config.features)
             options: Any = {name: getattr(config, name) for name in ("projections", "scope", "window", "hard")}
-            self.attending = Attending(config.attention, sizes, longest=config.longest, entropy=entropy, **options)
+            self.attending = Attending(
+                config.attention, sizes, max_length=config.max_length, entropy=entropy, **options
+            )
         V = 0 if self.attending is None else self.attending.width
         enters = P if config.input_feeding else V if config.wiring != "after" else 0
         between = config.dropout if Y > 1 else 0.0
@@ -591,8 +593,8 @@ class RecurrentEncoderDecoder(RecurrentDecoder):
         super().reset_parameters()
 
     def _encode(self, source: Tensor, lengths: Tensor, weights: bool = False) -> Memory:
-        if self.config.attention == "location" and source.shape[1] > self.config.longest:
-            expected = f"have at most {self.config.longest} symbols, the config's longest"
+        if self.config.attention == "location" and source.shape[1] > self.config.max_length:
+            expected = f"have at most {self.config.max_length} symbols, the config's max_length"
             raise rejected(type(self).__name__, "source", expected, source.shape[1])
         last = lengths[:, None] - 1  # (B, 1)
         steps = torch.arange(source.shape[1], device=source.device)

@@ -81,7 +81,7 @@ class TransformerConfig(Config):
     normalizer: str = option("softmax", "of the scores", choices=NORMALIZERS)
     #: Waves or learned rows that are added to the embeddings, or turned queries and keys.
     positions: str = option("sinusoidal", "what tells positions", choices=POSITIONS)
-    longest: int = size(1024, "positions that learned ones and the score 'location' know")
+    max_length: int = size(1024, "positions that learned ones and the score 'location' know")
     #: Chen 2020, arXiv 2004.14837: the step that reads a word knows it, the step that writes it has to guess.
     alignment: str = option("", "head, as in 'layer 2 head 1', whose weights at the step that reads a word align it")
     #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both.
@@ -228,7 +228,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def _positions(self) -> nn.Module | None:
         E = self.config.width
         if self.config.positions == "learned":
-            return LearnedPositions(self.config.longest, E)
+            return LearnedPositions(self.config.max_length, E)
         return SinusoidalPositions(E) if self.config.positions == "sinusoidal" else None
 
     def _layer(self, kind: Callable[..., nn.Module]) -> nn.Module:
@@ -243,7 +243,7 @@ class TransformerSequenceDecoder(EncoderDecoder):
             norm_first=config.norm == "pre",
             num_kv_heads=config.kv_heads,
             # None also means scaled dot product, and uses torch's kernel if possible.
-            score=None if config.score == "scaled_dot" else scorer(config.score, head, config.longest),
+            score=None if config.score == "scaled_dot" else scorer(config.score, head, config.max_length),
             normalizer=config.normalizer,
             rotary=Rotary(head) if config.positions == "rotary" else None,
         )

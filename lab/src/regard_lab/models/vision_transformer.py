@@ -104,7 +104,7 @@ class VisionTransformerConfig(Options):
         return int(self.class_token) + int(self.distilled)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """How many rows L there are, of an image of the usual size."""
         return self.leading + self.grid**2
 
@@ -116,7 +116,7 @@ class VisionTransformerConfig(Options):
     @property
     def block(self) -> EncoderLMConfig:
         """The sizes and parts of a block, as those of an encoder of text."""
-        names = ["width", "layers", "heads", "feedforward", "longest", "norm_eps", "activation", "qkv_bias", "score"]
+        names = ["width", "layers", "heads", "feedforward", "max_length", "norm_eps", "activation", "qkv_bias", "score"]
         names += ["normalizer", "dropout", "attention_dropout"]
         return EncoderLMConfig(vocabulary=1, norm_first=True, **{name: getattr(self, name) for name in names})
 
@@ -176,7 +176,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(features, E, config.patch, config.patch)
         self.tokens = nn.Parameter(torch.empty(T, 1, E)) if T else None
         learned = config.positions == "learned"
-        self.positions = nn.Parameter(torch.empty(1, config.longest, E)) if learned else None
+        self.positions = nn.Parameter(torch.empty(1, config.max_length, E)) if learned else None
         self.waves = SinusoidalPositions(E // 2) if config.positions == "sinusoidal" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config.block, norm_first=True) for _ in range(config.layers))

@@ -21,7 +21,7 @@ def parameters_by_part(shape: Shape) -> dict[str, int]:
     --------
     >>> from regard_lab.models.decoder_lm import DecoderLMConfig
     >>> from regard_lab.planner import shape_of
-    >>> parameters_by_part(shape_of(DecoderLMConfig(50, width=16, layers=2, heads=4, longest=8)))
+    >>> parameters_by_part(shape_of(DecoderLMConfig(50, width=16, layers=2, heads=4, max_length=8)))
     {'embeddings': 928, 'attention': 2176, 'feed-forward': 4256, 'norms': 160, 'head': 0}
     """
     found = dict.fromkeys(PARTS, 0)
@@ -148,7 +148,7 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     >>> flops.layers == 2 * 2 * 12 * 8**2, flops.head == 2 * 100 * 8, flops.scores == 2 * 2 * 8 * (1 + 2 + 3) / 3
     (True, True, True)
     """
-    L = shape.longest if length is None else length
+    L = shape.max_length if length is None else length
     layers = scores = 0.0
     for stack in shape.stacks:
         layers += stack.depth * sum(each.flops for each in stack.layer.weights)

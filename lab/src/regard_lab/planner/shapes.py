@@ -143,7 +143,7 @@ class Shape:
     name : str
     width, vocabulary : int
         E and N, of what is predicted.
-    longest : int
+    max_length : int
         Tokens of the longest sequence that it was made for.
     stacks : tuple of Stack
         One, or those of an encoder and a decoder.
@@ -156,7 +156,7 @@ class Shape:
     name: str
     width: int
     vocabulary: int
-    longest: int
+    max_length: int
     stacks: tuple[Stack, ...]
     rest: tuple[Weight, ...]
     positions: bool = False
@@ -200,16 +200,16 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     E, N = config.width, config.vocabulary
     seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks, "linear": config.linear}
     layer = _language_layer(config, replace(_attention(config), **seen))
-    rest = [Weight("embeddings", (N, E)), *_positions(config, config.longest, E), *_norm(config, E)]
+    rest = [Weight("embeddings", (N, E)), *_positions(config, config.max_length, E), *_norm(config, E)]
     rest.append(Weight("head", (N, E), "tokens", stored=not config.tied))
     stacks = (Stack(layer, config.layers),)
-    return Shape(name, E, N, config.longest, stacks, tuple(rest), config.positions == "learned")
+    return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
 @shape_of.register
 def _encoder(config: EncoderLMConfig, name: str = "model") -> Shape:
     E, W, N = config.width, config.embedded, config.vocabulary
-    rest = [Weight("embeddings", (N, W)), *_positions(config, config.longest + config.first_position, W)]
+    rest = [Weight("embeddings", (N, W)), *_positions(config, config.max_length + config.first_position, W)]
     rest += [Weight("embeddings", (config.segments, W))] if config.segments else []
     rest += _norm(config, E if config.norm_first else W)
     rest += linear("embeddings", W, E, True) if W != E else []
@@ -218,7 +218,7 @@ def _encoder(config: EncoderLMConfig, name: str = "model") -> Shape:
         rest += [*linear("head", E, W, True), *_norm(config, W)]
         rest += [Weight("head", (N, W), "tokens", stored=not config.tied), Weight("head", (N,))]
     stacks = (Stack(_language_layer(config, _attention(config)), config.layers, config.shared),)
-    return Shape(name, E, N, config.longest, stacks, tuple(rest), config.positions == "learned")
+    return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
 @shape_of.register
@@ -227,11 +227,11 @@ def _encoder_decoder(config: TransformerConfig, name: str = "model") -> Shape:
     G, D = config.kv_heads or config.heads, config.width // config.heads
     to_itself = AttentionShape(config.heads, G, D, rotary=config.positions == "rotary")
     one = [*linear("attention", E, E + 2 * G * D, True), *linear("attention", E, E, True)]
-    one += _scorer(config.score, D, config.longest)
+    one += _scorer(config.score, D, config.max_length)
     norm = [Weight("norms", (2, E))]
     rest = [Weight("embeddings", (config.targets, E))]
     rest += [] if config.tied == "all" else [Weight("embeddings", (config.sources, E))]
-    rest += 2 * [Weight("embeddings", (config.longest, E))] if config.positions == "learned" else []
+    rest += 2 * [Weight("embeddings", (config.max_length, E))] if config.positions == "learned" else []
     rest += 2 * norm if config.norm == "pre" else []
     rest += [Weight("head", (config.targets, E), "tokens", stored=config.tied == "none")]
     rest += [Weight("head", (config.targets,))]
@@ -248,7 +248,7 @@ def _encoder_decoder(config: TransformerConfig, name: str = "model") -> Shape:
         stack(config.encoder_layers, (to_itself,)),
         stack(config.decoder_layers, (replace(to_itself, causal=True), to_itself)),
     )
-    return Shape(name, E, config.targets, config.longest, stacks, tuple(rest), config.positions == "learned")
+    return Shape(name, E, config.targets, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
 def linear(part: str, inputs: int, outputs: int, bias: bool, multiplies: Multiplies = "tokens") -> list[Weight]:
@@ -265,7 +265,7 @@ def _language_layer(config: LanguageConfig, attention: AttentionShape) -> Layer:
     E, H, G, D = config.width, config.heads, config.groups, config.head
     weights = linear("attention", E, (H + 2 * G) * D, config.bias if config.qkv_bias is None else config.qkv_bias)
     weights += linear("attention", H * D, E, config.bias if config.out_bias is None else config.out_bias)
-    weights += _scorer(config.score, D, config.longest)
+    weights += _scorer(config.score, D, config.max_length)
     weights += _feed_forward(E, config.hidden, config.gated, config.bias)
     weights += 2 * _norm(config, E)
     dropped = config.dropout > 0, config.attention_dropout > 0
@@ -290,9 +290,9 @@ def _positions(config: LanguageConfig, rows: int, width: int) -> list[Weight]:
     return [Weight("embeddings", (rows, width))] if config.positions == "learned" else []
 
 
-def _scorer(score: str, width: int, longest: int) -> Iterable[Weight]:
+def _scorer(score: str, width: int, max_length: int) -> Iterable[Weight]:
     """Return what a score learns; its products, if there are any, are not counted."""
     if score == "scaled_dot":
         return []
     with torch.device("meta"):
-        return [Weight("attention", tuple(each.shape)) for each in scorer(score, width, longest).parameters()]
+        return [Weight("attention", tuple(each.shape)) for each in scorer(score, width, max_length).parameters()]

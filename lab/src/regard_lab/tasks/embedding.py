@@ -139,7 +139,7 @@ class Embedder:
             raise unknown_name("Embedder", "pooling", self.how.pooling, POOLINGS)
         check_tokenizer(model, tokenizer, "Embedder", "tokenizer")
         self.model, self.tokenizer = model, tokenizer
-        self.length = readable_length(model, self.how.length or tokenizer.longest or model.config.longest)
+        self.length = readable_length(model, self.how.length or tokenizer.max_length or model.config.max_length)
         self._layout = input_layout(model, tokenizer)
 
     @classmethod

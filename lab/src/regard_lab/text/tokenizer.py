@@ -471,14 +471,14 @@ class Tokenizer:
         return f"Tokenizer of {len(self):,} tokens"
 
     @property
-    def longest(self) -> int | None:
+    def max_length(self) -> int | None:
         """Tokens that a model reads of a text at most, if ``tokenizer_config.json`` says so."""
         most = self._config.get("model_max_length")
         return int(most) if isinstance(most, int | float) and 0 < most < 1 << 31 else None
 
-    def limited(self, longest: int) -> Tokenizer:
+    def limited(self, max_length: int) -> Tokenizer:
         """Return the same tokenizer, whose folder says that a model reads so many tokens of a text at most."""
-        return Tokenizer(self._engine, self._names, config={**self._config, "model_max_length": longest})
+        return Tokenizer(self._engine, self._names, config={**self._config, "model_max_length": max_length})
 
     def checksum(self) -> str:
         """Return a checksum of how texts are encoded."""

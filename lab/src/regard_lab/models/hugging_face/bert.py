@@ -30,7 +30,7 @@ def _common(described: Described) -> dict[str, Any]:
         "layers": described["num_hidden_layers"],
         "heads": described["num_attention_heads"],
         "feedforward": described["intermediate_size"],
-        "longest": described["max_position_embeddings"],
+        "max_length": described["max_position_embeddings"],
         "positions": "learned",
         "activation": activation_read(described),
         "norm_eps": described["layer_norm_eps"],
@@ -60,7 +60,7 @@ def _read_roberta(described: Described, names: set[str]) -> EncoderLMConfig:
         # The head of transformers' RoBERTa has GELU whatever its config says; ours has the activation of the blocks.
         raise ValueError(f"have hidden_act 'gelu' where a head names masked tokens, got {described['hidden_act']!r}")
     return EncoderLMConfig(
-        **{**common, "longest": common["longest"] - first},
+        **{**common, "max_length": common["max_length"] - first},
         # The first layer of the head of a classifier is a pooler by another name.
         pooled=bool({"pooler.dense.weight", "/classifier.dense.weight"} & names),
         masked_head=masked,
@@ -108,7 +108,7 @@ def _write(config: EncoderLMConfig) -> Described | None:
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "intermediate_size": config.hidden,
-        "max_position_embeddings": config.longest + config.first_position,
+        "max_position_embeddings": config.max_length + config.first_position,
         "layer_norm_eps": config.norm_eps,
         "type_vocab_size": config.segments,
         "tie_word_embeddings": config.tied,

@@ -40,7 +40,7 @@ class HostedConfig:
     ----------
     vocabulary : int
         Number of embeddings.
-    longest : int
+    max_length : int
         Maximum number of positions.
     positions : {"learned", "other"}
         Learned positions are a hard limit.
@@ -49,7 +49,7 @@ class HostedConfig:
     """
 
     vocabulary: int
-    longest: int
+    max_length: int
     positions: str
     segments: int
 
@@ -74,10 +74,10 @@ class Hosted(nn.Module):
         text = module.config.get_text_config()
         embedding = module.get_input_embeddings()
         learned = _learned_positions(module)
-        longest = getattr(text, "max_position_embeddings", None) or learned or 1 << 20
+        max_length = getattr(text, "max_position_embeddings", None) or learned or 1 << 20
         segments = getattr(text, "type_vocab_size", 0) if "token_type_ids" in self._reads else 0
         self.config = HostedConfig(
-            int(embedding.weight.shape[0]), int(longest), "learned" if learned else "other", int(segments or 0)
+            int(embedding.weight.shape[0]), int(max_length), "learned" if learned else "other", int(segments or 0)
         )
 
     @property

@@ -150,8 +150,8 @@ class Captioner:
         list of Prediction
             ``source`` is the image name, and ``alignment`` (A, T, S) refers to grid positions in row-major order.
         """
-        longest = options.search.max_length or LONGEST
-        searching = replace(options.search, max_length=longest, unknown=False)
+        max_length = options.search.max_length or LONGEST
+        searching = replace(options.search, max_length=max_length, unknown=False)
         narrow, made = options.precision == "bfloat16", []
         with self._evaluating(options):
             for first in range(0, len(grids), options.batch):

@@ -75,7 +75,7 @@ class PolicyGradientObjective(Seq2SeqObjective):
         ``reward(written, rows)`` returns the rewards of targets.
     draws : int
         K, at least 2.
-    longest : int
+    max_length : int
         Maximum target length T, including the end mark.
     temperature : float, default 1.0
         Below 1, samples are closer to the results of a search.
@@ -89,7 +89,7 @@ class PolicyGradientObjective(Seq2SeqObjective):
         self,
         reward: Reward,
         draws: int,
-        longest: int,
+        max_length: int,
         temperature: float = 1.0,
         likelihood: float = 0.0,
         *,
@@ -98,14 +98,14 @@ class PolicyGradientObjective(Seq2SeqObjective):
         coverage: float = 0.0,
     ) -> None:
         super().__init__(smoothing=smoothing, guided=guided, coverage=coverage)
-        self.reward, self.draws, self.longest = reward, draws, longest
+        self.reward, self.draws, self.max_length = reward, draws, max_length
         self.temperature, self.likelihood = temperature, likelihood
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         assert isinstance(model, EncoderDecoder)
         assert batch.rows is not None
         learning = model.training
-        written = draw_targets(model.eval(), batch.source, batch.lengths, self.draws, self.longest, self.temperature)
+        written = draw_targets(model.eval(), batch.source, batch.lengths, self.draws, self.max_length, self.temperature)
         model.train(learning)
         earned = self.reward(written, batch.rows)  # (B, K)
         others = (earned.sum(1, keepdim=True) - earned) / (self.draws - 1)
@@ -122,7 +122,7 @@ class PolicyGradientObjective(Seq2SeqObjective):
 
 @torch.no_grad()
 def draw_targets(
-    model: EncoderDecoder, source: Tensor, lengths: Tensor, draws: int, longest: int, temperature: float = 1.0
+    model: EncoderDecoder, source: Tensor, lengths: Tensor, draws: int, max_length: int, temperature: float = 1.0
 ) -> Tensor:
     """Sample targets (B · K, T) from a model, each with an end mark followed by padding.
 
@@ -132,15 +132,15 @@ def draw_targets(
     --------
     >>> from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder
     >>> model = RecurrentEncoderDecoder(RecurrentConfig(sources=30, targets=41, encoder=8, decoder=8)).eval()
-    >>> draw_targets(model, torch.tensor([[3, 4], [5, 0]]), torch.tensor([2, 1]), draws=3, longest=6).shape[0]
+    >>> draw_targets(model, torch.tensor([[3, 4], [5, 0]]), torch.tensor([2, 1]), draws=3, max_length=6).shape[0]
     6
     """
     memory = model.encode(source, lengths)
     state = model.start(memory, draws)
     last = torch.full((len(source), draws), END, device=source.device)
     going, written = torch.ones_like(last, dtype=torch.bool), []
-    for step in range(longest):
-        if step == longest - 1:
+    for step in range(max_length):
+        if step == max_length - 1:
             written.append(torch.where(going, END, PAD))
             break
         logits, state = model.step(last, memory, state)
@@ -416,8 +416,10 @@ class Captioning(FolderRun[CaptionOptions]):
         earned = CaptionReward(
             list(learn.references().values()), captioner.vocabulary, cider=reward.cider, bleu=reward.bleu
         )
-        longest = int(targets.lengths.max()) + 1
-        return PolicyGradientObjective(earned, reward.draws, longest, reward.temperature, reward.likelihood, **others)
+        max_length = int(targets.lengths.max()) + 1
+        return PolicyGradientObjective(
+            earned, reward.draws, max_length, reward.temperature, reward.likelihood, **others
+        )
 
     def _score(self, captioner: Captioner, valid: Pairs, grids: Grids) -> Callable[[Any], dict[str, float]]:
         """Return the validation metrics: scores of greedy decoding on some held-out images."""

@@ -161,7 +161,7 @@ class ClassificationOptions(ClassifierOptions):
     def model_config(self, vocabulary: int) -> Any:
         """Return the model's config for a vocabulary of this size, or raise where an option is wrong."""
         config, _ = KINDS[self.kind]
-        own = {"longest": self.data.length, "vocabulary": vocabulary}
+        own = {"max_length": self.data.length, "vocabulary": vocabulary}
         if self.kind == "encoder":
             own |= {"masked_head": False} | ({"pooled": False} if self.head.filters else {})
         known = {each.name for each in fields(config)} - {"vocabulary", "masked_head"}

@@ -59,7 +59,7 @@ class TextClassifier:
         self, model: SequenceClassifier | HostedClassifier, tokenizer: Tokenizer, length: int | None = None
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.length = readable_length(model.model, length or tokenizer.longest or _LONGEST)
+        self.length = readable_length(model.model, length or tokenizer.max_length or _LONGEST)
         check_tokenizer(model.model, tokenizer, "TextClassifier", "tokenizer")
         self._layout = input_layout(model.model, tokenizer)
 
@@ -145,7 +145,7 @@ def surrounded(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> Tokenizer:
 
 def readable_length(model: EncoderLM | DecoderLM | Hosted, length: int) -> int:
     """Return how many tokens of a text a model reads where so many are asked for."""
-    return min(length, model.config.longest) if model.config.positions == "learned" else length
+    return min(length, model.config.max_length) if model.config.positions == "learned" else length
 
 
 def bare(
@@ -225,7 +225,7 @@ class TokenLabeller:
         trunk = model.model if isinstance(model, TokenClassifier) else model
         check_tokenizer(trunk, tokenizer, "TokenLabeller", "tokenizer")
         self.model, self.tokenizer = model, tokenizer
-        self.length = readable_length(trunk, tokenizer.longest or trunk.config.longest)
+        self.length = readable_length(trunk, tokenizer.max_length or trunk.config.max_length)
         self._layout = input_layout(trunk, tokenizer)
 
     @classmethod

@@ -116,13 +116,13 @@ def score_text(
     --------
     >>> from regard_lab.models import DecoderLMConfig
     >>> tokenizer = Tokenizer.learn([], kind="bytes")
-    >>> model = DecoderLM(DecoderLMConfig(258, width=16, layers=1, longest=8)).eval()
+    >>> model = DecoderLM(DecoderLMConfig(258, width=16, layers=1, max_length=8)).eval()
     >>> score_text(model, tokenizer, ["to be or not", "to be"], stride=4).targets  # 17 letters, 2 ends
     19
     """
-    longest = model.config.longest
-    length = min(longest, _WINDOW) if length is None else length
-    most = longest if model.config.positions == "learned" else 1 << 20
+    max_length = model.config.max_length
+    length = min(max_length, _WINDOW) if length is None else length
+    most = max_length if model.config.positions == "learned" else 1 << 20
     if not 2 <= length <= most:
         raise rejected(function, "length", f"be from 2 to {most:,}", length)
     forward = isinstance(model, DecoderLM | HostedWriter)

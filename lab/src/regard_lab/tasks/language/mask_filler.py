@@ -165,8 +165,8 @@ class MaskFiller:
             if self._mask not in tokens[row]:
                 got = f"none in {texts[row][:60]!r}"
                 raise rejected(self.function, name, f"have the model's mask, {self.mask}, where a word is missing", got)
-            if config.positions == "learned" and len(tokens[row]) > config.longest:
-                expected = f"have at most {config.longest:,} tokens, the positions of the model"
+            if config.positions == "learned" and len(tokens[row]) > config.max_length:
+                expected = f"have at most {config.max_length:,} tokens, the positions of the model"
                 raise rejected(self.function, name, expected, f"{len(tokens[row]):,}")
         return tokens
 

@@ -203,10 +203,10 @@ class LanguageOptions(RunOptions):
         for name in self.model:
             if name not in known:
                 raise unknown_name(config.__name__, f"model.{name}", name, known)
-        own = {"longest": self.data.length} | self.model
+        own = {"max_length": self.data.length} | self.model
         with in_section("model"):
             made = config.preset(self.preset, **{"vocabulary": vocabulary, **own})
-        if made.positions == "learned" and made.longest < self.data.length:
+        if made.positions == "learned" and made.max_length < self.data.length:
             expected = f"be at least data.length, which is {self.data.length}"
-            raise rejected("options", "model.longest", expected, made.longest)
+            raise rejected("options", "model.max_length", expected, made.max_length)
         return made

@@ -254,12 +254,12 @@ class TextGenerator:
 
     def _note_length(self, prompt: Sequence[int], written: Generated) -> None:
         """Warn when a text exceeds the model's maximum length, unless learned positions make that an error."""
-        longest = self.model.config.longest
+        max_length = self.model.config.max_length
         length = len(written.numbers) + (0 if self.answers else len(prompt))
-        if length == longest + 1 and self.model.config.positions in ("rotary", "other"):
+        if length == max_length + 1 and self.model.config.positions in ("rotary", "other"):
             message = (
-                f"generate: the text is longer than the model's maximum length of {longest:,} tokens, so its quality "
-                "may drop: lower --max-new-tokens (max_new_tokens), or use a shorter prompt"
+                f"generate: the text is longer than the model's maximum length of {max_length:,} tokens, so its "
+                "quality may drop: lower --max-new-tokens (max_new_tokens), or use a shorter prompt"
             )
             warnings.warn(message, RegardWarning, stacklevel=3)
 

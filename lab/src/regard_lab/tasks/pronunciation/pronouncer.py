@@ -274,12 +274,12 @@ class Pronouncer:
         plain = plain.lower() if letters.lowercase else plain
         if "’" not in letters.symbols:
             plain = plain.replace("’", "'")
-        longest = min(LONGEST, self.model.longest[0] or LONGEST)
+        max_length = min(LONGEST, self.model.max_lengths[0] or LONGEST)
         if not plain:
             raise rejected("pronounce", "word", "not be empty", repr(word))
-        if len(plain) > longest:
+        if len(plain) > max_length:
             got = f"{plain[:60]!r}, which has {len(plain)}"
-            raise rejected("pronounce", "word", f"have at most {longest} letters", got)
+            raise rejected("pronounce", "word", f"have at most {max_length} letters", got)
         for letter in plain:
             if letter not in letters.symbols:
                 spelled = f"be spelled with {_alphabet(letters.symbols)}"

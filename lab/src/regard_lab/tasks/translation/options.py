@@ -124,11 +124,11 @@ class ExperimentOptions(RunOptions):
         """Raise where a field of the model was asked for that has no effect beside the others."""
         config = self.model_config(8, 8)
         if isinstance(config, RecurrentConfig):
-            used = {"window": config.scope != "global", "longest": config.attention == "location"}
-            needed = {"window": "scope 'local-m' or 'local-p'", "longest": "attention 'location'"}
+            used = {"window": config.scope != "global", "max_length": config.attention == "location"}
+            needed = {"window": "scope 'local-m' or 'local-p'", "max_length": "attention 'location'"}
         else:
-            used = {"longest": config.positions == "learned" or config.score == "location"}
-            needed = {"longest": "positions 'learned' or score 'location'"}
+            used = {"max_length": config.positions == "learned" or config.score == "location"}
+            needed = {"max_length": "positions 'learned' or score 'location'"}
         for name, value in self.model.items():
             if not used.get(name, True):
                 raise rejected("train", f"model.{name}", f"be left out without {needed[name]}", value)

@@ -300,14 +300,16 @@ class Experiment(FolderRun[ExperimentOptions]):
         if self.task.hides:
             sources, targets = self._hidden(sources, sequence_model.source, sampled)
         fits = np.ones(len(sources), bool)
-        for ragged, most in zip((sources, targets), sequence_model.longest):
+        for ragged, most in zip((sources, targets), sequence_model.max_lengths):
             fits &= True if most is None else ragged.lengths <= most
         fit = np.flatnonzero(fits)
         if len(fit) < len(fits):
             each = f", counting {_SPLITS} tokenizations of each" if len(fits) > len(pairs) else ""
-            self.say(f"skipped, longer than model.longest: {len(fits) - len(fit):,} of {len(fits):,} pairs{each}")
+            self.say(f"skipped, longer than model.max_length: {len(fits) - len(fit):,} of {len(fits):,} pairs{each}")
         if not len(fit):
-            raise ValueError("train: all pairs are longer than model.longest tokens: raise it, or use shorter pairs.")
+            raise ValueError(
+                "train: all pairs are longer than model.max_length tokens: raise it, or use shorter pairs."
+            )
         return (sources.take(fit), targets.take(fit)), fit
 
     def _check_unknown(

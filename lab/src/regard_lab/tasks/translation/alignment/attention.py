@@ -131,12 +131,12 @@ def word_attention(
     name = model.aligning if name is None else name
     numbers = [vocabulary.encode_all(each) for vocabulary, each in zip(vocabularies, texts)]
     lengths = [min(both) and max(both) for both in zip(*(each.lengths.tolist() for each in numbers))]
-    longest = min([_LONGEST, *(most for most in model.longest if most)])
+    max_length = min([_LONGEST, *(most for most in model.max_lengths if most)])
     matrices: list[Tensor | None] = [None] * len(sources)
     attention = posteriors if posterior else attention_weights
     training = model.model.training
     model.model.eval()
-    for rows in length_batches([length if length <= longest else 0 for length in lengths], _BATCH):
+    for rows in length_batches([length if length <= max_length else 0 for length in lengths], _BATCH):
         pairs = [(numbers[0][i].tolist(), numbers[1][i].tolist()) for i in rows]
         for i, both, weights in zip(rows, pairs, attention(model.model, pairs, name)):
             words = [

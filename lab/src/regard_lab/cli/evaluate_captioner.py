@@ -1,4 +1,4 @@
-"""``regard evaluate`` for captioners: compare generated captions with references."""
+"""``regard evaluate captioner``: compare generated captions with references."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from regard._utils.errors import rejected
 from regard._utils.files import naming
 from regard_cli.messages import note
+from regard_lab.cli.kinds import require_kind
 from regard_lab.data.captions import read_captions, with_images
 from regard_lab.data.images import ImageFileError, Images, open_images
 from regard_lab.generation.predictions import Prediction, PredictionOptions
@@ -23,11 +24,10 @@ _TOGETHER = 128
 
 
 def evaluate(
-    data: str, images: str | None, folder: Path, options: PredictionOptions, *, features: str | None, out: Path | None
+    data: str, images: str, folder: Path, options: PredictionOptions, *, features: str | None, out: Path | None
 ) -> dict[str, Any]:
     """Return the scores of the captioner in a folder, on lines of image, tab, caption."""
-    if images is None:
-        raise ValueError("evaluate: a captioner requires --images, the folder or tar archive of the images.")
+    require_kind("evaluate", folder, "captioner")
     captioner = Captioner.load(folder)
     with open_images(images, "evaluate") as found:
         pairs = read_captions(data)

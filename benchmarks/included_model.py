@@ -169,7 +169,7 @@ def utterances(tatoeba: Path) -> dict[str, list[str]]:
 
 def single_words(pairs: Path) -> dict[str, list[str]]:
     """Return the training sentences of one word, with their references."""
-    every = read_pairs(pairs / "train.tsv", longest=None, words=None).references()
+    every = read_pairs(pairs / "train.tsv", max_length=None, words=None).references()
     return {source: references for source, references in every.items() if SENTENCE.fullmatch(source)}
 
 

@@ -69,13 +69,43 @@ _PARTS = re.compile(rf"(?P<copied>{_COPIED})|(?P<number>{_NUMBER})|(?P<word>{_LE
 _RUN = re.compile(r"[^\W\d_]+")
 _OWNER = re.compile(r"(.+)['’ʼ‘]s")
 
-#: How languages write numbers: what separates thousands, and decimals.
-_NUMERALS = {"en": (",", "."), "fr": (" ", ",")}
+
+@dataclass(frozen=True)
+class Typography:
+    """How a language writes numbers, quotes, and spaces next to signs.
+
+    Attributes
+    ----------
+    thousands, point : str
+        What separates groups of three digits, and decimals.
+    quotes : (str, str) or None
+        Opening and closing quotes with spaces inside; None for quotes without spaces.
+    narrow_before : tuple of str
+        Signs with a narrow no-break space before them.
+    no_break_before, no_break_after : tuple of str
+        Signs with a no-break space before or after them.
+    """
+
+    thousands: str = ""
+    point: str = "."
+    quotes: tuple[str, str] | None = None
+    narrow_before: tuple[str, ...] = ()
+    no_break_before: tuple[str, ...] = ()
+    no_break_after: tuple[str, ...] = ()
+
+
+_PLAIN = Typography()
+#: By the code of the language; others are written as :data:`_PLAIN`, and their numbers are not rewritten.
+_TYPOGRAPHY = {
+    "en": Typography(","),
+    "fr": Typography(" ", ",", ("«", "»"), (";", "!", "?"), (":", "»", "%"), ("«",)),
+}
 _NUMBERS = {
     language: re.compile(
-        rf"(?<![\w.,])(?:\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|\d+)(?:{re.escape(point)}\d+)?(?![.,]?\d)"
+        rf"(?<![\w.,])(?:\d{{1,3}}(?:{re.escape(form.thousands)}\d{{3}})+|\d+)(?:{re.escape(form.point)}\d+)?"
+        r"(?![.,]?\d)"
     )
-    for language, (thousands, point) in _NUMERALS.items()
+    for language, form in _TYPOGRAPHY.items()
 }
 
 # Typography -----------------------------------------------------------------------------------------------------------
@@ -96,7 +126,7 @@ _TYPOGRAPHIC = re.compile("[\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb]")
 
 
 def uniform(text: str, language: str = "") -> str:
-    r"""Return a text with one form of each apostrophe, dash, quote and ellipsis; in French, quotes as « these ».
+    r"""Return a text with one form of each apostrophe, dash, ellipsis, and quote, which depends on the language.
 
     Examples
     --------
@@ -110,15 +140,15 @@ def uniform(text: str, language: str = "") -> str:
 
 def _uniform(text: str, language: str) -> Iterator[tuple[str, int]]:
     """Yield what each character of a text becomes, with its place."""
-    opens = True
+    quotes, opens = _TYPOGRAPHY.get(language, _PLAIN).quotes, True
     for place, letter in enumerate(text):
         if letter in _QUOTES:
-            if language != "fr":
+            if quotes is None:
                 yield '"', place
                 continue
             opening = letter in "\u201c\u201e\u00ab\u2039" or (letter not in "\u201d\u00bb\u203a" and opens)
             before, behind = text[place - 1 : place], text[place + 1 : place + 2]
-            yield ("«" + " " * (behind != " ") if opening else " " * (before != " ") + "»"), place
+            yield (quotes[0] + " " * (behind != " ") if opening else " " * (before != " ") + quotes[1]), place
             opens = not opening
         else:
             yield _FORMS.get(letter, letter), place
@@ -389,8 +419,8 @@ class Rewriting:
         """Return what two copies of one thing have in common."""
         if copy.kind != "number":
             return copy.text
-        thousands, point = _NUMERALS.get(language, ("", "."))
-        return copy.text.replace(thousands, "").replace(point, ".")
+        form = _TYPOGRAPHY.get(language, _PLAIN)
+        return copy.text.replace(form.thousands, "").replace(form.point, ".")
 
     def _candidates(
         self, text: str, language: str, wanted: Container[tuple[str, str]], copies: Iterable[Copy]
@@ -467,11 +497,11 @@ class Rewriting:
 
     def _formatted(self, copy: Copy) -> str:
         """Return a copy as the target language writes it."""
-        if copy.kind != "number" or not all(language in _NUMERALS for language in self.languages):
+        if copy.kind != "number" or not all(language in _TYPOGRAPHY for language in self.languages):
             return copy.text
-        (thousands, point), (ours, comma) = (_NUMERALS[language] for language in self.languages)
-        whole, _, rest = copy.text.partition(point)
-        return whole.replace(thousands, ours) + (comma + rest if rest else "")
+        theirs, ours = (_TYPOGRAPHY[language] for language in self.languages)
+        whole, _, rest = copy.text.partition(theirs.point)
+        return whole.replace(theirs.thousands, ours.thousands) + (ours.point + rest if rest else "")
 
     @staticmethod
     def shown(text: str, copies: Mapping[str, Copy] | None = None) -> str:
@@ -644,8 +674,8 @@ def _each(whole: str, start: int, stop: int, origins: Sequence[int]) -> Iterator
 
 
 def _typographic(parts: Sequence[tuple[str, int, int]], language: str) -> list[tuple[str, int, int]]:
-    """Return parts with typographic apostrophes, quotes and ellipses, and French no-break spaces."""
-    texts = [part[0] for part in parts]
+    """Return parts with typographic apostrophes, quotes and ellipses, and the language's no-break spaces."""
+    form, texts = _TYPOGRAPHY.get(language, _PLAIN), [part[0] for part in parts]
     made = list(texts)
     opens = True
     for i, text in enumerate(texts):
@@ -653,12 +683,12 @@ def _typographic(parts: Sequence[tuple[str, int, int]], language: str) -> list[t
         before = texts[i - 1] if i else ""
         if text == "'":
             made[i] = "\u2019" if before[-1:].isalnum() or not behind[:1].isalnum() else "\u2018"
-        elif text == '"' and language != "fr":
+        elif text == '"' and form.quotes is None:
             made[i] = "\u201c" if opens else "\u201d"
             opens = not opens
-        elif text == " " and language == "fr" and (behind[:1] in (";", "!", "?")):
+        elif text == " " and behind[:1] in form.narrow_before:
             made[i] = "\u202f"
-        elif text == " " and language == "fr" and (behind[:1] in (":", "\u00bb", "%") or before[-1:] == "\u00ab"):
+        elif text == " " and (behind[:1] in form.no_break_before or before[-1:] in form.no_break_after):
             made[i] = "\u00a0"
         elif text == "." and texts[i : i + 3] == [".", ".", "."]:
             made[i], made[i + 1], made[i + 2] = "\u2026", "", ""

@@ -23,10 +23,10 @@ from regard_lab.models.folders import CONFIG, ModelFileError
 from regard_lab.tasks.translation.metrics import ErrorRates, error_rates
 from regard_lab.tasks.translation.tasks import Pronunciation, VocabularyOptions
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.unknown import MOST_UNKNOWN, check_unknown
+from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import SymbolVocabulary, Vocabulary
 from regard_lab.training.objectives import Frequencies
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import MOST_UNKNOWN, TrainingOptions
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

@@ -21,6 +21,7 @@ from regard._utils.errors import described, fitting, rejected, unknown_name
 from regard_lab.data.batches import length_batches
 from regard_lab.generation.beam_search import Hypothesis, Restriction, search
 from regard_lab.generation.predictions import (
+    Note,
     Prediction,
     PredictionOptions,
     join_sentences,
@@ -207,7 +208,7 @@ class Line:
 
     text: str
     numbers: list[int]
-    note: str = ""
+    notes: tuple[Note, ...] = ()
     hypotheses: list[Hypothesis] = field(default_factory=list)
     #: The text as the model reads it, if the model rewrites texts.
     rewritten: Rewritten | None = None
@@ -266,7 +267,7 @@ def _prediction(
         tuple(model.target.tokens(hypothesis.numbers)),
         hypothesis.score,
         hypothesis.normalized,
-        note=line.note,
+        notes=line.notes,
     )
     if not options.alignment:
         return prediction
@@ -298,9 +299,10 @@ def _restored(
     decoded, places = model.target.placed(hypothesis.numbers)
     shift = len(decoded) - len(decoded.lstrip(" "))
     written = model.rewriting.write(decoded[shift:], read)
-    notes = [line.note] if line.note else []
+    notes = list(line.notes)
     if missing := line.missing(model, hypothesis):
-        notes.append(f"the translation leaves out {', '.join(repr(copy.text) for copy in missing)}")
+        left_out = ", ".join(repr(copy.text) for copy in missing)
+        notes.append(Note("missing", f"the translation leaves out {left_out}"))
     prediction = Prediction(
         line.text,
         written.text.strip(),
@@ -310,8 +312,8 @@ def _restored(
         hypothesis.normalized,
     )
     if model.is_unusual(prediction):
-        notes.append(UNUSUAL)
-    prediction = replace(prediction, note="; ".join(notes))
+        notes.append(Note("unusual", UNUSUAL))
+    prediction = replace(prediction, notes=tuple(notes))
     if alignment is None:
         return prediction
     spans = [written.image(max(start - shift, 0), stop - shift) for start, stop in places]
@@ -550,7 +552,7 @@ class SequenceModel:
             replace(self._read(text, numbers[i].tolist(), options, places[i]), rewritten=rewritten[i])
             for i, text in enumerate(texts)
         ]
-        predictions = [Prediction(line.text, note=line.note) for line in read]
+        predictions = [Prediction(line.text, notes=line.notes) for line in read]
         bounds = [bound for bound in (options.search.max_length, self.max_lengths[1]) if bound]
         narrow = options.precision == "bfloat16"
         unknown = options.search.unknown and options.replace_unknown and self._replaces() and self.rewriting is None
@@ -668,7 +670,7 @@ class SequenceModel:
             replace(self._read(text, numbers[i].tolist(), options, places[i]), rewritten=rewritten[i][0])
             for i, text in enumerate(texts)
         ]
-        predictions = [Prediction(line.text, note=line.note) for line in read]
+        predictions = [Prediction(line.text, notes=line.notes) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
         with self._evaluating(options):
@@ -684,7 +686,7 @@ class SequenceModel:
                     written = rewritten[i][1]
                     placed = None if written is None else written.placed
                     words = words_of_source(self.target, given[i], wanted[i].tolist(), placed)
-                    predictions[i] = replace(each, text=given[i], words=tuple(words), note=read[i].note)
+                    predictions[i] = replace(each, text=given[i], words=tuple(words), notes=read[i].notes)
         return predictions
 
     def tokenize_pair(self, source: str, target: str) -> tuple[tuple[list[int], Showing], tuple[list[int], Showing]]:
@@ -742,7 +744,8 @@ class SequenceModel:
             return Line(text, numbers)
         if options.too_long == "refuse":
             raise rejected("predict", f"line {number}", f"have at most {most} tokens", len(numbers))
-        return Line(text, numbers[:most], f"truncated to the first {most} of {len(numbers)} tokens")
+        cut = Note("truncated", f"truncated to the first {most} of {len(numbers)} tokens")
+        return Line(text, numbers[:most], (cut,))
 
     def _replaces(self) -> bool:
         """Return whether source words can replace unknown symbols; not in pronunciation models."""

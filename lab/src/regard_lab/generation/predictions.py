@@ -39,7 +39,7 @@ class PredictionOptions(Options):
     max_length: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", ge=1)
     too_long: str = option("cut", "cut a line that has more, or refuse it", choices=("cut", "refuse"))
     batch: int = option(128, "batch size; lower it if memory runs out", ge=1, flag="--batch")
-    #: Of matrix products in a search; what is nearly tied is settled by rounding with bfloat16.
+    #: Of matrix products in a search. With bfloat16, rounding decides near ties.
     precision: str = option("float32", "number format: float32, or bfloat16, faster on processors that support it",
                             choices=("float32", "bfloat16"), flag="--precision")  # fmt: skip
 

@@ -166,7 +166,9 @@ def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tens
     if not pairs:
         return []
     source, lengths = pad_to_device(model, [source for source, _ in pairs])
-    target, _ = pad_to_device(model, [[END, *target] for _, target in pairs])  # up to the step that reads the last
+    target, _ = pad_to_device(
+        model, [[END, *target] for _, target in pairs]
+    )  # through the step that reads the last token
     weights = model.align(source, lengths, target).cpu()
     return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
 
@@ -196,9 +198,9 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)
 
 
-#: Tokens of a translation from which on its confidence is judged: a few words often have several good translations.
+#: Minimum number of tokens of a translation to judge its confidence: a few words often have several good translations.
 _JUDGED = 6
-#: The note of a prediction that is likely to be wrong.
+#: The text of the note "unusual".
 UNUSUAL = "the text is unlike those that the model learned from, and its translation may be wrong"
 
 
@@ -282,7 +284,7 @@ def _prediction(
     )
 
 
-#: Returns what pictures show for each number of a text.
+#: Returns the labels in pictures of the token ids of a text.
 Showing = Callable[[Sequence[int]], tuple[str, ...]]
 
 
@@ -333,7 +335,7 @@ def _restored(
 
 FORMAT, VERSION = "regard.sequences", 1
 SOURCE, TARGET, REWRITING = "source.json", "target.json", "rewriting.json"
-#: What parameters may be stored as. They are computed with in float32.
+#: Dtypes for stored parameters. Computation is in float32.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -388,7 +390,7 @@ class SequenceModel:
         self.source, self.target = source, target
         self.about = dict(about or {})
         self.rewriting = rewriting
-        #: The placeholder of each number of the target vocabulary that stands for one which the source has, too.
+        #: Placeholders by target token id; each refers to the same placeholder in the source.
         self.placeholders: dict[int, str] = {}
         if rewriting is not None:
             pieces = ((number, target.tokens([number])[0].removeprefix("▁")) for number in range(FIRST, len(target)))

@@ -26,14 +26,14 @@ from regard_lab.text.words import Span, normalize
 # Marks and placeholders: characters of Unicode's private use area -----------------------------------------------------
 
 
-#: The next letter is a capital; all letters of the next word are.
+#: Marks: the next letter is a capital; all letters of the next word are capitals.
 CAPITAL, CAPITALS = map(chr, MARKS[:2])
-#: Placeholders of each kind that a text may have; more stay as they are.
+#: Maximum number of placeholders of each kind in a text; further parts are not replaced.
 PLACES = 8
 _KINDS = ("number", "name", "other")
 _FIRST = {kind: MARKS[16 * (i + 1)] for i, kind in enumerate(_KINDS)}
 _PLACEHOLDERS = {chr(first + i): (kind, i) for kind, first in _FIRST.items() for i in range(PLACES)}
-#: What pictures show of the marks.
+#: How pictures show the marks.
 _SHOWN = {CAPITAL: "⇧", CAPITALS: "⇪"}
 
 
@@ -50,16 +50,16 @@ _COPIED = "|".join(
     (
         r"`[^`]+`",  # code
         r"(?:https?|ftp)://[^\s<>\"'«»]*[^\s<>\"'«».,;:!?)\]}]|www\.[\w-]+\.[^\s<>\"'«»]*[\w/]",
-        r"(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.[\w-]*\w)+",  # addresses of e-mail
+        r"(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.[\w-]*\w)+",  # e-mail addresses
         r"(?<![\w-])\w[\w-]*\.(?:com|org|net|edu|gov|info|io|fr|uk|de|eu|ca)\b(?:/[\w./?=&%#-]*[\w/])?",
         r"<!--.{0,500}?-->|</?[A-Za-z][^<>]{0,500}>|&(?:[a-z]+|\#\d+);",  # tags
         r"\{\{.{0,100}?\}\}|\$?\{[^{}\s]{1,40}\}|%\(\w+\)[sd]|(?<!\w)%\d?\$?[sd]\b|\[\[[^\[\]]*\]\]",  # variables
-        r"(?<!\w)[@#][^\W\d_]\w*",  # mentions and tags of networks
+        r"(?<!\w)[@#][^\W\d_]\w*",  # mentions and hashtags
         r"\b\w+(?:_\w+)+\b|\b_\w+|(?<![\w-])\w[\w-]*\.(?:py|txt|csv|json|html|xml|js|md|pdf|jpg|png|zip|exe|sh|toml|yml)\b",
         r"(?<![\w.])(?:~|\.{0,2})/[\w.-]+(?:/[\w.-]+)*/?|(?<!\w)--\w[\w-]*",  # paths and options
         r"\b\d+(?:\.\d+){2,}\b|(?<![\w-])\+?\d{2,}(?:-\d{2,})+(?![\w-])",  # versions, telephone numbers, dates
         rf"[{_EMOJI}](?:[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]|(?<=\u200d)[{_EMOJI}])*",
-        r"(?<!\w)(?:[:;]-?[)(DP]|<3)(?!\w)",  # faces
+        r"(?<!\w)(?:[:;]-?[)(DP]|<3)(?!\w)",  # emoticons
     )
 )
 _NUMBER = r"(?<![\w.,])\d+(?:[.,]\d+)*(?!\d)"
@@ -95,7 +95,7 @@ class Typography:
 
 
 _PLAIN = Typography()
-#: By the code of the language; others are written as :data:`_PLAIN`, and their numbers are not rewritten.
+#: By language code. Other languages are written as :data:`_PLAIN`, and their numbers are not rewritten.
 _TYPOGRAPHY = {
     "en": Typography(","),
     "fr": Typography(" ", ",", ("«", "»"), (";", "!", "?"), (":", "»", "%"), ("«",)),
@@ -121,7 +121,7 @@ _QUOTES = '"\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb\u2039\u203a'
 _LIGATURES = {chr(code): unicodedata.normalize("NFKC", chr(code)) for code in range(0xFB00, 0xFB07)}
 _FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _FORMS = _LIGATURES | _FULL_WIDTH | _SAME
-#: What shows that a text is set with typographic signs.
+#: Signs of a typographic text.
 _TYPOGRAPHIC = re.compile("[\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb]")
 
 
@@ -409,7 +409,7 @@ class Rewriting:
             return False
         if _ANY_LETTER.search(text, 0, span.start):
             return True
-        # Any first word has a capital: it is a name where another one follows, or what is owned.
+        # Every first word has a capital: it is a name only if another name or something owned follows.
         behind = _RUN.search(text, span.stop)
         return behind is not None and (
             behind[0] == "s" or (behind[0][0].isupper() and behind[0].lower() not in self.known)
@@ -430,7 +430,7 @@ class Rewriting:
         for copy in copies:
             if copy.kind == "number":
                 continue
-            # Behind an elided article a name still is one: d'Anna.
+            # A name after an elided article is still a name: d'Anna.
             for match in re.finditer(rf"(?<![^\W_])(?<![\w@#]){re.escape(copy.text)}(?!\w)", text):
                 span = Span(*match.span())
                 if not any(span.start < other.stop and other.start < span.stop for other in taken):
@@ -488,7 +488,7 @@ class Rewriting:
                 yield part["word"][0].upper(), start, behind + 1
                 yield from ((letter.upper(), i, i + 1) for i, letter in enumerate(part["word"][1:], start=behind + 1))
             elif part["mark"] or source.is_glued(part[0], text[start - 1 : start], text[stop : stop + 1]):
-                yield "", start, stop  # a mark before something without case, or a space that is none of the source
+                yield "", start, stop  # a mark before a part without case, or a space that the source lacks
             elif part[0] in _PLACEHOLDERS:
                 copy = source.copies.get(part[0])
                 yield "" if copy is None else self._formatted(copy), start, stop
@@ -590,7 +590,7 @@ class Rewriting:
         return cls((languages[0], languages[1]), letters, frozenset(known.split()))
 
 
-#: A name that comes more often in training is learned like any word.
+#: A name that is more frequent in training is learned like any word.
 _RARE_NAME = 10
 _ANY_LETTER = re.compile(r"[^\W_]")
 #: Contractions up to the apostrophe that they lack. Not those that are other words: its, were, wont, well, ill, shell.

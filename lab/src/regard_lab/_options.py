@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Self
 from regard._utils.constraints import Constraint, Integer, Number, Of, OneOf, Texts, flag
 from regard._utils.errors import described, in_section, rejected, unknown_name, without_effect
 
-#: What options of other kinds than numbers must be.
+#: Descriptions in error messages of the types of options that are not numbers.
 _KINDS: dict[type, Constraint] = {
     bool: flag, str: Of(str, "a string"), list: Texts(), dict: Of(dict, "a table of options")
 }  # fmt: skip
-#: Counts that no run reaches, and torch has no larger seeds.
+#: Maximum count, which no run reaches, and maximum seed of torch.
 _COUNTS = 1 << 31
 
 
@@ -89,9 +89,9 @@ def section(kind: type[Options], text: str) -> Any:
 class Options:
     """Options that are checked when they are made."""
 
-    #: What error messages begin with.
+    #: Prefix of error messages.
     function: ClassVar[str] = "options"
-    #: Names that options had in files written before, and have now.
+    #: Earlier names of options in files, with their current names.
     renamed: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from regard.inspect import draw, render_html
 from regard_lab.generation.beam_search import SearchOptions
-from regard_lab.generation.predictions import Prediction, PredictionOptions
+from regard_lab.generation.predictions import Note, Prediction, PredictionOptions
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import RecurrentConfig, RecurrentEncoderDecoder, TransformerConfig, TransformerEncoderDecoder
 from regard_lab.tasks.translation.alignment.maps import alignment, alignments, merge, record, select_map
@@ -86,7 +86,9 @@ def test_a_record_has_everything() -> None:
     assert record(Prediction("", "")) == {
         "source": "", "text": "", "score": 0.0, "normalized": 0.0, "confidence": 1.0, "source_tokens": [], "tokens": [],
     }  # fmt: skip
-    bare = record(Prediction("x", note="cut", score=-float("inf"), alternatives=(Prediction("x", "y"),)))
+    bare = record(
+        Prediction("x", notes=(Note("truncated", "cut"),), score=-float("inf"), alternatives=(Prediction("x", "y"),))
+    )
     assert (bare["note"], bare["score"], bare["alternatives"][0]["text"]) == ("cut", None, "y")
     assert "Infinity" not in json.dumps(bare)
 

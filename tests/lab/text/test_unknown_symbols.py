@@ -9,8 +9,9 @@ import pytest
 
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer
-from regard_lab.text.unknown import MOST_UNKNOWN, Speller, check_unknown
+from regard_lab.text.unknown import Speller, check_unknown
 from regard_lab.text.vocabulary import SubwordVocabulary, SymbolVocabulary
+from regard_lab.training.options import MOST_UNKNOWN
 
 TEXTS = ["the cat sat", "a cat", "the hat"] * 3
 

@@ -305,7 +305,7 @@ def test_refused_when_bound(make, message):
 
 def test_more_keys_than_a_sequence_has_is_no_mistake_of_a_prefix():
     for mask in (masks.prefix(9), masks.prefix(torch.tensor([9, 8])), masks.sinks(9)):
-        mask.bind(EXTENT, "cpu")
+        assert mask.bind(EXTENT, "cpu").visible_keys(EXTENT).all()
 
 
 @pytest.mark.parametrize("wrong", ["negative", "too long"])
@@ -347,15 +347,17 @@ def test_dense_per_head_or_per_sequence_is_never_guessed():
 
 def test_a_stated_offset_is_a_statement():
     wide = Extent(1, 1, 3, 5)
-    for mask in (
-        masks.causal(offset=0),
-        masks.window(1, 1, offset=0),
-        masks.causal("upper_left"),
-        masks.causal("lower_right"),
+    for mask, visible in (
+        (masks.causal(offset=0), 3),
+        (masks.window(1, 1, offset=0), 4),
+        (masks.causal("upper_left"), 3),
+        (masks.causal("lower_right"), 5),
     ):
-        mask.bind(wide, "cpu")
+        assert mask.bind(wide, "cpu").visible_keys(wide).flatten().tolist() == [True] * visible + [False] * (
+            5 - visible
+        )
     for nothing in (Extent(1, 1, 0, 5), Extent(1, 1, 3, 0)):  # no pair whose alignment could matter
-        masks.causal().bind(nothing, "cpu")
+        assert not masks.causal().bind(nothing, "cpu").visible_keys(nothing).any()
 
 
 def test_tensors_must_be_where_the_queries_are():

@@ -139,5 +139,6 @@ def test_no_warning_where_empty_was_set_for_it():
     X = np.linspace(0, 1, 20)[:, None]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for empty in ("mean", "nan"):
-            NadarayaWatsonRegressor("boxcar", 0.2, empty=empty).fit(X, X[:, 0]).predict([[5.0]])
+        for empty, expected in (("mean", [0.5]), ("nan", [np.nan])):
+            model = NadarayaWatsonRegressor("boxcar", 0.2, empty=empty).fit(X, X[:, 0])
+            np.testing.assert_allclose(model.predict([[5.0]]), expected)

@@ -107,7 +107,7 @@ app = typer.Typer()
 _command = partial(app.command, cls=Command)
 
 MODEL = Path("regard-demo/model")
-#: A model that ships with the package.
+#: The included model.
 TRANSLATOR = Path("english-french")
 #: The options of `regard compare` that have flags.
 COMPARED = (

@@ -44,7 +44,7 @@ _SEARCH = ("search.beams", "search.length_penalty", *_BATCH)
 _Targets = Annotated[str | None, typer.Option(help="File of target texts, one line per source in DATA.")]
 _Out = Annotated[Path | None, typer.Option(help="File for the model's output, one line per distinct source.")]
 _Json = Annotated[str | None, json_option("JSON")]
-#: A model that ships with the package.
+#: The included model.
 _TRANSLATOR = Path("english-french")
 
 

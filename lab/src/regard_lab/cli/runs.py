@@ -19,7 +19,7 @@ from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.training.options import RunOptions
 
-# What the commands that train share: options from a file, from flags and from ``--set``, and a run carried out --------
+# Shared by the training commands: options from a file, from flags and from ``--set``, and the run ---------------------
 
 
 class Run(Protocol):
@@ -138,7 +138,7 @@ def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: 
         model, ended = run.train(resume=resume, callbacks=[TrainingDisplay(console, run.options.training)])
     except (TrainingError, MisconfigurationException) as error:
         raise fail(sentence(error), LOST if isinstance(error, LostProcessError) else WRONG) from None
-    except KeyboardInterrupt:  # between the steps and the end
+    except KeyboardInterrupt:  # after the last step
         if not (run.folder / CHECKPOINTS / LAST).exists():
             raise
         run.say(f"Stopped. {on}")

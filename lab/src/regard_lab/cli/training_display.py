@@ -12,7 +12,7 @@ from regard_cli.messages import Console
 from regard_lab.training.objectives import Examples
 from regard_lab.training.options import TrainingOptions
 
-#: Steps between two looks at the loss, of which about the last ten count, and the lines of a run without validation.
+#: Steps between two readings of the loss, which is averaged over about ten; lines printed for a run without validation.
 _EVERY, _LINES = 5, 10
 
 
@@ -36,7 +36,7 @@ class TrainingDisplay(Callback):
 
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
         """Start the bar."""
-        self._options = module.options  # some are found in the data
+        self._options = module.options  # some depend on the data
         self._count, self._first, self._before = 0, trainer.global_step, module.seconds()
         if self._first and trainer.is_global_zero:
             self._console.print(f"going on after step {self._first:,}")

@@ -25,11 +25,12 @@ _B = TypeVar("_B")
 # Examples of unequal lengths as padded batches, with little padding ---------------------------------------------------
 
 
-#: The most padding, as a share of real symbols, and the most pairs fewer in a batch, for which batches are mixed.
+#: Batches are mixed if padding grows by at most this share of the symbols, and batches lose at most this share of
+#: pairs.
 _WASTE = 0.05
-#: The most places of tokens of a side that are read at once, padding included.
+#: Maximum number of tokens of a side to read at once, with padding.
 _PLACES = 8192
-#: How many batches may be filled from one stretch of similar lengths, tried in this order.
+#: Numbers of batches to fill from pairs of similar lengths, in the order to try them.
 _MIXED = (16, 8, 4, 2)
 
 
@@ -364,7 +365,7 @@ def label_batch(inputs: Inputs, labels: np.ndarray, rows: np.ndarray) -> LabelBa
 class _Labelled(Endless[_B]):
     """Batches of examples with labels, in the order in which :class:`Batches` draws examples of these lengths."""
 
-    #: What is labelled.
+    #: The labelled texts.
     _noun: ClassVar[str]
 
     def __init__(self, lengths: Ragged, labels: np.ndarray, **drawn: Any) -> None:
@@ -567,7 +568,7 @@ class ImageBatches(_Labelled[ImageBatch]):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        alike = Ragged(np.zeros(len(pixels), np.int32), np.arange(len(pixels) + 1))  # of one length: without stretches
+        alike = Ragged(np.zeros(len(pixels), np.int32), np.arange(len(pixels) + 1))  # all of one length
         super().__init__(alike, labels, size=size, seed=seed, rank=rank, world=world)
         self._pixels, self._preprocessing = pixels, preprocessing
         self._classes, self._seed, self._rank, self._world = classes, seed, rank, world

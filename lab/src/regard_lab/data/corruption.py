@@ -12,7 +12,7 @@ from regard._utils.errors import described, rejected
 from regard_lab.data.packing import IGNORE_INDEX
 from regard_lab.text.ragged import Ragged
 
-#: Shares of the chosen tokens that are replaced by the mask and by a random token.
+#: Shares of the selected tokens to replace by the mask and by a random token.
 _MASKED, _RANDOM = 0.8, 0.1
 
 

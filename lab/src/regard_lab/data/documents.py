@@ -14,7 +14,7 @@ from regard._utils.files import display_name, not_text, open_file
 
 #: Units that can be a document in a text file.
 UNITS = ("file", "line", "paragraph")
-#: The most characters of a document; longer ones are split.
+#: Maximum number of characters of a document; longer ones are split.
 LONGEST = 1 << 24
 #: Number of bytes to read at a time, and the limit for a line of JSON, which cannot be split.
 _PIECE, _LONGEST_JSON = 1 << 16, 1 << 26

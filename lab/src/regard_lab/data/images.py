@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 #: The preprocessing file of a model folder, in the format of Hugging Face's transformers.
 PREPROCESSOR = "preprocessor_config.json"
-#: The largest side in pixels.
+#: Maximum side in pixels.
 _SIDE = 1 << 14
-#: Pillow's code of bilinear interpolation.
+#: Pillow's code for bilinear interpolation.
 _BILINEAR = 2
 
 
@@ -324,13 +324,13 @@ class ImageProcessor:
 # Dimensions: H rows, W columns of pixels.
 
 
-#: Formats that are read, as Pillow calls them: none that runs a program, as PostScript does.
+#: Accepted formats, by Pillow's names. PostScript and others that run programs are not among them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-#: What the names of image files end in.
+#: Suffixes of image files.
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
-#: Bytes that a file may have, and pixels that are decoded at most; of a JPEG that is decoded smaller, those.
+#: Maximum size of a file in bytes, and of a decoded image in pixels (of a JPEG, after it is scaled down in decoding).
 LARGEST, MOST_PIXELS = 1 << 28, 1 << 27
-#: A JPEG is decoded at a scale at which its sides have at least so many times the pixels that are wanted.
+#: A JPEG is scaled down in decoding as long as its sides have at least this many times the requested pixels.
 _OVERSAMPLED = 2
 
 
@@ -401,10 +401,10 @@ def decode_image(data: bytes, name: str, *, side: int = 0, function: str = "read
         raise refused("be an image", "an empty file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are judged here, and of damaged tags
+            warnings.simplefilter("ignore")  # about sizes, which are checked here, and damaged tags
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 shape = f"{image.width:,} × {image.height:,}"
-                if side and not image.info.get("progressive"):  # which needs memory for all of it in any case
+                if side and not image.info.get("progressive"):  # progressive ones need memory for the full size anyway
                     image.draft("RGB", (_OVERSAMPLED * side, _OVERSAMPLED * side))
                 if image.width * image.height <= MOST_PIXELS:
                     return _pixels(image)
@@ -419,7 +419,7 @@ def decode_image(data: bytes, name: str, *, side: int = 0, function: str = "read
         raise refused(f"have at most {MOST_PIXELS:,} pixels", got) from None
     except MemoryError:
         raise refused("fit in memory", "more") from None
-    except Exception as error:  # what decoders raise of damaged files has no common base
+    except Exception as error:  # errors of decoders have no common base class
         raise refused("be a whole image", f"one that is cut short or damaged ({error})") from None
 
 
@@ -590,11 +590,11 @@ def _pixels(image: Image) -> np.ndarray:
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
-    except Exception:  # a damaged tag says nothing of the pixels
+    except Exception:  # the pixels are intact even if a tag is damaged
         image = image.copy()
     if image.mode == "F":
         raise ValueError("floating-point pixels of unknown range")
-    if image.mode.startswith("I"):  # 16 bits of grey
+    if image.mode.startswith("I"):  # 16-bit gray
         deep = np.clip(np.asarray(image).astype(np.int64), 0, None)
         grey = deep / 257 if deep.max() < 1 << 16 else deep / ((1 << 31) - 1) * 255
         return np.repeat(np.round(grey).astype(np.uint8)[..., None], 3, 2)

@@ -24,9 +24,9 @@ from regard_lab.models.folders import brief
 #: The magic numbers of IDX files of bytes, by their dimensions.
 _MAGIC = {0x00000801: 1, 0x00000803: 3}
 _LARGEST = 1 << 34
-#: Files that a report names.
+#: Maximum number of files to name in a report.
 _SHOWN = 5
-#: The side of images from files where no size is asked for, and the largest share of the free memory for pixels.
+#: Default side of images from files; largest share of free memory to use for pixels.
 SIDE, _SHARE = 64, 0.8
 
 
@@ -263,7 +263,7 @@ def _as_pixels(images: np.ndarray, name: str, function: str) -> np.ndarray:
         raise rejected(function, name, "hold images of uint8, or of floats from 0 to 1", images.dtype)
     made = np.empty(images.shape, np.uint8)
     for row, each in enumerate(images):
-        if not (each >= 0).all() or not (each <= 1).all():  # not of NaN, either
+        if not (each >= 0).all() or not (each <= 1).all():  # also rejects NaN
             odd = each[~((each >= 0) & (each <= 1))].flat[0]
             raise rejected(function, f"{name}, image {row:,}", "hold numbers from 0 to 1", odd)
         made[row] = np.round(each * 255)

@@ -29,9 +29,9 @@ from regard_lab.text.tokenizer import Tokenizer, text_blocks
 
 MANIFEST, _ENDS, _PART = "shards.json", "ends.bin", "tokens-{:05}.bin"
 _FORMAT, _VERSION = "regard.shards", 1
-#: Token numbers of a file; it is closed behind the document that reaches them.
+#: Tokens per file; a file ends after the document that reaches this number.
 _SHARD = 1 << 28
-#: Bytes of a manifest; bytes of tokens whose checksum is looked at where nothing else is asked; bytes hashed at once.
+#: Maximum size of a manifest; size of tokens up to which checksums are verified by default; bytes to hash at once.
 _LARGEST, _VERIFIED, _HASHED = 1 << 24, 1 << 28, 1 << 24
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -116,7 +116,7 @@ class TokenShards:
         if verify is None:
             verify = manifest["tokens"] * dtype.itemsize < _VERIFIED
         parts: list[np.ndarray] = []
-        for name, (count, checksum) in sorted(manifest["files"].items()):  # that of ends is the first
+        for name, (count, checksum) in sorted(manifest["files"].items()):  # the file of ends comes first
             parts.append(_mapped(folder / name, np.dtype("<i8") if name == _ENDS else dtype, count, checksum, verify))
         ends = parts.pop(0)
         total = sum(map(len, parts))
@@ -133,7 +133,7 @@ class TokenShards:
     def __repr__(self) -> str:
         return f"TokenShards of {len(self):,} documents, {self.tokens:,} tokens"
 
-    def __reduce__(self) -> Any:  # processes that load data map the files themselves
+    def __reduce__(self) -> Any:  # worker processes map the files themselves
         if self._folder is not None:
             return _reopened, (self._folder,)
         return TokenShards, (self._parts, self.ends, self.vocabulary, self.tokenizer)
@@ -285,7 +285,7 @@ def _enclosed(documents: Ragged, tokenizer: Tokenizer) -> Ragged:
     if tokenizer.end is not None:
         wanted[:, 1], values[:, 1] = True, tokenizer.end
         wanted[some, 1] = numbers[offsets[1:][some] - 1] != tokenizer.end
-        # Where one token is both, a document of nothing else has its beginning alone.
+        # If one token is both begin and end, an empty document is that token alone.
         wanted[lengths == 1, 1] |= tokenizer.end == tokenizer.begin
     numbers = np.insert(numbers, places[wanted.ravel()], values.ravel()[wanted.ravel()])
     return Ragged(numbers, np.concatenate([[0], np.cumsum(lengths + wanted.sum(1))]))
@@ -392,10 +392,8 @@ def best_fit(runs: Runs, length: int) -> Rows:
     [[5, 3], [7], [2]]
     """
     counts = np.bincount(runs.lengths, minlength=1)
-    rows: dict[
-        int, dict[tuple[int, ...], int]
-    ] = {}  # by the room that is left: lengths in a row, and how many have them
-    rooms: list[int] = []  # those there are, in order
+    rows: dict[int, dict[tuple[int, ...], int]] = {}  # room left: (lengths in a row, number of such rows)
+    rooms: list[int] = []  # its keys, sorted
 
     def add(room: int, pattern: tuple[int, ...], count: int) -> None:
         if room not in rows:
@@ -416,7 +414,7 @@ def best_fit(runs: Runs, length: int) -> Rows:
                 room, pattern, count = length, (), -(-left // (length // size))
             each = room // size
             full = min(count, left // each)
-            rest = left - full * each if full < count else 0  # of one more row
+            rest = left - full * each if full < count else 0  # in one more row
             if full:
                 add(room - each * size, (*pattern, *(size,) * each), full)
             if rest:
@@ -474,9 +472,9 @@ def ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
 # Rows of a fixed length to learn language from: documents packed side by side, or one stream cut into crops -----------
 
 
-#: What stands for a target where there is none; ``torch.nn.functional.cross_entropy`` leaves it out by default.
+#: The target of places without one; ``torch.nn.functional.cross_entropy`` ignores it by default.
 IGNORE_INDEX = -100
-#: The document of padding.
+#: The document number of padding.
 NO_DOCUMENT = -1
 
 
@@ -599,7 +597,7 @@ class LanguageBatches(Endless[LanguageBatch]):
             raise rejected(name, "pad", f"be from 0 to {shards.vocabulary - 1}, below the vocabulary", pad)
         self._shards, self._length, self._size, self._seed, self._pad = shards, length, rows, seed, pad
         self._rank, self._world = rank, world
-        # What can be predicted: a document of n tokens has n - 1 places to read at.
+        # Predicted tokens: a document of n tokens has n - 1.
         self._begins, self._reads = self._stretches()
         self.targets = int(self._reads.sum())
         if not self.targets:
@@ -735,7 +733,7 @@ class PackedBatches(LanguageBatches):
         number, whose = ranges(np.zeros_like(parts), parts)
         starts, lengths = self._begins[whose] + number * T, np.minimum(self._reads[whose] - number * T, T)
         self._layout = best_fit(Runs(starts, lengths, np.zeros(1, np.int64).repeat(len(starts))), T)
-        # Runs of one length change places; both are in the order of their lengths.
+        # Shuffle runs of equal length; both lists are sorted by length.
         self._slots = np.argsort(lengths[self._layout.runs_of], kind="stable")
         self._sorted = self._layout.runs_of[self._slots]
         self._ties = np.cumsum(np.diff(lengths[self._sorted], prepend=0) != 0, dtype=np.float64)

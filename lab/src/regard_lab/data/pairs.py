@@ -15,7 +15,7 @@ from regard_lab.data.documents import read_documents
 from regard_lab.data.plausibility import names_columns, shuffled_rows
 from regard_lab.text.words import normalize
 
-#: The longest line in bytes; a longer one is not text.
+#: Maximum line length in bytes; a file with longer lines is not text.
 _LONGEST_LINE = 1 << 20
 _EMPTY = "skipped, one side is empty"
 _DUPLICATE = "skipped, duplicate pairs"

@@ -12,13 +12,14 @@ import numpy as np
 # Targets in another order than their sources --------------------------------------------------------------------------
 
 
-#: The most pairs to look at, the random orders to compare them with, and the parts of a file that are judged alone.
+#: Maximum number of pairs to inspect; random orders to compare with; parts of a file that are judged separately.
 _PAIRS, _ORDERS, _PARTS = 1000, 50, 10
-#: Pairs belong together if they fit better than random orders by so many standard deviations. 3,279 wholes and parts of
-#: 51 files of translations, pronunciations and captions reached 8.4 or more, and 4.7 or less when shuffled.
+#: Pairs match if they fit better than random orders by this many standard deviations. 3,279 wholes and parts of 51
+#: files of translations, pronunciations and captions reached 8.4 or more, and 4.7 or less when shuffled.
 _LIMIT = 5.0
-#: Lengths of translations differ by about such a share. A few texts, or texts of nearly equal length, are not judged:
-#: by lengths alone, translations must be expected to fit better than random orders by so many standard deviations.
+#: Typical relative difference in length between translations. Pairs are judged only if, by their lengths alone, pairs
+#: that match would fit better than random orders by this many standard deviations: not a few texts, or equally long
+#: ones.
 _NOISE, _EXPECTED = 0.3, 8.0
 _WORD = re.compile(r"\w+")
 
@@ -50,7 +51,7 @@ def unrelated(first: Sequence[str], second: Sequence[str]) -> bool:
 
     random = np.random.default_rng(0)
     chance = np.array([fit(random.permutation(len(rows))) for _ in range(_ORDERS)])
-    # One coincidence is no evidence, where words are hardly ever shared.
+    # A single shared word is not evidence if words are rarely shared.
     deviation = np.sqrt(chance.var(0) + np.array([0.0, 1.0]))
     return bool((fit(np.arange(len(rows))) - chance.mean(0) < _LIMIT * deviation).all())
 
@@ -68,7 +69,7 @@ def shuffled_rows(sources: Sequence[str], targets: Sequence[str]) -> range | Non
 # A header row ---------------------------------------------------------------------------------------------------------
 
 
-#: What columns are called.
+#: Common names of columns.
 _COLUMNS = """
     source src target tgt trg input output reference translation original text sentence premise hypothesis question
     answer review comment title id label class category sentiment polarity score rating word pronunciation phonemes
@@ -77,7 +78,7 @@ _COLUMNS = """
 """
 _NAME = re.compile(r"[^\W\d]\w*(?:[ -]\w+){0,2}")
 _LETTERS = re.compile(r"[^\W\d_]+")
-#: How often every other label occurs at least where one that occurs once, in the first line, is a column's name.
+#: A label that occurs only in the first line is a header if every other label occurs at least this often.
 _USUAL = 5
 
 

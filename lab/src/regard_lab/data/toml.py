@@ -9,7 +9,7 @@ from typing import Any
 from regard._utils.errors import rejected
 from regard._utils.files import read_bytes
 
-#: Bytes of a file of options; tables and arrays that may stand in each other in it.
+#: Maximum size of an options file in bytes; maximum nesting of tables and arrays.
 _LARGEST, _DEPTH = 1 << 20, 8
 
 

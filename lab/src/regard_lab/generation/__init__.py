@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from regard_lab.generation.beam_search import Hypothesis, SearchOptions, search
     from regard_lab.generation.continuous_batching import AttentionRequest, Batcher
     from regard_lab.generation.generation import Generated, generate, stream
-    from regard_lab.generation.predictions import Prediction, PredictionOptions
+    from regard_lab.generation.predictions import Note, Prediction, PredictionOptions
     from regard_lab.generation.prompt_search import search_prompts
     from regard_lab.generation.quantization import pack_weights, quantize
     from regard_lab.generation.requests import Request, StopRules, Token, TokenAttention
@@ -29,7 +29,7 @@ else:
             "regard_lab.generation.beam_search": "Hypothesis SearchOptions search",
             "regard_lab.generation.continuous_batching": "AttentionRequest Batcher",
             "regard_lab.generation.generation": "Generated generate stream",
-            "regard_lab.generation.predictions": "Prediction PredictionOptions",
+            "regard_lab.generation.predictions": "Note Prediction PredictionOptions",
             "regard_lab.generation.prompt_search": "search_prompts",
             "regard_lab.generation.quantization": "pack_weights quantize",
             "regard_lab.generation.requests": "Request StopRules Token TokenAttention",
@@ -50,6 +50,7 @@ __all__ = [
     "Hypothesis",
     "ModelDrafter",
     "NGramDrafter",
+    "Note",
     "Prediction",
     "PredictionOptions",
     "Request",

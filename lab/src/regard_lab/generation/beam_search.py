@@ -288,7 +288,7 @@ def _rows(tokens: Tensor, which: Tensor) -> Tensor:
 # Dimensions: B sources, S source steps, K beams.
 
 
-#: The most logits to compute at once on a CPU; each chunk reads the whole output projection.
+#: Maximum number of logits to compute at once on a CPU; each chunk reads the whole output projection.
 _AT_ONCE = 1 << 22
 
 
@@ -300,21 +300,20 @@ class SearchOptions(Options):
     beams: int = option(5, "beam size of the search; 1 is greedy", ge=1, le=1000, flag="--beams")
     n_best: int = option(1, "results to return, or samples to draw", ge=1, le=10_000, flag="--n-best",
                          short="Show this many results, each after its score.")  # fmt: skip
-    #: α: what is sought has the greatest log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
+    #: α: hypotheses are ranked by their log-probability divided by ((5 + n)/6)^α, for n symbols with the end mark
     #: (Wu et al. 2016, arXiv 1609.08144).
     length_penalty: float = option(0.6, "0 favours short results, 1 long ones", ge=0, flag="--length-penalty")
     no_repeat: int = option(
         0, "never write the same run of this many tokens twice; 0 for no limit", ge=0, flag="--no-repeat"
     )
     min_length: int = option(0, "least number of symbols to write", ge=0)
-    #: For a source of S symbols at most ``ratio · S + extra`` are written, or ``min_length`` where that is more.
+    #: For S source symbols, the output has at most ``ratio · S + extra`` symbols, or ``min_length`` if that is more.
     ratio: float = option(2.0, "most symbols to write per source symbol", ge=0)
     extra: int = option(8, "symbols to add to that limit", ge=0)
     max_length: int = option(0, "most symbols to write in any case; 0 for no limit", ge=0)
-    #: Where texts are wanted it is written, if at all, only where a source word can take its place.
+    #: When texts are requested, it is generated only if a source word can replace it.
     unknown: bool = option(True, "write the symbol for whatever the vocabulary does not know")
-    #: What is drawn for a source is settled by its symbols and the seed: equal sources get equal samples, whatever else
-    #: is in the batch.
+    #: Samples depend only on the source's symbols and the seed: equal sources get equal samples in any batch.
     sample: bool = option(False, "sample at random instead of searching for the best", flag="--sample")
     temperature: float = option(
         1.0, "with --sample: below 1, results are more likely; above 1, more varied", gt=0, flag="--temperature"

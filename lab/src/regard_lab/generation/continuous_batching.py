@@ -32,7 +32,7 @@ from regard_lab.generation.sampling import GenerationOptions, SamplingOptions, d
 from regard_lab.models import DecoderLM
 from regard_lab.models.slot_cache import Slots
 
-#: The largest share of padding among the tokens of requests that join together.
+#: Maximum share of padding among the tokens of requests that join together.
 _PADDING = 0.25
 
 
@@ -198,7 +198,7 @@ class Batcher:
             self._admit()
             return self._write() if self._active else []
 
-    # Joining
+    # Requests join
 
     def _admit(self) -> None:
         budget = self.chunk
@@ -271,7 +271,7 @@ class Batcher:
             self.model.features(torch.tensor([self.prefix], device=self.device), caches=caches)
         return [(cache.key, cache.value) for cache in caches]
 
-    # Writing
+    # Steps of generation
 
     def _write(self) -> list[Token]:
         active = self._active

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -39,9 +39,25 @@ class PredictionOptions(Options):
     max_length: int = option(512, "source tokens of a sentence, or of a line that is not split, that are read", ge=1)
     too_long: str = option("cut", "cut a line that has more, or refuse it", choices=("cut", "refuse"))
     batch: int = option(128, "batch size; lower it if memory runs out", ge=1, flag="--batch")
-    #: Of matrix products in a search; what is nearly tied is settled by rounding with bfloat16.
+    #: Of matrix products in a search. With bfloat16, rounding decides near ties.
     precision: str = option("float32", "number format: float32, or bfloat16, faster on processors that support it",
                             choices=("float32", "bfloat16"), flag="--precision")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a user should know about a prediction.
+
+    Attributes
+    ----------
+    kind : {"truncated", "missing", "unusual"}
+        The source was truncated; the text leaves out something to copy; or the source is unlike the training data.
+    text : str
+        A phrase for display.
+    """
+
+    kind: Literal["truncated", "missing", "unusual"]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -69,8 +85,8 @@ class Prediction:
         The map that aligns words best, if known.
     source_words, words : tuple of Word
         Words as ranges of tokens, if the alignment was requested.
-    note : str
-        A message for the user, for example that the line was truncated; usually empty.
+    notes : tuple of Note
+        What the user should know, for example that the line was truncated; usually empty.
     """
 
     source: str
@@ -85,7 +101,12 @@ class Prediction:
     aligning: str | None = None
     source_words: tuple[Word, ...] = ()
     words: tuple[Word, ...] = ()
-    note: str = ""
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """The texts of all notes, separated by semicolons; usually empty."""
+        return "; ".join(note.text for note in self.notes)
 
     @property
     def confidence(self) -> float:
@@ -93,22 +114,21 @@ class Prediction:
         return math.exp(self.score / (len(self.tokens) + 1))
 
 
-#: How the note of a truncated source begins.
-_TRUNCATED = "truncated"
-
-
 def report_truncated(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line that reports truncated sources; an empty list if there are none.
 
     Examples
     --------
-    >>> report_truncated([Prediction("a cat"), Prediction("a dog", note="truncated to the first 1 of 2 tokens")])
+    >>> note = Note("truncated", "truncated to the first 1 of 2 tokens")
+    >>> report_truncated([Prediction("a cat"), Prediction("a dog", notes=(note,))])
     ["truncated: 1 of 2 sources; the first, 'a dog', was truncated to the first 1 of 2 tokens"]
     """
-    truncated = [each for each in predictions if each.note.startswith(_TRUNCATED)]
+    cuts = [(each, [note for note in each.notes if note.kind == "truncated"]) for each in predictions]
+    truncated = [(each, notes[0]) for each, notes in cuts if notes]
     if not truncated:
         return []
-    first = f"the first, {truncated[0].source[:60]!r}, was {truncated[0].note.partition('; ')[0]}"
+    prediction, note = truncated[0]
+    first = f"the first, {prediction.source[:60]!r}, was {note.text}"
     return [f"truncated: {len(truncated):,} of {len(predictions):,} sources; {first}"]
 
 
@@ -168,7 +188,7 @@ def _joined(line: str, parts: Sequence[Prediction]) -> Prediction:
         aligning=parts[0].aligning,
         source_words=_concatenated([(part.source_words, len(part.source_tokens)) for part in parts]),
         words=_concatenated([(part.words, len(part.tokens)) for part in parts]),
-        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
 

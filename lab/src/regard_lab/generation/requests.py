@@ -191,7 +191,7 @@ class _Text:
             text = "".join(each.text for each in self._held)
             found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
             if found:
-                _, end = min(found)  # of the stop text that is complete first
+                _, end = min(found)  # the stop text that is complete first
                 last = self._released(end)
                 begin = sum(len(each.text) for each in last)
                 return [*shown, *last, Token(token.request, None, "stop", text=text[begin:end])]

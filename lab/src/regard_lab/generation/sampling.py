@@ -26,7 +26,7 @@ class SamplingOptions(Options):
     """
 
     function: ClassVar[str] = "sampling"
-    #: What is drawn for a request is settled by its tokens and the seed, whatever else is in the batch.
+    #: Samples depend only on the request's tokens and the seed, not on the batch.
     temperature: float = option(
         0.0,
         "0 (default) takes the most likely token; below 1, text is more likely; above 1, more varied",
@@ -170,7 +170,7 @@ class GenerationOptions(Options):
 
     function: ClassVar[str] = "generate"
     max_new_tokens: int = option(128, "most tokens to generate", ge=1, flag="--max-new-tokens")
-    #: Sample k of a prompt is the same however many others are drawn.
+    #: Sample k of a prompt does not depend on the number of samples.
     samples: int = option(1, "continuations to sample per prompt", ge=1, le=10_000, flag="--samples")
     sampling: SamplingOptions = section(SamplingOptions, "how the next token is chosen")
 

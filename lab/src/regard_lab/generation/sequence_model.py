@@ -21,6 +21,7 @@ from regard._utils.errors import described, fitting, rejected, unknown_name
 from regard_lab.data.batches import length_batches
 from regard_lab.generation.beam_search import Hypothesis, Restriction, search
 from regard_lab.generation.predictions import (
+    Note,
     Prediction,
     PredictionOptions,
     join_sentences,
@@ -165,7 +166,9 @@ def attention_maps(model: EncoderDecoder, pairs: Sequence[Numbers]) -> list[Tens
     if not pairs:
         return []
     source, lengths = pad_to_device(model, [source for source, _ in pairs])
-    target, _ = pad_to_device(model, [[END, *target] for _, target in pairs])  # up to the step that reads the last
+    target, _ = pad_to_device(
+        model, [[END, *target] for _, target in pairs]
+    )  # through the step that reads the last token
     weights = model.align(source, lengths, target).cpu()
     return [each[:, : len(target), : len(source)] for each, (source, target) in zip(weights, pairs)]
 
@@ -195,9 +198,9 @@ def posteriors(model: EncoderDecoder, pairs: Sequence[Numbers], name: str | None
 _NOTHING = Hypothesis((), -torch.inf, -torch.inf)
 
 
-#: Tokens of a translation from which on its confidence is judged: a few words often have several good translations.
+#: Minimum number of tokens of a translation to judge its confidence: a few words often have several good translations.
 _JUDGED = 6
-#: The note of a prediction that is likely to be wrong.
+#: The text of the note "unusual".
 UNUSUAL = "the text is unlike those that the model learned from, and its translation may be wrong"
 
 
@@ -207,7 +210,7 @@ class Line:
 
     text: str
     numbers: list[int]
-    note: str = ""
+    notes: tuple[Note, ...] = ()
     hypotheses: list[Hypothesis] = field(default_factory=list)
     #: The text as the model reads it, if the model rewrites texts.
     rewritten: Rewritten | None = None
@@ -266,7 +269,7 @@ def _prediction(
         tuple(model.target.tokens(hypothesis.numbers)),
         hypothesis.score,
         hypothesis.normalized,
-        note=line.note,
+        notes=line.notes,
     )
     if not options.alignment:
         return prediction
@@ -281,7 +284,7 @@ def _prediction(
     )
 
 
-#: Returns what pictures show for each number of a text.
+#: Returns the labels in pictures of the token ids of a text.
 Showing = Callable[[Sequence[int]], tuple[str, ...]]
 
 
@@ -298,9 +301,10 @@ def _restored(
     decoded, places = model.target.placed(hypothesis.numbers)
     shift = len(decoded) - len(decoded.lstrip(" "))
     written = model.rewriting.write(decoded[shift:], read)
-    notes = [line.note] if line.note else []
+    notes = list(line.notes)
     if missing := line.missing(model, hypothesis):
-        notes.append(f"the translation leaves out {', '.join(repr(copy.text) for copy in missing)}")
+        left_out = ", ".join(repr(copy.text) for copy in missing)
+        notes.append(Note("missing", f"the translation leaves out {left_out}"))
     prediction = Prediction(
         line.text,
         written.text.strip(),
@@ -310,8 +314,8 @@ def _restored(
         hypothesis.normalized,
     )
     if model.is_unusual(prediction):
-        notes.append(UNUSUAL)
-    prediction = replace(prediction, note="; ".join(notes))
+        notes.append(Note("unusual", UNUSUAL))
+    prediction = replace(prediction, notes=tuple(notes))
     if alignment is None:
         return prediction
     spans = [written.image(max(start - shift, 0), stop - shift) for start, stop in places]
@@ -331,7 +335,7 @@ def _restored(
 
 FORMAT, VERSION = "regard.sequences", 1
 SOURCE, TARGET, REWRITING = "source.json", "target.json", "rewriting.json"
-#: What parameters may be stored as. They are computed with in float32.
+#: Dtypes for stored parameters. Computation is in float32.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -386,7 +390,7 @@ class SequenceModel:
         self.source, self.target = source, target
         self.about = dict(about or {})
         self.rewriting = rewriting
-        #: The placeholder of each number of the target vocabulary that stands for one which the source has, too.
+        #: Placeholders by target token id; each refers to the same placeholder in the source.
         self.placeholders: dict[int, str] = {}
         if rewriting is not None:
             pieces = ((number, target.tokens([number])[0].removeprefix("▁")) for number in range(FIRST, len(target)))
@@ -550,7 +554,7 @@ class SequenceModel:
             replace(self._read(text, numbers[i].tolist(), options, places[i]), rewritten=rewritten[i])
             for i, text in enumerate(texts)
         ]
-        predictions = [Prediction(line.text, note=line.note) for line in read]
+        predictions = [Prediction(line.text, notes=line.notes) for line in read]
         bounds = [bound for bound in (options.search.max_length, self.max_lengths[1]) if bound]
         narrow = options.precision == "bfloat16"
         unknown = options.search.unknown and options.replace_unknown and self._replaces() and self.rewriting is None
@@ -668,7 +672,7 @@ class SequenceModel:
             replace(self._read(text, numbers[i].tolist(), options, places[i]), rewritten=rewritten[i][0])
             for i, text in enumerate(texts)
         ]
-        predictions = [Prediction(line.text, note=line.note) for line in read]
+        predictions = [Prediction(line.text, notes=line.notes) for line in read]
         counts = zip((len(line.numbers) for line in read), wanted.lengths.tolist())
         lengths = [max(both) if all(both) else 0 for both in counts]
         with self._evaluating(options):
@@ -684,7 +688,7 @@ class SequenceModel:
                     written = rewritten[i][1]
                     placed = None if written is None else written.placed
                     words = words_of_source(self.target, given[i], wanted[i].tolist(), placed)
-                    predictions[i] = replace(each, text=given[i], words=tuple(words), note=read[i].note)
+                    predictions[i] = replace(each, text=given[i], words=tuple(words), notes=read[i].notes)
         return predictions
 
     def tokenize_pair(self, source: str, target: str) -> tuple[tuple[list[int], Showing], tuple[list[int], Showing]]:
@@ -742,7 +746,8 @@ class SequenceModel:
             return Line(text, numbers)
         if options.too_long == "refuse":
             raise rejected("predict", f"line {number}", f"have at most {most} tokens", len(numbers))
-        return Line(text, numbers[:most], f"truncated to the first {most} of {len(numbers)} tokens")
+        cut = Note("truncated", f"truncated to the first {most} of {len(numbers)} tokens")
+        return Line(text, numbers[:most], (cut,))
 
     def _replaces(self) -> bool:
         """Return whether source words can replace unknown symbols; not in pronunciation models."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-#: The number of padding, and the number that marks where a sequence ends (and, to a decoder, where it begins).
+#: Ids of padding, and of the end mark (with which decoders also begin).
 PAD, END = 0, 1
 
 

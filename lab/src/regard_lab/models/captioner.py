@@ -25,7 +25,7 @@ class RecurrentCaptionerConfig(RecurrentDecoderConfig):
     """
 
     function: ClassVar[str] = "RecurrentCaptionerConfig"
-    #: Nothing recurrent reads.
+    #: There is no recurrent encoder.
     encoder_layers: ClassVar[int] = 0
     embedding: int = redeclared(RecurrentDecoderConfig, "embedding", 256)
     decoder: int = redeclared(RecurrentDecoderConfig, "decoder", 512)
@@ -90,7 +90,7 @@ class TransformerCaptionerConfig(TransformerConfig):
 RECURRENT: dict[str, dict[str, Any]] = {
     "base": {},
     "small": {"embedding": 128, "decoder": 256, "features": 128, "states": 256},
-    # Features of 14 × 14 × 512 are read as they are: the projection is nearly none.
+    # Features of 14 × 14 × 512 need hardly any projection.
     "xu2015": {"embedding": 512, "decoder": 1024, "features": 512, "dropout": 0.5, "wiring": "before"}
     | {"glimpse": False},
 }
@@ -208,7 +208,7 @@ class TransformerCaptioner(TransformerSequenceDecoder):
         return rows
 
 
-#: By name, each with its config.
+#: Models by name, each with its config.
 CAPTIONERS: dict[str, tuple[type[Any], type[Any]]] = {
     "recurrent": (RecurrentCaptionerConfig, RecurrentCaptioner),
     "transformer": (TransformerCaptionerConfig, TransformerCaptioner),

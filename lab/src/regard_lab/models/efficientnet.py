@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard_lab.models.folders import file_error
 
-#: Blocks, side of the kernel, stride of the first, expansion, channels: of Lite0.
+#: Stages of Lite0: number of blocks, kernel size, stride of the first block, expansion, channels.
 _STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -26,13 +26,13 @@ _STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-#: Of each network, from Lite0 on: how many times as many channels and blocks, and the pixels of a side it learned from.
+#: Lite0 to Lite2: factors of channels and of blocks, and image side in training.
 SCALES = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260))
-#: Channels behind the first convolution, and features C of the last.
+#: Channels after the first convolution, and features C of the last.
 STEM, HEAD = 32, 1280
-#: What each channel of 0 … 255 is shifted and divided by (the weights were trained so), and the reach of its norms.
+#: Mean and scale of pixel values 0 … 255, as in training, and the ε of batch norms.
 MEAN, DEVIATION, _EPSILON = 127.0, 128.0, 1e-3
-#: Pixels of an image's side for one place of the grid.
+#: Pixels of an image's side per cell of the grid.
 STRIDE = 32
 
 
@@ -160,7 +160,7 @@ def read_efficientnet(path: str | Path, number: int = 0) -> EfficientNetLite:
     path = Path(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch raises of damaged files has no common base
+    except Exception as error:  # torch's errors for damaged files have no common base class
         raise file_error(path, f"be a file of EfficientNet-Lite{number}'s parameters", type(error).__name__) from None
     model = EfficientNetLite(number)
     try:
@@ -175,7 +175,7 @@ def read_efficientnet(path: str | Path, number: int = 0) -> EfficientNetLite:
 
 def channels_last(model: nn.Module) -> None:
     """Lay out a network's convolutions as they are fastest on a processor: the channels of a pixel side by side."""
-    move: Any = model.to  # whose types lack this
+    move: Any = model.to  # the type stubs lack this overload
     move(memory_format=torch.channels_last)
 
 
@@ -183,7 +183,7 @@ def _same(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """Return a convolution whose outputs are as many as inputs, divided by the stride and rounded up."""
     (kernel, _), (stride, _) = conv.kernel_size, conv.stride
     H, W = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:])
-    # A kernel with a row of zeros more is much smaller than an image with one.
+    # Pad the kernel instead of the image, which is much larger.
     weight = F.pad(conv.weight, (W % 2, 0, H % 2, 0)) if H % 2 or W % 2 else conv.weight
     return F.conv2d(x, weight, conv.bias, conv.stride, ((H + 1) // 2, (W + 1) // 2), 1, conv.groups)
 

@@ -46,14 +46,14 @@ class EncoderLMConfig(LanguageConfig):
                          le=2 * DEEPEST)  # fmt: skip
     norm_first: bool = option(False, "whether what enters a block is normalized, or each sum")
     segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", ge=0, le=1 << 16)
-    #: Lan 2019, arXiv 1909.11942, as the next.
+    #: Lan 2019, arXiv 1909.11942; also the next option.
     embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
     shared: bool = option(False, "whether all layers have the parameters of one")
     pooling: str = option("first", "what stands for a sequence: its first row, or of each feature the mean or the "
                           "largest", choices=OF_ENCODERS)  # fmt: skip
     pooled: bool = option(True, "whether what stands for a sequence goes through another layer")
     masked_head: bool = option(True, "whether there is a head that scores the vocabulary")
-    #: Liu 2019, arXiv 1907.11692: positions begin behind the number of padding.
+    #: Liu 2019, arXiv 1907.11692: positions start after the padding id.
     first_position: int = option(0, "row of the first position among learned ones", ge=0, le=1 << 16)
     skip_padding: bool = option(False, "whether positions count only what is no padding")
 
@@ -75,7 +75,7 @@ _OWN: dict[str, Any] = {"vocabulary": 8000, "positions": "rotary", "norm": "rms"
 _OWN |= {"activation": "silu", "gated": True, "bias": False, "segments": 2, "pooled": False, "dropout": 0.1}
 #: Tokens that are masked teach the row of a mark before the text nothing.
 _OWN |= {"pooling": "mean"}
-#: Settings by name; those of papers have the papers' sizes (BERT's small ones: Turc 2019, arXiv 1908.08962).
+#: Presets by name; those named after papers have the papers' sizes (BERT's small ones: Turc 2019, arXiv 1908.08962).
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": _OWN | {"width": 128, "layers": 4, "heads": 4},
     "small": _OWN | {"width": 256, "layers": 6, "heads": 4},

@@ -28,9 +28,9 @@ from regard_lab.models.transformer import NORMALIZERS
 
 
 NORMS, POSITIONS = ("layer", "rms"), ("learned", "rotary", "sinusoidal", "alibi", "none")
-#: No vocabulary is larger.
+#: Maximum vocabulary size.
 VOCABULARY = 1 << 24
-#: The hidden layer's width is a multiple of this where it follows from the model's.
+#: A default hidden width is rounded up to a multiple of this.
 _GRAIN = 64
 
 

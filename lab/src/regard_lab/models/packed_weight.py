@@ -15,10 +15,10 @@ from torch import Tensor
 
 from regard._utils.torch_private import block_linear, linear_blocks
 
-#: Matrices of more outputs, in int8, are oneDNN's, which is faster with hundreds of rows; FBGEMM, torch's own choice,
-#: is faster with few rows and smaller ones.
+#: int8 matrices with more outputs than this use oneDNN, which is faster with hundreds of rows. FBGEMM, torch's default,
+#: is faster with few rows and small matrices.
 _LARGE = 4096
-#: Rows that are rounded by one range, that of them all: of fewer, products take longer.
+#: Number of rows that share a range for rounding; with fewer, products take longer.
 _RANGED = 64
 #: Tensor attributes and methods that do not access its data.
 _ATTRIBUTES = ("shape", "dtype", "device", "requires_grad", "is_nested", "is_sparse", "ndim")
@@ -88,7 +88,7 @@ class PackedWeight(Tensor):
         if func is Tensor.split and kwargs.get("dim", 0) == 0 and len(args) == 2:
             return args[0]._split(args[1])
         if func is Tensor.__deepcopy__:
-            return args[0]  # it never changes
+            return args[0]  # immutable
         if func is Tensor.__repr__:
             return f"PackedWeight({tuple(args[0].shape)}, {'int8' if args[0].is_int8 else 'float32'})"
         name = getattr(func, "__name__", str(func))
@@ -143,7 +143,7 @@ class _Int8:
 
     def __init__(self, weight: Tensor) -> None:
         scales = (weight.abs().amax(1).double() / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        with warnings.catch_warnings():  # that it is to move to torchao
+        with warnings.catch_warnings():  # about the planned move to torchao
             warnings.simplefilter("ignore")
             zeros = torch.zeros(len(weight), dtype=torch.long)
             self._rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)

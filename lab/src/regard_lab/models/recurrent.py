@@ -55,22 +55,22 @@ class RecurrentDecoderConfig(Config):
     dropout: float = share(0.0, "share zeroed of embeddings, between layers, of states, and of features")
     cell: str = option("lstm", "of recurrent layers", choices=CELL_NAMES)
     decoder_layers: int = size(1, "layers of the decoder", DEEPEST)
-    #: With "none" the decoder sees a summary of what was read alone (Sutskever 2014, arXiv 1409.3215).
+    #: With "none", the decoder sees only a summary of the source (Sutskever 2014, arXiv 1409.3215).
     attention: str = option("additive", "the score", choices=(*SCORES, "none"))
     projections: bool = option(False, "project queries, keys and values to features before a score that learns none")
-    #: Around the query's own position, or a predicted one (Luong 2015).
+    #: The window is around the query's own position, or a predicted one (Luong 2015).
     scope: str = option("global", "attend to all states or to a window", choices=SCOPES)
     window: int = size(10, "D, states on each side of a local window's centre")
-    #: Drawn in training, the best in evaluation (Xu 2015, arXiv 1502.03044). The draw is learned by a straight-through
-    #: gradient, or by :meth:`~regard_lab.models.recurrent.RecurrentDecoder.surrogate`.
+    #: A sample in training, the maximum in evaluation (Xu 2015, arXiv 1502.03044). Gradients are straight-through, or
+    #: come from :meth:`~regard_lab.models.recurrent.RecurrentDecoder.surrogate`.
     hard: str = option("none", "read one state", choices=DRAWS)
-    #: The decoder's state after its step (Luong 2015), the one before, whose context then enters the step (Bahdanau
-    #: 2014), or the encoder's own states, to each other, a row for each step of the decoder.
+    #: What attends: the decoder's state after its step (Luong 2015); the one before, whose context then enters the step
+    #: (Bahdanau 2014); or the encoder's states, to each other, one row for each step of the decoder.
     wiring: str = option("after", "which state attends", choices=WIRINGS)
     input_feeding: bool = option(False, "give the features of a step to the next one (Luong 2015)")
     max_length: int = size(64, "the longest source that attention 'location' can read")
-    #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both, and
-    #: what is read is multiplied by √embedding (Vaswani 2017).
+    #: Press & Wolf 2017, arXiv 1608.05859. With "all", source and target share a vocabulary and the embedding, and
+    #: inputs are multiplied by √embedding (Vaswani 2017).
     tied: str = option("none", "whether the target embedding also scores the vocabulary", choices=TIES)
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class RecurrentConfig(RecurrentDecoderConfig):
         return PRESETS
 
 
-#: Settings by name. Those of papers have the papers' sizes; what else the papers did, such as maxout, they do not.
+#: Presets by name. Those named after papers have the papers' sizes, but not their other features, such as maxout.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {"embedding": 128, "encoder": 128, "decoder": 256, "features": 128},
     "base": {"embedding": 256, "encoder": 256, "decoder": 512, "features": 256, "dropout": 0.3},
@@ -117,7 +117,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# Recurrent layers as torch has them, and what is drawn and picked of them ---------------------------------------------
+# Recurrent layers, as torch has them ----------------------------------------------------------------------------------
 
 
 class LSTM(nn.LSTM):
@@ -155,7 +155,7 @@ def pick_rows(sequences: Tensor, steps: Tensor) -> Tensor:
     return sequences.gather(1, steps[..., None].expand(-1, -1, sequences.shape[-1]))
 
 
-# Where a recurrent decoder stands, and what it attends to -------------------------------------------------------------
+# The state of a recurrent decoder, and the memory that it attends to --------------------------------------------------
 # Dimensions: R rows: sequences, or their beams, B sources, S rows of a source, V width of values, Q decoder width, P
 # width of the features that logits are made of, G width of what enters every step, Y decoder layers.
 
@@ -231,7 +231,7 @@ class Memory:
 # what enters every step, C attention features, Y decoder layers, N target vocabulary.
 
 
-#: The share of padding from which sequences go through the recurrence in so many groups of similar lengths.
+#: With at least this share of padding, sequences are processed in this many groups of similar lengths.
 _WASTE, _ALIKE = 0.2, 4
 
 
@@ -359,7 +359,7 @@ class RecurrentDecoder(EncoderDecoder):
         share = check_probability(self, teacher_forcing)
         if self.attending is not None and isinstance(self.attending.layer, HardAttention):
             self.attending.layer.forget()  # samples of earlier passes without a surrogate
-        if self.config.wiring == "encoder" and len(target) > len(source):  # its draws are of sources
+        if self.config.wiring == "encoder" and len(target) > len(source):  # its samples are per source
             several = len(target) // len(source)
             source, lengths = source.repeat_interleave(several, 0), lengths.repeat_interleave(several)
         return self._features(self._encode(source, lengths, weights), target, share, weights)
@@ -421,7 +421,7 @@ class RecurrentDecoder(EncoderDecoder):
         if self.attending is None or not self.stochastic:
             who = f"{type(self).__name__}.surrogate"
             raise rejected(who, "config.hard", "be 'reinforce'", repr(self.config.hard))
-        # In wiring "encoder" a draw serves all steps.
+        # In wiring "encoder", one sample serves all steps.
         summed = self.config.wiring == "encoder" and log_likelihood.dim() == 2
         reward = log_likelihood.sum(1) if summed else log_likelihood
         assert isinstance(self.attending.layer, HardAttention)
@@ -452,7 +452,8 @@ class RecurrentDecoder(EncoderDecoder):
         if count == sources:
             return memory
         rows = torch.arange(sources, device=memory.lengths.device).repeat_interleave(count // sources)
-        if whole and self.config.wiring == "after" and self.config.hard != "reinforce":  # its queries are so many more
+        # The targets of one source are then further queries to the same memory.
+        if whole and self.config.wiring == "after" and self.config.hard != "reinforce":
             glimpse = None if memory.glimpse is None else memory.glimpse.index_select(0, rows)
             return replace(memory, start=memory.start.select(rows), glimpse=glimpse)
         return memory.select(rows)
@@ -499,7 +500,7 @@ class RecurrentDecoder(EncoderDecoder):
         """Return what queries (B, L, Q) read, (B, L, V), and the weights (B, L, S) if they are asked for."""
         assert self.attending is not None
         (B, L, Q), sources = query.shape, len(memory.lengths)
-        asked = query.reshape(sources, -1, Q)  # a source's sequences are so many more queries
+        asked = query.reshape(sources, -1, Q)  # several sequences of a source are further queries
         context, attention = self.attending(
             asked, memory.keys, memory.values, memory.lengths, where.repeat(B // sources), weights
         )
@@ -527,7 +528,7 @@ class RecurrentDecoder(EncoderDecoder):
         if rows.device.type != "cpu" or int(lengths.sum()) >= (1 - _WASTE) * len(rows) * L:
             return run(rows, before)
         order, parts = lengths.argsort(), []
-        for some in order.chunk(_ALIKE):  # of similar lengths: nothing is computed of most padding
+        for some in order.chunk(_ALIKE):  # of similar lengths, to skip most of the padding
             most = int(lengths[some].max())
             made = run(rows[some, :most], [part[:, some].contiguous() for part in before])
             parts.append(F.pad(made, (0, 0, 0, L - most)))
@@ -599,7 +600,7 @@ class RecurrentEncoderDecoder(RecurrentDecoder):
         last = lengths[:, None] - 1  # (B, 1)
         steps = torch.arange(source.shape[1], device=source.device)
         turned = torch.where(steps <= last, last - steps, steps)  # (B, S), real steps in reverse order
-        # What is cleared can be anything: NaN would come back through the gradients of the recurrences.
+        # Padding may hold NaN, which would return through the gradients of the recurrences.
         read = self._target_inputs if self.source_embedding is None else self.source_embedding
         states = zero_padding(read(source), lengths)  # (B, S, D)
         for number, onward in enumerate(self.onward):

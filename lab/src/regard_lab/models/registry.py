@@ -7,7 +7,7 @@ from typing import Any
 from regard_lab.models.recurrent import RecurrentConfig, RecurrentEncoderDecoder
 from regard_lab.models.transformer import TransformerConfig, TransformerEncoderDecoder
 
-#: Each with its config.
+#: Models with their configs.
 MODELS: dict[str, tuple[type[Any], type[Any]]] = {
     "recurrent": (RecurrentConfig, RecurrentEncoderDecoder),
     "transformer": (TransformerConfig, TransformerEncoderDecoder),

@@ -29,7 +29,7 @@ from regard_lab.models.attending import DEEPEST, size
 
 __all__ = ["ATTENTIONS", "PRESETS", "ResNet", "ResNetConfig"]
 
-#: What makes a block's attention, by name, of the number of features and the config.
+#: Functions by name that build a block's attention from the number of features and the config.
 ATTENTIONS: Mapping[str, Callable[[int, ResNetConfig], nn.Module]] = {
     "none": lambda features, config: nn.Identity(),  # noqa: ARG005
     "se": lambda features, config: SqueezeExcitation(features, config.reduction),
@@ -84,7 +84,7 @@ class ResNetConfig(Options):
         return self.features << (self.stages - 1)
 
 
-#: Settings by name: "tiny" and "small" for images of some 32 pixels, "base" for some 64, "large" for photographs.
+#: Presets by name: "tiny" and "small" for images of about 32 pixels, "base" for about 64, "large" for photographs.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"features": 16, "stages": 3, "layers": 1},
     "small": {"features": 32, "stages": 3, "layers": 1},
@@ -205,8 +205,8 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return places (B, F, h, w) of places (B, ·, H, W)."""
         added: Tensor = self.attention(self.second(F.relu(self.first(x), inplace=True)))
-        # As a convolution of one pixel with a stride, torch 2.13 writes behind its memory in the backward pass where
-        # few channels come last in memory, as of images that were read.
+        # Not a strided 1 × 1 convolution: in its backward pass, torch 2.13 writes past the end of its memory if the
+        # input has few channels and is channels-last, like images that were read from files.
         return F.relu(self.shortcut(x[:, :, :: self.stride, :: self.stride]) + added)
 
 

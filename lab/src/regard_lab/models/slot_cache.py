@@ -43,7 +43,7 @@ class Slots:
     ) -> None:
         if prefix and window is not None:
             raise rejected("Slots", "prefix", "be 0 where there is a window", prefix)
-        self._ring = KVCache(window=window, sinks=sinks)  # knows where in a buffer a step stands
+        self._ring = KVCache(window=window, sinks=sinks)  # maps steps to places in the buffer
         self.prefix, self.device = prefix, device
         self.lengths: list[int] = []
         self.finished = 0
@@ -59,7 +59,7 @@ class Slots:
         places = [self._ring.place(length) for length in lengths]
         most = self._ring.most
         filled = [length + 1 if most is None else min(length + 1, most) for length in lengths]
-        #: Keys of the longest sequence; where the new step is written, one place if it is the same for all.
+        #: Number of keys of the longest sequence; places of the new step, a single one if all are equal.
         self.keys = max(filled)
         self.place: int | Tensor = places[0] if min(places) == max(places) else self._tensor(places)
         self.rows = torch.arange(len(lengths), device=self.device)
@@ -225,7 +225,7 @@ class LinearSlotCache(LinearCache):
         self._make_room(len(lengths))
         fresh = [row for row, length in enumerate(lengths) if not length]
         for each in self._sums if fresh else ():
-            each[fresh] = 0  # a slot may hold what another sequence has left
+            each[fresh] = 0  # clear what an earlier sequence left in the slot
         return LinearState(*(each[: len(lengths)] for each in self._sums))
 
     def advance(self, state: LinearState, steps: int) -> None:  # noqa: ARG002

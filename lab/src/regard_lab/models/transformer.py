@@ -75,16 +75,16 @@ class TransformerConfig(Config):
     attention_dropout: float = share(0.0, "share zeroed of attention weights")
     activation_dropout: float = share(0.0, "share zeroed of the features between a block's two layers")
     activation: str = option("relu", "of the hidden layer", choices=ACTIVATIONS)
-    #: Sums (Vaswani 2017), or what enters a block (Xiong 2020, arXiv 2002.04745).
+    #: After a block's residual sum (Vaswani 2017), or before the block (Xiong 2020, arXiv 2002.04745).
     norm: str = option("post", "what is normalized", choices=NORMS)
     score: str = option("scaled_dot", "how queries and keys compare within a head", choices=SCORES)
     normalizer: str = option("softmax", "of the scores", choices=NORMALIZERS)
-    #: Waves or learned rows that are added to the embeddings, or turned queries and keys.
+    #: Sinusoids or learned rows added to the embeddings, or rotated queries and keys.
     positions: str = option("sinusoidal", "what tells positions", choices=POSITIONS)
     max_length: int = size(1024, "positions that learned ones and the score 'location' know")
     #: Chen 2020, arXiv 2004.14837: the step that reads a word knows it, the step that writes it has to guess.
     alignment: str = option("", "head, as in 'layer 2 head 1', whose weights at the step that reads a word align it")
-    #: Press & Wolf 2017, arXiv 1608.05859; with "all" it is the source embedding, too, of one vocabulary for both.
+    #: Press & Wolf 2017, arXiv 1608.05859. With "all", source and target share a vocabulary and the embedding.
     tied: str = option("target", "whether the target embedding also scores the vocabulary", choices=TIES)
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class TransformerConfig(Config):
         return PRESETS
 
 
-#: Settings by name; those of papers have the papers' sizes. Where source and target share one vocabulary, as in
+#: Presets by name; those named after papers have the papers' sizes. Where source and target share one vocabulary, as in
 #: Vaswani 2017, add ``tied="all"``.
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {"width": 256, "heads": 4, "encoder_layers": 3, "decoder_layers": 3, "feedforward": 1024, "norm": "pre"},
@@ -129,11 +129,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 # heads, N target vocabulary.
 
 
-#: The map of the head ``config.alignment``, one step later.
+#: The name of the map of the head ``config.alignment``, one step later.
 ALIGNMENT = "alignment"
-#: Sources that are read at once, of similar lengths.
+#: Number of sources of similar lengths to encode at once.
 _ALIKE = 16
-#: Steps that positions are made for at once.
+#: Number of steps to compute positions for at once.
 _STEPS = 64
 
 

@@ -30,7 +30,7 @@ from regard_lab.models.transformer import NORMALIZERS
 __all__ = ["PRESETS", "VisionTransformer", "VisionTransformerConfig"]
 
 POSITIONS, POOLINGS = ("learned", "sinusoidal", "none"), ("first", "mean", "attention")
-#: No image has a longer side.
+#: Maximum image side in pixels.
 _SIDE = 1 << 14
 
 
@@ -54,7 +54,7 @@ class VisionTransformerConfig(Options):
     distilled: bool = option(False, "whether another one does, for what a teacher says")
     positions: str = option("learned", "what tells positions: a row for each, or waves of rows and columns",
                             choices=POSITIONS)  # fmt: skip
-    #: The last: Hassani 2021, arXiv 2104.05704.
+    #: The last pooling: Hassani 2021, arXiv 2104.05704.
     pooling: str = option("first", "what stands for an image: the class token, the mean of the patches, or their mean "
                           "by learned weights", choices=POOLINGS)  # fmt: skip
     pooled: bool = option(False, "whether what stands for an image goes through another layer")
@@ -127,7 +127,7 @@ class VisionTransformerConfig(Options):
 
 _VIT: dict[str, Any] = {"norm_eps": 1e-12}
 _COMPACT: dict[str, Any] = {"stem": 2, "patch": 1, "class_token": False, "pooling": "attention", "image": 32}
-#: Settings by name: those of papers (Dosovitskiy 2020; Touvron 2020), and compact convolutional ones (Hassani 2021).
+#: Presets by name: those of papers (Dosovitskiy 2020; Touvron 2020), and compact convolutional ones (Hassani 2021).
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": _COMPACT | {"width": 96, "layers": 2, "heads": 3, "feedforward": 192, "stem_width": 32},
     "small": _COMPACT | {"width": 128, "layers": 3, "heads": 4, "feedforward": 256, "stem_width": 48},

@@ -203,7 +203,7 @@ def executed_flops(
 
 
 GB = 1e9
-#: Logits that exist at once in :func:`regard_lab.training.objectives.cross_entropy` on anything but a CPU.
+#: Number of logits in memory at once in :func:`regard_lab.training.objectives.cross_entropy`, except on a CPU.
 CHUNK = 1 << 26
 
 
@@ -392,7 +392,7 @@ def activation_memory(shape: Shape, recipe: Recipe, layout: Layout | None = None
         each = layer_activations(stack.layer, recipe)
         kept += stack.depth * (stack.layer.width * element if layout.recompute else each)
         working = max(working, each if layout.recompute else 0.0)
-    # Behind the layers a norm keeps its input, and what makes logits the norm's output; before them are the numbers.
+    # After the layers, the norm keeps its input, and the output projection the norm's output; before them are the ids.
     outside = 2 * shape.width * element + 4 * shape.stacks[-1].layer.statistics + 8
     return tokens * (kept + working + outside)
 

@@ -16,7 +16,7 @@ from regard_lab.planner.shapes import Shape
 # (Liu 2023, arXiv 2310.01889).
 
 
-#: Sequences of a micro-batch that are tried, and most pieces of a sequence.
+#: Micro-batch sizes to try, in sequences; maximum number of pieces of a sequence.
 _MICRO_BATCHES, _MOST_PIECES = (1, 2, 4, 8, 16, 32), 64
 #: Share of a step's arithmetic that runs backward.
 _BACKWARD = 2 / 3
@@ -141,13 +141,13 @@ def _sent(shape: Shape, recipe: Recipe, layout: Layout, micro_batches: float) ->
     reductions = keys = 0.0
     for stack in shape.stacks:
         blocks = len(stack.layer.attentions) + 1
-        # A sum over devices behind every block forward, before every block backward, and behind it when it runs again.
+        # Each block sums over devices after its forward pass, its backward pass, and its recomputation.
         reductions += stack.depth * blocks * (3 if layout.recompute else 2)
         numbers = sum(2 * each.kv_heads * each.head_width for each in stack.layer.attentions)
         keys += stack.depth * numbers / layout.tensor
     row = shape.width * element
     tensor = 2 * _ring(layout.tensor) * rows * row * reductions / layout.pipeline
-    # Forward and backward, cut among the devices that share the matrices.
+    # Forward and backward, divided among the devices that share the matrices.
     pipeline = 2 * rows * row / layout.tensor if layout.pipeline > 1 else 0.0
     # Keys and values travel once forward, and backward with their gradients.
     context = 3 * (layout.context - 1) * rows * keys * element / layout.pipeline
@@ -223,8 +223,8 @@ class Choice:
         return not self.reason
 
 
-#: The kinds of layouts that are compared: which of tensor (TP), pipeline (PP) and context parallelism (CP) they use,
-#: and what devices divide that would have the same weights.
+#: Layouts to compare: which of tensor (TP), pipeline (PP) and context parallelism (CP) they use, and what devices with
+#: the same weights divide among them.
 KINDS: dict[str, tuple[frozenset[str], str]] = {
     "DDP": (frozenset(), "none"),
     "ZeRO-1": (frozenset(), "optimizer"),
@@ -310,8 +310,8 @@ def _degrees(used: bool, devices: int, most: int) -> list[int]:
 # How long a training run takes, and what it costs: tokens, days, energy, money ----------------------------------------
 
 
-#: Tokens for each parameter with which a run of given operations reaches the least loss: about 20 at every size
-#: (Hoffmann 2022, arXiv 2203.15556, table 3).
+#: Tokens per parameter that minimize the loss for a given number of operations: about 20 at every size (Hoffmann 2022,
+#: arXiv 2203.15556, table 3).
 CHINCHILLA = 20
 
 

@@ -15,7 +15,7 @@ from regard_lab.planner.shapes import Shape, Weight, linear, shape_of
 
 #: Tokens of the shared vocabulary of Vaswani 2017, which says "about".
 _VASWANI = 37_000
-#: Papers with the planner's formulas, in addition to the models' papers.
+#: Papers with the planner's formulas.
 METHODS = (
     "kaplan2020", "hoffmann2022", "korthikanti2022", "rajbhandari2019", "narayanan2021", "shoeybi2019", "liu2023",
 )  # fmt: skip
@@ -149,7 +149,7 @@ def _gpt3(shape: Shape) -> str:
     return f"rounded; all but {_millions(parameters_by_part(shape)['embeddings'])} are in the layers"
 
 
-#: The rows: name, title, what makes it, the count as printed and as a number, the source, and the difference.
+#: Rows: name, title, function that builds it, the count as printed and as a number, the source, and the difference.
 _ROWS: tuple[tuple[str, str, Callable[[], Config | Shape], str, float, str, Callable[[Shape], str]], ...] = (
     ("transformer-base", "Transformer-Base", transformer("vaswani2017-base"), "65M", 65e6, "vaswani2017", _base),
     ("transformer-big", "Transformer-Big", transformer("vaswani2017-big"), "213M", 213e6, "vaswani2017", _big),

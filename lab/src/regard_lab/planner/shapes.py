@@ -22,7 +22,7 @@ from regard_lab.models.encoder_lm import EncoderLMConfig
 from regard_lab.models.language_blocks import LanguageConfig
 from regard_lab.models.transformer import TransformerConfig
 
-#: What a learned number belongs to, in the order of tables.
+#: Parts of a model, in the order of tables.
 PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
 
 Multiplies = Literal["nothing", "tokens", "sequences"]

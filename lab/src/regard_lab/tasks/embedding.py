@@ -33,7 +33,7 @@ __all__ = ["Embedder", "Pooling"]
 POOLINGS = ("mean", "first", "last", "max")
 _NOUNS = {"mean": "the mean over all tokens", "first": "the first token", "last": "the last token"}
 _NOUNS |= {"max": "the maximum of each feature over all tokens"}
-#: The files of a Sentence Transformers folder, and its names of the poolings.
+#: Files of a Sentence Transformers folder, and its names for the poolings.
 _MODULES, _READING = "modules.json", "sentence_bert_config.json"
 _THEIRS = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
 _FLAGS = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "lasttoken", "max_tokens": "max"}

@@ -119,7 +119,7 @@ class InputLayout:
         right = np.minimum(b, room - left)
         rows: list[np.ndarray] = []
         before, behind, between = (np.array(each, np.int32) for each in (self.begin, self.end, self.between))
-        nothing = np.array([tokenizer.unknown or 0], np.int32)  # a model reads something of every text
+        nothing = np.array([tokenizer.unknown or 0], np.int32)  # a model needs at least one token
         for row in range(len(firsts)):
             parts = [before, firsts[row][: left[row]]]
             parts += [] if seconds is None else [between, seconds[row][: right[row]]]

@@ -26,14 +26,14 @@ from regard_lab.text.words import Span, normalize
 # Marks and placeholders: characters of Unicode's private use area -----------------------------------------------------
 
 
-#: The next letter is a capital; all letters of the next word are.
+#: Marks: the next letter is a capital; all letters of the next word are capitals.
 CAPITAL, CAPITALS = map(chr, MARKS[:2])
-#: Placeholders of each kind that a text may have; more stay as they are.
+#: Maximum number of placeholders of each kind in a text; further parts are not replaced.
 PLACES = 8
 _KINDS = ("number", "name", "other")
 _FIRST = {kind: MARKS[16 * (i + 1)] for i, kind in enumerate(_KINDS)}
 _PLACEHOLDERS = {chr(first + i): (kind, i) for kind, first in _FIRST.items() for i in range(PLACES)}
-#: What pictures show of the marks.
+#: How pictures show the marks.
 _SHOWN = {CAPITAL: "⇧", CAPITALS: "⇪"}
 
 
@@ -50,16 +50,16 @@ _COPIED = "|".join(
     (
         r"`[^`]+`",  # code
         r"(?:https?|ftp)://[^\s<>\"'«»]*[^\s<>\"'«».,;:!?)\]}]|www\.[\w-]+\.[^\s<>\"'«»]*[\w/]",
-        r"(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.[\w-]*\w)+",  # addresses of e-mail
+        r"(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.[\w-]*\w)+",  # e-mail addresses
         r"(?<![\w-])\w[\w-]*\.(?:com|org|net|edu|gov|info|io|fr|uk|de|eu|ca)\b(?:/[\w./?=&%#-]*[\w/])?",
         r"<!--.{0,500}?-->|</?[A-Za-z][^<>]{0,500}>|&(?:[a-z]+|\#\d+);",  # tags
         r"\{\{.{0,100}?\}\}|\$?\{[^{}\s]{1,40}\}|%\(\w+\)[sd]|(?<!\w)%\d?\$?[sd]\b|\[\[[^\[\]]*\]\]",  # variables
-        r"(?<!\w)[@#][^\W\d_]\w*",  # mentions and tags of networks
+        r"(?<!\w)[@#][^\W\d_]\w*",  # mentions and hashtags
         r"\b\w+(?:_\w+)+\b|\b_\w+|(?<![\w-])\w[\w-]*\.(?:py|txt|csv|json|html|xml|js|md|pdf|jpg|png|zip|exe|sh|toml|yml)\b",
         r"(?<![\w.])(?:~|\.{0,2})/[\w.-]+(?:/[\w.-]+)*/?|(?<!\w)--\w[\w-]*",  # paths and options
         r"\b\d+(?:\.\d+){2,}\b|(?<![\w-])\+?\d{2,}(?:-\d{2,})+(?![\w-])",  # versions, telephone numbers, dates
         rf"[{_EMOJI}](?:[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]|(?<=\u200d)[{_EMOJI}])*",
-        r"(?<!\w)(?:[:;]-?[)(DP]|<3)(?!\w)",  # faces
+        r"(?<!\w)(?:[:;]-?[)(DP]|<3)(?!\w)",  # emoticons
     )
 )
 _NUMBER = r"(?<![\w.,])\d+(?:[.,]\d+)*(?!\d)"
@@ -69,13 +69,43 @@ _PARTS = re.compile(rf"(?P<copied>{_COPIED})|(?P<number>{_NUMBER})|(?P<word>{_LE
 _RUN = re.compile(r"[^\W\d_]+")
 _OWNER = re.compile(r"(.+)['’ʼ‘]s")
 
-#: How languages write numbers: what separates thousands, and decimals.
-_NUMERALS = {"en": (",", "."), "fr": (" ", ",")}
+
+@dataclass(frozen=True)
+class Typography:
+    """How a language writes numbers, quotes, and spaces next to signs.
+
+    Attributes
+    ----------
+    thousands, point : str
+        What separates groups of three digits, and decimals.
+    quotes : (str, str) or None
+        Opening and closing quotes with spaces inside; None for quotes without spaces.
+    narrow_before : tuple of str
+        Signs with a narrow no-break space before them.
+    no_break_before, no_break_after : tuple of str
+        Signs with a no-break space before or after them.
+    """
+
+    thousands: str = ""
+    point: str = "."
+    quotes: tuple[str, str] | None = None
+    narrow_before: tuple[str, ...] = ()
+    no_break_before: tuple[str, ...] = ()
+    no_break_after: tuple[str, ...] = ()
+
+
+_PLAIN = Typography()
+#: By language code. Other languages are written as :data:`_PLAIN`, and their numbers are not rewritten.
+_TYPOGRAPHY = {
+    "en": Typography(","),
+    "fr": Typography(" ", ",", ("«", "»"), (";", "!", "?"), (":", "»", "%"), ("«",)),
+}
 _NUMBERS = {
     language: re.compile(
-        rf"(?<![\w.,])(?:\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|\d+)(?:{re.escape(point)}\d+)?(?![.,]?\d)"
+        rf"(?<![\w.,])(?:\d{{1,3}}(?:{re.escape(form.thousands)}\d{{3}})+|\d+)(?:{re.escape(form.point)}\d+)?"
+        r"(?![.,]?\d)"
     )
-    for language, (thousands, point) in _NUMERALS.items()
+    for language, form in _TYPOGRAPHY.items()
 }
 
 # Typography -----------------------------------------------------------------------------------------------------------
@@ -91,12 +121,12 @@ _QUOTES = '"\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb\u2039\u203a'
 _LIGATURES = {chr(code): unicodedata.normalize("NFKC", chr(code)) for code in range(0xFB00, 0xFB07)}
 _FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _FORMS = _LIGATURES | _FULL_WIDTH | _SAME
-#: What shows that a text is set with typographic signs.
+#: Signs of a typographic text.
 _TYPOGRAPHIC = re.compile("[\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb]")
 
 
 def uniform(text: str, language: str = "") -> str:
-    r"""Return a text with one form of each apostrophe, dash, quote and ellipsis; in French, quotes as « these ».
+    r"""Return a text with one form of each apostrophe, dash, ellipsis, and quote, which depends on the language.
 
     Examples
     --------
@@ -110,15 +140,15 @@ def uniform(text: str, language: str = "") -> str:
 
 def _uniform(text: str, language: str) -> Iterator[tuple[str, int]]:
     """Yield what each character of a text becomes, with its place."""
-    opens = True
+    quotes, opens = _TYPOGRAPHY.get(language, _PLAIN).quotes, True
     for place, letter in enumerate(text):
         if letter in _QUOTES:
-            if language != "fr":
+            if quotes is None:
                 yield '"', place
                 continue
             opening = letter in "\u201c\u201e\u00ab\u2039" or (letter not in "\u201d\u00bb\u203a" and opens)
             before, behind = text[place - 1 : place], text[place + 1 : place + 2]
-            yield ("«" + " " * (behind != " ") if opening else " " * (before != " ") + "»"), place
+            yield (quotes[0] + " " * (behind != " ") if opening else " " * (before != " ") + quotes[1]), place
             opens = not opening
         else:
             yield _FORMS.get(letter, letter), place
@@ -379,7 +409,7 @@ class Rewriting:
             return False
         if _ANY_LETTER.search(text, 0, span.start):
             return True
-        # Any first word has a capital: it is a name where another one follows, or what is owned.
+        # Every first word has a capital: it is a name only if another name or something owned follows.
         behind = _RUN.search(text, span.stop)
         return behind is not None and (
             behind[0] == "s" or (behind[0][0].isupper() and behind[0].lower() not in self.known)
@@ -389,8 +419,8 @@ class Rewriting:
         """Return what two copies of one thing have in common."""
         if copy.kind != "number":
             return copy.text
-        thousands, point = _NUMERALS.get(language, ("", "."))
-        return copy.text.replace(thousands, "").replace(point, ".")
+        form = _TYPOGRAPHY.get(language, _PLAIN)
+        return copy.text.replace(form.thousands, "").replace(form.point, ".")
 
     def _candidates(
         self, text: str, language: str, wanted: Container[tuple[str, str]], copies: Iterable[Copy]
@@ -400,7 +430,7 @@ class Rewriting:
         for copy in copies:
             if copy.kind == "number":
                 continue
-            # Behind an elided article a name still is one: d'Anna.
+            # A name after an elided article is still a name: d'Anna.
             for match in re.finditer(rf"(?<![^\W_])(?<![\w@#]){re.escape(copy.text)}(?!\w)", text):
                 span = Span(*match.span())
                 if not any(span.start < other.stop and other.start < span.stop for other in taken):
@@ -458,7 +488,7 @@ class Rewriting:
                 yield part["word"][0].upper(), start, behind + 1
                 yield from ((letter.upper(), i, i + 1) for i, letter in enumerate(part["word"][1:], start=behind + 1))
             elif part["mark"] or source.is_glued(part[0], text[start - 1 : start], text[stop : stop + 1]):
-                yield "", start, stop  # a mark before something without case, or a space that is none of the source
+                yield "", start, stop  # a mark before a part without case, or a space that the source lacks
             elif part[0] in _PLACEHOLDERS:
                 copy = source.copies.get(part[0])
                 yield "" if copy is None else self._formatted(copy), start, stop
@@ -467,11 +497,11 @@ class Rewriting:
 
     def _formatted(self, copy: Copy) -> str:
         """Return a copy as the target language writes it."""
-        if copy.kind != "number" or not all(language in _NUMERALS for language in self.languages):
+        if copy.kind != "number" or not all(language in _TYPOGRAPHY for language in self.languages):
             return copy.text
-        (thousands, point), (ours, comma) = (_NUMERALS[language] for language in self.languages)
-        whole, _, rest = copy.text.partition(point)
-        return whole.replace(thousands, ours) + (comma + rest if rest else "")
+        theirs, ours = (_TYPOGRAPHY[language] for language in self.languages)
+        whole, _, rest = copy.text.partition(theirs.point)
+        return whole.replace(theirs.thousands, ours.thousands) + (ours.point + rest if rest else "")
 
     @staticmethod
     def shown(text: str, copies: Mapping[str, Copy] | None = None) -> str:
@@ -560,7 +590,7 @@ class Rewriting:
         return cls((languages[0], languages[1]), letters, frozenset(known.split()))
 
 
-#: A name that comes more often in training is learned like any word.
+#: A name that is more frequent in training is learned like any word.
 _RARE_NAME = 10
 _ANY_LETTER = re.compile(r"[^\W_]")
 #: Contractions up to the apostrophe that they lack. Not those that are other words: its, were, wont, well, ill, shell.
@@ -644,8 +674,8 @@ def _each(whole: str, start: int, stop: int, origins: Sequence[int]) -> Iterator
 
 
 def _typographic(parts: Sequence[tuple[str, int, int]], language: str) -> list[tuple[str, int, int]]:
-    """Return parts with typographic apostrophes, quotes and ellipses, and French no-break spaces."""
-    texts = [part[0] for part in parts]
+    """Return parts with typographic apostrophes, quotes and ellipses, and the language's no-break spaces."""
+    form, texts = _TYPOGRAPHY.get(language, _PLAIN), [part[0] for part in parts]
     made = list(texts)
     opens = True
     for i, text in enumerate(texts):
@@ -653,12 +683,12 @@ def _typographic(parts: Sequence[tuple[str, int, int]], language: str) -> list[t
         before = texts[i - 1] if i else ""
         if text == "'":
             made[i] = "\u2019" if before[-1:].isalnum() or not behind[:1].isalnum() else "\u2018"
-        elif text == '"' and language != "fr":
+        elif text == '"' and form.quotes is None:
             made[i] = "\u201c" if opens else "\u201d"
             opens = not opens
-        elif text == " " and language == "fr" and (behind[:1] in (";", "!", "?")):
+        elif text == " " and behind[:1] in form.narrow_before:
             made[i] = "\u202f"
-        elif text == " " and language == "fr" and (behind[:1] in (":", "\u00bb", "%") or before[-1:] == "\u00ab"):
+        elif text == " " and (behind[:1] in form.no_break_before or before[-1:] in form.no_break_after):
             made[i] = "\u00a0"
         elif text == "." and texts[i : i + 3] == [".", ".", "."]:
             made[i], made[i + 1], made[i + 2] = "\u2026", "", ""

@@ -27,9 +27,9 @@ from regard_lab.text.tokenizer_training import spelling
 # Text that appears token by token: no part of it is shown before it is certain ----------------------------------------
 
 
-#: What decoding puts where bytes are no character, or not yet.
+#: The replacement character, for bytes that are not (yet) a character.
 _INCOMPLETE = "\ufffd"
-#: A character has at most four bytes: whatever is not clear after so many tokens does not become clearer.
+#: A character has at most four bytes, so waiting for more tokens than this does not complete it.
 _LONGEST = 8
 
 
@@ -103,7 +103,7 @@ class WindowStream(DecodeStream):
         before: Iterable[int] = (),
     ) -> None:
         self._decode, self._begun = decode, begun
-        self._shown = list(before)  # the last tokens that text was returned for: what follows is spaced as behind them
+        self._shown = list(before)  # the last tokens returned, which determine the spacing of the next
         self._held: list[int] = []
 
     def push(self, number: int) -> str:
@@ -124,7 +124,7 @@ class WindowStream(DecodeStream):
     def _released(self, count: int, text: str) -> str:
         """Return the text of the first tokens that are held, which then are no longer."""
         if text:
-            self._shown, self._held = self._held[:count], self._held[count:]  # whole: a part may have another text
+            self._shown, self._held = self._held[:count], self._held[count:]  # all of it: a part may decode differently
         return text
 
     def _added(self, held: Sequence[int]) -> str:
@@ -137,7 +137,7 @@ class WindowStream(DecodeStream):
 
 
 TOKENIZER, CONFIG, MAP, VOCABULARY = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"
-#: What Hugging Face calls special tokens.
+#: Hugging Face's names of special tokens.
 ROLES = {
     "end": "eos_token",
     "pad": "pad_token",
@@ -147,7 +147,7 @@ ROLES = {
     "sep": "sep_token",
     "unknown": "unk_token",
 }
-#: What special tokens are called in the families whose folders do not say which is which, the likeliest first.
+#: Texts of special tokens, the most likely first, for folders that do not name their roles.
 _USUAL = {
     "end": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
@@ -202,8 +202,8 @@ def _engine(path: Path) -> tokenizers.Tokenizer:
         raise
     except UnicodeDecodeError:
         raise file_error(path, "be a tokenizer in JSON", "something else, not in UTF-8") from None
-    except BaseException as error:  # the library panics on some, which is no Exception
-        if isinstance(error, ValueError):  # of reading
+    except BaseException as error:  # the library panics on some files, which is not an Exception
+        if isinstance(error, ValueError):  # raised by reading
             raise
         raise file_error(path, "be a tokenizer in JSON", f"something else ({_brief(error)})") from None
 
@@ -317,9 +317,9 @@ def metaspaces(parts: Iterable[Mapping[str, Any]]) -> bool:
 # Text as numbers for language models, in the files that Hugging Face libraries read and write -------------------------
 
 
-#: Tokens, by their numbers.
+#: Tokens by number.
 Numbers = tuple[int, ...]
-#: Characters of texts that are encoded at once: what the library returns of them takes many times their memory.
+#: Number of characters to encode at once: the library's results take many times the memory of the text.
 _BLOCK = 1 << 22
 
 
@@ -725,7 +725,7 @@ class Tokenizer:
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        # GPT-2 calls one token the end and the unknown one.
+        # GPT-2 uses one token as both the end and the unknown token.
         shown = {self.unknown} - {number for role, number in self.roles().items() if role != "unknown"}
         return self._special_numbers - shown
 

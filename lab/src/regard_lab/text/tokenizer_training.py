@@ -16,7 +16,7 @@ from regard._utils.errors import RegardWarning, described, rejected, unknown_nam
 from regard.inspect._record.texts import byte_letters
 
 KINDS = ("bpe", "wordpiece", "bytes", "characters")
-#: What special tokens are called in a tokenizer that is learned here. One token stands between documents.
+#: Names of the special tokens of a new tokenizer. A single token separates documents.
 NAMES = {
     "end": "<|endoftext|>",
     "pad": "<|pad|>",
@@ -25,13 +25,13 @@ NAMES = {
     "cls": "<|cls|>",
     "sep": "<|sep|>",
 }
-#: What stands for a character that was not among those seen.
+#: The token for characters that were not in the training texts.
 UNKNOWN_TEXT = "\ufffd"
-#: How many numbers there are where nothing else is asked.
+#: Default vocabulary size.
 _SIZE = 8000
-#: Characters that WordPiece has tokens of at most, the most frequent; of others, a word is unknown (BERT's limit).
+#: WordPiece keeps this many of the most frequent characters; a word with any other is unknown (BERT's limit).
 _LETTERS = 1000
-#: No token goes beyond one of these: GPT-2's words, but with the marks that belong to letters (vowels of Devanagari are
+#: Tokens do not cross the boundaries of these matches: GPT-2's words, plus combining marks (vowels of Devanagari are
 #: marks), and at most three digits of a number.
 _PARTS = Regex(
     r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
@@ -56,7 +56,7 @@ def learned(
     if engine.normalizer is None:
         engine.normalizer = lower
     engine.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in names.values()])
-    if "end" in names:  # a document begins where the one before it ended
+    if "end" in names:  # the end token of one document starts the next
         names.setdefault("begin", names["end"])
     if (template := _template(names, engine)) is not None:
         engine.post_processor = template
@@ -102,7 +102,7 @@ def spelling(function: str, texts: Iterable[tuple[str, str]]) -> Iterator[None]:
             checked_text(text, function, name)
         raise
     except Exception as error:
-        if type(error) is not Exception:  # the engine's have no other type
+        if type(error) is not Exception:  # the engine raises plain Exception
             raise
         raise rejected(function, "text", "be spelled by the tokenizer", str(error).partition("\n")[0][:120]) from None
 
@@ -113,7 +113,7 @@ def _byte_pairs(
     asked, least = _SIZE if size is None else size, 256 + special
     _check_size(asked, least, f"be at least {least}, for 256 bytes and {special} special tokens")
     engine = tokenizers.Tokenizer(models.BPE())
-    engine.normalizer = lower  # before it learns
+    engine.normalizer = lower  # must precede training
     engine.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_PARTS, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -158,9 +158,9 @@ def _word_pieces(
         counts = Counter({letter: count for letter, count in counts.items() if not letter.isspace()})
         if not counts:
             raise rejected("Tokenizer.learn", "texts", "have a text that is not empty", "none")
-        # A letter may stand at the beginning of a word or within it: more than have room would take it all.
+        # Each letter needs two tokens, at the start of a word and inside it: too many would fill the vocabulary.
         letters = _frequent(counts, min(_LETTERS, (asked - special - 1) // 2))
-        # The library numbers what it meets in another order each time, and ties go by numbers: these come first.
+        # The library numbers characters in a random order and breaks ties by number; numbering these first fixes it.
         within = [f"##{letter}" for letter in letters]
         trainer = trainers.WordPieceTrainer(
             vocab_size=asked - special, min_frequency=2, special_tokens=[UNKNOWN_TEXT, *within],
@@ -168,7 +168,7 @@ def _word_pieces(
         )  # fmt: skip
         spooled.seek(0)
         engine.train_from_iterator(spooled, trainer)
-    # Another engine: in this one, what stands for unknown words is no text, even where a text has it.
+    # Use a second engine: in this one, the unknown token is not text, even if a text contains its name.
     made = tokenizers.Tokenizer(models.WordPiece(engine.get_vocab(with_added_tokens=False), unk_token=UNKNOWN_TEXT))
     made.normalizer, made.pre_tokenizer = engine.normalizer, engine.pre_tokenizer
     made.decoder = decoders.WordPiece(prefix="##", cleanup=False)

@@ -75,12 +75,6 @@ class UnknownCharacters:
 # Symbols of training data -------------------------------------------------------------------------------------------
 
 
-#: The largest share of unknown symbols that is accepted by default. The bundled English–French vocabulary lacks at most
-#: 3 % of texts of other kinds in its own languages, 0.2 to 28 % of other languages in Latin letters (German 3.3,
-#: Spanish 4.7, Polish 7.9, Hungarian 13.5, Turkish 14.5), and 68 % and more of those in other scripts.
-MOST_UNKNOWN = 0.1
-
-
 class Speller(Protocol):
     """A vocabulary or tokenizer."""
 
@@ -97,7 +91,7 @@ def check_unknown(
     blocks: Iterable[np.ndarray],
     ends: np.ndarray,
     find: Callable[[int], tuple[str, str]],
-    most: float = MOST_UNKNOWN,
+    most: float,
     allow: str = "--set data.max_unknown=1",
 ) -> list[str]:
     """Return a line about the unknown symbols of texts; none if the vocabulary knows all.

@@ -26,16 +26,16 @@ from regard_lab.models.folders import ModelFileError
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.words import Span, find_words, locate_tokens, normalize
 
-# Numbers 0, 1 and 2 are padding, the end mark, and what a vocabulary does not know.
+# Numbers 0, 1 and 2 are padding, the end mark, and the unknown symbol.
 
 
-#: The number of whatever a vocabulary does not know.
+#: The number of the unknown symbol.
 UNKNOWN = 2
-#: The first number that stands for a symbol.
+#: The number of the first symbol.
 FIRST = 3
-#: What stands in a text where a symbol is unknown.
+#: The text of the unknown symbol.
 UNKNOWN_TEXT = "\ufffd"
-#: How texts can be made into subwords.
+#: Kinds of subwords.
 SUBWORDS = ("bpe", "unigram", "characters")
 FORMAT, VERSION = "regard.codec", 1
 _SHOWN = ("<pad>", "</s>", "<unk>")
@@ -341,13 +341,13 @@ def merge_pairs(word: str, ranks: Mapping[tuple[str, str], int], dropout: float,
 # How pieces of words are learned from texts, by the trainers of Hugging Face ``tokenizers`` ---------------------------
 
 
-#: The most characters of a piece.
+#: Maximum length of a piece in characters.
 _LONGEST = 16
 #: Characters that stand for marks and placeholders in rewritten texts (:mod:`regard_lab.text.rewriting`).
 MARKS = range(0xE000, 0xE100)
 _MARK = f"{chr(MARKS.start)}-{chr(MARKS.stop - 1)}"
-#: No piece goes beyond one of these, each with the space before it: a word with its apostrophes, a digit, a mark, or
-#: signs.
+#: Pieces do not cross the boundaries of these matches, each with the space before it: a word with its apostrophes, a
+#: digit, a mark, or signs.
 PARTS = Split(
     Regex(
         rf" ?\p{{L}}[\p{{L}}\p{{M}}]*(?:['’]\p{{L}}[\p{{L}}\p{{M}}]*)*| ?\p{{N}}| ?[{_MARK}]|"
@@ -363,7 +363,7 @@ def alphabet(lines: list[str], rare: float) -> tuple[list[str], list[str]]:
     for line in lines:
         counts.update(line)
     least = rare * counts.total()
-    # The trainers end words with zeros. A space begins each text.
+    # The trainers take a zero byte as the end of a word. Each text begins with a space.
     dropped = sorted(letter for letter, count in counts.items() if count < least or letter == "\0")
     return sorted({" ", *counts}.difference(dropped)), [letter for letter in dropped if letter != " "]
 
@@ -382,10 +382,10 @@ def learned(lines: list[str], kind: str, size: int, letters: list[str]) -> tuple
         return sorted(numbers, key=numbers.__getitem__), [tuple(rule) for rule in _model(tokenizer)["merges"]]
     trainer = trainers.UnigramTrainer(max_piece_length=_LONGEST, unk_token=None, **shared)
     tokenizer.train_from_iterator(lines, trainer)
-    # Sums over threads differ in their last digits: without these, the same texts give the same file.
+    # Sums over several threads differ in their last digits; rounded, the same texts give the same file.
     scores = _settled({piece: round(score, 6) for piece, score in _model(tokenizer)["vocab"]})
     pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
-    # Near the least size the trainer gives more than it was asked for.
+    # Near the minimum size, the trainer returns more pieces than requested.
     long = [piece for piece in pieces if len(piece) > 1]
     surplus = set(long[max(0, len(long) - max(0, len(pieces) - size)) :])
     pieces = [piece for piece in pieces if piece not in surplus]
@@ -409,13 +409,13 @@ def _model(tokenizer: Tokenizer) -> dict[str, Any]:
 # Subword vocabularies learned from texts by Hugging Face ``tokenizers``: byte-pair encoding, unigram, characters ------
 
 
-#: How many subwords are learned where nothing else is asked.
+#: Default number of subwords.
 _SIZE = 8000
-#: In how many ways a word is split, where that is drawn.
+#: Number of random splits of a word with BPE dropout.
 _WAYS = 8
-#: Unicode's area for private use, whose last part are sentinels: texts use the first, if any.
+#: Unicode's private use area. Sentinels are at its end; texts that use it use its beginning.
 _SENTINELS = range(0xF000, 0xF900)
-#: The numbers of a text's words are looked up for so many different words at a time.
+#: Number of distinct words to look up at a time.
 _BLOCK = 1 << 16
 
 
@@ -463,7 +463,7 @@ class SubwordVocabulary(Vocabulary):
         spelled = [bytes([byte]) for byte in range(256)] if byte_fallback else []
         self._first = FIRST + len(spelled)
         self._bytes = [b"", b"", UNKNOWN_TEXT.encode(), *spelled, *(piece.encode() for piece in self.pieces)]
-        # A space behind keeps these from being found in a text: only at its beginning does a part have one.
+        # The trailing space keeps these from matching text: pieces have a space only at their beginning.
         reserved = [f"{number} " for number in range(self._first)]
         vocabulary = [*reserved, *self.pieces]
         if kind == "unigram":
@@ -614,7 +614,7 @@ class SubwordVocabulary(Vocabulary):
 
     def _looked_up(self, texts: Iterable[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
         """Return the different words, which of them stand in the texts, and behind which each text ends."""
-        # No piece goes beyond a space: different words are looked up once each, however often they come.
+        # Pieces do not cross spaces, so each distinct word is looked up once.
         words: defaultdict[str, int] = defaultdict()
         words.default_factory = words.__len__
         indices: list[int] = []

@@ -39,9 +39,9 @@ def normalize(text: str, lowercase: bool = False) -> str:
 
 #: Scripts written without spaces between words.
 _DENSE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-#: U+FFFD stands for what is unknown: as a rule a letter.
+#: U+FFFD marks an unknown character, usually a letter.
 _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}\ufffd]&&[^{_DENSE}]]"
-#: What a reader calls a word. Of dense scripts each character is one, and tokens that begin at different ones differ.
+#: A word. In scripts without spaces, each character is one.
 _WORDS = Split(
     Regex(rf"{_LETTER}+(?:[-'’.,_]{_LETTER}+)*|[{_DENSE}]\p{{M}}*|[^ \p{{L}}\p{{M}}\p{{N}}]+|\p{{M}}+"),
     "removed",
@@ -58,7 +58,7 @@ class Span(NamedTuple):
     stop: int
 
 
-#: Finds the words of a text.
+#: Matches the words of a text.
 WordFinder = Callable[[str], list[Span]]
 
 
@@ -149,7 +149,7 @@ def locate_tokens(text: str, decoded: str, places: Sequence[Span], unknown: Sequ
     at = 0
     for token, (start, stop) in enumerate(places):
         end = at + stop - start
-        if unknown[token] and not any(unknown[token + 1 : token + 2]):  # up to what is known behind it
+        if unknown[token] and not any(unknown[token + 1 : token + 2]):  # up to the next known token
             behind = next((later for later in range(token + 1, len(places)) if unknown[later]), len(places))
             known = decoded[stop : places[behind - 1].stop]
             end = text.find(known, end) if known and behind < len(places) else len(text) - len(known)
@@ -161,25 +161,25 @@ def locate_tokens(text: str, decoded: str, places: Sequence[Span], unknown: Sequ
 # Sentences of a text, by rules that know abbreviations, initials, numbers and quotes ----------------------------------
 
 
-#: What a model's ``about["lines"]`` says where it learned from lines of several sentences.
+#: The value of a model's ``about["lines"]`` if it was trained on lines of several sentences.
 PARAGRAPHS = "paragraphs"
-#: Ends of sentences in Chinese and Japanese, where no white space stands behind them.
+#: Ends of sentences in Chinese and Japanese, which no white space follows.
 DENSE = "\u3002\uff01\uff1f\uff0e"
 _CLOSING, _OPENING = (
     "\"'\u201d\u2019\u00bb\u201c)]\u300d\u300f\uff09",
     "\"'\u201c\u2018\u00ab\u201e([\u00bf\u00a1\u300c\u300e",
 )
 _ENDING = ".!?\u2026\u203d\u061f\u06d4\u0964\u0965"
-#: What may end a sentence, with the quotes and brackets that close behind it.
+#: Ends of sentences, with closing quotes and brackets.
 _MARK = re.compile(
     rf"(?<![{_ENDING}])[{_ENDING}]++[{re.escape(_CLOSING)}]*+(?: \u00bb)?(?= )|[{DENSE}]++[{re.escape(_CLOSING)}]*+"
 )
 _ANY_LETTER = re.compile(r"[^\W\d_]")
-#: The beginning of a name that is written with a small letter first: iPhone, max_length.
+#: The beginning of a name that starts with a small letter: iPhone, max_length.
 _SMALL_NAME = re.compile(r"[^\W\d_]+?[A-Z_]")
 _DOTTED = re.compile(r"[^\W\d_]{1,2}\.[^\W\d_]{1,2}")
 _INITIALS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")
-#: Abbreviations before names; those before numbers; those in the middle; and those that may also end a sentence.
+#: Abbreviations before names, before numbers, inside sentences, and those that may also end a sentence.
 _TITLES = {
     "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Ste", "Gen", "Col", "Sgt", "Capt", "Cpl", "Maj", "Lt", "Adm", "Rev", "Hon",
     "Pres", "Gov", "Sen", "Rep", "Messrs", "M", "Mme", "Mmes", "Mlle", "Mlles", "MM", "Mgr", "Pr", "Hr", "Fr", "Frl",
@@ -252,7 +252,7 @@ def _ends(text: str, first: int, letter: int, mark: re.Match[str]) -> bool:
         return not following.isdigit()
     if word.lower() in _FINAL:
         return not lower
-    if len(word) == 1 and word.isalpha() and word != "I":  # of a name, or as in "z. B.", but a unit in "17 h."
+    if len(word) == 1 and word.isalpha() and word != "I":  # an initial, or as in "z. B."; but a unit in "17 h."
         before = max(text.rfind(" ", first, max(begin - 1, first)) + 1, first)
         return before < begin and (text[begin - 2].isdigit() or (word.isupper() and text[before].islower()))
     return not _INITIALS.fullmatch(word)

@@ -23,9 +23,9 @@ from regard_lab.training.run import RunFolder
 
 
 RESULTS = "compared.json"
-#: Batches that do not count, as kernels are compiled or loaded there.
+#: Batches to leave out of the speed, because kernels are compiled or loaded in them.
 _FIRST = 5
-#: What runs that are compared may differ in.
+#: Options in which compared runs may differ.
 _OWN = ("kind", "preset", "model.")
 
 
@@ -109,13 +109,13 @@ def compare(
             raise rejected("compare", "variants", "differ in the model alone", "other data or training options")
     folder = Path(folder)
     for name, options in variants.items():
-        # What is wrong with the last is said before the first is trained.
+        # Check all variants before training the first.
         kind(options, folder / name, lambda _: None)
         RunFolder(folder / name, type(options)).check_new()
     results: list[ComparedRun] = []
     reported: set[str] = set()
     for name, options in variants.items():
-        # A process of its own: memory is that of one model.
+        # A separate process each, so that memory is measured per model.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             compared, messages = pool.submit(_run, kind, name, options, folder / name).result()
         for line in messages:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,10 +63,6 @@ def batch_and_length(x: Tensor, batch_first: bool) -> tuple[int, int]:
     if x.dim() == 2:
         return 1, x.shape[0]
     return (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-
-
-def _is_nested(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_nested
 
 
 def as_batch_first(x: Tensor, batch_first: bool) -> Tensor:
@@ -430,7 +426,7 @@ class MultiheadAttention(PartLayer):
     def _build(self, bias: bool, add_bias_kv: bool, where: dict[str, Any]) -> None:
         """Create the parameters with torch's names, and create and initialize them in torch's order."""
         E, width = self.embed_dim, self.num_kv_heads * self.head_dim
-        is_packed = self.kdim == self.vdim == width == E
+        self._is_packed = is_packed = self.kdim == self.vdim == width == E
         packed, separate = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         shapes = dict(zip(packed + separate, [(3 * E, E), (E, E), (width, self.kdim), (width, self.vdim)]))
         for name in packed + separate if is_packed else separate + packed:
@@ -516,7 +512,10 @@ class MultiheadAttention(PartLayer):
             q, k, v = self._in_projected(query)
         else:
             upper_left = False
-            if _is_nested(query) or (key is not query and _is_nested(key)) or (value is not key and _is_nested(value)):
+            nested = isinstance(query, Tensor) and query.is_nested
+            if key is not query or value is not query:
+                nested = nested or any(isinstance(x, Tensor) and x.is_nested for x in (key, value))
+            if nested:
                 if cache is not None or return_aux is not None:
                     expected = "be dense with a cache or return_aux"
                     raise rejected(type(self).__name__, "query", expected, "a nested tensor")
@@ -531,7 +530,7 @@ class MultiheadAttention(PartLayer):
             extent, appended = Extent(B, self.num_heads, L, start + S), self.add_zero_attn + (self.bias_k is not None)
             check_masks(self, key_padding_mask, attn_mask, extent, appended)
             mask = combined_mask(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
-            q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent)
+            q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent, start)
         if self.rotary is not None:
             q, k = self.rotary(q, start), self.rotary(k, start)
         if cache is not None:
@@ -565,7 +564,7 @@ class MultiheadAttention(PartLayer):
         return (
             self.batch_first
             and not self._extends
-            and self.in_proj_weight is not None
+            and self._is_packed
             and isinstance(x, Tensor)
             and not x.is_nested
             and x.dim() == 3
@@ -575,7 +574,8 @@ class MultiheadAttention(PartLayer):
 
     def _in_projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values (B, H, N, D) of one input (B, N, E)."""
-        rows = F.linear(x, cast(Tensor, self.in_proj_weight), self.in_proj_bias)
+        weight: Any = self.in_proj_weight
+        rows = F.linear(x, weight, self.in_proj_bias)
         return rows.view(*x.shape[:2], 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _projected(
@@ -586,16 +586,20 @@ class MultiheadAttention(PartLayer):
         padding: Tensor | None,
         attn_mask: MaskLike | None,
         extent: Extent,
+        start: int,
     ) -> tuple[Tensor, ...]:
-        """Return queries (B, H, L, D), keys and values (B, G, S, D), after zeroing hidden inputs."""
+        """Return queries (B, H, L, D), keys and values (B, G, S, D), after zeroing hidden inputs.
+
+        The keys before ``start`` are in a cache; masks cover them, too.
+        """
         packed, is_self = query is key and key is value, query is key
-        new = slice(extent.S - batch_and_length(key, self.batch_first)[1], None)  # earlier keys are in the cache
+        new = slice(start, None)
         query = as_batch_first(query, self.batch_first)
         if padding is not None and is_self:
             query = without_garbage(query, padding[:, new])
         if packed:
             key = value = query
-            if self.in_proj_weight is not None:
+            if self._is_packed:
                 return self._in_projected(query)
         else:
             key, value = as_batch_first(key, self.batch_first), as_batch_first(value, self.batch_first)

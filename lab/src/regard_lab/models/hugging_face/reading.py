@@ -39,7 +39,7 @@ from regard_lab.models.vision_transformer import VisionTransformer
 
 INDEX = "model.safetensors.index.json"
 FAMILIES = (GPT2, LLAMA, BERT, ROBERTA, ALBERT, VIT, DEIT)
-#: The heads that are read, by the end of the name of an architecture, and what makes them of a model and labels.
+#: Supported heads by the end of an architecture's name, with the functions that build them from a model and labels.
 HEADS: dict[str, Callable[..., Head | ImageClassifier]] = {
     "ForSequenceClassification": SequenceClassifier,
     "ForTokenClassification": TokenClassifier,
@@ -47,16 +47,16 @@ HEADS: dict[str, Callable[..., Head | ImageClassifier]] = {
     "ForImageClassificationWithTeacher": partial(ImageClassifier, teacher=True),
 }
 _LABELS = ("ForSequenceClassification", "ForTokenClassification")
-#: Those of each kind of model; what else is read is the bare model.
+#: The heads of each kind of model; of other architectures, only the bare model is read.
 _HEADS_OF: dict[type[Any], tuple[str, ...]] = {
     DecoderLM: _LABELS,
     EncoderLM: _LABELS,
     VisionTransformer: ("ForImageClassification", "ForImageClassificationWithTeacher"),
 }
 _MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "Model")
-#: No file of parameters is larger, in bytes; its header says what is in it before anything is read.
+#: Maximum size of a file of parameters in bytes; its header is checked before the tensors are read.
 _LARGEST = 1 << 40
-#: Where a tensor lies: its file, its dtype and its shape.
+#: A tensor's file, dtype and shape.
 _Place = tuple[Path, str, tuple[int, ...]]
 
 
@@ -134,10 +134,10 @@ def head_of(family: Family, model: nn.Module) -> str | None:
     trunk = getattr(model, "model", None)
     for end in _HEADS_OF[family.model]:
         if isinstance(model, ImageClassifier):
-            # Theirs score the row itself.
+            # Their heads score the row directly.
             fits = (model.taught is not None) == end.endswith("WithTeacher") and not model.model.config.pooled  # type: ignore[union-attr]
         else:
-            # Their scores of sequences have no bias where they stand on decoders.
+            # Their sequence classifiers have no bias on decoders.
             bias = family.model is EncoderLM or end != "ForSequenceClassification"
             fits = type(model) is HEADS[end] and (model.output.bias is not None) == bias  # type: ignore[union-attr]
             fits = fits and not getattr(model, "filters", 0)
@@ -190,7 +190,7 @@ def _config(path: Path, family: Family, described: Described, names: set[str]) -
     except KeyError as error:
         raise file_error(path, f"have a field {error.args[0]!r}", "none") from None
     except (ValueError, TypeError, OverflowError) as error:
-        # Our configs refuse what is no model; a family refuses what is one, but not one of ours.
+        # Our configs reject invalid values; families reject valid ones that we do not support.
         refuse = not_mapped if type(error) is ValueError and rejection(error) is None else file_error
         raise refuse(path, "describe a model that can be built here", str(error).rstrip(".")) from None
 

@@ -17,10 +17,10 @@ from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
-# What each key of a config.json means to us: transformers' default for it, and the values that we implement -----------
+# The keys of a config.json: transformers' default of each, and the values that we implement ---------------------------
 
 
-#: The config of a folder, as JSON.
+#: A folder's config as JSON.
 Described = dict[str, Any]
 
 
@@ -50,7 +50,7 @@ def _fixed(value: Any, *others: Any, extra: bool = False) -> Key:
     return Key(value, (value, *others), extra)
 
 
-#: The keys that every config has.
+#: Keys of every config.
 _COMMON: dict[str, Key] = {
     "architectures": Key(None),
     "chunk_size_feed_forward": _fixed(0),
@@ -170,7 +170,7 @@ _VIT: dict[str, Key] = _COMMON | {
     "qkv_bias": Key(True),
 }
 
-#: The keys of each ``model_type``.
+#: Keys by ``model_type``.
 KEYS: dict[str, Keys] = {
     "albert": _ALBERT,
     "bert": _BERT,
@@ -184,7 +184,7 @@ KEYS: dict[str, Keys] = {
     "vit": _VIT,
     "xlm-roberta": _CAMEMBERT,
 }
-#: Other names that transformers has for keys, by ``model_type``; where both are there, these count.
+#: transformers' aliases of keys, by ``model_type``; an alias overrides the key.
 ALIASES: dict[str, dict[str, str]] = {
     "gpt2": {
         "hidden_size": "n_embd",
@@ -347,7 +347,7 @@ def _same(value: Any, known: Any) -> bool:
     return bool(value == known) and isinstance(value, bool) == isinstance(known, bool)
 
 
-# How the tensors of a Hugging Face folder stand for the parameters of our models --------------------------------------
+# Mapping from the tensors of a Hugging Face folder to our parameters --------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,7 @@ class BrokenConfigError(ValueError):
     """A config of which nothing can make a model that computes, transformers neither."""
 
 
-#: Names of nonlinearities, theirs and ours; the first of theirs is the one that is written.
+#: Names of nonlinearities, theirs and ours; the first of theirs is used when saving.
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu": "gelu",
     "relu": "relu", "silu": "silu", "swish": "silu",

@@ -23,9 +23,9 @@ from regard_lab.text.vocabulary import Vocabulary
 # Scores of captions against all that people wrote: BLEU-1 … 4, chrF, ROUGE-L and CIDEr-D ------------------------------
 
 
-#: Longest n-grams, the deviation of lengths in words, and what CIDEr-D is multiplied by (Vedantam 2015).
+#: CIDEr-D (Vedantam 2015): maximum n of n-grams, standard deviation of lengths in words, and scale.
 _N, _SIGMA, _CIDER = 4, 6.0, 10.0
-#: How much more recall counts than precision in ROUGE-L of captions.
+#: Weight β of recall over precision in ROUGE-L of captions.
 _BETA = 1.2
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 

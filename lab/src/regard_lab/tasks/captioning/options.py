@@ -17,7 +17,7 @@ from regard_lab.training.options import RunOptions, TrainingOptions, absolute_pa
 
 TUNES = ("frozen", "full")
 METRICS = ("loss", "bleu", "chrf", "rouge", "cider")
-#: The options of data that name files.
+#: Data options that name files.
 FILES = ("data", "valid", "images", "features")
 
 

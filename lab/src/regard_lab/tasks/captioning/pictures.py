@@ -23,11 +23,11 @@ from regard.inspect._record.texts import Patches
 from regard.inspect._view.plots import Alignment, checked_format, fonts, plot_image
 from regard_lab.generation.predictions import Prediction
 
-#: Inches of an image, images side by side, and letters of a heading that fit above so many.
+#: Size of an image in inches, images per row, and letters of a heading that fit above a row.
 _SIDE, _ACROSS, _LETTERS = 1.6, 8, 14
-#: Inches above an image, for its word; of a line of a heading; and above a heading.
+#: Inches above an image for its word, per line of a heading, and above a heading.
 _WORD, _LINE, _ABOVE = 0.34, 0.19, 0.25
-#: Quality of the JPEG that a page holds.
+#: JPEG quality of images in a page.
 _QUALITY = 90
 
 

@@ -13,17 +13,17 @@ from regard_lab.tasks.classification.options import ClassifierOptions, Classifie
 from regard_lab.training.options import absolute_path
 
 TASK = "image-classification"
-#: What a model of images may be, with its config.
+#: Kinds of image models with their configs.
 IMAGE_MODELS: dict[str, tuple[type[Any], type[Any]]] = {
     "resnet": (ResNetConfig, ResNet),
     "transformer": (VisionTransformerConfig, VisionTransformer),
 }
 TUNES = ("full", "frozen")
 #: Learning rates at the peak: of residual networks, of transformers from scratch at width 128 (narrower ones take
-#: larger steps), of a model that has learned before, and of a head alone.
+#: larger steps), of a pretrained model, and of a head alone.
 RATES = {"resnet": 3e-3, "transformer": 1e-3, "full": 1e-4, "frozen": 2e-3}
 _WIDTH, _HIGHEST = 128, 3e-3
-#: What the data decides of a config.
+#: Fields of a config that the data determines.
 _FOUND = ("channels", "image")
 
 

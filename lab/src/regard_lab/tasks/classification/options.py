@@ -18,7 +18,7 @@ class ClassifierTrainingOptions(TrainingOptions):
 
     batch_option: ClassVar[str] = "batch_examples"
     batch_range: ClassVar[tuple[int, int]] = (8, 32)
-    #: Epochs, where the data decides: the fewest, more to take this many steps, and the most. From 200 questions of
+    #: A number of epochs chosen from the data: minimum, enough for this many steps, and maximum. From 200 questions of
     #: TREC, 3 epochs in batches of 32 name 19 % of the test set, and 20 epochs in batches of 8 54 %.
     fewest_epochs: ClassVar[float] = 3.0
     least_steps: ClassVar[int] = 500

@@ -14,7 +14,7 @@ from regard_lab.tasks.language.options import KINDS, TOKENIZERS, TokenizerOption
 from regard_lab.training.options import absolute_path, unknown_option
 
 TUNES = ("full", "embedding", "frozen", "lora")
-#: Fields of a model's config that change none of its parameters.
+#: Fields of a model's config that do not affect its parameters.
 CHANGEABLE = ("dropout", "attention_dropout", "pooling", "window")
 #: Learning rates that suit a model of width 768 (Devlin 2019; adapters: Hu 2021); narrower ones take larger steps.
 #: Short runs on SST-2 chose among 5e-4, 1e-3 and 3e-3 from scratch at width 128: 78.6, 77.9 and 74.3 %.

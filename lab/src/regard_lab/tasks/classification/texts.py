@@ -25,7 +25,7 @@ from regard_lab.text.tokenizer import Tokenizer
 # A classifier with its tokenizer, as a folder holds them: texts in, probabilities of labels out -----------------------
 
 
-#: Tokens that are read of a text where a folder does not say how many.
+#: Default maximum number of tokens of a text.
 _LONGEST = 512
 
 

@@ -294,7 +294,7 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
 # Dimensions: B batch, L tokens, W width of their vectors.
 
 
-# Adversarial training of classifiers of texts: learn each text's label a step away from it, too, where it costs most
+# Adversarial training: also learn each text's label at embeddings shifted in the direction that raises the loss most
 
 
 class AdversarialLabels(ClassificationObjective):
@@ -551,7 +551,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
         return LabelBatches(inputs, labels, size=training.batch_examples, seed=training.seed, rank=rank, world=world)
 
 
-# From images with labels to a classifier in a folder ------------------------------------------------------------------
+# Training of image classifiers ----------------------------------------------------------------------------------------
 
 
 class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages, ImageClassificationPipeline]):
@@ -563,7 +563,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
         self, options: ImageClassificationOptions, folder: str | Path, say: Callable[[str], None] = print
     ) -> None:
         super().__init__(options, folder, say)
-        #: How images are read; None before it is known.
+        #: The preprocessing of images; None until it is known.
         self._preprocessing = self._asked()
         self._valid: LabelledImages | None = None
 
@@ -579,7 +579,7 @@ class ImageTraining(ClassificationRun[ImageClassificationOptions, LabelledImages
 
     def read(self, source: str, function: str = "train") -> LabelledImages:
         images = read_labelled_images(source, self._preprocessing, function=function)
-        if self._preprocessing is None:  # arrays as they are: so are those to validate with
+        if self._preprocessing is None:  # arrays are used unchanged, and so are those for validation
             height, width, channels = images.pixels.shape[1:]
             if height != width:
                 got = f"{height} × {width}"

@@ -19,7 +19,7 @@ from regard_lab.text.tokenizer import Tokenizer
 from regard_lab.text.unknown import UnknownCharacters
 from regard_lab.training.objectives import Objective
 
-#: Tokens of a window where the model reads more, and tokens that are read at once.
+#: Maximum default window in tokens, and number of tokens to process at once.
 _WINDOW, _AT_ONCE = 1024, 1 << 14
 
 
@@ -154,7 +154,7 @@ def score_text(
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 sums += objective.validation(model, each.to(device)).cpu()
         count = len(shards)
-        del batches, shards  # mapped files
+        del batches, shards  # close the mapped files
     nats, targets = sums.tolist()
     whole = forward and tokenizer.begin is not None and tokenizer.keeps_spaces and not unknown
     return TextScores(nats, int(targets), count, sizes[0], sizes[1], whole, unknown)

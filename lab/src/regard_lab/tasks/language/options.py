@@ -12,13 +12,13 @@ from regard_lab.data.documents import UNITS
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig
 from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
-#: What a model of language may be, with its config.
+#: Kinds of language models with their configs.
 KINDS: dict[str, tuple[type[Any], type[Any]]] = {
     "decoder": (DecoderLMConfig, DecoderLM),
     "encoder": (EncoderLMConfig, EncoderLM),
 }
 TOKENIZERS = ("bpe", "wordpiece", "bytes", "characters")
-#: Those that are as large as was asked for.
+#: Tokenizers whose vocabulary has the requested size.
 SIZED = ("bpe", "wordpiece")
 ROWS = ("auto", "packed", "stream")
 

@@ -160,7 +160,7 @@ class MaskedTokens(Objective):
         tokens, targets, positions = _parts(model, tokens, targets, batch.positions)
         rows = model(tokens, mask=masks.document(batch.documents), positions=positions)
         masked = targets != IGNORE_INDEX
-        features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W): no others are needed
+        features = model.masked_features(rows[masked]).unsqueeze(0)  # (1, R, W), of masked places only
         value, log_likelihood = _named(features, model.projection, targets[masked].unsqueeze(0), sampled)
         return log_likelihood[0], value
 
@@ -233,15 +233,15 @@ def _sums(log_likelihood: Tensor, count: int) -> Tensor:
     )
 
 
-# Vectors of tokens by skip-gram with negative sampling (Mikolov 2013, arXiv 1310.4546): where an embedding begins -----
+# Initial embeddings by skip-gram with negative sampling (Mikolov 2013, arXiv 1310.4546) -------------------------------
 # Dimensions: N tokens of the vocabulary, E width.
 
 
-#: The root of the mean square of a vector's elements: blocks that have learned nothing yet add less than this.
+#: Root mean square of a vector's elements, larger than what untrained blocks add.
 SCALE = 0.3
-#: Tokens that are gone through at once: between two blocks a run may be interrupted.
+#: Number of tokens per block; a run can be interrupted between two blocks.
 _BLOCK = 1 << 20
-#: Places of the table that tokens are drawn from in place of true neighbours, by their frequency to this power.
+#: Size of the table to sample negatives from, and the power of the frequency to sample them by.
 _TABLE, _POWER = 1 << 22, 0.75
 
 
@@ -347,7 +347,7 @@ def _kernel() -> Any:
         cost, terms = 0.0, 0
         for center_at in range(len(numbers)):
             center = vectors[numbers[center_at]]
-            reach = 1 + int(np.random.random() * window)  # the nearer, the more often
+            reach = 1 + int(np.random.random() * window)  # nearer neighbours are used more often
             step[:] = 0
             found = 0
             for other in range(max(0, center_at - reach), min(len(numbers), center_at + reach + 1)):

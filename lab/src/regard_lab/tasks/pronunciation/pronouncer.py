@@ -23,10 +23,10 @@ from regard_lab.models.folders import CONFIG, ModelFileError
 from regard_lab.tasks.translation.metrics import ErrorRates, error_rates
 from regard_lab.tasks.translation.tasks import Pronunciation, VocabularyOptions
 from regard_lab.text.ragged import Ragged
-from regard_lab.text.unknown import MOST_UNKNOWN, check_unknown
+from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import SymbolVocabulary, Vocabulary
 from regard_lab.training.objectives import Frequencies
-from regard_lab.training.options import TrainingOptions
+from regard_lab.training.options import MOST_UNKNOWN, TrainingOptions
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: A pronunciation: phonemes such as ``("K", "AE", "T")``.
 Phonemes = tuple[str, ...]
-#: Every word with all its pronunciations, the usual one first.
+#: Words with all their pronunciations, the most common first.
 Dictionary = dict[str, list[Phonemes]]
 
 
@@ -165,7 +165,7 @@ def split_dictionary(entries: Dictionary, percent: float = 5.0) -> tuple[Diction
 TASK = Pronunciation.name
 #: Longer words are refused. The longest in the dictionary has 28 letters.
 LONGEST = 64
-#: Pairs in a training batch, and how to train: what worked best within three minutes on two cores.
+#: Pairs per training batch, and training options: the best found for three minutes on two cores.
 PAIRS = 128
 RECIPE = TrainingOptions(
     steps=10**9, seconds=160.0, learning_rate=5e-3, schedule="linear", warmup=0.03, label_smoothing=0.0, metric="per"

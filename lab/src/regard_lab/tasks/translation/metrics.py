@@ -191,7 +191,7 @@ def _scored(function: str, metric: Any, hypotheses: Sequence[str], references: S
     for number, answers in enumerate(references, start=1):
         if not answers:
             raise rejected(function, "references", "have at least one for each sentence", f"none for number {number}")
-    # sacreBLEU wants the first reference of every sentence, then the second ones, with None where there is none.
+    # sacreBLEU expects the first references of all sentences, then the second ones, with None for missing ones.
     streams = [list(stream) for stream in zip_longest(*references)]
     score = metric.corpus_score(list(hypotheses), streams)
     return Score(score.name, float(score.score), str(metric.get_signature()), str(score))

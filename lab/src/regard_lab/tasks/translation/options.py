@@ -14,7 +14,7 @@ from regard_lab.tasks.translation.alignment.links import ALIGNERS
 from regard_lab.tasks.translation.tasks import TASKS, VocabularyOptions
 from regard_lab.training.options import RunOptions, TrainingOptions, absolute_path, unknown_option
 
-#: The options of data that name files.
+#: Data options that name files.
 FILES = ("data", "targets", "valid", "valid_targets", "alignments")
 
 

@@ -13,7 +13,7 @@ from regard_lab.data.pairs import Pairs, read_pairs, read_texts
 from regard_lab.tasks.translation.metrics import bleu, chrf, error_rates
 from regard_lab.text.vocabulary import SUBWORDS, SymbolVocabulary, Vocabulary
 
-#: Spans that a text may have hidden, as many as T5's.
+#: Maximum number of hidden spans per text, as in T5.
 _SENTINELS = 100
 _SYMBOLS = "for pronunciation, where letters and phonemes are the symbols"
 _TEXTS = "for span-corruption, which has texts and no pairs"
@@ -28,8 +28,8 @@ class VocabularyOptions(Options):
     size: int = option(8000, "number of subwords of a vocabulary", flag="--vocabulary-size")
     joint: bool = option(False, "one vocabulary for both languages; by default, one for each", flag="--joint/--apart")
     lowercase: bool = option(False, "read and write lower-case text")
-    #: Provilkov 2020, arXiv 1910.13267. Texts are split several times, each time differently, and an epoch goes through
-    #: all; what is rare is learned from its parts.
+    #: Provilkov 2020, arXiv 1910.13267. Each text is split at random several times; an epoch contains all versions.
+    #: Rare words are learned from their parts.
     dropout: float = option(0.0, "BPE dropout: share of merges to skip when training texts are split",
                             ge=0, lt=1)  # fmt: skip
     #: See :mod:`regard_lab.text.rewriting`.
@@ -58,16 +58,16 @@ class VocabularyOptions(Options):
 class Task(ABC):
     """Pairs of texts to learn from, and a score."""
 
-    #: Its name on the command line, the metric that a run goes by, and all that there are.
+    #: Name on the command line; the metric that selects checkpoints; all metrics.
     name: str
     metric: str
     names: tuple[str, ...]
-    #: The usual kind of model; whether both sides have one vocabulary in any case.
+    #: Default kind of model; whether both sides always share a vocabulary.
     kind = "recurrent"
     joint = False
-    #: Whether spans of a text are hidden in what is read, and are what is written.
+    #: Whether the model reads texts with hidden spans, and writes these spans.
     hides = False
-    #: Options that mean nothing to it, by section and name, each with what is said where it is given.
+    #: Options without effect on this task, by section and name, with the end of their error message.
     refused: dict[str, str] = dict.fromkeys(
         ("data.span_share", "data.span_length"), "unless the task is span-corruption"
     )
@@ -95,7 +95,7 @@ class Translation(Task):
         from regard_lab.text.vocabulary import SubwordVocabulary
 
         kind, size, lowercase = options.kind, options.size, options.lowercase
-        # Characters are as many as there are.
+        # The number of characters is not an option.
         count = None if kind == "characters" else size
         with in_section("vocabularies"):
             if options.joint:
@@ -172,7 +172,7 @@ class SpanCorruption(Task):
         return {}
 
 
-#: By name.
+#: Tasks by name.
 TASKS: Mapping[str, Task] = {task.name: task for task in (Translation(), Pronunciation(), SpanCorruption())}
 
 

@@ -32,7 +32,7 @@ from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
 # The mesh of processes ------------------------------------------------------------------------------------------------
 
 
-#: From the outermost to the innermost; ``tensor`` communicates most, and should stay on one machine.
+#: Mesh dimensions, outermost first; ``tensor`` communicates most and should stay on one machine.
 DIMENSIONS = ("data", "shard", "context", "tensor")
 #: The flattened dimension over which parameters are sharded.
 FSDP = "shard_context"

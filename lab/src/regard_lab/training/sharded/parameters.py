@@ -77,7 +77,7 @@ def gradient_norm(grads: Iterable[Tensor]) -> Tensor:
 
 
 _M = TypeVar("_M", bound=nn.Module)
-#: What writes a tensor without having read it: what a parameter is drawn by.
+#: In-place functions that initialize a tensor without reading it; first the random ones.
 _RANDOM = ("normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_")
 _DRAWS = {*_RANDOM, "kaiming_normal_", "constant_", "zeros_", "ones_", "zero_", "fill_", "copy_"}
 
@@ -175,7 +175,7 @@ def _whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor; collective where it is divided."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    for dim in range(tensor.device_mesh.ndim):  # from the outside in: what was divided last is joined first
+    for dim in range(tensor.device_mesh.ndim):  # outermost first: the last division is undone first
         placements = list(tensor.placements)
         placements[dim] = Replicate()
         tensor = tensor.redistribute(placements=placements)
@@ -211,7 +211,7 @@ def _write(part: Tensor, whole: Tensor) -> None:
     """Give a parameter this process's part of a whole one."""
     if isinstance(part, DTensor):
         mesh = part.device_mesh
-        for dim in reversed(range(mesh.ndim)):  # heads are divided first, then what is left over the others
+        for dim in reversed(range(mesh.ndim)):  # innermost first: divide heads, then the rest
             placement: Any = part.placements[dim]
             if isinstance(placement, Replicate):
                 continue

@@ -20,9 +20,9 @@ from regard_lab.tasks.translation.alignment.maps import merge, select_map
 from regard_lab.text.vocabulary import SubwordVocabulary, Word
 from regard_lab.text.words import WordFinder, find_words, normalize
 
-#: Pairs of sentences that go through a model together, and the most tokens of a side.
+#: Batch size in sentence pairs, and maximum number of tokens of a side.
 _BATCH, _LONGEST = 32, 512
-#: Pairs by which an attention map is chosen, and that an aligner learns from for that.
+#: Number of pairs to select an attention map on, and to train an aligner on for that.
 _CHECKED, _LEARNED = 300, 20_000
 
 

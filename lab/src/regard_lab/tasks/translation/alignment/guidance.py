@@ -30,7 +30,7 @@ from regard_lab.text.words import Span, WordFinder, find_words, split_at_spaces,
 if TYPE_CHECKING:
     from regard_lab.tasks.translation.options import ExperimentOptions
 
-#: The file in a run's folder that holds the links that guide it.
+#: The file of a run's guiding links in its folder.
 LINKS = "links.txt"
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Link = tuple[int, int]
 Links = frozenset[Link]
 
-#: ``3-4`` is sure; ``3?4`` and ``3p4`` are possible.
+#: ``3-4`` is a sure link; ``3?4`` and ``3p4`` are possible ones.
 _LINK = re.compile(r"([0-9]{1,12})([-?p])([0-9]{1,12})")
-#: Neighbours of a link: at its sides, above and below it, and diagonally.
+#: Neighbours of a link, horizontal, vertical and diagonal.
 _NEAR = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
 
 
@@ -215,7 +215,7 @@ def _grown(forward: Links, backward: Links, final: str = "") -> Links:
     grown = set(forward & backward)
     sources, targets = {i for i, _ in grown}, {j for _, j in grown}
     waiting = sorted(grown)
-    while waiting:  # links that were added are looked around, too
+    while waiting:  # also visit the neighbours of new links
         i, j = waiting.pop(0)
         for di, dj in _NEAR:
             link = i + di, j + dj
@@ -234,7 +234,7 @@ def _grown(forward: Links, backward: Links, final: str = "") -> Links:
     return frozenset(grown)
 
 
-#: The ways to symmetrize.
+#: Symmetrization methods.
 METHODS: Mapping[str, Callable[[Links, Links], Links]] = {
     "intersection": lambda forward, backward: forward & backward,
     "union": lambda forward, backward: forward | backward,
@@ -253,19 +253,19 @@ def merge_pieces(links: Iterable[Link], sources: Sequence[int], targets: Sequenc
 # Dimensions: P pairs of sentences, J target words in all, N candidates for them, V kinds of candidates.
 
 
-#: Aligners that are packages of others.
+#: Aligners of other packages.
 _PACKAGES = ("eflomal",)
-#: Words of sentences.
+#: Sentences as words.
 Sentences = Sequence[Sequence[str]]
-#: The most pairs of words that are looked at at once, that are learned from, and that two sentences may have.
+#: Maximum number of word pairs to process at once, to learn from, and of a sentence pair.
 _BLOCK, _MOST, _LARGEST = 1 << 22, 1 << 26, 1 << 22
 #: Of the lexical aligner (Dyer 2013): iterations, the prior of the empty word, and the pseudo-count of a translation.
 _ITERATIONS, _EMPTY, _SPARSE = 5, 0.08, 0.01
-#: How strongly it prefers the diagonal: at first, at least, at most, and how fast that is learned.
+#: Its preference λ for the diagonal: initial value, minimum, maximum, and learning rate.
 _TENSION, _SLACK, _STEEPEST, _RATE = 4.0, 0.1, 14.0, 20.0
-#: How likely a translation is that was never seen.
+#: Probability of an unseen translation.
 _UNSEEN = 1e-9
-#: No side has so many different words.
+#: A bound on the number of distinct words of a side.
 _WORDS = 1 << 32
 
 
@@ -410,7 +410,7 @@ def _best_links(source: _Side, target: _Side) -> Iterator[Links]:
         scores = known * candidates.prior(tension)
         best = np.maximum.reduceat(scores, candidates.starts)[candidates.row]
         hits = np.flatnonzero(scores == best)
-        hits = hits[np.unique(candidates.row[hits], return_index=True)[1]]  # the first of equals
+        hits = hits[np.unique(candidates.row[hits], return_index=True)[1]]  # the first of ties
         words, targets, ends = candidates.word[hits], candidates.target[hits], np.cumsum(candidates.counts)
         for begin, end in zip(ends - candidates.counts, ends):
             best_links = zip(words[begin:end].tolist(), targets[begin:end].tolist())
@@ -448,7 +448,7 @@ def _train(blocks: Sequence[_Candidates]) -> tuple[np.ndarray, np.ndarray, float
         high = torch.digamma(torch.from_numpy(counts + _SPARSE)).numpy()
         low = torch.digamma(torch.from_numpy(np.bincount(words, counts) + spread)).numpy()
         table = np.exp(high - low[words])
-        # Towards the tension at which words are as far from the diagonal as they were found to be.
+        # Move λ towards the value whose expected distance from the diagonal is the observed one.
         tension = float(np.clip(tension + _RATE * (expected - apart) / rows, _SLACK, _STEEPEST))
     return kinds, table, tension
 
@@ -471,7 +471,7 @@ def eflomal(sources: Sentences, targets: Sentences) -> Iterator[tuple[Links, Lin
         yield parse_links(forward, "eflomal's answer").sure, parse_links(backward, "eflomal's answer").sure
 
 
-#: What can align.
+#: Names of the aligners.
 ALIGNERS: Mapping[str, Callable[[Sentences, Sentences], Iterator[tuple[Links, Links]]]] = {
     "lexical": lexical,
     "eflomal": eflomal,

@@ -18,7 +18,7 @@ from regard_lab.generation.predictions import Prediction
 from regard_lab.text.vocabulary import Word
 from regard_lab.text.words import normalize
 
-#: Digits behind the point of a weight in a record.
+#: Decimals of weights in a record.
 _DIGITS = 6
 
 

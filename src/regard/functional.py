@@ -239,16 +239,17 @@ def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
     with without_tracer_warnings():
         problem = Problem.of(call)
     mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
-    recorded = record(problem, mask, call.scale, call.engine)
+    request = call.return_aux
+    wants_lse = request is not None and request.lse is True
+    recorded = record(problem, mask, call.scale, call.engine, wants_lse)
     if recorded is None:
         if is_jit_tracing():
             raise untraceable(str(why_not_operator(problem, mask, call.engine)))
         return None
     output, lse = recorded
-    request = call.return_aux
     if request is None:
         return problem.restore(output)
-    outcome = EngineOutput(output, None if request.lse == "grad" else lse)
+    outcome = EngineOutput(output, lse)
     with autocast_suspended(output.device.type):
         return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._call.plan import Plan, plan_call, with_graph
+from regard._call.plan import Plan, plan_call
 from regard._utils.part import Part, brief
 from regard._utils.torch_private import (
     functorch_derivatives,
@@ -24,7 +24,7 @@ from regard._utils.torch_private import (
     recording,
 )
 from regard._utils.tracing import autocast_suspended, in_transform
-from regard.engines import aux_pass
+from regard.engines import EngineOutput, aux_pass
 from regard.engines.aux import AuxRequest
 from regard.engines.problem import Call, Problem
 from regard.masks import Mask
@@ -99,7 +99,8 @@ class _Once(_Gradient):
 # A call as one operator of ``torch.library``
 # Compilers and tracers cannot read tensor values, so an engine could neither skip masked keys nor keep non-finite ones
 # from leaking. They therefore record an opaque operator, which plans and runs the call eagerly, with actual sizes and
-# values. Score, mask and normalizer are serialized as a text, plus the tensors and numbers inside them.
+# values. Score, mask and normalizer are serialized as a text, plus the tensors and numbers inside them. A forward pass
+# that may be followed by a backward pass keeps the autograd graph of the eager call on its second output.
 
 
 _LSE = AuxRequest(lse=True)
@@ -254,9 +255,9 @@ def why_not_operator(problem: Problem, mask: Mask | None, engine: object) -> str
 
 
 def record(
-    problem: Problem, mask: Mask | None, scale: float | None, engine: object
+    problem: Problem, mask: Mask | None, scale: float | None, engine: object, wants_lse: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return the output (B, H, L, V) of the operator, and log-sum-exp (B, H, L) if a backward pass may follow.
+    """Return the output (B, H, L, V) of the operator, and log-sum-exp (B, H, L) if it is wanted and has a meaning.
 
     Return None if the call cannot be recorded; see :func:`why_not_operator`.
 
@@ -268,6 +269,7 @@ def record(
     scale : float or None
         The argument of the call.
     engine : str
+    wants_lse : bool
     """
     if problem.dropout_p or problem.normalizer.random or not isinstance(engine, str):
         return None
@@ -280,11 +282,12 @@ def record(
     # A trace may run on tensors other than those of its example.
     wants_grad = is_jit_tracing() or problem.wants_grad
     grads = "".join(["1" if wants_grad and (is_jit_tracing() or end.requires_grad) else "0" for end in ends])
+    wants_lse = wants_lse and problem.normalizer.online
+    header = f"{grads} {_layout(problem)} {'lse' if wants_lse else 'output'}"
     output, lse = torch.ops.regard.attend(
-        *ends, packed.tensors, f"{grads} {_layout(problem)} {packed.text}", packed.ints, packed.floats, scale,
-        problem.softcap,
+        *ends, packed.tensors, f"{header} {packed.text}", packed.ints, packed.floats, scale, problem.softcap,
     )  # fmt: skip
-    return output, lse if wants_grad else None
+    return output, lse if wants_lse else None
 
 
 def _layout(problem: Problem) -> str:
@@ -301,40 +304,100 @@ def _laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _unpacked(
-    query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], text: str,
+@dataclass(frozen=True)
+class _Header:
+    """What the text of an operator says of the call, apart from its parts.
+
+    Attributes
+    ----------
+    wanted : tuple of bool
+        Whether query, key, value and each tensor of the parts need a gradient.
+    layouts : tuple of str
+        The memory layouts of these gradients.
+    wants_lse : bool
+    parts : str
+        The rest of the text, for :class:`_Unpacking`.
+    """
+
+    wanted: tuple[bool, ...]
+    layouts: tuple[str, ...]
+    wants_lse: bool
+    parts: str
+
+    @staticmethod
+    @lru_cache(1024)
+    def of(text: str) -> _Header:
+        """Read a text."""
+        grads, layout, asked, parts = text.split(" ", 3)
+        held = [word == "grad" for word in _words(parts) if word in ("grad", "tensor")]
+        layouts = (*[layout] * 3, *["heads"] * len(held))
+        return _Header((*[grad == "1" for grad in grads], *held), layouts, asked == "lse", parts)
+
+    @property
+    def wants_grad(self) -> bool:
+        """Whether a backward pass may follow."""
+        return any(self.wanted)
+
+
+@dataclass
+class _Run:
+    """A call that ran eagerly.
+
+    Attributes
+    ----------
+    plan : Plan
+    problem : Problem
+    outcome : EngineOutput
+    held : list of Tensor
+        Query, key, value and the tensors of the parts, detached from the caller's graph.
+    """
+
+    plan: Plan
+    problem: Problem
+    outcome: EngineOutput
+    held: list[Tensor]
+
+
+def _run(
+    query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], header: _Header,
     ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
-) -> tuple[Plan, Problem, list[Tensor]]:  # fmt: skip
-    """Return the plan and problem for an operator's arguments, and query, key, value and the tensors of the parts."""
-    grads, _, rest = text.split(" ", 2)
-    query, key, value = (end.detach().requires_grad_(grad == "1") for end, grad in zip((query, key, value), grads))
+) -> _Run:  # fmt: skip
+    """Run a call eagerly; the output is differentiable with respect to the tensors that need a gradient."""
+    query, key, value = (
+        end.detach().requires_grad_() if wanted else end.detach()
+        for end, wanted in zip((query, key, value), header.wanted)
+    )
     if tensors:
-        mask, score, normalizer, engine = _parts(rest, tensors, ints, floats)
+        mask, score, normalizer, engine = _parts(header.parts, tensors, ints, floats)
     else:
-        mask, score, normalizer, engine = _fixed_parts(rest, tuple(ints), tuple(floats))
-    request = _LSE if "1" in grads or "grad" in rest.split(" ") else None
+        mask, score, normalizer, engine = _fixed_parts(header.parts, tuple(ints), tuple(floats))
+    request = _LSE if header.wants_lse else None
     call = Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request)
     plan, problem = plan_call(call, is_eager())
-    held = [tensor for part in (mask, score, normalizer) if part is not None for tensor in part.tensors()]
-    return plan, problem, [query, key, value, *held]
+    held = [query, key, value]
+    if tensors:
+        held += [tensor for part in (mask, score, normalizer) if part is not None for tensor in part.tensors()]
+    return _Run(plan, problem, plan.run(problem), held)
 
 
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], text: str,
     ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return output (B, H, L, V) and log-sum-exp (B, H, L); the latter is empty if no gradient is needed."""
-    with autocast_suspended(query.device.type):
-        with torch.enable_grad():
-            plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
-        with torch.no_grad():
-            outcome = plan.run(problem)
-            lse = problem.query.new_empty(0, dtype=problem.compute_dtype)
-            if any(tensor.requires_grad for tensor in held) and problem.normalizer.online:
-                found = aux_pass.aux_fields(problem, outcome, _LSE, plan.aux_engine).lse
-                assert found is not None
-                lse = found.to(problem.compute_dtype)
-        return _own(outcome.output, query, key, value), _own(lse)
+    """Return output (B, H, L, V) and log-sum-exp (B, H, L); the latter is empty if it is not wanted."""
+    header = _Header.of(text)
+    with autocast_suspended(query.device.type), _recording(header.wants_grad):
+        run = _run(query, key, value, tensors, header, ints, floats, scale, softcap)
+    problem, output = run.problem, run.outcome.output.detach()
+    lse = output.new_empty(0, dtype=problem.compute_dtype)
+    if header.wants_lse:
+        with autocast_suspended(query.device.type), torch.no_grad():
+            found = aux_pass.aux_fields(problem, run.outcome, _LSE, run.plan.aux_engine).lse
+        assert found is not None
+        lse = _own(found.to(problem.compute_dtype))
+    if header.wants_grad:
+        lse.regard_run = run  # type: ignore[attr-defined]
+    return _own(output, query, key, value), lse
 
 
 def _own(tensor: Tensor, *others: Tensor) -> Tensor:
@@ -344,44 +407,44 @@ def _own(tensor: Tensor, *others: Tensor) -> Tensor:
     return tensor.detach().contiguous()
 
 
+def _recording(wanted: bool) -> AbstractContextManager[object]:
+    """Return a context in which autograd records, if wanted, even inside an operator."""
+    if not wanted:
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(recording())
+    stack.enter_context(torch.enable_grad())
+    return stack
+
+
 def _attend_shapes(query, key, value, tensors, text, ints, floats, scale, softcap):  # type: ignore[no-untyped-def]  # noqa: ARG001
     B, H, L, _ = query.shape
     wide = torch.promote_types(query.dtype, torch.float32)
-    has_lse = ("1" in text.partition(" ")[0] or " grad " in text) and _is_online(text)
-    lse = query.new_empty(B, H, L, dtype=wide) if has_lse else query.new_empty(0, dtype=wide)
+    lse = query.new_empty(B, H, L, dtype=wide) if _Header.of(text).wants_lse else query.new_empty(0, dtype=wide)
     return query.new_empty(B, H, L, value.shape[-1]), lse
 
 
-@lru_cache(1024)
-def _is_online(text: str) -> bool:
-    """Whether the serialized normalizer is online."""
-    words = _words(text)
-    found = [_class(*words[i + 1 : i + 3]) for i, word in enumerate(words) if word == "part"]
-    return bool(getattr(found[-1], "online", False))  # the normalizer is the last part
-
-
 def _attend_backward(
-    grad: Tensor, output: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor],
+    grad: Tensor, output: Tensor, lse: Tensor, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor],  # noqa: ARG001
     text: str, ints: Sequence[int], floats: Sequence[float], scale: float | None, softcap: float | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the gradients of query, key, value and the tensors; empty if not needed."""
-    with autocast_suspended(query.device.type), recording(), torch.enable_grad():
-        plan, problem, held = _unpacked(query, key, value, tensors, text, ints, floats, scale, softcap)
-        attached = with_graph(problem, plan.engine, output, lse, plan.run) if lse.numel() else None
-        if attached is None:
-            attached = plan.run(problem).output
-        wanted = [tensor for tensor in held if tensor.requires_grad]
-        found = iter(torch.autograd.grad(attached, wanted, grad.to(attached.dtype), allow_unused=True))
-    given, layouts = [query, key, value, *tensors], _layouts(text, len(tensors))
+    """Return the gradients of query, key, value and the tensors; empty if not needed.
+
+    ``output`` is an argument so that compilers do not reuse its memory, which the graph of the forward pass reads.
+    """
+    header = _Header.of(text)
+    with autocast_suspended(query.device.type), _recording(True):
+        run = getattr(lse, "regard_run", None)
+        if run is None:  # hooks on saved tensors replaced it by a copy
+            run = _run(query, key, value, tensors, header, ints, floats, scale, softcap)
+        wanted = [tensor for tensor in run.held if tensor.requires_grad]
+        attached = run.outcome.output
+        found = iter(torch.autograd.grad(attached, wanted, grad, retain_graph=True, allow_unused=True))
+    given = [query, key, value, *tensors]
     return [
-        _gradient(next(found), like, layout) if t.requires_grad else like.new_empty(0)
-        for t, like, layout in zip(held, given, layouts)
+        _gradient(next(found), like, layout) if wanted else like.new_empty(0)
+        for wanted, like, layout in zip(header.wanted, given, header.layouts)
     ]
-
-
-def _layouts(text: str, tensors: int) -> list[str]:
-    """Return the gradient layouts of query, key, value and of the parts' tensors."""
-    return [text.split(" ", 2)[1]] * 3 + ["heads"] * tensors
 
 
 def _gradient(found: Tensor | None, like: Tensor, layout: str) -> Tensor:
@@ -390,18 +453,11 @@ def _gradient(found: Tensor | None, like: Tensor, layout: str) -> Tensor:
     return _laid_out(found, layout)
 
 
-def _wants(text: str) -> Iterator[bool]:
-    """Yield whether query, key, value and each tensor of the parts need a gradient."""
-    grads, _, rest = text.split(" ", 2)
-    yield from (grad == "1" for grad in grads)
-    yield from (word == "grad" for word in _words(rest) if word in ("grad", "tensor"))
-
-
 def _attend_backward_shapes(grad, output, lse, query, key, value, tensors, text, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    given, layouts = (query, key, value, *tensors), _layouts(text, len(tensors))
+    header = _Header.of(text)
     return [
         _laid_out(t.new_empty(t.shape), layout) if wanted else t.new_empty(0)
-        for t, wanted, layout in zip(given, _wants(text), layouts)
+        for t, wanted, layout in zip((query, key, value, *tensors), header.wanted, header.layouts)
     ]
 
 
@@ -414,7 +470,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     output, lse, query, key, value, *tensors = ctx.saved_tensors
     found = torch.ops.regard.attend_backward(grad, output, lse, query, key, value, tensors, *ctx.rest)
-    gradients = [gradient if wanted else None for gradient, wanted in zip(found, _wants(ctx.rest[0]))]
+    gradients = [gradient if wanted else None for gradient, wanted in zip(found, _Header.of(ctx.rest[0]).wanted)]
     _, ints, floats, _, _ = ctx.rest
     # torch expects [] as the gradient of an empty list, and None as that of a list of numbers.
     return *gradients[:3], gradients[3:], None, None if ints else [], None if floats else [], None, None

@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -39,6 +42,8 @@ class Marks(NamedTuple):
 
 
 DECIMALS, THOUSANDS = (".", ","), (".", ",", " ", "'")
+#: How many different cells are tried before a column is taken for other text than dates, or numbers.
+_TRIED, _MANY = 200, 1000
 _MONEY = "$€£¥₹"
 _SIGN = "[-+−]?"
 #: A sign and a currency in any order, digits with marks, an exponent, and a percent sign or a currency.
@@ -75,22 +80,45 @@ def read_numbers(text: Series) -> list[Reading]:
     """
     import pandas as pd
 
-    plain = pd.to_numeric(text, errors="coerce")
-    if not (text.notna() & plain.isna()).any():
-        dotted = text[text.str.contains(".", regex=False, na=False)]
+    codes, cells, counts = _distinct(text)
+    plain = pd.to_numeric(cells, errors="coerce")
+    if plain.notna().all():
+        dotted = cells[cells.str.contains(".", regex=False)]
+        found = _spread(plain, codes, text)
         if dotted.empty or not dotted.str.fullmatch(_EITHER).all():
-            return [Reading(plain, Marks(), decided=not dotted.empty)]
-        whole = pd.to_numeric(text.str.replace(".", "", regex=False))
+            return [Reading(found, Marks(), decided=not dotted.empty)]
+        whole = pd.to_numeric(cells.str.replace(".", "", regex=False))
         example = str(dotted.iloc[0])
-        return [Reading(plain, Marks(), example=example), Reading(whole, Marks(",", "."), example=example)]
-    cells = text.dropna().unique()
-    if len(cells) > 1000 and not any(_CELL.fullmatch(str(each).translate(_SPACES)) for each in cells[:1000]):
-        return [Reading(plain, Marks())]  # text of some kind
-    return _marked_numbers(text, plain, Counter(text.dropna()))
+        return [
+            Reading(found, Marks(), example=example),
+            Reading(_spread(whole, codes, text), Marks(",", "."), example=example),
+        ]
+    if len(cells) > _MANY and not any(_CELL.fullmatch(str(each).translate(_SPACES)) for each in cells[:_MANY]):
+        return [Reading(_spread(plain, codes, text), Marks())]  # text of some kind
+    return [
+        Reading(_spread(each.values, codes, text), each.way, each.decided, each.unit, each.example)
+        for each in _marked_numbers(cells, plain, dict(zip(cells, counts)))
+    ]
 
 
-def _marked_numbers(text: Series, plain: Series, cells: Counter[str]) -> list[Reading]:
-    """Return the ways to read texts of which some are not plain numbers."""
+def _distinct(text: Series) -> tuple[Any, Series, list[int]]:
+    """Return the place of each cell among the different ones (−1 if it is missing), these, and how often they occur."""
+    import pandas as pd
+
+    codes, cells = text.factorize()
+    return codes, pd.Series(cells, dtype=text.dtype), np.bincount(codes[codes >= 0], minlength=len(cells)).tolist()
+
+
+def _spread(values: Series, codes: Any, text: Series) -> Series:
+    """Return the value of each cell, missing where the cell is."""
+    if values.empty:
+        return values.reindex(text.index)
+    found = values.take(np.maximum(codes, 0)).set_axis(text.index)
+    return found.where(codes >= 0) if (codes < 0).any() else found
+
+
+def _marked_numbers(text: Series, plain: Series, cells: Mapping[str, int]) -> list[Reading]:
+    """Return the ways to read different texts, of which some are not plain numbers; ``cells`` counts them."""
     parts = {cell: found for cell in cells if (found := _CELL.fullmatch(cell.translate(_SPACES)))}
     units = Counter({"": 0})
     for cell, part in parts.items():
@@ -116,10 +144,13 @@ def _marked_numbers(text: Series, plain: Series, cells: Counter[str]) -> list[Re
     example = ""
     if len(ways) > 1:
         example = next(cell for cell in matched[ways[0]] if matched[ways[0]][cell] != matched[ways[1]].get(cell))
+    words = plain.where(plain.notna() & ~text.str.contains(r"\d", na=False))  # "inf" is a number to pandas alone
     return [
-        Reading(_mapped(text, plain, matched[marks]), marks, decided and len(ways) == 1, unit, example)
+        Reading(
+            text.map(matched[marks]).astype("float64").fillna(words), marks, decided and len(ways) == 1, unit, example
+        )
         for marks in ways
-    ]  # fmt: skip
+    ]
 
 
 def _is_of(part: re.Match[str], unit: str) -> bool:
@@ -133,22 +164,11 @@ def _number(part: re.Match[str], marks: Marks) -> float:
     return -value if (part["sign"] + part["minus"]) in ("-", "−") else value
 
 
-def _mapped(text: Series, plain: Series, values: dict[str, float]) -> Series:
-    """Return the value of each cell; words such as "inf" are numbers to pandas alone."""
-    words = plain.where(plain.notna() & ~text.str.contains(r"\d", na=False))
-    return text.map(values).astype("float64").fillna(words)
-
-
 # Dates ----------------------------------------------------------------------------------------------------------------
 
 
 DAY_FIRST, MONTH_FIRST = "day first", "month first"
-_MONTHS = {
-    name: i
-    for i, name in enumerate(
-        ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"], start=1
-    )
-}
+_MONTHS = {name: i for i, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), start=1)}  # noqa: SIM905
 _FULL = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
          "december", "sept")  # fmt: skip
 _YEAR, _NAME = r"(?P<y>\d{4}|\d\d)", r"(?P<name>[A-Za-z]{3,9})\.?"
@@ -173,8 +193,6 @@ _FORMS = [
         r"(?P<y>\d{4})[-/., ]*" + _NAME,
     )
 ]
-#: How many different cells are tried before a column is taken for other text.
-_TRIED = 200
 
 
 def read_dates(text: Series) -> list[Reading]:
@@ -191,25 +209,23 @@ def read_dates(text: Series) -> list[Reading]:
     """
     import pandas as pd
 
-    is_iso = text.str.fullmatch(_ISO, na=False).astype(bool)
-    cells = [str(each) for each in text[~is_iso].dropna().unique()]
-    if is_iso.any() and not any(_parts(each) for each in cells[:_TRIED]):
-        dates = pd.to_datetime(text.where(is_iso), errors="coerce", format="ISO8601", utc=True)
-        zoned = text.str.contains(r":\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$", na=False).any()
-        return [Reading(dates if zoned else dates.dt.tz_localize(None), "")]
-    if not any(_parts(each) for each in cells[:_TRIED]):
-        return [Reading(pd.Series(pd.NaT, text.index, dtype="datetime64[us]"), "")]
-    if is_iso.any():
-        cells = [str(each) for each in text.dropna().unique()]
-    parts = {cell: found for cell in cells if (found := _parts(cell))}
+    codes, cells, counts = _distinct(text)
+    is_iso = cells.str.fullmatch(_ISO).astype(bool)
+    parts = {str(each): _parts(str(each)) for each in cells[~is_iso][:_TRIED]}
+    if not any(parts.values()):
+        dates = pd.to_datetime(cells.where(is_iso), errors="coerce", format="ISO8601", utc=True)
+        zoned = cells.str.contains(r":\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$").any()
+        return [Reading(_spread(dates if zoned else dates.dt.tz_localize(None), codes, text), "")]
+    parts = {cell: found for cell in map(str, cells) if (found := _parts(cell))}
     readings: list[Reading] = []
-    orders = (DAY_FIRST, MONTH_FIRST) if any("a" in each for each in parts.values()) else ("",)
+    read: list[int] = []
+    orders = (DAY_FIRST, MONTH_FIRST) if any("a" in each for each in parts.values() if each) else ("",)
     for way in orders:
-        iso = {cell: stamp for cell, each in parts.items() if (stamp := _stamp(each, way)) is not None}
-        dates = pd.to_datetime(text.map(iso), errors="coerce", format="ISO8601")
-        readings.append(Reading(dates, way))
-    most = max(int(each.values.notna().sum()) for each in readings)
-    best = [each for each in readings if each.values.notna().sum() == most]
+        iso = {cell: _stamp(each, way) for cell, each in parts.items() if each}
+        dates = pd.to_datetime(cells.map(iso), errors="coerce", format="ISO8601")
+        read.append(int(np.dot(counts, dates.notna())))
+        readings.append(Reading(_spread(dates, codes, text), way))
+    best = [each for each, count in zip(readings, read) if count == max(read)]
     if len(best) == 1:
         return [Reading(best[0].values, best[0].way, decided=bool(best[0].way))]
     if best[0].values.equals(best[1].values):
@@ -242,7 +258,7 @@ def _parts(cell: str) -> dict[str, Any] | None:
     return None
 
 
-def _stamp(parts: dict[str, Any], way: str) -> str | None:
+def _stamp(parts: dict[str, Any], way: str) -> str:
     """Return a date in ISO's form; a year of two digits lies between 1969 and 2068, as in POSIX."""
     year = int(parts["y"])
     if len(parts["y"]) == 2:

@@ -210,9 +210,9 @@ def _hints(
     if codes:
         first = _quoted(codes[0].removesuffix(" (written with leading zeros)"))
         more = f" and {len(codes) - 8:,} more" if len(codes) > 8 else ""
-        are = "look like codes" if len(codes) > 1 else "looks like a code"
+        are = "look like codes, but count" if len(codes) > 1 else "looks like a code, but counts"
         hints.append(
-            f"{', '.join(codes[:8])}{more} {are}, but {'count' if len(codes) > 1 else 'counts'} as numbers; --categorical "
+            f"{', '.join(codes[:8])}{more} {are} as numbers; --categorical "
             f"{first} treats its values as unordered, --ignore {first} leaves it out"
         )
     if target.kind == "number" and 1 < y.nunique() <= 2 and len(y.dropna()) >= _FEW:

@@ -14,7 +14,7 @@ from regard._utils.files import naming
 from regard.scores.kernels import kernels
 from regard_cli.cells import Marks
 from regard_cli.regress_model import Added, Fitted, NewRows, Prepared, Quality
-from regard_cli.tables import Column
+from regard_cli.tables import COMMAS, Column
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",
@@ -80,6 +80,8 @@ def _how_read(column: Column) -> Iterator[str]:
             [f"{marks[way.thousands]} between thousands"] if way.thousands else []
         )
         where = f", as in {_name(column.as_in)}" if column.as_in else ""
+        if column.as_in == COMMAS:
+            where = f", as is usual in CSV with commas (--thousands '{way.decimal}' reads them otherwise)"
         unit = f" in {column.unit}" if column.unit else ""
         yield f"In {name}, numbers{unit} have {' and '.join(said)}{where}."
     elif column.kind == "date" and way:

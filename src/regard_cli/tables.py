@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
+import lzma
 import re
 import warnings
 import zipfile
@@ -28,17 +30,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+#: Spaces cut cells only where nothing else does.
+_SPACE = " "
 #: How much of a text is read to find its delimiter, and lines above the names that may be a title.
 _SAMPLE, _SAMPLE_ROWS, _TITLE = 1 << 16, 100, 20
 _PARQUET, _ZIP = b"PAR1", b"PK\x03\x04"
 #: First bytes of files that are no tables, or are packed in a way that is not read.
 _OTHERS = {
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (save it as CSV)",
-    b"BZh": "a bzip2 file (unpack it)",
-    b"\xfd7zXZ": "an xz file (unpack it)",
     b"\x28\xb5\x2f\xfd": "a Zstandard file (unpack it)",
     b"7z\xbc\xaf": "a 7z file (unpack it)",
 }
+#: First bytes of files packed by other programs than gzip and zip, and what opens them.
+_PACKED: dict[bytes, tuple[str, Any]] = {b"BZh": ("bzip2", bz2.open), b"\xfd7zXZ": ("xz", lzma.open)}
 #: Most bytes, cells and columns of a table: as text, a cell takes some fifty bytes.
 _LARGEST, _CELLS, _COLUMNS = 1 << 27, 20_000_000, 10_000
 #: Rows of a Parquet file that are decoded at a time.
@@ -56,6 +60,8 @@ _ODD, _MIXED = 0.1, 0.5
 _WITNESSES = 10_000
 #: What no cell of a column that can be used is.
 _NESTED = (list, dict, set, tuple, bytes, np.ndarray)
+#: What decides that a dot is a decimal mark where no column does.
+COMMAS = "CSV with commas"
 Kind = Literal["number", "date", "category"]
 
 
@@ -80,7 +86,7 @@ class Column:
     odd: tuple[str, ...] = ()  # texts among the numbers or dates, each once
     blank: tuple[str, ...] = ()  # other texts than an empty cell and NA that stand for a missing value
     way: Any = None  # Marks of numbers in text, or the order of dates
-    as_in: str = ""  # the column that decided the way, if not this one
+    as_in: str = ""  # what decided the way, if not this column: another one, or COMMAS
     unit: str = ""
     is_plain: bool = True  # whether every reader of CSV reads the cells in this way
 
@@ -209,15 +215,17 @@ class Table:
         left = [each for each in readings if self._allowed(each.way)] or readings
         if len(left) > 1 and like is not None:
             left = [each for each in left if each.way == like.way] or left
-        as_in = ""
+        as_in, sides = "", set[str]()
         if len(left) > 1:
             is_number = isinstance(left[0].way, Marks)
             seen = self._decided_elsewhere["number" if is_number else "date"]
             sides = set(seen.values())
             if len(sides) == 1:
-                side = sides.pop()
+                (side,) = sides
                 agreed = [each for each in left if (each.way.decimal if is_number else each.way) == side]
                 left, as_in = agreed or left, next(iter(seen)) if agreed else ""
+        if len(left) > 1 and left[0].way == Marks() and not as_in and self.form == COMMAS and not sides:
+            return left[0], COMMAS  # where numbers have decimal commas, other marks separate columns
         if len(left) > 1:
             raise self._open(name, left)
         return left[0], as_in
@@ -325,8 +333,11 @@ class Table:
 
 def _texts(raw: Series) -> tuple[Series, Series]:
     """Return the cells of a column as text, and in lower case."""
-    text = raw.astype(str).str.strip()
-    return text, text.str.lower()
+    import pandas as pd
+
+    codes, found = raw.astype(str).fillna("").factorize()  # columns often repeat their cells
+    text = pd.Series(found, dtype=object).astype(str).str.strip()
+    return text.take(codes).set_axis(raw.index), text.str.lower().take(codes).set_axis(raw.index)
 
 
 def _each_once(text: Series) -> tuple[str, ...]:
@@ -400,8 +411,7 @@ def read(path: str | Path, *, least: int = 1, options: Options | None = None) ->
     """
     name, options = display_name(path), options or Options()
     data = read_bytes(path, "read", _LARGEST)
-    if data.startswith(_ZIP):
-        data = _unzipped(data, name)
+    data = _unzipped(data, name) if data.startswith(_ZIP) else _unpacked(data, name)
     if not data:
         raise rejected("read", name, "have a row of names and rows of values", "an empty file")
     is_parquet = data.startswith(_PARQUET) or Path(name).suffix == ".parquet"
@@ -417,6 +427,21 @@ def read(path: str | Path, *, least: int = 1, options: Options | None = None) ->
     if len(table.frame) == 0:
         raise rejected("read", name, "have rows below the names of its columns", "none")
     return table
+
+
+def _unpacked(data: bytes, name: str) -> bytes:
+    """Return what is in a file, if bzip2 or xz packed it."""
+    for start, (kind, opened) in _PACKED.items():
+        if not data.startswith(start):
+            continue
+        try:
+            with opened(io.BytesIO(data)) as file:
+                data = file.read(_LARGEST + 1)
+        except (OSError, EOFError, lzma.LZMAError):
+            raise rejected("read", name, f"be a whole {kind} file", "one that is cut short or damaged") from None
+        if len(data) > _LARGEST:
+            raise rejected("read", name, f"have at most {_LARGEST:,} bytes (unpacked, if it is compressed)", "more")
+    return data
 
 
 def _unzipped(data: bytes, name: str) -> bytes:
@@ -476,17 +501,23 @@ def _from_text(text: str, name: str) -> Table:
 
     text, given, skipped = _without_comments(text, name)
     delimiter = given or _delimiter(text)
+    text = _trimmed(text) if delimiter == _SPACE else text
     above, names, title = _names(text, delimiter, name)
     skipped += title
     _check_size(name, text.count("\n") + 1, len(names))
-    if all(re.fullmatch(r"\s*[-+]?[\d.,]+([eE][-+]?\d+)?\s*", each) for each in names):
+    numbers = [each for each in names if re.fullmatch(r"\s*[-+]?[\d.,]*\d[.,]?([eE][-+]?\d+)?\s*", each)]
+    if len(numbers) == len(names):
         raise rejected("read", name, "have the names of its columns in its first row", "numbers alone")
+    if len(numbers) >= _MIXED * len(names) and (marked := [each for each in numbers if not each.strip().isdigit()]):
+        got = f"{len(numbers)} numbers, such as {marked[0].strip()!r}"
+        raise rejected("read", name, "have the names of its columns in its first row", got)
     body = "".join(text.split("\n", above)[above:])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                io.BytesIO(body.encode()), sep=delimiter, header=None, names=range(len(names)), index_col=False,
+                io.BytesIO(body.encode()), sep=r"\s+" if delimiter == _SPACE else delimiter, header=None,
+                names=range(len(names)), index_col=False,
                 dtype=str, keep_default_na=False, na_filter=False, skipinitialspace=True,
                 skip_blank_lines=len(names) > 1,  # in a single column they are empty cells
             )  # fmt: skip
@@ -504,7 +535,8 @@ def _from_text(text: str, name: str) -> Table:
         or (re.fullmatch(r"\s*(Unnamed: \d+)?\s*", each) and frame.iloc[:, i].tolist() in counts)
     ]  # fmt: skip
     kept = frame.iloc[:, [i for i in range(len(names)) if i not in idle]]
-    return Table(name, kept, f"CSV with {_DELIMITERS[delimiter]}", tuple(frame.columns[idle]), "; ".join(skipped),
+    form = f"CSV with {_DELIMITERS.get(delimiter, 'spaces')}"
+    return Table(name, kept, form, tuple(frame.columns[idle]), _listed(skipped),
                  _source=_Source(text, delimiter, above))  # fmt: skip
 
 
@@ -539,6 +571,11 @@ def _without_comments(text: str, name: str) -> tuple[str, str, list[str]]:
     if not any(each.strip() for each in lines):
         raise rejected("read", name, "have a row of names and rows of values", "comments alone")
     return "\n".join(lines), given, skipped
+
+
+def _listed(skipped: Sequence[str]) -> str:
+    more = f" and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+    return "; ".join(skipped[:3]) + more
 
 
 def _numbers_in(row: Sequence[str]) -> int:
@@ -620,6 +657,11 @@ def _sample_rows(text: str, delimiter: str) -> Any:
         return
 
 
+def _trimmed(text: str) -> str:
+    """Return a text without spaces at the ends of its lines, where they separate nothing."""
+    return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+
+
 def _width(rows: Sequence[Sequence[str]]) -> int:
     """Return how many cells most rows have."""
     return Counter(map(len, rows)).most_common(1)[0][0] if rows else 1
@@ -629,13 +671,17 @@ def _delimiter(text: str) -> str:
     """Return what cuts the first rows into the same number of cells, most of them numbers; a comma if nothing cuts."""
 
     def score(delimiter: str) -> tuple[float, float, int]:
-        rows = list(_sample_rows(text, delimiter))
+        rows = list(_sample_rows(_trimmed(text[:_SAMPLE]) if delimiter == _SPACE else text, delimiter))
         if (width := _width(rows)) < 2:
             return 0.0, 0.0, 1
         numbers = sum(map(_numbers_in, rows)) / sum(map(len, rows))
         return float(np.mean([len(row) == width for row in rows])), numbers, width
 
-    return max(_DELIMITERS, key=score)
+    best = max(_DELIMITERS, key=score)
+    if score(best)[2] < 2:
+        same, numbers, width = score(_SPACE)
+        best = _SPACE if width > 1 and same == 1 and numbers >= _MIXED else best
+    return best
 
 
 def _longer(text: str, delimiter: str, width: int) -> str:

@@ -38,7 +38,7 @@ def _refused(outcome, *parts: str) -> None:
         (b"x,y\n", "must have rows below the names of its columns, got none"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "must be a table in CSV or Parquet, got a binary file"),
         (b"PK\x03\x04\x14\0\6\0", "must be a whole zip file, got one that is cut short or damaged"),
-        (b"x,y\n1,2\nK\xf6ln,3\n", "byte 0xf6 in line 3 (save it in UTF-8, or name its encoding, such as --encoding latin-1)"),
+        (b"x,y\n1,2\nK\xf6ln,3\n", "got byte 0xf6 in line 3 (save it in UTF-8, or name its encoding, such as"),
         (gzip.compress(GOOD.encode(), mtime=0)[:-12], "must be a whole gzip file, got one that is cut short"),
         (b"PAR1 and nothing more", "must be a whole Parquet file, got one that is cut short or something else"),
         (b"y\n1\n2\n", "must have 2 columns or more, separated by commas, semicolons, tabs, bars, got 1: 'y'"),

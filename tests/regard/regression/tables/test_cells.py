@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import io
+import lzma
 import zipfile
 from pathlib import Path
 
@@ -264,3 +266,32 @@ def test_hints_about_counters_codes_and_classes(tmp_path: Path) -> None:
     assert "--categorical plz4 " in found.hints[1]
     assert found.hints[2] == "won is 0 or 1, and learned as a number; --classify learns two classes"
     assert prepare(_read(tmp_path, "x,y\n1,2\n2,4\n3,5\n"), "y").hints == ()
+
+
+def test_dots_are_decimal_marks_where_commas_separate_cells(tmp_path: Path) -> None:
+    table = _read(tmp_path, "eruptions,waiting\n3.600,79\n1.800,54\n")
+    assert _values(table, "eruptions") == [3.6, 1.8]
+    assert table.column("eruptions").as_in == "CSV with commas"
+    assert _values(_read(tmp_path, "x,y\n3.600,79\n1.800,54\n", thousands="."), "x") == [3600, 1800]
+    assert _values(_read(tmp_path, 'x,y\n3.600,"7,5"\n1.800,"5,4"\n'), "x") == [3600, 1800], "y has decimal commas"
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
+def test_packed_files(tmp_path: Path, pack) -> None:
+    data = pack(b"x,y\n1,2\n3,4\n")
+    assert _values(_read(tmp_path, data), "y") == [2, 4]
+    assert "one that is cut short or damaged" in _refusal(lambda: _read(tmp_path, data[:-9]))
+
+
+def test_cells_between_spaces(tmp_path: Path) -> None:
+    table = _read(tmp_path, '"the x" y\n 1   2\n30 4 \n')
+    assert (_values(table, "the x"), _values(table, "y"), table.form) == ([1, 30], [2, 4], "CSV with spaces")
+    assert list(_read(tmp_path, "full name\nAda Byron\nAlan Turing\n").frame) == ["full name"]
+
+
+def test_rows_without_names(tmp_path: Path) -> None:
+    text = "18.0,8,307.0,chevrolet malibu\n15.0,8,350.0,buick skylark\n"
+    assert "must have the names of its columns in its first row, got 3 numbers, such as '18.0'" in _refusal(
+        lambda: _read(tmp_path, text)
+    )
+    assert list(_read(tmp_path, "country,1960,1961\nAruba,4.8,4.7\n").frame) == ["country", "1960", "1961"]

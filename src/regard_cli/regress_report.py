@@ -30,8 +30,8 @@ _FLAT = 0.02
 _LISTED, _LETTERS = 8, 40
 #: Features in the table of bandwidths, and lines about columns that are not used.
 _FEATURES, _REASONS = 20, 8
-#: Features that are drawn, inches of a panel, categories that are named below it, and letters of one.
-_PANELS, _WIDTH, _HEIGHT, _NAMED, _SHORT = 6, 4.6, 3.6, 20, 14
+#: Features that are drawn, inches of a panel, and letters of a category that is named below it.
+_PANELS, _WIDTH, _HEIGHT, _SHORT = 6, 4.6, 3.6, 14
 
 
 def of_table(prepared: Prepared) -> Iterator[str]:
@@ -294,6 +294,7 @@ def draw(fitted: Fitted, path: Path) -> str:
     from matplotlib.figure import Figure
 
     from regard.regression import plot_fit
+    from regard.regression.plots import label_dates
 
     estimator = copy(fitted.estimator).set_params(verbose=0)  # no bar for each panel
     columns = fitted.prepared.columns[:_PANELS]
@@ -308,14 +309,9 @@ def draw(fitted: Fitted, path: Path) -> str:
         ax.set_ylabel(f"probability of {fitted.name}" if fitted.classifies else fitted.name)
         if column.kind == "category":
             texts = [each.get_text() for each in ax.get_xticklabels()]
-            cut = [each if len(each) <= _SHORT else each[: _SHORT - 1] + "…" for each in texts]
-            rotation = {"rotation": 45, "ha": "right"} if sum(map(len, cut)) > 30 else {}
-            ax.set_xticks(
-                ax.get_xticks() if len(texts) <= _NAMED else [], cut if len(texts) <= _NAMED else [], **rotation
-            )
-        elif column.kind == "date":
-            ax.xaxis.set_major_formatter(lambda days, _: str(np.datetime64(round(days), "D")))
-            ax.tick_params(axis="x", rotation=30)
+            ax.set_xticklabels([each if len(each) <= _SHORT else each[: _SHORT - 1] + "…" for each in texts])
+        elif column.kind == "date" and column.values.dtype.kind != "m":
+            label_dates(ax)
         handles, labels = ax.get_legend_handles_labels()
         entries = dict(zip(labels, handles)) | entries
     for ax in panels[len(columns) :]:

@@ -50,8 +50,9 @@ def test_polars_frames(unit: str) -> None:
     days = polars.Series("d", [datetime(2024, 1, 1 + i) for i in range(8)])
     kind = polars.Series("k", list("abababab"))
     expected = NadarayaWatsonRegressor(bandwidth=1.0).fit(DAYS, Y).predict(DAYS)
-    for column in (days.cast(polars.Datetime(unit)), days.cast(polars.Date), (days - days[0]).cast(polars.Duration(unit)),
-                   days.cast(polars.Datetime(unit)).dt.replace_time_zone("UTC")):  # fmt: skip
+    times = days.cast(polars.Datetime(unit))
+    spans = (days - days[0]).cast(polars.Duration(unit))
+    for column in (times, days.cast(polars.Date), spans, times.dt.replace_time_zone("UTC")):
         X = polars.DataFrame({"d": column})
         np.testing.assert_allclose(NadarayaWatsonRegressor(bandwidth=1.0).fit(X, Y).predict(X), expected)
     frame = pd.DataFrame({"d": pd.date_range("2024-01-01", periods=8), "k": list("abababab")})

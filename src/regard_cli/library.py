@@ -32,12 +32,35 @@ def catalogue(
 
 @_command()
 def regress(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="CSV or Parquet with a header; - for stdin.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="CSV (plain, .gz, .zip) or Parquet with a header; - for stdin.")
+    ],
     target: Annotated[str, typer.Option(help="Column to predict: numbers, or text for classification.")],
     features: Annotated[
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
     ] = None,
+    ignore: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
     weights: Annotated[str | None, typer.Option(help="Column of row weights.")] = None,
+    categorical: Annotated[
+        str | None, typer.Option(help="Columns of numbers to treat as unordered categories, separated by commas.")
+    ] = None,
+    angular: Annotated[
+        str | None,
+        typer.Option(help="Columns of angles in radians, or with a period: hour:24,month:12."),
+    ] = None,
+    classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark where cells leave a choice: . or ,")] = None,
+    thousands: Annotated[
+        str | None, typer.Option(help="Mark of thousands where cells leave a choice: . or , or ' or a space.")
+    ] = None,
+    day_first: Annotated[
+        bool | None,
+        typer.Option("--day-first/--month-first", help="Order in dates such as 1/2/2024 where cells leave a choice."),
+    ] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="More texts that mean a missing value, separated by commas: 999,unknown.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="Encoding of CSV, such as latin-1; UTF-8 by default.")] = None,
     kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian",
     bandwidth: Annotated[
         str,
@@ -70,7 +93,9 @@ def regress(
         from regard_cli.regress import run
 
     run(
-        data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
+        data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
+        angular=angular, classify=classify, decimal=decimal, thousands=thousands, day_first=day_first,
+        missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
         order=order, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
         plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from regard.regression._sums.evaluator import METHODS
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
+from regard_cli.cells import DECIMALS, THOUSANDS
 from regard_cli.messages import Console, echo, report_errors, require, require_writable
 from regard_cli.printing import printable
 from regard_cli.regress_model import Added, Fitted, Prepared, added_names, code, fit, kept_bandwidth, prepare, quality
@@ -40,9 +41,12 @@ def run(**options: Any) -> None:
         for package in ("pandas", "sklearn"):
             require(package)
         _check(asked)
-        table = tables.read(asked.data, least=2)
-        prepared = prepare(table, asked.target, asked.names, asked.weights)
-        new = None if asked.predict is None else code(prepared, tables.read(asked.predict))
+        table = tables.read(asked.data, least=2, options=asked.cells)
+        prepared = prepare(
+            table, asked.target, asked.names, asked.weights, ignore=asked.ignored, categorical=asked.unordered,
+            angular=asked.periods, classify=asked.classify,
+        )  # fmt: skip
+        new = None if asked.predict is None else code(prepared, tables.read(asked.predict, options=asked.cells))
         _check_together(asked, prepared, table if new is None else new.table)
     say = _Speaker(asked)
     say(report.of_table(prepared))
@@ -132,7 +136,7 @@ def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Tabl
     names, rows = list(added.frame.columns), table.frame.reset_index(drop=True)
     if asked.out is not None:
         is_parquet = asked.out.lower().endswith(".parquet")
-        rows = pd.concat([table.typed() if is_parquet else rows, added.frame], axis=1)
+        rows = pd.concat([table.typed() if is_parquet else table.plain(), added.frame], axis=1)
         if asked.out == "-":
             echo(rows.to_csv(index=False, lineterminator="\n"), end="")
         else:
@@ -159,12 +163,20 @@ def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Tabl
 def _check(asked: SimpleNamespace) -> None:
     """Raise ValueError if an option, or two of them together, cannot be; and say what lists of names and numbers are.
 
-    Adds ``names``, the features or None for all; ``widths``, the bandwidth as a word or numbers; ``shares``, the
-    quantiles in ascending order.
+    Adds ``names``, the features or None for all; ``ignored``, ``unordered`` and ``periods``, columns to leave out, to
+    treat as categories and as angles; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers;
+    ``shares``, the quantiles in ascending order.
     """
-    asked.names = None if asked.features is None else _split(asked.features)
-    if asked.names == []:
-        raise rejected("regress", "--features", "name columns, separated by commas", "''")
+    for option, given, name in (("--features", asked.features, "names"), ("--ignore", asked.ignore, "ignored"),
+                                ("--categorical", asked.categorical, "unordered")):  # fmt: skip
+        setattr(asked, name, None if given is None else _split(given))
+        if given is not None and not any(getattr(asked, name)):
+            raise rejected("regress", option, "name columns, separated by commas", "''")
+    asked.ignored, asked.unordered = asked.ignored or [], asked.unordered or []
+    asked.periods = {} if asked.angular is None else _periods(asked.angular)
+    if asked.periods and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
+        raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
+    asked.cells = _options_of_cells(asked)
     asked.widths = asked.bandwidth
     if asked.bandwidth not in WAYS:
         if not (widths := _numbers(asked.bandwidth)):
@@ -214,6 +226,41 @@ def _check(asked: SimpleNamespace) -> None:
     for option, path in (("--out", asked.out), ("--plot", asked.plot), ("--json", asked.json.file)):
         if path not in (None, "-") and os.path.realpath(path) in read:
             raise rejected("regress", option, "be another file than those that are read", str(path))
+
+
+def _options_of_cells(asked: SimpleNamespace) -> tables.Options:
+    for option, value, known in (
+        ("--decimal", asked.decimal, DECIMALS), ("--thousands", asked.thousands, THOUSANDS)
+    ):  # fmt: skip
+        if value is not None and value not in known:
+            raise rejected("regress", option, f"be one of {', '.join(map(repr, known))}", repr(value))
+    if asked.decimal is not None and asked.decimal == asked.thousands:
+        raise rejected("regress", "--thousands", "be another mark than --decimal", repr(asked.thousands))
+    if asked.encoding is not None:
+        try:
+            "".encode(asked.encoding)
+        except (LookupError, ValueError, TypeError):
+            expected = "be an encoding that Python knows, such as latin-1, cp1252 or utf-16"
+            raise rejected("regress", "--encoding", expected, repr(asked.encoding)) from None
+    missing = () if asked.missing is None else tuple(_split(asked.missing))
+    return tables.Options(asked.decimal, asked.thousands, asked.day_first, missing, asked.encoding)
+
+
+def _periods(text: str) -> dict[str, float]:
+    """Return the period of each column in ``wind,hour:24``; a full turn in radians if there is none."""
+    found: dict[str, float] = {}
+    for each in _split(text):
+        name, _, period = each.rpartition(":")
+        try:
+            found[name or each] = float(period) if name else 2 * math.pi
+        except ValueError:
+            found[each] = 2 * math.pi  # a name with a colon
+    for name, length in found.items():
+        if not 0 < length < math.inf:
+            raise rejected("regress", "--angular", "have periods above 0", f"{length:g} for {name!r}")
+    if not any(found):
+        raise rejected("regress", "--angular", "name columns, separated by commas", "''")
+    return found
 
 
 def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:

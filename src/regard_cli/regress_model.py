@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from regard._utils.errors import rejected, unknown_name
-from regard_cli.tables import Column, Table
+from regard_cli.tables import Column, Kind, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Index, Series
 
+#: Names of columns whose whole numbers are often codes rather than amounts.
+_CODES = re.compile(
+    r"(.*[_\W])?(id|ids|code|codes|zip|zipcode|zip_code|plz|postcode|postal_code|fips|key|sku)|.*Id|.*ID"
+)
+#: Why a column cannot be used, if there is nothing in it to use.
+_NOTHING = ("empty", "neither numbers nor text")
+#: Names that are listed in a message.
+_LISTED = 20
 #: Text with more different values than this share of the rows is a name or a remark, not a category.
 _REPEATING, _FEW = 0.5, 10
 #: Numbers no further apart than this count as the same: the squares of their differences are 0.
@@ -46,6 +56,8 @@ class Prepared:
     used: Series  # the rows that miss nothing
     left_out: dict[str, str]  # columns that are not used, and why
     missing: dict[str, int]  # how many rows miss each column, where any does
+    angular: dict[str, float]  # the period of features that are angles
+    hints: tuple[str, ...] = ()  # what features look like, and the options for that
 
     @property
     def classifies(self) -> bool:
@@ -63,11 +75,36 @@ class Prepared:
         return self.used & (self.weights > 0)
 
 
-def prepare(table: Table, target: str, features: Sequence[str] | None = None, weights: str | None = None) -> Prepared:
+def prepare(
+    table: Table,
+    target: str,
+    features: Sequence[str] | None = None,
+    weights: str | None = None,
+    *,
+    ignore: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    angular: Mapping[str, float] | None = None,
+    classify: bool = False,
+) -> Prepared:
     """Choose the columns and rows of a table to learn a target from.
 
-    Text of which nine tenths are numbers is numbers, dates as 2024-12-31 are days, and other text is categories.
-    Features that are the same everywhere are left out; and of columns that are not listed, text that hardly repeats.
+    Text of which nine tenths are numbers is numbers, dates are days, and other text is categories. Features that are
+    the same everywhere are left out; and of columns that are not listed, text that hardly repeats.
+
+    Parameters
+    ----------
+    table : Table
+    target : str
+    features, ignore : sequence of str, optional
+        The columns to learn from, all others by default; and columns to leave out.
+    weights : str, optional
+        The column of row weights.
+    categorical : sequence of str
+        Features whose values have no order, although they are numbers.
+    angular : mapping of str to float, optional
+        Features that are angles, with the length of their circle.
+    classify : bool, default False
+        Whether a target of numbers is one of classes.
 
     Raises
     ------
@@ -86,24 +123,39 @@ def prepare(table: Table, target: str, features: Sequence[str] | None = None, we
     """
     import pandas as pd
 
-    names = [str(each) for each in table.frame.columns]
-    for option, given in (("target", target), ("weights", weights), *(("features", each) for each in features or ())):
+    names, angular = [str(each) for each in table.frame.columns], dict(angular or {})
+    several = {"features": features or (), "ignore": ignore, "categorical": categorical, "angular": angular}
+    named = [
+        ("target", target),
+        ("weights", weights),
+        *((key, each) for key, value in several.items() for each in value),
+    ]
+    for option, given in named:
         if given is not None and given not in names:
-            raise unknown_name("regress", option, given, names)
+            raise _unknown(option, given, names)
     if weights == target:
         raise rejected("regress", "weights", "be another column than the target", repr(weights))
-    listed = _listed(names, target, features, weights)
-    goal, y = _target(table, target)
+    listed = _listed(names, target, features, weights, ignore)
+    for option in ("categorical", "angular"):
+        for each in several[option]:
+            if each not in listed or (option == "angular" and each in categorical):
+                got = f"{each!r}, which is categorical" if each in listed else f"{each!r}, which is none"
+                raise rejected("regress", option, "name features", got)
+    goal, y = _target(table, target, classify=classify)
     weight = None if weights is None else _weights(table, weights)
     columns: dict[str, Column] = {}
     values: dict[str, Series] = {}
     left_out: dict[str, str] = {}
     for name in listed:
         if features is None and _is_prediction(name, target, names):
-            left_out[name] = "an earlier prediction of the target"
-        elif isinstance(column := table.column(name), str):
+            left_out[name] = "from earlier predictions of the target"
+        elif isinstance(column := table.column(name, _kind(name, categorical, angular)), str):
+            if features is not None and column not in _NOTHING:
+                raise rejected("regress", f"column {name!r} of {table.name}", "hold numbers, dates or text", column)
             left_out[name] = column
-        elif reason := _useless(column, numbers := table.numbers(column), listed=features is not None):
+        elif reason := _useless(
+            column, numbers := table.numbers(column), listed=features is not None or name in categorical
+        ):
             left_out[name] = reason
         else:
             columns[name], values[name] = column, numbers
@@ -119,7 +171,64 @@ def prepare(table: Table, target: str, features: Sequence[str] | None = None, we
         reasons = "; ".join(f"{name!r} is {reason}" for name, reason in left_out.items()) or "none"
         raise rejected("regress", table.name, "have a column to learn from beside the target", reasons)
     X = X[list(columns)]
-    return Prepared(table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing)
+    angular = {name: period for name, period in angular.items() if name in columns}
+    hints = _hints(table, goal, y, columns, X, angular)
+    return Prepared(
+        table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, hints
+    )
+
+
+def _unknown(option: str, given: str, names: Sequence[str]) -> Exception:
+    """Return the error for a column that does not exist; of many names only those close to it are listed."""
+    if len(names) <= _LISTED:
+        return unknown_name("regress", option, given, names)
+    near = get_close_matches(given, names, n=3, cutoff=0.5)
+    hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+    return rejected("regress", option, f"be one of the {len(names):,} columns", f"{given!r}{hint}")
+
+
+def _kind(name: str, categorical: Sequence[str], angular: Mapping[str, float]) -> Kind | None:
+    return "category" if name in categorical else "number" if name in angular else None
+
+
+def _hints(
+    table: Table, target: Column, y: Series, columns: Mapping[str, Column], X: DataFrame, angular: Mapping[str, float]
+) -> tuple[str, ...]:
+    """Say which numbers look like row counters, codes or classes, and which options treat them so."""
+    hints, codes = [], []
+    for name, column in columns.items():
+        values = X[name].dropna()
+        if column.kind != "number" or name in angular or len(values) < _FEW:
+            continue
+        whole = bool((values == values.round()).all())
+        if whole and len(values) == len(X) and (values.diff().iloc[1:] == 1).all() and values.iloc[0] in (0, 1):
+            hints.append(f"{name} counts the rows; --ignore {_quoted(name)} leaves it out, unless it is time")
+        elif whole and _has_leading_zeros(table, name):
+            codes.append(f"{name} (written with leading zeros)")
+        elif whole and _CODES.fullmatch(name):
+            codes.append(name)
+    if codes:
+        first = _quoted(codes[0].removesuffix(" (written with leading zeros)"))
+        more = f" and {len(codes) - 8:,} more" if len(codes) > 8 else ""
+        are = "look like codes, but count" if len(codes) > 1 else "looks like a code, but counts"
+        hints.append(
+            f"{', '.join(codes[:8])}{more} {are} as numbers; --categorical "
+            f"{first} treats its values as unordered, --ignore {first} leaves it out"
+        )
+    if target.kind == "number" and 1 < y.nunique() <= 2 and len(y.dropna()) >= _FEW:
+        low, high = sorted(y.dropna().unique())
+        hints.append(f"{target.name} is {low:g} or {high:g}, and learned as a number; --classify learns two classes")
+    return tuple(hints)
+
+
+def _quoted(name: str) -> str:
+    """Return a name as an option takes it."""
+    return shlex.quote(f'"{name}"' if "," in name else name)
+
+
+def _has_leading_zeros(table: Table, name: str) -> bool:
+    cells = table.frame[name].head(_ROWS)
+    return cells.dtype.kind not in "iuf" and bool(cells.astype(str).str.strip().str.fullmatch(r"0\d+").any())
 
 
 def _missing(frame: DataFrame) -> dict[str, int]:
@@ -127,9 +236,15 @@ def _missing(frame: DataFrame) -> dict[str, int]:
     return {str(name): int(count) for name, count in frame.isna().sum().items() if count}
 
 
-def _listed(names: list[str], target: str, features: Sequence[str] | None, weights: str | None) -> list[str]:
+def _listed(
+    names: list[str], target: str, features: Sequence[str] | None, weights: str | None, ignore: Sequence[str]
+) -> list[str]:
+    for each in ignore:
+        if each in (target, weights, *(features or ())):
+            what = "the target" if each == target else "the weights" if each == weights else "one of --features"
+            raise rejected("regress", "ignore", "name columns that are not used otherwise", f"{each!r}, {what}")
     if features is None:
-        return [each for each in names if each not in (target, weights)]
+        return [each for each in names if each not in (target, weights, *ignore)]
     for each in features:
         if each in (target, weights):
             what = "the target" if each == target else "the weights"
@@ -149,10 +264,14 @@ def _varies(values: Series) -> bool:
     return values.nunique() > 1 and (values.dtype != np.float64 or values.max() - values.min() > _APART)
 
 
-def _target(table: Table, name: str) -> tuple[Column, Series]:
-    column, subject = table.column(name), f"target {name!r}"
+def _target(table: Table, name: str, *, classify: bool) -> tuple[Column, Series]:
+    column, subject = table.column(name, "category" if classify else None), f"target {name!r}"
     if isinstance(column, str) or column.kind == "date":
-        got = f"a column that is {column}" if isinstance(column, str) else "dates"
+        got = "dates"
+        if isinstance(column, str):
+            got = f"a column that is {column}" if column in _NOTHING else column.replace(
+                ", --categorical reads all as text, --ignore leaves the column out", ", --classify reads all as classes"
+            )  # fmt: skip
         raise rejected("regress", subject, "hold numbers, or text for a classification", got)
     y = table.numbers(column)
     there = y.dropna()
@@ -172,7 +291,7 @@ def _weights(table: Table, name: str) -> Series:
     elif column.kind != "number":
         got = "dates" if column.kind == "date" else "text"
     elif (weight := table.numbers(column)).min() < 0:
-        got = f"{weight.min():g} in row {weight.argmin() + 1}"
+        got = f"{weight.min():g} in {table.where(int(weight.argmin()))}"
     elif weight.max() == 0:
         got = "0 in every row"
     if got:
@@ -228,7 +347,7 @@ def code(prepared: Prepared, table: Table) -> NewRows:
     """Return the features in another table, or raise ValueError if it lacks one or one is not what it was."""
     import pandas as pd
 
-    columns = [cast(Column, table.column(each.name, each.kind)) for each in prepared.columns]
+    columns = [cast(Column, table.column(each.name, each.kind, each)) for each in prepared.columns]
     return NewRows(table, columns, pd.DataFrame({each.name: table.numbers(each) for each in columns}))
 
 
@@ -356,7 +475,8 @@ class Fitted:
         if self.name not in table.frame.columns:
             return None
         try:
-            y = table.numbers(cast(Column, table.column(self.name, self.prepared.target.kind)))
+            goal = self.prepared.target
+            y = table.numbers(cast(Column, table.column(self.name, goal.kind, goal)))
         except ValueError:  # something else stands there, such as what is to be predicted
             return None
         y = y[added.predicted].dropna()
@@ -437,6 +557,7 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
     most = max(_LEAST, _PAIRS // int(prepared.learned.sum()))
     subsample = most if most < prepared.learned.sum() and bandwidth in ("loo", "learned") else None
     options |= {"bandwidth": kept_bandwidth(prepared, bandwidth), "subsample": subsample, "random_state": 0}
+    options["metric"] = {name: ("angular", period) for name, period in prepared.angular.items()} or "euclidean"
     if prepared.classifies:
         return _fitted(prepared, prepared.learned, NadarayaWatsonClassifier(**options))
     return _fitted(prepared, prepared.learned, NadarayaWatsonRegressor(order=order, **options))
@@ -455,7 +576,8 @@ def kept_bandwidth(prepared: Prepared, bandwidth: str | Sequence[float]) -> Any:
     if isinstance(bandwidth, str) or len(bandwidth) == 1:
         return bandwidth if isinstance(bandwidth, str) else bandwidth[0]
     if len(bandwidth) != len(prepared.listed):
-        names = ", ".join(prepared.listed)
+        more = f" and {len(prepared.listed) - _LISTED:,} more" if len(prepared.listed) > _LISTED else ""
+        names = ", ".join(prepared.listed[:_LISTED]) + more
         expected = f"be one number, or one for each of {len(prepared.listed)} features ({names})"
         raise rejected("regress", "bandwidth", expected, f"{len(bandwidth)} numbers")
     return [width for name, width in zip(prepared.listed, bandwidth) if name in prepared.X]

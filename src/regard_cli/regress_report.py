@@ -12,8 +12,9 @@ import numpy as np
 
 from regard._utils.files import naming
 from regard.scores.kernels import kernels
+from regard_cli.cells import Marks
 from regard_cli.regress_model import Added, Fitted, NewRows, Prepared, Quality
-from regard_cli.tables import Column
+from regard_cli.tables import COMMAS, Column
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",
@@ -27,8 +28,10 @@ _WIDE = 3.0
 _FLAT = 0.02
 #: Names that are listed before the rest is counted, and letters of one.
 _LISTED, _LETTERS = 8, 40
-#: Features that are drawn, inches of a panel, categories that are named below it, and letters of one.
-_PANELS, _WIDTH, _HEIGHT, _NAMED, _SHORT = 6, 4.6, 3.6, 20, 14
+#: Features in the table of bandwidths, and lines about columns that are not used.
+_FEATURES, _REASONS = 20, 8
+#: Features that are drawn, inches of a panel, and letters of a category that is named below it.
+_PANELS, _WIDTH, _HEIGHT, _SHORT = 6, 4.6, 3.6, 14
 
 
 def of_table(prepared: Prepared) -> Iterator[str]:
@@ -40,17 +43,54 @@ def of_table(prepared: Prepared) -> Iterator[str]:
         yield f"Target: {_name(target.name)}, text with {len(target.categories)} classes ({names(target.categories)})."
     else:
         yield f"Target: {_name(target.name)}, a number from {number(y.min())} to {number(y.max())}."
-    for name in table.nameless:
-        yield f"Not used: {name}, which has no name and is empty or counts the rows."
-    for name, reason in prepared.left_out.items():
-        yield f"Not used: {_name(name)}, {reason}."
+    if table.skipped:
+        yield f"Skipped: {table.skipped}."
+    if table.nameless:
+        has, is_ = ("have no name", "are") if len(table.nameless) > 1 else ("has no name", "is")
+        counts = "count" if len(table.nameless) > 1 else "counts"
+        yield f"Not used: {names(table.nameless)}, which {has} and {is_} empty or {counts} the rows."
+    yield from _not_used(prepared.left_out)
     for column in (target, *prepared.columns):
-        if column.odd:
-            yield f"In {_name(column.name)}, what is no {column.kind} counts as missing: {_quoted(column.odd)}."
+        yield from _how_read(column)
     if gone := int((~prepared.used).sum()):
         yield f"Left out: {_count(gone, 'row')} with missing values ({_missing(prepared.missing)})."
     if zero := int((prepared.weights[prepared.used] == 0).sum()):
         yield f"Left out: {_count(zero, 'row')} of weight 0."
+    for hint in prepared.hints:
+        yield f"Note: {hint}."
+
+
+def _not_used(left_out: Mapping[str, str]) -> Iterator[str]:
+    """Say which columns are not used; those with one reason in one line, and no more than a few lines."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, which in list(by_reason.items())[:_REASONS]:
+        yield f"Not used: {names(which)}, {reason}."
+    if rest := sum(len(which) for which in list(by_reason.values())[_REASONS:]):
+        yield f"Not used: {_count(rest, 'more column')}; --json says why."
+
+
+def _how_read(column: Column) -> Iterator[str]:
+    """Say how the texts of a column became numbers or dates, unless they are plain."""
+    name, way = _name(column.name), column.way
+    if column.kind == "number" and isinstance(way, Marks) and (way != Marks() or column.as_in or column.unit):
+        marks = {".": "dots", ",": "commas", " ": "spaces", "'": "apostrophes"}
+        said = [f"decimal {marks[way.decimal]}"] + (
+            [f"{marks[way.thousands]} between thousands"] if way.thousands else []
+        )
+        where = f", as in {_name(column.as_in)}" if column.as_in else ""
+        if column.as_in == COMMAS:
+            where = f", as is usual in CSV with commas (--thousands '{way.decimal}' reads them otherwise)"
+        unit = f" in {column.unit}" if column.unit else ""
+        yield f"In {name}, numbers{unit} have {' and '.join(said)}{where}."
+    elif column.kind == "date" and way:
+        where = f", as in {_name(column.as_in)}" if column.as_in else ""
+        yield f"In {name}, dates have the {way}{where}."
+    if column.odd:
+        yield f"In {name}, what is no {column.kind} counts as missing: {_quoted(column.odd)}."
+    if column.blank:
+        yield f"In {name}, these count as missing: {_quoted(column.blank)}."
 
 
 def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
@@ -65,11 +105,14 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
         yield "It is one multiple of each feature's spread; --bandwidth learned finds one for each feature."
     kinds = {"date": "date, in days", "number": "number"}
     rows = [("feature", "treated as", "bandwidth")]
-    for column, width in zip(columns, estimator.bandwidth_):
+    for column, width in list(zip(columns, estimator.bandwidth_))[:_FEATURES]:
         kind = kinds.get(column.kind, f"{len(column.categories)} categories")
+        if column.name in fitted.prepared.angular:
+            kind = f"angle, period {number(fitted.prepared.angular[column.name])}"
         rows.append((_name(column.name), kind, _width(fitted, column, float(width))))
     sizes = [max(map(len, cells)) for cells in zip(*rows)]
-    yield from ("", *("  " + "  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows), "")
+    more = [f"  and {len(columns) - _FEATURES:,} more; --json lists all"] if len(columns) > _FEATURES else []
+    yield from ("", *("  " + "  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows), *more, "")
 
 
 def _width(fitted: Fitted, column: Column, width: float) -> str:
@@ -171,7 +214,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -
     """Return what was learned, for JSON."""
     prepared, estimator = fitted.prepared, fitted.estimator
     features = [
-        {"name": column.name, "kind": column.kind}
+        {"name": column.name, "kind": "angle" if column.name in prepared.angular else column.kind}
         | ({"categories": column.categories} if column.kind == "category" else {})
         | {"bandwidth": float(width)}
         for column, width in zip(prepared.columns, estimator.bandwidth_)
@@ -185,6 +228,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -
         "features": features,
         "columns_not_used": prepared.left_out | dict.fromkeys(prepared.table.nameless, "no name"),
         "rows_missing": prepared.missing,
+        "hints": list(prepared.hints),
         "kernel": estimator.kernel,
         "order": _order(fitted),
         "bandwidth": bandwidth,
@@ -250,6 +294,7 @@ def draw(fitted: Fitted, path: Path) -> str:
     from matplotlib.figure import Figure
 
     from regard.regression import plot_fit
+    from regard.regression.plots import label_dates
 
     estimator = copy(fitted.estimator).set_params(verbose=0)  # no bar for each panel
     columns = fitted.prepared.columns[:_PANELS]
@@ -264,14 +309,9 @@ def draw(fitted: Fitted, path: Path) -> str:
         ax.set_ylabel(f"probability of {fitted.name}" if fitted.classifies else fitted.name)
         if column.kind == "category":
             texts = [each.get_text() for each in ax.get_xticklabels()]
-            cut = [each if len(each) <= _SHORT else each[: _SHORT - 1] + "…" for each in texts]
-            rotation = {"rotation": 45, "ha": "right"} if sum(map(len, cut)) > 30 else {}
-            ax.set_xticks(
-                ax.get_xticks() if len(texts) <= _NAMED else [], cut if len(texts) <= _NAMED else [], **rotation
-            )
-        elif column.kind == "date":
-            ax.xaxis.set_major_formatter(lambda days, _: str(np.datetime64(round(days), "D")))
-            ax.tick_params(axis="x", rotation=30)
+            ax.set_xticklabels([each if len(each) <= _SHORT else each[: _SHORT - 1] + "…" for each in texts])
+        elif column.kind == "date" and column.values.dtype.kind != "m":
+            label_dates(ax)
         handles, labels = ax.get_legend_handles_labels()
         entries = dict(zip(labels, handles)) | entries
     for ax in panels[len(columns) :]:

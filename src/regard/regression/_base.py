@@ -109,7 +109,7 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(self, self._columns.transform(as_array(X)), reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(self, self._encoded(X), reset=False, dtype=[np.float64, np.float32])
         return as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()

@@ -1,10 +1,11 @@
-"""Columns as coordinates of one distance: numbers, angles, categories, and frames of pandas as numbers."""
+"""Columns as coordinates of one distance: numbers, angles, categories, and frames as numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from functools import cached_property
 from numbers import Real
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from regard._utils.errors import described, rejected
 
-# ColumnEncoder of a pandas frame that are no numbers: dates become days, text and categories become codes -------------
+# Columns of frames that are no numbers: dates and time spans become days, text and categories become codes ------------
 
 
 _DAY = np.timedelta64(1, "D")
@@ -23,7 +24,7 @@ _DAY = np.timedelta64(1, "D")
 
 @dataclass(frozen=True)
 class ColumnEncoder:
-    """Encode the columns of a frame as numbers, as the training data had them.
+    """Encode the columns of a frame of pandas or polars as numbers, as the training data had them.
 
     Attributes
     ----------
@@ -31,39 +32,64 @@ class ColumnEncoder:
         By the place of the column, the values in the order of their codes.
     dates : tuple of int
         The places of columns of dates.
+    spans : tuple of int
+        The places of columns of time spans.
     """
 
     categories: dict[int, list[Any]] = field(default_factory=dict)
     dates: tuple[int, ...] = ()
+    spans: tuple[int, ...] = ()
 
     @classmethod
     def fit(cls, X: Any, before: ColumnEncoder | None = None) -> ColumnEncoder:
         """Return the categories of training data; those of data ``before`` keep their codes."""
         known = {} if before is None else {place: list(values) for place, values in before.categories.items()}
-        for place, column in _categorical(X, tuple(known)):
-            values = known.setdefault(place, [])
-            there = column.dropna()
-            fresh = there.cat.categories if hasattr(there, "cat") and not values else there.unique()
-            values += [value for value in fresh if value not in values]
-        return cls(known, tuple(_dates(X)))
+        times: dict[str, list[int]] = {"M": [], "m": []}
+        for place, column in _columns(X):
+            if place in known or (_is_categorical(column) and before is None):
+                values = known.setdefault(place, [])
+                is_listed = type(column.dtype).__name__ == "CategoricalDtype" and not values
+                seen = set(values)
+                for value in column.cat.categories if is_listed else column.unique():
+                    if _is_there(value) and value not in seen:
+                        values.append(value)
+            elif (time := _times(column)) is not None:
+                times[time.dtype.kind].append(place)
+        if before is not None:
+            return cls(known, before.dates, before.spans)
+        return cls(known, tuple(times["M"]), tuple(times["m"]))
 
-    def transform(self, X: Any) -> Any:
-        """Return X with numbers for dates (days since 1970) and categories; one that is not known gets a new code."""
-        if not hasattr(X, "iloc"):
-            return _days(X) if _is_time(X) else X
-        coded = {place: self._codes(place, column) for place, column in _categorical(X, tuple(self.categories))}
-        coded |= {i: _days(X.iloc[:, i].to_numpy("datetime64[us]", na_value=np.datetime64("NaT"))) for i in _dates(X)}
-        if not coded:
-            return X
-        found = X.copy()
-        for place, values in coded.items():
-            found.isetitem(place, values)
-        return found
+    def transform(self, function: str, X: Any) -> Any:
+        """Return X with numbers for times in days (of dates, since 1970) and for categories.
+
+        A category that is not known gets a new code.
+
+        Raises
+        ------
+        ValueError
+            If a column holds dates, time spans or text, and the training data had something else there.
+        """
+        if not _is_frame(X):
+            return _days(X) if isinstance(X, np.ndarray) and X.dtype.kind in "mM" else X
+        coded: dict[int, np.ndarray] = {}
+        for place, column in _columns(X):
+            if place in self.categories:
+                coded[place] = self._codes(place, column)
+                continue
+            time = _times(column)
+            was = "dates" if place in self.dates else "time spans" if place in self.spans else "numbers"
+            got = "text" if time is None and _is_categorical(column) else "numbers"
+            got = got if time is None else "dates" if time.dtype.kind == "M" else "time spans"
+            if was != got:
+                raise rejected(function, f"column {column.name!r} of X", f"hold {was}, as in fit", got)
+            if time is not None:
+                coded[place] = _days(time)
+        return _with_columns(X, coded) if coded else X
 
     def _codes(self, place: int, column: Any) -> np.ndarray:
         codes = {value: float(code) for code, value in enumerate(self.categories[place])}
-        values = [codes.get(value, float(len(codes))) for value in column.astype(object)]
-        return np.where(column.isna().to_numpy(), np.nan, values)
+        values = list(column)
+        return np.array([codes.get(each, float(len(codes))) if _is_there(each) else np.nan for each in values])
 
     def decode(self, place: int, value: float) -> Any:
         """Return a value of a column as it was before it became a number."""
@@ -73,37 +99,64 @@ class ColumnEncoder:
         return value if values is None else values[int(value)]
 
 
-def _categorical(X: Any, known: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
-    """Yield the place and the column of each that holds text or categories, or is ``known`` to."""
+def _is_frame(X: Any) -> bool:
+    """Return whether X is a frame of pandas, polars or a library like them."""
+    return hasattr(X, "columns") and (hasattr(X, "iloc") or hasattr(X, "to_series"))
+
+
+def _columns(X: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the place of each column of a frame, and the column."""
+    if _is_frame(X):
+        for place in range(X.shape[1]):
+            yield place, X.iloc[:, place] if hasattr(X, "iloc") else X.to_series(place)
+
+
+def _with_columns(X: Any, coded: dict[int, np.ndarray]) -> Any:
+    """Return a frame with these columns in the places of others."""
     if not hasattr(X, "iloc"):
-        return
-    for place in range(X.shape[1]):
-        column = X.iloc[:, place]
-        is_text = column.dtype.kind not in "biufcMm" and any(isinstance(each, str) for each in column)
-        if place in known or is_text or isinstance(column.dtype, _categorical_dtype()):
-            yield place, column
+        return X.with_columns([type(X.to_series(place))(X.columns[place], each) for place, each in coded.items()])
+    found = X.copy()
+    for place, values in coded.items():
+        found.isetitem(place, values)
+    return found
 
 
-def _categorical_dtype() -> type:
-    import pandas as pd
-
-    return pd.CategoricalDtype
-
-
-def _dates(X: Any) -> list[int]:
-    """Return the places of a frame's columns of dates."""
-    return (
-        [] if not hasattr(X, "iloc") else [place for place in range(X.shape[1]) if X.iloc[:, place].dtype.kind == "M"]
-    )
+def _is_categorical(column: Any) -> bool:
+    """Return whether a column holds text or categories."""
+    kind = getattr(column.dtype, "kind", None)  # NumPy's and pandas'
+    if kind is None:
+        return str(column.dtype).startswith(("String", "Categorical", "Enum"))  # polars'
+    if type(column.dtype).__name__ == "CategoricalDtype":
+        return True
+    return kind not in "biufcMm" and any(isinstance(each, str) for each in column)
 
 
-def _is_time(X: Any) -> bool:
-    return isinstance(X, np.ndarray) and X.dtype.kind == "M"
+def _times(column: Any) -> np.ndarray | None:
+    """Return a column of dates or time spans as such an array of NumPy, or None if it is something else."""
+    kind = getattr(column.dtype, "kind", None)
+    if kind is None:
+        dtype = str(column.dtype)
+        return column.to_numpy() if dtype.startswith(("Date", "Duration")) else None
+    if kind in "mM":
+        name = "datetime64" if kind == "M" else "timedelta64"
+        return column.to_numpy(f"{name}[us]", na_value=getattr(np, name)("NaT"))
+    if hasattr(column, "dt") and hasattr(column.dt, "start_time"):  # periods
+        return column.dt.start_time.to_numpy("datetime64[us]")
+    if kind == "O":
+        there = [each for each in column if _is_there(each)]
+        for name, kinds in (("datetime64[us]", date), ("timedelta64[us]", timedelta)):
+            if there and all(isinstance(each, kinds) for each in there):
+                return np.array([each if _is_there(each) else None for each in column], dtype=name)
+    return None
 
 
-def _days(dates: np.ndarray) -> np.ndarray:
-    """Return dates as days since 1970, NaN where there is none."""
-    return (dates - np.datetime64(0, "D")) / _DAY
+def _is_there(value: Any) -> bool:
+    return value is not None and type(value).__name__ != "NAType" and bool(value == value)  # as NaN and NaT do not
+
+
+def _days(times: np.ndarray) -> np.ndarray:
+    """Return dates as days since 1970, and time spans as days; NaN where there is none."""
+    return (times - np.datetime64(0, "D") if times.dtype.kind == "M" else times) / _DAY
 
 
 # ColumnEncoder as coordinates: each kind of feature becomes one or more, so that one kernel measures them all ---------

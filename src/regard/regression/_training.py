@@ -312,9 +312,23 @@ class TrainingPoints(BaseEstimator):
 
     def _validate_data(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return X and y as arrays."""
-        self._columns = ColumnEncoder.fit(X, None if options.get("reset", True) else self._columns)
-        X, y = self._columns.transform(as_array(X)), as_array(y)
-        return validate_data(self, X, y, dtype=[np.float64, np.float32], **options)
+        if isinstance(getattr(y, "dtype", None), np.dtype) and y.dtype.kind in "mM":
+            got = "dates" if y.dtype.kind == "M" else "time spans"
+            raise rejected(type(self).__name__, "y", "hold numbers or classes", got)
+        reset = bool(options.get("reset", True))
+        if self._is_table(X, reset=reset):
+            self._columns = ColumnEncoder.fit(X, None if reset else self._columns)
+        return validate_data(self, self._encoded(X), as_array(y), dtype=[np.float64, np.float32], **options)
+
+    def _is_table(self, X: Any, *, reset: bool = False) -> bool:
+        """Return whether X may have two dimensions; raise if it is a frame with other columns than those of the fit."""
+        if getattr(X, "ndim", 2) == 2 and hasattr(X, "columns"):
+            validate_data(self, X, reset=reset, skip_check_array=True)
+        return getattr(X, "ndim", 2) == 2
+
+    def _encoded(self, X: Any) -> Any:
+        """Return X with numbers for the dates and categories of a frame; scikit-learn says what else is wrong."""
+        return self._columns.transform(type(self).__name__, as_array(X)) if self._is_table(X) else as_array(X)
 
     def _prepare(self, rechoose: bool = True) -> Self:
         """Compute coordinates of the stored points, and choose the bandwidth unless a searched one should stay."""

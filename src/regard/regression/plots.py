@@ -18,6 +18,12 @@ from regard.regression.classifier import NadarayaWatsonClassifier
 
 #: The most training points drawn, and the queries of a heat map.
 POINTS, QUERIES = 2000, 100
+#: The most classes with a colour of their own, and categories of a feature.
+CLASSES, CATEGORIES = 10, 20
+#: The height of all ticks of training points below a classifier's curves, and of one class.
+STRIP, ROW = 0.2, 0.04
+#: The days of the years 2 to 9998, since 1970.
+YEARS = (-718_000, 2_932_000)
 #: The default multiples of the bandwidth for a curve of errors.
 FACTORS = np.geomspace(0.1, 10, 25)
 
@@ -34,7 +40,8 @@ def plot_fit(
 ) -> Any:
     """Draw predictions over one feature, with the others held at typical values.
 
-    The curve is dotted beyond the reach of the training data, for example in a gap between points.
+    The curve is dotted beyond the reach of the training data, for example in a gap between points. Of many classes or
+    categories, the most frequent are drawn, and the rest is counted.
 
     Parameters
     ----------
@@ -52,7 +59,8 @@ def plot_fit(
         there is none.
     points : bool, default True
         Whether to show the training points, at most 2,000 at random; for a classifier as ticks, with a row for each
-        class.
+        class. With several features, a regressor's are partial residuals: what is predicted at a point's value of the
+        feature, with the others held, plus the residual of the point.
     grid : int, default 200
         The number of queries between the smallest and the largest value. A categorical feature has one per category.
 
@@ -97,16 +105,21 @@ def plot_fit(
     rows = np.arange(len(seen))
     if len(rows) > POINTS:
         rows = np.sort(np.random.default_rng(0).choice(rows, POINTS, replace=False))
+    if style == "o":  # categories stand side by side
+        rows, values = rows[np.isin(seen[rows], x)], x
+        order = np.argsort(values)
+        seen = order[np.searchsorted(values[order], seen).clip(max=len(values) - 1)]
+        x = np.arange(len(values))
     if classifies:
-        for code, (label, share) in enumerate(zip(estimator.classes_, mean.T)):
-            line = _curve(ax, x, share, style, beyond, label=str(label))
-            own = seen[rows[estimator._y[rows] == code]]
-            if points:
-                ax.plot(own, np.full(len(own), -0.04 * (code + 1)), "|", color=line.get_color(), markersize=5)
-        ax.legend(title="class", frameon=False)
+        _draw_classes(ax, estimator, x, mean, style, beyond, seen, rows if points else rows[:0])
     else:
         if points:
-            ax.plot(seen[rows], estimator._targets()[rows, output], ".", color="0.6", label="training points", zorder=1)
+            several = estimator.n_features_in_ > 1
+            shown = (
+                _partial_residuals(estimator, place, rows, output) if several else estimator._targets()[rows, output]
+            )
+            label = "partial residuals" if several else "training points"
+            ax.plot(seen[rows], shown, ".", color="0.6", label=label, zorder=1)
         if deviation is not None and style == "o":
             bars = {"fmt": "none", "color": "C0", "capsize": 4, "zorder": 2}
             ax.errorbar(x, mean, 2 * deviation, label="± 2 standard deviations", **bars)
@@ -115,12 +128,76 @@ def plot_fit(
             ax.fill_between(x, low, high, color="C0", alpha=0.2, linewidth=0, label="± 2 standard deviations")
         _curve(ax, x, mean, style, beyond, "extrapolated", color="C0", label="prediction", zorder=3)
         ax.legend(frameon=False)
+    name = _name(estimator, place)
     if style == "o":
-        shown = [estimator._columns.decode(place, value) for value in x]
-        ax.set_xticks(x, [each if isinstance(each, str) else f"{each:.3g}" for each in shown])
+        decoded = [estimator._columns.decode(place, value) for value in values]
+        texts = [each if isinstance(each, str) else f"{each:.3g}" for each in decoded]
+        turned = {"rotation": 45, "ha": "right"} if sum(map(len, texts)) > 30 else {}
+        ax.set_xticks(x, texts, **turned)
+        if (count_all := len(estimator._features.categories[place])) > len(values):
+            name += f" (the {len(values)} most frequent of {count_all:,})"
+    elif place in estimator._columns.dates:
+        label_dates(ax)
+    if estimator.n_features_in_ > 1:
+        ax.set_title(held(estimator, place), fontsize="small", color="0.3")
     y = "probability" if classifies else "y" if estimator._y.ndim == 1 else f"y{output}"
-    ax.set(xlabel=_name(estimator, place), ylabel=y)
+    ax.set(xlabel=name, ylabel=y)
     return ax
+
+
+def _draw_classes(
+    ax: Any, estimator: Any, x: np.ndarray, mean: np.ndarray, style: str, beyond: np.ndarray, seen: np.ndarray,
+    rows: np.ndarray,
+) -> None:  # fmt: skip
+    """Draw the probability of each class, and ticks for the training points; of many classes in colour the frequent."""
+    classes = estimator.classes_
+    frequent = np.bincount(estimator._y, minlength=len(classes)).argsort(kind="stable")[::-1]
+    coloured = np.sort(frequent[: CLASSES if len(classes) <= CLASSES else CLASSES - 1])
+    height = min(ROW, STRIP / len(classes))
+    rest = len(classes) - len(coloured)
+    for code, (label, share) in enumerate(zip(classes, mean.T)):
+        options: dict[str, Any] = {"label": str(label), "color": f"C{int(np.searchsorted(coloured, code))}"}
+        if code not in coloured:
+            options = {"label": f"{rest:,} others" if rest else "_", "color": "0.8", "zorder": 1}
+            rest = 0
+        line = _curve(ax, x, share, style, beyond, **options)
+        own = seen[rows[estimator._y[rows] == code]]
+        if len(own):
+            ax.plot(own, np.full(len(own), -height * (code + 1)), "|", color=line.get_color(), markersize=5)
+    handles, labels = ax.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: labels[i].endswith(" others"))  # the rest last
+    options = {"framealpha": 0.8, "edgecolor": "none"} if len(classes) > CLASSES else {"frameon": False}
+    ax.legend([handles[i] for i in order], [labels[i] for i in order], title="class", **options)
+
+
+def _partial_residuals(estimator: Any, place: int, rows: np.ndarray, output: int) -> np.ndarray:
+    """Return the prediction at the feature's values of these rows, with the others held, plus their residuals."""
+    own = estimator._X[rows]
+    others = np.tile(_held(estimator), (len(rows), 1)).astype(own.dtype)
+    others[:, place] = own[:, place]
+    with _quiet():
+        at, mean = (_column(estimator.predict(each), output) for each in (others, own))
+    return np.asarray(at + estimator._targets()[rows, output] - mean)
+
+
+def held(estimator: Any, place: int | None = None) -> str:
+    """Return where the features are held that a plot does not vary."""
+    kinds = {kind for i, (kind, _) in enumerate(estimator._features.kinds) if i != place}
+    names = {"euclidean": "median", "angular": "mean direction", "categorical": "most frequent category"}
+    return "others held at their " + " or ".join(name for kind, name in names.items() if kind in kinds)
+
+
+def label_dates(ax: Any) -> None:
+    """Write days since 1970 on the horizontal axis as dates, with times where they are needed."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    low, high = ax.get_xlim()
+    if low < YEARS[0] or high > YEARS[1]:  # years that matplotlib's dates lack
+        ax.xaxis.set_major_formatter(lambda days, _: str(np.datetime64(round(days), "D")))
+        return
+    locator = AutoDateLocator(minticks=4, maxticks=8)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
 
 
 def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int | str = 0) -> Any:
@@ -293,14 +370,19 @@ def _name(estimator: Any, place: int) -> str:
 def _line(estimator: Any, place: int, count: int) -> np.ndarray:
     """Return queries (n, n_features) that vary one feature."""
     seen = estimator._X
-    held = [_usual(kind, column) for kind, column in zip(estimator._features.kinds, seen.T)]
     if place in estimator._features.categories:
-        values = estimator._features.categories[place]
+        values, counts = np.unique(seen[:, place], return_counts=True)
+        values = values[np.sort(counts.argsort(kind="stable")[::-1][:CATEGORIES])]
     else:
         values = np.linspace(seen[:, place].min(), seen[:, place].max(), count)
-    X = np.tile(held, (len(values), 1)).astype(seen.dtype)
+    X = np.tile(_held(estimator), (len(values), 1)).astype(seen.dtype)
     X[:, place] = values
     return X
+
+
+def _held(estimator: Any) -> list[float]:
+    """Return a typical value of each feature (n_features,)."""
+    return [_usual(kind, column) for kind, column in zip(estimator._features.kinds, estimator._X.T)]
 
 
 def _usual(kind: tuple[str, float], column: np.ndarray) -> float:

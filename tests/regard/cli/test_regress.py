@@ -237,8 +237,7 @@ def test_earlier_predictions_are_not_learned_from(regard, curve: Path, tmp_path:
     out = tmp_path / "out.csv"
     regard("regress", curve, "--target", "y", "--bandwidth", "1", "--predict", curve, "--out", out, "--std")
     outcome = regard("regress", out, "--target", "y", "--bandwidth", "1")
-    assert "Not used: y_predicted, an earlier prediction of the target." in outcome.out
-    assert "Not used: y_std, an earlier prediction of the target." in outcome.out
+    assert "Not used: y_predicted, y_std, y_extrapolated, from earlier predictions of the target." in outcome.out
     assert (
         outcome.out.splitlines()[-1]
         == regard("regress", curve, "--target", "y", "--bandwidth", "1").out.splitlines()[-1]

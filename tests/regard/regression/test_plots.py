@@ -229,6 +229,57 @@ def test_wrong_arguments_are_named(call, message: str) -> None:
         call()
 
 
+def test_hours_of_a_day_have_ticks_of_their_own() -> None:
+    frame = pd.DataFrame({"t": pd.date_range("2024-05-01", periods=96, freq="15min")})
+    ax = plot_fit(NadarayaWatsonRegressor().fit(frame, np.arange(96.0)))
+    ax.figure.canvas.draw()
+    texts = [each.get_text() for each in ax.get_xticklabels()]
+    assert "12:00" in texts
+    assert len(set(texts)) == len(texts)
+
+
+def test_dates_of_every_year_have_ticks() -> None:
+    frame = pd.DataFrame({"t": np.array(["0001-01-01", "5000-01-01", "9999-12-31"], "datetime64[s]")})
+    ax = plot_fit(NadarayaWatsonRegressor().fit(frame, [0.0, 1.0, 2.0]))
+    ax.figure.canvas.draw()
+    assert any(each.get_text().startswith("4000-") for each in ax.get_xticklabels()) or len(ax.get_xticklabels()) > 3
+
+
+def test_many_classes_leave_room_for_the_curves() -> None:
+    x = np.random.default_rng(0).uniform(0, 26, 400)
+    y = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))[x.astype(int)]
+    ax = plot_fit(NadarayaWatsonClassifier(bandwidth=1.0).fit(x[:, None], y))
+    assert ax.get_ylim()[0] > -0.3
+    texts = [each.get_text() for each in ax.get_legend().get_texts()]
+    assert len(texts) == 10
+    assert texts[-1] == "17 others"
+
+
+def test_of_many_categories_the_most_frequent_are_drawn() -> None:
+    towns = np.repeat([f"town {i}" for i in range(30)], np.arange(1, 31))
+    model = NadarayaWatsonRegressor(bandwidth=0.3).fit(pd.DataFrame({"town": towns}), np.arange(len(towns)) * 1.0)
+    ax = plot_fit(model)
+    texts = [each.get_text() for each in ax.get_xticklabels()]
+    assert sorted(texts) == sorted(f"town {i}" for i in range(10, 30))
+    assert ax.get_xlabel() == "town (the 20 most frequent of 30)"
+    at, shown = line(ax, "training points").get_data()
+    assert len(shown) == (towns >= "town 10").sum() - sum(int(each[5:]) < 10 for each in towns[towns >= "town 10"])
+    np.testing.assert_array_equal([texts[int(each)] for each in at], towns[shown.astype(int)])
+
+
+def test_points_of_several_features_are_partial_residuals() -> None:
+    X, _ = made(80, 2)
+    y = np.sin(X[:, 0]) + 5 * X[:, 1]
+    model = NadarayaWatsonRegressor(bandwidth=0.5).fit(X, y)
+    ax = plot_fit(model)
+    x, shown = line(ax, "partial residuals").get_data()
+    others = np.stack([X[:, 0], np.full(80, np.median(X[:, 1]))], 1)
+    np.testing.assert_array_equal(x, X[:, 0])
+    np.testing.assert_allclose(shown, model.predict(others) + y - model.predict(X))
+    assert ax.get_title() == "others held at their median"
+    assert plot_fit(fitted()).get_title() == ""
+
+
 @pytest.mark.slow
 def test_matplotlib_is_not_imported_before_it_is_needed() -> None:
     code = "import sys, regard.regression; sys.exit('matplotlib' in sys.modules)"

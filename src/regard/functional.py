@@ -32,6 +32,7 @@ from regard.engines import EngineLike, EngineOutput, aux_pass, nonfinite
 from regard.engines.aux import Aux, AuxRequest
 from regard.engines.problem import DTYPES, Call, Problem, check_request, unbound_mask
 from regard.masks import MaskLike
+from regard.masks.band import Band
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -150,7 +151,7 @@ def attention(
     eager = is_eager()
     if (
         score is None
-        and attn_mask is None
+        and (attn_mask is None or (eager and _is_of_last_query(attn_mask, query)))
         and is_causal is False
         and return_aux is None
         and softcap is None
@@ -252,6 +253,11 @@ def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
     outcome = EngineOutput(output, lse)
     with autocast_suspended(output.device.type):
         return problem.restore(output), aux_pass.aux_fields(problem, outcome, request)
+
+
+def _is_of_last_query(mask: object, query: Tensor) -> bool:
+    """Whether a mask is the causal mask of a single query at the last key, which sees every key."""
+    return type(mask) is Band and mask.ends_at_last and isinstance(query, Tensor) and query.shape[-2:-1] == (1,)
 
 
 def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None, eager: bool) -> bool:

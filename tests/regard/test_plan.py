@@ -322,6 +322,16 @@ def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> Non
     )
 
 
+def test_the_causal_mask_of_one_query_at_the_last_key_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 17, 4)
+    mask = masks.causal(align="lower_right")
+    two = regard.attention(query.expand(1, 2, 2, 4), key, key, mask)
+    monkeypatch.setattr("regard.functional.plan_call", lambda *_: pytest.fail("the call must not be planned"))
+    output = regard.attention(query, key, key, mask)
+    assert torch.equal(output, regard.attention(query, key, key))
+    torch.testing.assert_close(output, two[:, :, 1:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_gradients_in_16_bits_are_not_left_to_torchs_kernel(dtype: torch.dtype, mask: Any) -> None:

@@ -284,7 +284,8 @@ def record(
     grads = "".join(["1" if wants_grad and (is_jit_tracing() or end.requires_grad) else "0" for end in ends])
     wants_lse = wants_lse and problem.normalizer.online
     header = f"{grads} {_layout(problem)} {'lse' if wants_lse else 'output'}"
-    output, lse = torch.ops.regard.attend(
+    operator = torch.ops.regard.attend if wants_grad else torch.ops.regard.attend_forward
+    output, lse = operator(
         *ends, packed.tensors, f"{header} {packed.text}", packed.ints, packed.floats, scale, problem.softcap,
     )  # fmt: skip
     return output, lse if wants_lse else None
@@ -480,14 +481,16 @@ def _refuse(ctx: Any, *_: Any) -> None:  # noqa: ARG001
     raise no_second_derivative("a compiled or traced call")
 
 
-def _define(name: str, function: Any, shapes: Any, setup_context: Any, backward: Any) -> None:
+def _define(name: str, function: Any, shapes: Any, setup_context: Any = None, backward: Any = None) -> None:
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, "default", function)
     torch.library.register_fake(name, shapes)
-    torch.library.register_autograd(name, backward, setup_context=setup_context)
+    if backward is not None:
+        torch.library.register_autograd(name, backward, setup_context=setup_context)
 
 
 _define("regard::attend", _attend, _attend_shapes, _save_for_backward, _backward)
+_define("regard::attend_forward", _attend, _attend_shapes)  # faster to call, without a derivative
 _define(
     "regard::attend_backward",
     _attend_backward,

@@ -253,6 +253,12 @@ class Band(Aligned):
         #: The only L and S that the mask supports; None for any.
         self.lengths = lengths
 
+    @property
+    def ends_at_last(self) -> bool:
+        """Whether the last query sees every key, whatever the numbers of queries and keys are."""
+        aligned = self.align == "lower_right" and self.offset is None and self._shift is None
+        return aligned and self.left < 0 and self.lengths is None
+
     def _twin(self) -> Band:
         return Band(self.name, self.left, self.right, self.align, self.offset, self.lengths)
 

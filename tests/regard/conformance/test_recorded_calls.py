@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -240,3 +241,48 @@ def test_every_score_and_mask_compiles_to_the_plan_of_an_eager_call(score: str, 
     plainest = score == "scaled_dot" and mask == "none"  # is torch's own function, compiled or not
     assert any(("scaled_dot_product_attention" if plainest else "regard.attend") in name for name in recorded)
     assert regard.explain(*ends(), MASKS[mask], score=SCORES[score]).compiled == ""
+
+
+def gradients(function: Callable[..., Tensor], given: list[Tensor], times: int = 1) -> list[tuple[Tensor, ...]]:
+    output = function(*given)
+    weight = normal(*output.shape, seed=9)
+    return [torch.autograd.grad(output, given, weight, retain_graph=i + 1 < times) for i in range(times)]
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "sparsemax"])
+def test_a_compiled_backward_pass_does_not_repeat_the_forward_pass(
+    normalizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    runs: list[weakref.ref[Any]] = []
+    original = _operator._run
+
+    def counted(*arguments: Any) -> Any:
+        run = original(*arguments)
+        runs.append(weakref.ref(run))
+        return run
+
+    def call(*given: Tensor) -> Tensor:
+        return regard.attention(*given, MASKS["documents"], normalizer=normalizer, score="gaussian")
+
+    monkeypatch.setattr(_operator, "_run", counted)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    given = [end.requires_grad_() for end in ends()]
+    right = gradients(call, given)[0]
+    for found in gradients(compiled, given, times=2):
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+    assert len(runs) == 1 and runs[0]() is None, "the graph must be freed with the output"
+
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):
+        found = gradients(compiled, given)[0]
+    assert len(runs) == 3 and all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+def test_a_trace_of_one_query_is_right_at_other_lengths() -> None:
+    mask = masks.causal(align="lower_right")
+
+    def call(*given: Tensor) -> Tensor:
+        return regard.attention(*given, mask)
+
+    traced = torch.jit.trace(call, tuple(ends(1, 12)))
+    torch.testing.assert_close(traced(*ends(5, 12)), call(*ends(5, 12)))

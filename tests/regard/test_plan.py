@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from python_calls import python_calls
 from torch import Tensor
 
 import regard
@@ -290,20 +289,8 @@ MOST |= {"padding": 90, "bias": 90}
 
 @pytest.mark.parametrize(("name", "most"), MOST.items())
 def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
-    named, count, package = CALLS[name](), 0, str(Path(regard.__file__).parent)
-
-    def watch(frame: Any, event: str, _: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(package)
-
-    given = {"query": Q, "key": K, "value": V, **named}
-    regard.attention(**given)
-    sys.setprofile(watch)
-    try:
-        regard.attention(**given)
-    finally:
-        sys.setprofile(None)
-    assert 0 < count <= most
+    given = {"query": Q, "key": K, "value": V, **CALLS[name]()}
+    assert 0 < python_calls(lambda: regard.attention(**given)) <= most
 
 
 @pytest.mark.parametrize(

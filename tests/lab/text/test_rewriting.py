@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from regard_lab.models.folders import ModelFileError
@@ -125,10 +125,13 @@ def test_a_user_may_write_private_characters() -> None:
     assert normalize(restored(ENGLISH, text)) == normalize(text)
 
 
+@example("IM")
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 @settings(max_examples=400)
 def test_any_text_comes_back(text: str) -> None:
-    assert uniform(restored(ENGLISH, text)) == uniform(normalize(text))
+    """But for the apostrophes of contractions, which are added where they are missing."""
+    returned, expected = (uniform(each).replace("'", "") for each in (restored(ENGLISH, text), normalize(text)))
+    assert returned == expected
 
 
 _PARTS = st.sampled_from(

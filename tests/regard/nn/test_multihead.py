@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pairwise import across
+from python_calls import python_calls
 from torch import Tensor, nn
 
 import regard
@@ -451,3 +452,14 @@ def test_errors(call: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == f"MultiheadAttention: {message}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "padding", "gradients", "most"),
+    [(16, False, False, 12), (16, False, True, 16), (4, False, False, 13), (16, True, False, 32)],
+)
+def test_a_small_call_is_few_calls_of_python(rows: int, padding: bool, gradients: bool, most: int) -> None:
+    layer, x = MultiheadAttention(32, 4, batch_first=True).eval(), torch.randn(2, rows, 32)
+    hidden = torch.arange(rows) >= torch.tensor([[rows], [3]]) if padding else None
+    with torch.set_grad_enabled(gradients):
+        assert 0 < python_calls(lambda: layer(x, x, x, key_padding_mask=hidden, need_weights=False)) <= most

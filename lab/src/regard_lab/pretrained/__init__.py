@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 
 def path(name: str) -> Path:
-    """Return the folder of a model that comes with the package.
+    """Return the folder of an included model.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def path(name: str) -> Path:
 
 
 def load(name: str = TRANSLATOR) -> SequenceModel:
-    """Return a model that comes with the package; ``SequenceModel.load`` reads one of your own from its folder.
+    """Return an included model; ``SequenceModel.load`` reads one of your own from its folder.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from regard.engines.fused.morton import morton_order
 from regard.regression._bandwidth import COARSE, LeaveOneOut, learn_bandwidths, rule_of_thumb, search_bandwidth
 from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
-from regard.regression._sums.smoother import Estimate, Kernel, Smoother, resolve_kernel
+from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_range, resolve_kernel
 
 # Validate parameters when they are used, and convert arrays of NumPy, pandas and torch --------------------------------
 
@@ -179,44 +179,71 @@ class DataSupport:
         if self.as_given and found.peak is not None:
             return (found.peak < self.least) | nowhere
         narrow = torch.from_numpy(self.narrow).to(query)
-        # Compare only the queries in cells without a training point; usually these are few.
-        far = torch.nonzero(~self._shares_cell(smoother, query))[:, 0]
-        near = evaluator.closeness(smoother, query[far], narrow) >= self.least
+        far, points = torch.arange(len(query), device=query.device), smoother
+        if float(len(query)) * len(smoother.key) > FEW_PAIRS:
+            sure, far, some = self._by_cells(smoother, query)
+            nowhere, points = nowhere | sure, points if some is None else smoother.at(some)
+        near = evaluator.closeness(points, query[far], narrow, whole=points is smoother) >= self.least
         return nowhere.index_put((far,), ~near | nowhere[far])
 
     def _weights_suffice(self, smoother: Smoother) -> bool:
         """Return whether a query is supported exactly if any point has a weight."""
         return self.as_given and smoother.kernel.form.compact
 
-    def _shares_cell(self, smoother: Smoother, query: Tensor) -> Tensor:
-        """Return which queries are certainly supported because they share a cell with a training point (L,).
+    def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        Used only for many pairs of queries and points; otherwise all are False.
+        The points are None where they are many. By a grid whose cells are so small that a query is supported if it shares one with a point. It lies beyond if
+        no cell nearby has a point.
         """
-        C, N = query.shape[1], len(smoother.key)
-        if float(len(query)) * N <= FEW_PAIRS:
-            return torch.zeros(len(query), dtype=torch.bool, device=query.device)
+        (L, C), device = query.shape, query.device
+        nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
         edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
-        low, high = smoother.key.amin(0), smoother.key.amax(0)
-        sizes = ((high - low) / edge).double().floor() + 1
+        reach = C + 1 if manhattan else math.isqrt(C) + 1
+        low, high = column_range(smoother.key)
+        sizes = ((high - low) / edge).double().floor() + 3 + 2 * reach
         if not float(sizes.prod()) <= CELLS:
-            return torch.zeros(len(query), dtype=torch.bool, device=query.device)
-        step = torch.cat([sizes[1:].flip(0).cumprod(0).flip(0), torch.ones_like(sizes[:1])]).long()
-        taken = torch.zeros(int(sizes.prod()), dtype=torch.bool, device=query.device)
-        taken[self._cells(smoother.key, low, edge, step)] = True
-        inside = ((query >= low) & (query <= high)).all(1)
-        return inside & taken[self._cells(torch.minimum(torch.maximum(query, low), high), low, edge, step)]
+            return nowhere, every, None
+        shape = tuple(int(size) for size in sizes)
+        own, places = (_cells(points, low, edge, reach + 1, shape) for points in (smoother.key, query))
+        taken = np.zeros(shape, dtype=bool)
+        taken.reshape(-1)[own] = True
+        inside = ((query >= low) & (query <= high)).all(1).cpu().numpy()
+        supported = taken.reshape(-1)[places] & inside
+        beyond = ~_grown(taken, reach).reshape(-1)[places]
+        outside = torch.maximum(low - query, query - high).clamp(min=0) / narrow  # from the box of all points
+        distance = outside.sum(1) if manhattan else outside.norm(dim=1)
+        beyond |= (distance > (-self.least if manhattan else math.sqrt(-2 * self.least)) * (1 + 1e-6)).cpu().numpy()
+        doubtful = np.flatnonzero(~supported & ~beyond)
+        wanted = np.zeros(shape, dtype=bool)
+        wanted.reshape(-1)[places[doubtful]] = True
+        some = torch.from_numpy(np.flatnonzero(_grown(wanted, reach).reshape(-1)[own])).to(device)
+        few = 2 * len(some) < len(own)  # otherwise, a tree of all points serves later calls too
+        return torch.from_numpy(beyond).to(device), torch.from_numpy(doubtful).to(device), some if few else None
 
-    @staticmethod
-    def _cells(points: Tensor, low: Tensor, edge: Tensor, step: Tensor) -> Tensor:
-        """Return the cell of each point (N,)."""
-        found = torch.zeros(len(points), dtype=torch.long, device=points.device)
-        for axis in range(points.shape[1]):
-            found += ((points[:, axis] - low[axis]) / edge[axis]).long() * step[axis]
-        return found
+
+def _cells(points: Tensor, low: Tensor, edge: Tensor, margin: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the cell of each point in a grid with a margin around the box, to whose rim points outside count (N,)."""
+    found = np.zeros(len(points), dtype=np.int64)
+    for axis, size in enumerate(shape):
+        place = ((points[:, axis] - low[axis]) / edge[axis]).floor().clamp(-margin, size - 1 - margin) + margin
+        found = found * size + place.long().cpu().numpy()
+    return found
+
+
+def _grown(cells: np.ndarray, steps: int) -> np.ndarray:
+    """Return which cells of a grid lie within some steps of a marked one along each axis."""
+    for axis in range(cells.ndim):
+        for _ in range(steps):
+            line = np.moveaxis(cells, axis, 0)
+            wider = line.copy()
+            wider[1:] |= line[:-1]
+            wider[:-1] |= line[1:]
+            cells = np.moveaxis(wider, 0, axis)
+    return np.ascontiguousarray(cells)
 
 
 # Keep the parameters and training points of an estimator, and choose its bandwidth ------------------------------------

@@ -330,6 +330,11 @@ class Smoother:
         weight = None if self.weight is None else self.weight.to(dtype)
         return replace(self, key=self.key.to(dtype), target=self.target.to(dtype), weight=weight)
 
+    def at(self, rows: Tensor) -> Smoother:
+        """Return a smoother with a subset of the points."""
+        weight = None if self.weight is None else self.weight[rows]
+        return replace(self, key=self.key[rows], target=self.target[rows], weight=weight)
+
     @property
     def rows_at_once(self) -> int:
         """The number of queries per call, by time and by memory."""
@@ -509,6 +514,19 @@ class Smoother:
         inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
         inverse = inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         return _Line(terms, query[:, columns] - averages.origin, center, inverse, with_target)
+
+
+def column_range(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and largest value of each column (C,); torch reduces long narrow tensors slowly."""
+    columns = [torch.aminmax(points[:, axis].contiguous()) for axis in range(points.shape[1])]
+    return torch.stack([low for low, _ in columns]), torch.stack([high for _, high in columns])
+
+
+def deviations(smoother: Smoother) -> Tensor:
+    """Return the standard deviation of each target (M,); 1 where it is 0."""
+    weight = smoother.point_weights()
+    variance = (weight * smoother.target.square()).sum(0) / weight.sum()
+    return torch.where(variance > 0, variance, 1.0).sqrt()
 
 
 def symmetric(triangle: Tensor, width: int) -> Tensor:

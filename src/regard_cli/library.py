@@ -47,6 +47,12 @@ def regress(
         ),
     ] = "loo",
     order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
+    cv: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out so many blocks of consecutive rows instead of single rows: for time series.", min=2
+        ),
+    ] = None,
     empty: Annotated[
         str, typer.Option(help="Prediction for rows out of the kernel's reach: nearest, mean, nan or raise.")
     ] = "nearest",
@@ -71,7 +77,7 @@ def regress(
 
     run(
         data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
-        order=order, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
+        order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
         plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 

@@ -173,7 +173,8 @@ class Evaluator:
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, spread)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
-        if own is None and not smoother.order and not bandwidth.requires_grad and len(lost):
+        tilts = not smoother.order and not bandwidth.requires_grad and not (spread and smoother.repetition)
+        if own is None and tilts and len(lost):
             for rows, part, limit in transformed.tilted(smoother, query[lost], bandwidth, spread, self.rtol):
                 some = limit <= self.rtol
                 found = found.replaced(lost[rows[some]], part.at(torch.nonzero(some)[:, 0]))
@@ -232,9 +233,7 @@ class Evaluator:
             parts.append(smoother.closeness(query[rows], bandwidth, mask))
         return torch.cat(parts)
 
-    def _searchable(
-        self, smoother: Smoother, count: int, bandwidth: Tensor, whole: bool = True
-    ) -> Neighbours | None:
+    def _searchable(self, smoother: Smoother, count: int, bandwidth: Tensor, whole: bool = True) -> Neighbours | None:
         """Return the points in a tree where that finds nearest points faster than comparing all pairs."""
         (N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
         if self.method == "exact" or smoother.key.device.type != "cpu" or pairs <= FEW_PAIRS or C > TREE_AXES:

@@ -407,7 +407,9 @@ class TransformedPoints:
         at, unit = query.numpy() / self.width, torch.from_numpy(self.width)
         low, high = (each.numpy() / self.width for each in column_range(smoother.key))
         away = at - at.clip(low, high)
-        steps = np.sign(away) * np.floor(np.abs(away) / SHIFT + 0.75)  # where a series holds, rather inside than outside
+        steps = np.sign(away) * np.floor(
+            np.abs(away) / SHIFT + 0.75
+        )  # where a series holds, rather inside than outside
         shifts, place, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
         chosen = np.flatnonzero((counts >= TOGETHER) & (np.abs(shifts).max(1) > 0))
         if any(shifts[i].tobytes() not in self._tilted for i in chosen):
@@ -637,10 +639,11 @@ class _Sums(torch.autograd.Function):
 def _columns(kind: str, smoother: Smoother, rows: Tensor | None = None) -> list[np.ndarray]:
     """Return the terms to sum, for all points or some."""
     weight, target = smoother.point_weights()[:, 0], smoother.target / deviations(smoother)
+    if kind == "repeated":
+        squared = smoother.squared_weights()[:, 0]
+        return [(squared if rows is None else squared[rows]).numpy()]
     if rows is not None:
         weight, target = weight[rows], target[rows]
-    if kind == "repeated":
-        return [weight.square().numpy()]
     if kind == "squares":
         return [(weight * column.square()).numpy() for column in target.T]
     return [weight.numpy(), *((weight * column).numpy() for column in target.T)]

@@ -279,6 +279,8 @@ class Smoother:
     order : int
         0 for the weighted average, 1 for the local line.
     engine : str or Engine
+    repetition : float
+        The weight of a point that counts once, where weights count repetitions; otherwise 0.
     """
 
     features: Features
@@ -288,6 +290,7 @@ class Smoother:
     weight: Tensor | None
     order: int = 0
     engine: Any = "auto"
+    repetition: float = 0.0
 
     def estimate(
         self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *, spread: bool = False, peak: bool = False
@@ -369,9 +372,7 @@ class Smoother:
         """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ (L, ·), for weights α that sum to 1."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
-        value = self.point_weights().square() * torch.cat(
-            [torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1
-        )
+        value = self.squared_weights() * torch.cat([torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1)
         request = AuxRequest(lse=True)
         read, aux = self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request, scale=2.0)
         share = (aux.lse - 2 * lse).exp() / total[:, 0].square().clamp(min=torch.finfo(total.dtype).tiny)
@@ -401,7 +402,7 @@ class Smoother:
         for rows in query.split(self.rows_at_once):
             (sums, lse), (squares, lse_squares) = (
                 self._attend(rows, value, bandwidth, return_aux=AuxRequest(lse=True), scale=scale)
-                for value, scale in ((ones, None), (ones.square(), 2.0))
+                for value, scale in ((ones, None), (self.squared_weights(), 2.0))
             )
             share = (lse_squares.lse - 2 * lse.lse).exp()
             found.append(torch.where(sums[:, 0] > 0, share * squares[:, 0] / sums[:, 0].square(), 1.0))
@@ -478,6 +479,11 @@ class Smoother:
     def point_weights(self) -> Tensor:
         """Return how often each point counts (N, 1)."""
         return torch.ones_like(self.key[:, :1]) if self.weight is None else self.weight[:, None]
+
+    def squared_weights(self) -> Tensor:
+        """Return the sum of the squared weights of a point's repetitions (N, 1)."""
+        weight = self.point_weights()
+        return weight * self.repetition if self.repetition else weight.square()
 
     def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """Return the averages of values and the auxiliary outputs."""

@@ -77,8 +77,8 @@ def regress(
 
     run(
         data=data, target=target, features=features, weights=weights, kernel=kernel, bandwidth=bandwidth,
-        order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
-        plot=plot, json=JsonOutput(as_json),
+        order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
+        quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

@@ -285,8 +285,7 @@ class Fitted:
         """Whether left-out predictions need their own choice of a bandwidth: that for all rows fits them too well."""
         return bool(
             self.estimator.cv is not None
-            or isinstance(self.estimator.bandwidth, str)
-            and self.estimator.bandwidth == "learned"
+            or (isinstance(self.estimator.bandwidth, str) and self.estimator.bandwidth == "learned")
         )
 
     @cached_property

@@ -321,7 +321,7 @@ def search_bandwidth(
     first = seen if coarse is None else {}
     with progress(verbose, "bandwidth", None) as report:
 
-        def measure(by: LeaveOneOut, errors: dict[int, float], places: Iterable[int]) -> None:
+        def measure(by: LeaveOneOut | HeldOut, errors: dict[int, float], places: Iterable[int]) -> None:
             new = sorted(set(places) - errors.keys())
             for place, error in zip(new, by.errors(bandwidths(new))):
                 errors[place] = error

@@ -361,8 +361,8 @@ class KernelEstimator(TrainingPoints):
         """Return averages of the stored points (n, M) by estimators that were fitted without them, search included.
 
         Cross-validation by the folds of ``cv``, or by 10 random folds (5 above 1,000 rows): the least error that a
-        search finds is too small an estimate of the error on new rows (Varma and Simon 2006), those of folds that had no
-        part in it are not. Folds search with the other folds where ``cv`` is given. NaN for points in no fold.
+        search finds is too small an estimate of the error on new rows (Varma and Simon 2006), those of folds that had
+        no part in it are not. Folds search with the other folds where ``cv`` is given. NaN for points in no fold.
         """
         # Places of all rows passed to fit; those of weight 0 are not stored.
         if self.cv is None:
@@ -392,7 +392,8 @@ class KernelEstimator(TrainingPoints):
 
     def _fit_points(self, other: KernelEstimator, rows: np.ndarray) -> None:
         """Fit to some of the stored points of another estimator."""
-        self._columns, self.n_features_in_ = ColumnEncoder(), other.n_features_in_
+        self._columns = ColumnEncoder()
+        self.n_features_in_: int = other._X.shape[1]
         weight = None if other._weight is None else other._weight[rows]
         self._store_points(other._X[rows], other._y[rows], weight)
         self._prepare()

@@ -209,7 +209,8 @@ class DataSupport:
     def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        The points are None where they are many. By a grid whose cells are so small that a query is supported if it shares one with a point. It lies beyond if
+        The points are None where they are many. By a grid whose cells are so small that a query is supported if it
+        shares one with a point. It lies beyond if
         no cell nearby has a point.
         """
         (L, C), device = query.shape, query.device
@@ -244,9 +245,9 @@ class DataSupport:
 def _cells(points: Tensor, low: Tensor, edge: Tensor, margin: int, shape: tuple[int, ...]) -> np.ndarray:
     """Return the cell of each point in a grid with a margin around the box, to whose rim points outside count (N,)."""
     found = np.zeros(len(points), dtype=np.int64)
-    for axis, size in enumerate(shape):
-        place = ((points[:, axis] - low[axis]) / edge[axis]).floor().clamp(-margin, size - 1 - margin) + margin
-        found = found * size + place.long().cpu().numpy()
+    for axis, cells in enumerate(shape):
+        place = ((points[:, axis] - low[axis]) / edge[axis]).floor().clamp(-margin, cells - 1 - margin) + margin
+        found = found * cells + place.long().cpu().numpy()
     return found
 
 
@@ -405,18 +406,18 @@ class TrainingPoints(BaseEstimator):
         return Evaluator(name, self.method, resolve_rtol(name, self.rtol, self._dtype), self._dtype)
 
     def _points_to_leave_out(self) -> tuple[Smoother, Evaluator, Tensor]:
-        """Return the points in the fastest order for comparing all pairs, their evaluator, and the stored row of each.
+        """Return the points in the fastest order for comparing all pairs, their evaluator, and their stored rows.
 
         Weights that count repetitions become repetitions, of which one is left out at a time.
         """
         name = type(self).__name__
         smoother, evaluator = self._smoother(double=True), self._evaluator
         order = torch.arange(len(self._X), device=smoother.key.device)
-        if self._repeats and self._weight is not None:
-            if self._weight.sum() <= max(MOST_REPEATED, MANY_TIMES * len(self._X)):
-                order = order.repeat_interleave(torch.from_numpy(self._weight).long().to(order.device))
-                smoother = replace(smoother.at(order), weight=None, repetition=0.0)
-                evaluator = self._new_evaluator(name)
+        few = self._weight_of_all() <= max(MOST_REPEATED, MANY_TIMES * len(self._X))
+        if self._weight is not None and self._repeats and few:
+            order = order.repeat_interleave(torch.from_numpy(self._weight).long().to(order.device))
+            smoother = replace(smoother.at(order), weight=None, repetition=0.0)
+            evaluator = self._new_evaluator(name)
         if resolve_kernel(name, self.kernel).form.compact:
             along = curve_order(smoother.key)
             smoother, order, evaluator = smoother.at(along), order[along], self._new_evaluator(name)
@@ -532,8 +533,8 @@ class TrainingPoints(BaseEstimator):
             which = ", ".join(f"{self._rows[row]:,} ({self._X[row, place]:g})" for row in rows[:3].tolist())
             which += f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
             text = (
-                f"{name}: in {names[place]}, row{'s' * (len(rows) > 1)} {which}, counted from 0, lie{'s' * (len(rows) == 1)} "
-                "far from all others. The bandwidth is chosen without; check or remove them."
+                f"{name}: in {names[place]}, row{'s' * (len(rows) > 1)} {which}, counted from 0, "
+                f"lie{'s' * (len(rows) == 1)} far from all others. The bandwidth is chosen without; check or remove them."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
 

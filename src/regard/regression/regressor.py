@@ -255,7 +255,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
     ``sample_weight`` multiplies the kernel (a bias ``log w`` of the score). If all weights are whole numbers, they count
     repetitions in every respect: standard deviations have as many points, and searches and leave-one-out predictions
-    leave out one repetition at a time (all of a row where weights sum to more than 16,384 and 4 times the rows). Other
+    leave out one repetition at a time (all of a row where weights sum to over 16,384 and 4 times the rows). Other
     weights are importances: a row is left out with all of its weight. "scott" and "silverman" use the sum of weights as
     the number of points: pass weights that average 1.
 
@@ -514,9 +514,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         return self._restore_shape(None, found)
 
     def cross_val_predict(self) -> np.ndarray:
-        """Return predictions of the training points by folds, with the bandwidth chosen within each, (n,) or (n, n_outputs).
+        """Return predictions of the training points by folds, with the bandwidth chosen within each.
 
-        Each fold of ``cv``, or of 10 random ones (5 above 1,000 rows), is predicted by an estimator fitted to the others.
+        Each fold of ``cv``, or of 10 random ones (5 above 1,000 rows), is predicted by an estimator fitted to the rest.
         The least error that a search finds, ``loo_error_``, is too small for new rows, and the more so the more it
         chooses; the error of these predictions is not (nested cross-validation: Varma and Simon 2006). NaN for rows of
         weight 0 or in no fold.

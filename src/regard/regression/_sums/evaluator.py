@@ -235,7 +235,7 @@ class Evaluator:
 
     def _searchable(self, smoother: Smoother, count: int, bandwidth: Tensor, whole: bool = True) -> Neighbours | None:
         """Return the points in a tree where that finds nearest points faster than comparing all pairs."""
-        (N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
+        (_N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
         if self.method == "exact" or smoother.key.device.type != "cpu" or pairs <= FEW_PAIRS or C > TREE_AXES:
             return None
         return self._neighbours(smoother, bandwidth) if whole else Neighbours.of(smoother, bandwidth)

@@ -397,7 +397,7 @@ class TransformedPoints:
     def tilted(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool, rtol: float
     ) -> Iterator[tuple[Tensor, Estimate, Tensor]]:
-        """Yield rows of queries (L, C) beyond the bounding box of the points, their estimates, and bounds on the errors.
+        """Yield rows of queries (L, C) beyond the bounding box of the points, their estimates, and error bounds.
 
         For a shift v in bandwidths, ``K(q − x) = c(q) exp(v·x) K(q − v − x)``: the mean at q is the mean at q − v of
         points with weights ``w exp(v·x)`` (exponential tilting; Daniels 1954, "Saddlepoint approximations in

@@ -216,9 +216,10 @@ def _log_weights(smoother: Smoother, near: np.ndarray, far: np.ndarray) -> tuple
     form = smoother.kernel.form
     near = near * (1 - 1e-12)  # allow for rounding
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return tuple(
+        least, most = (
             np.where((each <= 1) | (not form.compact), form.log_profile(each), -np.inf) for each in (far, near)
         )
+    return least, most
 
 
 def _matters(least: np.ndarray, most: np.ndarray, share: float) -> np.ndarray:

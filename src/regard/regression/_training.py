@@ -534,7 +534,8 @@ class TrainingPoints(BaseEstimator):
             which += f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
             text = (
                 f"{name}: in {names[place]}, row{'s' * (len(rows) > 1)} {which}, counted from 0, "
-                f"lie{'s' * (len(rows) == 1)} far from all others. The bandwidth is chosen without; check or remove them."
+                f"lie{'s' * (len(rows) == 1)} far from all others. "
+                "The bandwidth is chosen without; check or remove them."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
 
@@ -562,8 +563,8 @@ class TrainingPoints(BaseEstimator):
         if together > DEPENDENT * alone and together - alone > NOTICEABLE * variance > 0:
             text = (
                 f"{name}: rows depend on those next to them: left out one by one, R² is {1 - alone / variance:.3f}, in "
-                f"blocks of consecutive rows {1 - together / variance:.3f}. Then the bandwidth is too narrow, and errors "
-                "of new rows are larger; cv=10 leaves out blocks."
+                f"blocks of consecutive rows {1 - together / variance:.3f}. Then the bandwidth is too narrow, and "
+                "errors of new rows are larger; cv=10 leaves out blocks."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
 

@@ -220,8 +220,45 @@ def coverage(repetitions: int = 200) -> dict[str, float]:
     return {name: float(np.mean(each)) for name, each in covered.items()}
 
 
+def rim(repetitions: int = 5) -> dict[str, Any]:
+    """Return the least processor time of fit and predict, with queries among the points and 10 % around them."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(1_000_000, 2))
+    y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_normal(len(X))
+    queries = {"inside": rng.uniform(size=(100_000, 2)), "around": rng.uniform(-0.1, 1.1, (100_000, 2))}
+    took: dict[str, list[float]] = {name: [] for name in queries}
+    for _ in range(repetitions):
+        for name, query in queries.items():
+            began = time.process_time()
+            NadarayaWatsonRegressor(bandwidth=0.02).fit(X, y).predict(query)
+            took[name].append(time.process_time() - began)
+    return {name: min(each) for name, each in took.items()}
+
+
+def auto(repetitions: int = 3) -> list[dict[str, Any]]:
+    """Return the least processor times of searches with 8 features, just beyond where "auto" compares all pairs."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(2_200, 8))
+    y = np.sin(6 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_normal(len(X))
+    rows = []
+    for kernel in ("gaussian", "epanechnikov"):
+        took: dict[str, list[float]] = {"exact": [], "auto": []}
+        for _ in range(repetitions):
+            for method, each in took.items():
+                began = time.process_time()
+                NadarayaWatsonRegressor(kernel, "loo", order=1, method=method).fit(X, y)
+                each.append(time.process_time() - began)
+        rows.append({"kernel": kernel} | {method: min(each) for method, each in took.items()})
+    return rows
+
+
 PARTS: dict[str, Callable[[], Any]] = {
-    "sizes": sizes, "search": search, "crossover": crossover, "table": table, "coverage": coverage,
+    "sizes": sizes, "search": search, "crossover": crossover, "table": table, "coverage": coverage, "rim": rim,
+    "auto": auto,
 }  # fmt: skip
 
 
@@ -245,6 +282,12 @@ def of_sizes(found: dict[str, Any]) -> str:
     for row in found.get("crossover", []):
         what = f"`auto` switches from all pairs to transforms, as many queries as points, {row['features']}-D"
         lines.append(f"| {what} | at {row['auto']:,.0f} points (equally fast at {row['equal']:,.0f}) |")
+    for name, value in found.get("rim", {}).items():
+        what = f"1,000,000 points, 100,000 queries {name}, 2-D, fit included"
+        lines.append(f"| {what} | {seconds(value)} of CPU time |")
+    for row in found.get("auto", []):
+        what = f'`bandwidth="loo"`, `order=1`, 2,200 points with 8 features, {row["kernel"]} kernel'
+        lines.append(f"| {what} | `auto` {seconds(row['auto'])}, all pairs {seconds(row['exact'])} of CPU time |")
     for name, value in found.get("coverage", {}).items():
         lines.append(f"| coverage of 90 % intervals, {name}, 200 repetitions | {value:.1%} |")
     return "\n".join(lines)

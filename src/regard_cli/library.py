@@ -70,6 +70,12 @@ def regress(
         ),
     ] = "loo",
     order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
+    cv: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out so many blocks of consecutive rows instead of single rows: for time series.", min=2
+        ),
+    ] = None,
     empty: Annotated[
         str, typer.Option(help="Prediction for rows out of the kernel's reach: nearest, mean, nan or raise.")
     ] = "nearest",
@@ -96,8 +102,8 @@ def regress(
         data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
         angular=angular, classify=classify, decimal=decimal, thousands=thousands, day_first=day_first,
         missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
-        order=order, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std, quantiles=quantiles,
-        plot=plot, json=JsonOutput(as_json),
+        order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
+        quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

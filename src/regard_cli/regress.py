@@ -52,7 +52,7 @@ def run(**options: Any) -> None:
     say(report.of_table(prepared))
     with report_errors(EXTRA), _noting(say):
         fitted = fit(
-            prepared, kernel=asked.kernel, bandwidth=asked.widths, order=asked.order, empty=asked.empty,
+            prepared, kernel=asked.kernel, bandwidth=asked.widths, order=asked.order, cv=asked.cv, empty=asked.empty,
             method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()),
         )  # fmt: skip
     say(report.of_fit(fitted, asked.widths))
@@ -123,7 +123,7 @@ def _noting(say: _Speaker | None) -> Iterator[None]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         elif say is not None:
             text = str(each.message).partition(": ")[2].removesuffix(" extrapolates(X) says which.")
-            say.note(text.replace("empty=", "--empty "))
+            say.note(text.replace("empty=", "--empty ").replace("cv=10", "--cv 10").replace("cv=", "--cv"))
 
 
 def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Table, added: Added) -> None:
@@ -198,6 +198,8 @@ def _check(asked: SimpleNamespace) -> None:
         if asked.kernel != "gaussian":
             raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {asked.kernel}")
         require("finufft")
+    if asked.cv is not None and asked.widths not in ("loo", "learned"):
+        raise rejected("regress", "--cv", "come with --bandwidth loo or learned, which choose one", asked.bandwidth)
     if asked.rtol is not None:
         Number(gt=0, lt=1)("regress", "--rtol", asked.rtol)
     if asked.widths == "learned" and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth):

@@ -376,6 +376,8 @@ class Quality:
     simple: float  # the same of the mean of the other rows that were learned from, or of their most frequent class
     r2: float  # on these very rows; NaN of a classification, and where the rows have one target
     exact: bool = True  # whether each was predicted from all the others, rather than some from the rest
+    far: int = 0  # rows that lie far from all others and are not counted
+    nested: bool = False  # whether by folds, with the bandwidth chosen within each
     lost: int = 0  # rows that lie beyond the reach of every other
 
 
@@ -397,10 +399,19 @@ class Fitted:
         """Whether the target is text."""
         return self.prepared.classifies
 
+    @property
+    def nested(self) -> bool:
+        """Whether left-out predictions need their own choice of a bandwidth: that for all rows fits them too well."""
+        return bool(
+            self.estimator.cv is not None
+            or (isinstance(self.estimator.bandwidth, str) and self.estimator.bandwidth == "learned")
+        )
+
     @cached_property
     def left_out(self) -> DataFrame:
-        """The prediction of each row learned from by all the others, or the share of each class."""
-        found = self.estimator.loo_predict_proba() if self.classifies else self.estimator.loo_predict()
+        """The prediction of each row learned from by all the others, or by other folds, or the share of each class."""
+        way = "cross_val" if self.nested else "loo"
+        found = getattr(self.estimator, f"{way}_predict" + ("_proba" if self.classifies else ""))()
         return self._shares(found, self.learned.index[self.learned])
 
     def raw(self, X: DataFrame) -> DataFrame:
@@ -514,10 +525,12 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
 
     prepared, learned, estimator = fitted.prepared, fitted.learned, fitted.estimator
     if exact or learned.sum() <= _ROWS:
-        y, w, simple = prepared.y[learned], prepared.weights[learned], fitted.simplest(learned)
+        counted = learned[learned].index.delete(estimator.far_rows_)  # no row predicts one far from all
+        y, w, simple = prepared.y[counted], prepared.weights[counted], fitted.simplest(learned)
         if not fitted.classifies:  # classes of one size would be all wrong by the most frequent of the others
             simple = simple - w * (y - simple) / (w.sum() - w)
-        return fitted.compare(fitted.best(fitted.left_out), y, w, simple)
+        found = fitted.compare(fitted.best(fitted.left_out), y, w, simple)
+        return replace(found, nested=fitted.nested, far=len(estimator.far_rows_))
     _, held = train_test_split(learned.index[learned], test_size=_HELD, random_state=0)
     rest = learned & ~learned.index.isin(held)
     # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.
@@ -554,13 +567,28 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
     """
     from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 
-    most = max(_LEAST, _PAIRS // int(prepared.learned.sum()))
-    subsample = most if most < prepared.learned.sum() and bandwidth in ("loo", "learned") else None
+    count = int(prepared.learned.sum())
+    most = max(_LEAST, _PAIRS // count)
+    drawn = most < count and bandwidth in ("loo", "learned") and options.get("cv") is None
+    subsample = most if drawn and not _transforms(prepared, **options) else None
     options |= {"bandwidth": kept_bandwidth(prepared, bandwidth), "subsample": subsample, "random_state": 0}
     options["metric"] = {name: ("angular", period) for name, period in prepared.angular.items()} or "euclidean"
     if prepared.classifies:
         return _fitted(prepared, prepared.learned, NadarayaWatsonClassifier(**options))
     return _fitted(prepared, prepared.learned, NadarayaWatsonRegressor(order=order, **options))
+
+
+def _transforms(prepared: Prepared, *, kernel: str = "gaussian", method: str = "auto", **_: Any) -> bool:
+    """Return whether Fourier transforms can sum up over all rows, so that a search need not draw some."""
+    from regard.regression._sums.fourier import AXES, has_finufft
+
+    numbers = all(column.kind != "category" for column in prepared.columns)
+    able = (
+        numbers
+        and len(prepared.columns) <= AXES
+        and not (prepared.target.kind == "category" and len(prepared.target.categories) > 8)
+    )
+    return able and kernel == "gaussian" and method in ("auto", "nufft") and has_finufft()
 
 
 def _fitted(prepared: Prepared, rows: Series, estimator: Any) -> Fitted:

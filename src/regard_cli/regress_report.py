@@ -141,12 +141,17 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
         which = _count(quality.rows + quality.lost, "row") + ("" if quality.exact else " drawn at random")
         done, rest = (f"{quality.rows:,}", "the rest") if quality.rows else ("None", "they")
         yield f"{done} of {which} could be predicted from the others; {rest} are {_why(fitted)}."
+    if quality.far:
+        yield f"{_count(quality.far, 'row')} far from all others {'is' if quality.far == 1 else 'are'} not counted."
     if quality.rows == 0:
         return
     if where is not None:
         tells, was = ("tells", "was") if quality.rows == 1 else ("tell", "were")
         predicted = f" and {was} predicted" if quality.lost else ""
         who = f"The {_count(quality.rows, 'row')} of {where} that {tells} {_name(fitted.name)}{predicted}"
+    elif quality.nested:
+        which = "of these" if quality.lost else "row"
+        who = f"Each {which}, predicted from other folds of rows with a bandwidth chosen without it"
     elif quality.exact:
         who = f"Each {'of these' if quality.lost else 'row'}, predicted from all the others"
     else:
@@ -155,7 +160,7 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
         yield f"{who}: {1 - quality.error:.1%} right; the most frequent class: {1 - quality.simple:.1%} right."
         return
     mean = f"the mean of {_name(fitted.name)}" + (f" in {fitted.prepared.table.name}" if where is not None else "")
-    kind = "R² on these rows" if where is not None else f"{'leave-one-out' if quality.exact else 'held-out'} R²"
+    kind = "R² on these rows" if where is not None else f"{_way(quality).replace('held out', 'held-out')} R²"
     r2 = "" if math.isnan(quality.r2) else f"; {kind} = {quality.r2:.3f}"
     off, simple = number(quality.error), number(quality.simple)
     yield f"{who}: off by {off} (root mean square); {mean}: off by {simple}{r2}."
@@ -236,9 +241,13 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -
     }
 
 
+def _way(quality: Quality) -> str:
+    return "nested cross-validated" if quality.nested else "leave-one-out" if quality.exact else "held out"
+
+
 def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
     """Return how good it is, for JSON."""
-    way = {"way": "leave-one-out" if quality.exact else "held out", "rows": quality.rows, "rows_lost": quality.lost}
+    way = {"way": _way(quality), "rows": quality.rows, "rows_lost": quality.lost}
     if fitted.classifies:
         return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple}
     return way | {"rmse": quality.error, "rmse_of_mean": quality.simple, "r2": quality.r2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -60,6 +60,8 @@ REFINED, EXACT = 3, 1e-3
 DEEP = 1.01
 #: The factor by which each round shortens the step; the second is for compact kernels, whose error is not smooth.
 CLOSER, CLOSER_JUMPY = 8, 2
+#: Errors that differ by less than this share of the largest are equal: rounding.
+EQUAL = 1e-12
 #: How many bandwidths share one pass over the tiles.
 SHARING = 4
 #: The most points predicted by tiles per backward pass.
@@ -94,6 +96,10 @@ def rule_of_thumb(rule: str, count: float, width: int) -> float:
     """
     base = count if rule == "scott" else count * (width + 2) / 4
     return base ** (-1 / (width + 4))
+
+
+#: The points to predict from, and those to predict.
+Split = tuple[Tensor, Tensor]
 
 
 class LeaveOneOut:
@@ -201,6 +207,53 @@ class LeaveOneOut:
                 yield from self.error(widths if len(part) > 1 else widths[0], part[-1][0]).reshape(-1).tolist()
 
 
+class HeldOut:
+    """Cross-validation by folds: the error of predicting the points of each fold from those of the others.
+
+    Parameters
+    ----------
+    smoother : Smoother
+    splits : sequence of (Tensor, Tensor)
+        The points to predict from, and those to predict.
+    nearest : bool
+        As for :class:`LeaveOneOut`.
+    evaluators : sequence of Evaluator
+        One for each split.
+    """
+
+    def __init__(
+        self, smoother: Smoother, splits: Sequence[Split], nearest: bool, evaluators: Sequence[Evaluator]
+    ) -> None:
+        self.smoother, self.splits, self.nearest = smoother, splits, nearest
+        self._folds = [(smoother.at(rest), smoother.at(fold)) for rest, fold in splits]
+        self._evaluators = evaluators
+        total = sum(float(fold.point_weights().sum()) for _, fold in self._folds)
+        self._shares = [fold.point_weights()[:, 0] / total for _, fold in self._folds]
+
+    def error(self, bandwidth: Tensor) -> Tensor:
+        """Return the mean squared error, weighted by point; differentiable with respect to the bandwidth."""
+        total = bandwidth.new_zeros(())
+        for (rest, fold), share, evaluator in zip(self._folds, self._shares, self._evaluators):
+            width = bandwidth.to(rest.key)
+            found = evaluator.estimate(rest, fold.key, width)
+            mean, unreached = found.mean.to(fold.target), ~found.reached
+            if bool(unreached.any()):
+                weight = rest.point_weights()
+                other = ((weight * rest.target).sum(0) / weight.sum()).expand_as(mean)
+                if self.nearest:
+                    near = evaluator.nearest(rest, fold.key[unreached], width.detach())
+                    other = other.index_put((torch.nonzero(unreached)[:, 0],), rest.target[near])
+                mean = torch.where(unreached[:, None], other, mean)
+            total = total + ((mean - fold.target).square().mean(-1) * share).sum()
+        return total
+
+    @torch.no_grad()
+    def errors(self, bandwidths: Tensor) -> Iterator[float]:
+        """Yield the error of each of several bandwidths (W, n_features)."""
+        for bandwidth in bandwidths:
+            yield float(self.error(bandwidth))
+
+
 @dataclass
 class ParabolaSearch:
     """Minimize a function of an integer by parabolas through three places at a time.
@@ -246,14 +299,15 @@ class ParabolaSearch:
         self.center = min(max(vertex, self.low), self.high)
 
 
-def search_bandwidth(loo: LeaveOneOut, coarse: LeaveOneOut | None, unit: Tensor, verbose: int) -> tuple[Tensor, Curve]:
-    """Return the multiple of ``unit`` (n_features,) with the least leave-one-out error, and all errors computed.
+def search_bandwidth(
+    loo: LeaveOneOut | HeldOut, coarse: LeaveOneOut | None, unit: Tensor, narrow: float, verbose: int
+) -> tuple[Tensor, Curve, bool]:
+    """Return the multiple of ``unit`` (n_features,) with the least error, all errors, and whether it is the narrowest.
 
-    The error may have several minima, so a coarse logarithmic grid comes first, evaluated by ``coarse`` (which leaves
-    out fewer points) if given. The lowest few minima on the grid are then refined in parallel.
+    The error may have several minima, so a coarse logarithmic grid from ``narrow`` on comes first, evaluated by
+    ``coarse`` (which leaves out fewer points) if given. The lowest few minima on the grid are then refined in parallel.
+    Of bandwidths with equal errors, the widest is returned.
     """
-    count = len(loo.smoother.key)
-    narrow = 0.25 * min(rule_of_thumb("scott", count, len(unit)), count ** (-1 / len(unit)))
     intervals = max(8, round(STEPS * math.log10(WIDEST / narrow)))
     spacing = round(math.log(WIDEST / narrow) / intervals / EXACT)
     grid = range(0, (intervals + 1) * spacing, spacing)
@@ -267,7 +321,7 @@ def search_bandwidth(loo: LeaveOneOut, coarse: LeaveOneOut | None, unit: Tensor,
     first = seen if coarse is None else {}
     with progress(verbose, "bandwidth", None) as report:
 
-        def measure(by: LeaveOneOut, errors: dict[int, float], places: Iterable[int]) -> None:
+        def measure(by: LeaveOneOut | HeldOut, errors: dict[int, float], places: Iterable[int]) -> None:
             new = sorted(set(places) - errors.keys())
             for place, error in zip(new, by.errors(bandwidths(new))):
                 errors[place] = error
@@ -279,7 +333,7 @@ def search_bandwidth(loo: LeaveOneOut, coarse: LeaveOneOut | None, unit: Tensor,
         # The minimum on a subsample may differ from that on all points, so the search may move further.
         reach = 1 if coarse is None else intervals
         starts: list[int] = []
-        for i in sorted(minima, key=lambda i: padded[i + 1]):
+        for i in sorted(minima, key=lambda i: (padded[i + 1], -i)):
             between = [padded[min(i, other) + 1 : max(i, other) + 2] for other in starts]
             if coarse is None or all(max(each) > DEEP * padded[i + 1] for each in between):
                 starts.append(i)
@@ -296,12 +350,18 @@ def search_bandwidth(loo: LeaveOneOut, coarse: LeaveOneOut | None, unit: Tensor,
         measure(loo, seen, [search.center for search in searches])
     places = sorted(seen)
     curve = Curve(bandwidths(places).cpu().numpy(), np.array([seen[place] for place in places]))
-    best = int(curve.errors.argmin())
-    return torch.from_numpy(curve.bandwidths[best]), curve
+    best = widest_of_least(curve.errors)
+    return torch.from_numpy(curve.bandwidths[best]), curve, places[best] <= 1
+
+
+def widest_of_least(errors: np.ndarray) -> int:
+    """Return the last place of an error that is the least but for rounding."""
+    rounding = EQUAL * float(errors[np.isfinite(errors)].max(initial=0.0))
+    return int(np.flatnonzero(errors <= errors.min() + rounding)[-1])
 
 
 def learn_bandwidths(
-    loo: LeaveOneOut, begin: Tensor, max_iter: int, tol: float, verbose: int
+    loo: LeaveOneOut | HeldOut, begin: Tensor, max_iter: int, tol: float, verbose: int
 ) -> tuple[Tensor, int, Curve]:
     """Return a bandwidth for each feature by gradient descent (L-BFGS) on the leave-one-out error.
 

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.base import clone
+from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from regard._utils.constraints import size
-from regard._utils.errors import rejected
+from regard._utils.errors import RegardWarning, rejected
 from regard.regression._bandwidth import LeaveOneOut, progress
+from regard.regression._features import ColumnEncoder
 from regard.regression._sums.evaluator import Plan
 from regard.regression._sums.smoother import Estimate, Smoother
 from regard.regression._training import (
@@ -92,6 +95,10 @@ def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return "[" + " ".join(_short(each) for each in value.ravel()) + "]"
     return str(value)
+
+
+#: Rows up to which nested cross-validation has 10 folds.
+SMALL = 1000
 
 
 # Base of the estimators: predictions, weights and explanations at queries ---------------------------------------------
@@ -336,9 +343,11 @@ class KernelEstimator(TrainingPoints):
     @torch.no_grad()
     def _left_out_averages(self) -> np.ndarray:
         """Return leave-one-out averages of the stored points (n, M)."""
-        smoother = self._smoother(double=True)
-        loo = LeaveOneOut(smoother, self.empty == "nearest", self._evaluator)
-        found = loo.predictions(self._bandwidth(smoother))
+        smoother, evaluator, order = self._points_to_leave_out()
+        found = LeaveOneOut(smoother, self.empty == "nearest", evaluator).predictions(self._bandwidth(smoother))
+        self._evaluator.plan = evaluator.plan
+        first = np.unique(order.cpu().numpy(), return_index=True)[1]  # repetitions have one prediction
+        found = found.at(torch.from_numpy(first).to(found.mean.device))
         mean = found.mean.double().cpu().numpy() + self._center
         unreached = int((~found.reached).sum())
         if unreached and self.empty == "raise":
@@ -347,6 +356,47 @@ class KernelEstimator(TrainingPoints):
         if unreached and self.empty == "nan":
             mean[(~found.reached).cpu().numpy()] = np.nan
         return mean
+
+    def _nested_averages(self) -> np.ndarray:
+        """Return averages of the stored points (n, M) by estimators that were fitted without them, search included.
+
+        Cross-validation by the folds of ``cv``, or by 10 random folds (5 above 1,000 rows): the least error that a
+        search finds is too small an estimate of the error on new rows (Varma and Simon 2006), those of folds that had
+        no part in it are not. Folds search with the other folds where ``cv`` is given. NaN for points in no fold.
+        """
+        # Places of all rows passed to fit; those of weight 0 are not stored.
+        if self.cv is None:
+            folds = KFold(min(10 if len(self._X) <= SMALL else 5, len(self._X)), shuffle=True, random_state=0)
+            splits = list(folds.split(self._X))
+        else:
+            splits = [tuple(np.flatnonzero(np.isin(self._rows, each)) for each in both)
+                      for both in check_cv(self.cv).split(np.arange(self._count))]  # fmt: skip
+        found = np.full((len(self._X), len(self._center)), np.nan)
+        for i, (rest, fold) in enumerate(splits):
+            if len(rest) < 3 or not len(fold):
+                continue
+            model = clone(self).set_params(verbose=0)
+            model.metric = [kind if kind[0] == "angular" else kind[0] for kind in self._features.kinds]
+            if self.cv is not None:
+                others = [
+                    tuple(np.flatnonzero(np.isin(rest, each)) for each in both)
+                    for j, both in enumerate(splits)
+                    if j != i
+                ]
+                model.cv = [both for both in others if len(both[0]) and len(both[1])] or None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RegardWarning)  # each was shown by the fit to all rows
+                model._fit_points(self, rest)
+                found[fold] = model._estimate(self._X[fold])[0]
+        return found
+
+    def _fit_points(self, other: KernelEstimator, rows: np.ndarray) -> None:
+        """Fit to some of the stored points of another estimator."""
+        self._columns = ColumnEncoder()
+        self.n_features_in_: int = other._X.shape[1]
+        weight = None if other._weight is None else other._weight[rows]
+        self._store_points(other._X[rows], other._y[rows], weight)
+        self._prepare()
 
     @torch.no_grad()
     def loo_error(self, bandwidth: Any = None) -> float:
@@ -369,7 +419,7 @@ class KernelEstimator(TrainingPoints):
         given = self.bandwidth_ if bandwidth is None else validate_bandwidth(name, bandwidth, self.n_features_in_)
         if isinstance(given, str):
             raise rejected(name, "bandwidth", "be a number, or one for each feature", repr(given))
-        smoother, evaluator = self._points_to_leave_out()
+        smoother, evaluator, _ = self._points_to_leave_out()
         error = LeaveOneOut(smoother, self.empty == "nearest", evaluator).error(as_tensor(given))
         self._evaluator.plan = evaluator.plan
         return float(error)

@@ -289,14 +289,28 @@ class Features:
             found |= at_corner.sum(1) != 1
         return found
 
-    def spread(self, Z: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-        """Return the standard deviation of each feature (n_features,), of coordinates Z (n, C); 1 where it is 0."""
+    def spread(self, Z: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """Return the standard deviation of each feature (n_features,), 1 where it is 0, and rows left out of it.
+
+        Of coordinates Z (n, C). Values so far from all others that they would hide the spread of these are left out:
+        at most 1 % of the points, or one, without which the standard deviation is a third or less, and further than ten
+        of these from the median. Their rows come by feature.
+        """
         mean = np.average(Z, axis=0, weights=weight)
         variance = np.average((Z - mean) ** 2, axis=0, weights=weight)
         total = np.bincount(self.owner, variance, minlength=len(self.kinds))
         # A constant feature has a rounding's variance.
         largest = np.bincount(self.owner, mean**2, minlength=len(self.kinds))
-        return np.where(total > 1e-24 * (largest + self.center**2), np.sqrt(total), 1.0)
+        found = np.where(total > 1e-24 * (largest + self.center**2), np.sqrt(total), 1.0)
+        far: dict[int, np.ndarray] = {}
+        for axis, place in enumerate(self.owner):
+            if self.kinds[place][0] != "euclidean" or not _may_hide(Z[:, axis] - mean[axis], variance[axis]):
+                continue
+            if len(rows := _far_rows(Z[:, axis], weight)):
+                rest = np.delete(np.arange(len(Z)), rows)
+                found[place] = _deviation(Z[rest, axis], None if weight is None else weight[rest])
+                far[int(place)] = np.sort(rows)
+        return found, far
 
     @cached_property
     def sloped(self) -> list[int]:
@@ -327,6 +341,37 @@ class Features:
                 rows[:, i, column] = 1.0
                 column += 1
         return rows
+
+
+#: A feature's values may lie far from all others in this share of the rows, and how many times their spread.
+FEW, HIDDEN, FAR = 0.01, 3.0, 10.0
+
+
+def _may_hide(gap: np.ndarray, variance: float) -> bool:
+    """Return whether few values may be what makes a standard deviation HIDDEN times that of the others.
+
+    These then hold ``1 − 1/HIDDEN²`` of the sum of squares, and one of them its part.
+    """
+    most = max(gap.max(), -gap.min()) ** 2
+    return bool(most >= (1 - HIDDEN**-2) * min(1 / FEW, len(gap)) * variance > 0)
+
+
+def _far_rows(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Return the rows of values that lie far from all others, if these are few; none otherwise."""
+    weight = np.ones(len(values)) if weight is None else weight
+    gap = np.abs(values - np.median(values))
+    order = gap.argsort()[::-1]
+    count = max(1, int(np.searchsorted(np.cumsum(weight[order]), FEW * weight.sum(), "right")))
+    rest = order[count:]
+    spread = _deviation(values[rest], weight[rest])
+    if not 0 < spread * HIDDEN <= _deviation(values, weight):
+        return order[:0]
+    return order[:count][gap[order[:count]] > FAR * spread]
+
+
+def _deviation(values: np.ndarray, weight: np.ndarray | None) -> float:
+    mean = np.average(values, weights=weight)
+    return float(np.sqrt(np.average((values - mean) ** 2, weights=weight)))
 
 
 def _equidistant(c: int) -> float:

@@ -14,17 +14,27 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.model_selection import check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
+from regard import masks
 from regard._utils.constraints import Integer, Number, OneOf, size
 from regard._utils.errors import RegardWarning, described, rejected
 from regard.engines.fused.morton import morton_order
-from regard.regression._bandwidth import COARSE, LeaveOneOut, learn_bandwidths, rule_of_thumb, search_bandwidth
+from regard.regression._bandwidth import (
+    COARSE,
+    HeldOut,
+    LeaveOneOut,
+    Split,
+    learn_bandwidths,
+    rule_of_thumb,
+    search_bandwidth,
+)
 from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
-from regard.regression._sums.smoother import Estimate, Kernel, Smoother, resolve_kernel
+from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_range, resolve_kernel
 
 # Validate parameters when they are used, and convert arrays of NumPy, pandas and torch --------------------------------
 
@@ -115,6 +125,12 @@ WIDEST = 1 / 3
 PROBES = 512
 #: The size of the subsample to search first.
 SUBSAMPLE = 1 << 14
+#: The narrowest that a search begins, beside Scott's rule.
+LEAST = 1e-3
+#: Weights up to this sum, or this many times the rows on average, become repetitions to leave out one at a time.
+MOST_REPEATED, MANY_TIMES = 1 << 14, 4
+#: Rows from which dependence is looked for, the factor between errors that shows it, and the share of the variance.
+FEWEST_IN_SEQUENCE, DEPENDENT, NOTICEABLE = 50, 1.5, 0.03
 #: The most cells to allocate.
 CELLS = 1 << 28
 
@@ -179,44 +195,72 @@ class DataSupport:
         if self.as_given and found.peak is not None:
             return (found.peak < self.least) | nowhere
         narrow = torch.from_numpy(self.narrow).to(query)
-        # Compare only the queries in cells without a training point; usually these are few.
-        far = torch.nonzero(~self._shares_cell(smoother, query))[:, 0]
-        near = evaluator.closeness(smoother, query[far], narrow) >= self.least
+        far, points = torch.arange(len(query), device=query.device), smoother
+        if float(len(query)) * len(smoother.key) > FEW_PAIRS:
+            sure, far, some = self._by_cells(smoother, query)
+            nowhere, points = nowhere | sure, points if some is None else smoother.at(some)
+        near = evaluator.closeness(points, query[far], narrow, whole=points is smoother) >= self.least
         return nowhere.index_put((far,), ~near | nowhere[far])
 
     def _weights_suffice(self, smoother: Smoother) -> bool:
         """Return whether a query is supported exactly if any point has a weight."""
         return self.as_given and smoother.kernel.form.compact
 
-    def _shares_cell(self, smoother: Smoother, query: Tensor) -> Tensor:
-        """Return which queries are certainly supported because they share a cell with a training point (L,).
+    def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        Used only for many pairs of queries and points; otherwise all are False.
+        The points are None where they are many. By a grid whose cells are so small that a query is supported if it
+        shares one with a point. It lies beyond if
+        no cell nearby has a point.
         """
-        C, N = query.shape[1], len(smoother.key)
-        if float(len(query)) * N <= FEW_PAIRS:
-            return torch.zeros(len(query), dtype=torch.bool, device=query.device)
+        (L, C), device = query.shape, query.device
+        nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
         edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
-        low, high = smoother.key.amin(0), smoother.key.amax(0)
-        sizes = ((high - low) / edge).double().floor() + 1
+        reach = C + 1 if manhattan else math.isqrt(C) + 1
+        low, high = column_range(smoother.key)
+        sizes = ((high - low) / edge).double().floor() + 3 + 2 * reach
         if not float(sizes.prod()) <= CELLS:
-            return torch.zeros(len(query), dtype=torch.bool, device=query.device)
-        step = torch.cat([sizes[1:].flip(0).cumprod(0).flip(0), torch.ones_like(sizes[:1])]).long()
-        taken = torch.zeros(int(sizes.prod()), dtype=torch.bool, device=query.device)
-        taken[self._cells(smoother.key, low, edge, step)] = True
-        inside = ((query >= low) & (query <= high)).all(1)
-        return inside & taken[self._cells(torch.minimum(torch.maximum(query, low), high), low, edge, step)]
+            return nowhere, every, None
+        shape = tuple(int(size) for size in sizes)
+        own, places = (_cells(points, low, edge, reach + 1, shape) for points in (smoother.key, query))
+        taken = np.zeros(shape, dtype=bool)
+        taken.reshape(-1)[own] = True
+        inside = ((query >= low) & (query <= high)).all(1).cpu().numpy()
+        supported = taken.reshape(-1)[places] & inside
+        beyond = ~_grown(taken, reach).reshape(-1)[places]
+        outside = torch.maximum(low - query, query - high).clamp(min=0) / narrow  # from the box of all points
+        distance = outside.sum(1) if manhattan else outside.norm(dim=1)
+        beyond |= (distance > (-self.least if manhattan else math.sqrt(-2 * self.least)) * (1 + 1e-6)).cpu().numpy()
+        doubtful = np.flatnonzero(~supported & ~beyond)
+        wanted = np.zeros(shape, dtype=bool)
+        wanted.reshape(-1)[places[doubtful]] = True
+        some = torch.from_numpy(np.flatnonzero(_grown(wanted, reach).reshape(-1)[own])).to(device)
+        few = 2 * len(some) < len(own)  # otherwise, a tree of all points serves later calls too
+        return torch.from_numpy(beyond).to(device), torch.from_numpy(doubtful).to(device), some if few else None
 
-    @staticmethod
-    def _cells(points: Tensor, low: Tensor, edge: Tensor, step: Tensor) -> Tensor:
-        """Return the cell of each point (N,)."""
-        found = torch.zeros(len(points), dtype=torch.long, device=points.device)
-        for axis in range(points.shape[1]):
-            found += ((points[:, axis] - low[axis]) / edge[axis]).long() * step[axis]
-        return found
+
+def _cells(points: Tensor, low: Tensor, edge: Tensor, margin: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the cell of each point in a grid with a margin around the box, to whose rim points outside count (N,)."""
+    found = np.zeros(len(points), dtype=np.int64)
+    for axis, cells in enumerate(shape):
+        place = ((points[:, axis] - low[axis]) / edge[axis]).floor().clamp(-margin, cells - 1 - margin) + margin
+        found = found * cells + place.long().cpu().numpy()
+    return found
+
+
+def _grown(cells: np.ndarray, steps: int) -> np.ndarray:
+    """Return which cells of a grid lie within some steps of a marked one along each axis."""
+    for axis in range(cells.ndim):
+        for _ in range(steps):
+            line = np.moveaxis(cells, axis, 0)
+            wider = line.copy()
+            wider[1:] |= line[:-1]
+            wider[:-1] |= line[1:]
+            cells = np.moveaxis(wider, 0, axis)
+    return np.ascontiguousarray(cells)
 
 
 # Keep the parameters and training points of an estimator, and choose its bandwidth ------------------------------------
@@ -234,6 +278,7 @@ class TrainingPoints(BaseEstimator):
         max_iter: int,
         tol: float,
         subsample: int | None,
+        cv: Any,
         random_state: Any,
         method: str,
         rtol: float | None,
@@ -249,6 +294,7 @@ class TrainingPoints(BaseEstimator):
         self.max_iter = max_iter
         self.tol = tol
         self.subsample = subsample
+        self.cv = cv
         self.random_state = random_state
         self.method = method
         self.rtol = rtol
@@ -281,6 +327,8 @@ class TrainingPoints(BaseEstimator):
         Number(ge=0)(name, "tol", self.tol)
         if self.subsample is not None:
             Integer(ge=2)(name, "subsample", self.subsample)
+        if self.cv is not None and self.subsample is not None:
+            raise rejected(name, "subsample", "be None with cv, which leaves out all rows", self.subsample)
         OneOf(METHODS)(name, "method", self.method)
         if self.rtol is not None:
             Number(gt=0, lt=1)(name, "rtol", self.rtol)
@@ -347,9 +395,13 @@ class TrainingPoints(BaseEstimator):
         for stale in ("loo_error_", "loo_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
-        unit = self._features.spread(coordinates, self._weight) * kernel.canonical_factor(coordinates.shape[1])
+        spread, far = self._features.spread(coordinates, self._weight)
+        unit = spread * kernel.canonical_factor(coordinates.shape[1])
+        far_places = np.unique(np.concatenate([np.zeros(0, int), *far.values()]))
+        self.far_rows_ = self._rows[far_places]
         if isinstance(given, str):
             if rechoose or given in RULES or not hasattr(self, "bandwidth_"):
+                self._warn_of_far_rows(name, far)
                 self._select_bandwidth(name, kernel, given, unit)
         else:
             self.bandwidth_ = given
@@ -367,12 +419,23 @@ class TrainingPoints(BaseEstimator):
     def _new_evaluator(self, name: str) -> Evaluator:
         return Evaluator(name, self.method, resolve_rtol(name, self.rtol, self._dtype), self._dtype)
 
-    def _points_to_leave_out(self) -> tuple[Smoother, Evaluator]:
-        """Return the points in the fastest order for comparing all pairs, and their evaluator."""
+    def _points_to_leave_out(self) -> tuple[Smoother, Evaluator, Tensor]:
+        """Return the points in the fastest order for comparing all pairs, their evaluator, and their stored rows.
+
+        Weights that count repetitions become repetitions, of which one is left out at a time.
+        """
         name = type(self).__name__
+        smoother, evaluator = self._smoother(double=True), self._evaluator
+        order = torch.arange(len(self._X), device=smoother.key.device)
+        few = self._weight_of_all() <= max(MOST_REPEATED, MANY_TIMES * len(self._X))
+        if self._weight is not None and self._repeats and few:
+            order = order.repeat_interleave(torch.from_numpy(self._weight).long().to(order.device))
+            smoother = replace(smoother.at(order), weight=None, repetition=0.0)
+            evaluator = self._new_evaluator(name)
         if resolve_kernel(name, self.kernel).form.compact:
-            return self._smoother(in_order=True, double=True), self._new_evaluator(name)
-        return self._smoother(double=True), self._evaluator
+            along = curve_order(smoother.key)
+            smoother, order, evaluator = smoother.at(along), order[along], self._new_evaluator(name)
+        return smoother, evaluator, order
 
     def _select_bandwidth(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
         if way == "learned" and not kernel.learnable:
@@ -396,29 +459,139 @@ class TrainingPoints(BaseEstimator):
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
-        smoother, evaluator = self._points_to_leave_out()
-        rows = self._subsample(len(self._X), self.subsample)
+        smoother, evaluator, order = self._points_to_leave_out()
         nearest = self.empty == "nearest"
-        loo = LeaveOneOut(smoother, nearest, evaluator, rows)
-        some = self._subsample(len(self._X), COARSE) if rows is None else None
-        coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
-        begin, self.loo_curve_ = search_bandwidth(loo, coarse, torch.from_numpy(unit), self.verbose)
+        # Rows far from all others are predicted by none, whatever the bandwidth.
+        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
+        if self.cv is None:
+            kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+            rows = self._subsample(kept, len(order), self.subsample)
+            some = self._subsample(kept, len(order), COARSE) if self.subsample is None else None
+            error: LeaveOneOut | HeldOut = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
+            coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
+        else:
+            splits = self._splits(order, close)
+            error, coarse = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits]), None
+        start = torch.from_numpy(unit)
+        begin, self.loo_curve_, narrowest = search_bandwidth(
+            error, coarse, start, self._narrowest(smoother, unit), self.verbose
+        )
+        if narrowest:
+            text = (
+                f"{name}: the least error is that of the narrowest bandwidth tried, at which a row is predicted by its "
+                "nearest neighbours alone. Rows that repeat or depend on each other cause this; cv= leaves out blocks "
+                "of rows, and bandwidth= sets another."
+            )
+            warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
         if way == "learned":
             begin, self.n_iter_, self.loo_curve_ = learn_bandwidths(
-                loo, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
+                error, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
             )
         self.bandwidth_ = begin.double().cpu().numpy()
         self.loo_error_ = float(self.loo_curve_.errors.min())
+        if self.cv is None:
+            self._warn_of_dependence(name, begin)
+
+    def _narrowest(self, smoother: Smoother, unit: np.ndarray) -> float:
+        """Return where a search begins, in units.
+
+        At a quarter of Scott's bandwidth or of the distance of points on a grid, or of the lower quartile of distances
+        between neighbours if that is less: clusters of points are narrower than all of them.
+        """
+        count, width = self._weight_of_all(), len(unit)
+        rule = min(rule_of_thumb("scott", count, width), count ** (-1 / width))
+        rows = torch.linspace(0, len(smoother.key) - 1, min(COARSE, len(smoother.key)), dtype=torch.float64).long()
+        points = smoother.key[rows.to(smoother.key.device)].unique(dim=0)
+        if len(points) < 2:
+            return 0.25 * rule
+        some = torch.linspace(0, len(points) - 1, min(PROBES, len(points)), dtype=torch.float64).long()
+        sample = replace(smoother, key=points, target=points[:, :1], weight=None)
+        mask = masks.leave_one_out(some.to(points.device))
+        close = -2 * sample.closeness(points[some], torch.from_numpy(unit).to(points), mask).double()
+        apart = close / 2 if smoother.kernel.form.manhattan else close.sqrt()
+        # Of as many points, neighbours are closer than in a sample.
+        apart = float(apart.quantile(0.25)) * (len(points) / max(len(smoother.key), 1)) ** (1 / width)
+        return 0.25 * max(min(rule, apart), LEAST * rule)
+
+    def _weight_of_all(self) -> float:
+        """Return the number of points, counting repetitions."""
+        return float(self._weight.sum()) if self._weight is not None and self._repeats else float(len(self._X))
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether weights are whole numbers, and so count repetitions in all respects."""
+        return self._weight is not None and bool((self._weight == np.round(self._weight)).all())
+
+    def _splits(self, order: Tensor, close: Tensor) -> list[Split]:
+        """Return the folds of ``cv`` as places in an order of the stored points; far rows are not predicted."""
+        found = []
+        for rest, fold in check_cv(self.cv).split(np.arange(self._count)):
+            chosen = (
+                torch.from_numpy(np.isin(self._rows[order.cpu().numpy()], each)).to(order.device)
+                for each in (rest, fold)
+            )
+            some, held = (torch.nonzero(each)[:, 0] for each in chosen)
+            held = held[close[held]]
+            if len(some) and len(held):
+                found.append((some, held))
+        if not found:
+            raise rejected(
+                type(self).__name__, "cv", "leave some rows to predict from, and some to predict", repr(self.cv)
+            )
+        return found
+
+    def _warn_of_far_rows(self, name: str, far: dict[int, np.ndarray]) -> None:
+        """Name the rows that lie far from all others, as they have no part in the choice of a bandwidth."""
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+        for place, rows in far.items():
+            which = ", ".join(f"{self._rows[row]:,} ({self._X[row, place]:g})" for row in rows[:3].tolist())
+            which += f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
+            text = (
+                f"{name}: in {names[place]}, row{'s' * (len(rows) > 1)} {which}, counted from 0, "
+                f"lie{'s' * (len(rows) == 1)} far from all others. "
+                "The bandwidth is chosen without; check or remove them."
+            )
+            warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
+
+    def _warn_of_dependence(self, name: str, bandwidth: Tensor) -> None:
+        """Warn if rows next to each other in the data predict each other much better than other rows do.
+
+        Blocks of consecutive rows are left out together at several bandwidths, as in cross-validation of dependent data
+        (Chu and Marron 1991; Burman, Chow and Nolan 1994). For independent rows it makes next to no difference.
+        """
+        count = min(len(self._X), COARSE)
+        if count < FEWEST_IN_SEQUENCE:
+            return
+        smoother = self._smoother(double=True).at(torch.arange(count, device=self._device()))
+        rows = torch.arange(count, device=smoother.key.device)
+        fold = (rows // max(5, count // 50)) % 5
+        splits = [(torch.nonzero(fold != i)[:, 0], torch.nonzero(fold == i)[:, 0]) for i in range(5)]
+        nearest, width = self.empty == "nearest", bandwidth.to(smoother.key)
+        blocks = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits])
+        with torch.no_grad():
+            alone = float(LeaveOneOut(smoother, nearest, self._new_evaluator(name)).error(width))
+            together = min(blocks.errors(torch.stack([width * 2.0**i for i in range(5)])))
+        weight = smoother.point_weights()
+        mean = (weight * smoother.target).sum(0) / weight.sum()
+        variance = float((weight * (smoother.target - mean).square()).sum(0).mean() / weight.sum())
+        if together > DEPENDENT * alone and together - alone > NOTICEABLE * variance > 0:
+            text = (
+                f"{name}: rows depend on those next to them: left out one by one, R² is {1 - alone / variance:.3f}, in "
+                f"blocks of consecutive rows {1 - together / variance:.3f}. Then the bandwidth is too narrow, and "
+                "errors of new rows are larger; cv=10 leaves out blocks."
+            )
+            warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "bandwidth_")
 
-    def _subsample(self, count: int, most: int | None) -> Tensor | None:
-        """Return a random sample of at most ``most`` rows; None for all."""
+    def _subsample(self, kept: Tensor | None, count: int, most: int | None) -> Tensor | None:
+        """Return a random sample of at most ``most`` of the places ``kept`` of ``count``; None for all."""
+        count = count if kept is None else len(kept)
         if most is None or most >= count:
             return None
-        drawn = check_random_state(self.random_state).choice(count, most, replace=False)
-        return torch.from_numpy(np.sort(drawn)).to(self._device())
+        drawn = torch.from_numpy(np.sort(check_random_state(self.random_state).choice(count, most, replace=False)))
+        return drawn.to(self._device()) if kept is None else kept[drawn.to(kept.device)]
 
     def _device(self) -> torch.device:
         return resolve_device(type(self).__name__, self.device)
@@ -426,12 +599,8 @@ class TrainingPoints(BaseEstimator):
     def _bandwidth(self, smoother: Smoother) -> Tensor:
         return as_tensor(self.bandwidth_).to(smoother.key)
 
-    def _smoother(self, in_order: bool = False, double: bool = False) -> Smoother:
-        """Return a smoother of the points on the device.
-
-        ``in_order`` sorts neighbours together, for compact kernels. ``double`` uses float64 if a method other than
-        "exact" may run.
-        """
+    def _smoother(self, double: bool = False) -> Smoother:
+        """Return a smoother of the points on the device; ``double`` in float64 if a method but "exact" may run."""
         kernel = resolve_kernel(type(self).__name__, self.kernel)
         order = self._order
         # Local lines and some methods suffer from cancellation in float32.
@@ -441,11 +610,8 @@ class TrainingPoints(BaseEstimator):
         key = as_tensor(self._features.coordinates(self._X)).to(place, dtype)
         target = as_tensor(self._targets() - self._center).to(place, dtype)
         weight = None if self._weight is None else as_tensor(self._weight / self._weight.max()).to(place, dtype)
-        if in_order:
-            along = curve_order(key)
-            key, target = key[along], target[along]
-            weight = None if weight is None else weight[along]
-        return Smoother(self._features, kernel, key, target, weight, order, self.engine)
+        repetition = 1 / float(self._weight.max()) if self._weight is not None and self._repeats else 0.0
+        return Smoother(self._features, kernel, key, target, weight, order, self.engine, repetition)
 
 
 def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:

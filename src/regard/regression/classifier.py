@@ -22,7 +22,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, metric, max_iter, tol, subsample, random_state, method, rtol, engine, device, dtype, verbose
+    kernel, bandwidth, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, dtype, verbose
         As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
@@ -31,7 +31,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     Attributes
     ----------
     classes_ : ndarray (n_classes,)
-    bandwidth_, loo_error_, loo_curve_, n_iter_, n_features_in_, feature_names_in_
+    bandwidth_, loo_error_, loo_curve_, far_rows_, n_iter_, n_features_in_, feature_names_in_
         As in :class:`NadarayaWatsonRegressor`.
 
     Examples
@@ -54,6 +54,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         max_iter: int = 200,
         tol: float = 1e-5,
         subsample: int | None = None,
+        cv: Any = None,
         random_state: Any = None,
         method: str = "auto",
         rtol: float | None = None,
@@ -70,6 +71,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             max_iter,
             tol,
             subsample,
+            cv,
             random_state,
             method,
             rtol,
@@ -179,6 +181,25 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         shares = np.maximum(self._left_out_averages(), 0.0)
         found[self._rows] = shares / shares.sum(1, keepdims=True)
         return found
+
+    def cross_val_predict_proba(self) -> np.ndarray:
+        """Return class probabilities of the training points by folds, with the bandwidth chosen within each.
+
+        As :meth:`NadarayaWatsonRegressor.cross_val_predict`. NaN for rows of weight 0 or in no fold.
+
+        Returns
+        -------
+        ndarray (n, n_classes)
+        """
+        check_is_fitted(self)
+        found = np.full((self._count, len(self.classes_)), np.nan, dtype=self._result_dtype())
+        shares = np.maximum(self._nested_averages(), 0.0)
+        found[self._rows] = shares / shares.sum(1, keepdims=True)
+        return found
+
+    def _fit_points(self, other: KernelEstimator, rows: np.ndarray) -> None:
+        self.classes_ = other.classes_
+        super()._fit_points(other, rows)
 
     def loo_predict(self) -> np.ndarray:
         """Return the leave-one-out class of each training point, (n,).

@@ -201,6 +201,10 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         "learned" stops when an iteration reduces the error by less than this share.
     subsample : int, optional
         "loo" and "learned" evaluate the error on this many random training points instead of all.
+    cv : int, cross-validation splitter or iterable of splits, optional
+        What "loo" and "learned" leave out together, as in scikit-learn; by default each row by itself. A number is that
+        of blocks of consecutive rows: rows that depend on those before them, as in a time series, predict each other
+        too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups.
     random_state : int, RandomState or None
         Seeds the subsample.
     method : {"auto", "exact", "nufft", "tiles"}, default "auto"
@@ -230,9 +234,12 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     ----------
     bandwidth_ : ndarray (n_features,)
     loo_error_ : float
-        The least leave-one-out error; after "loo" and "learned".
+        The least error that the search found, leaving out each row or, with ``cv``, each fold; after "loo" and
+        "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
     loo_curve_ : Curve
         The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned".
+    far_rows_ : ndarray
+        Rows passed to ``fit`` with a value so far from all others that a search leaves them out.
     n_iter_ : int
         Iterations of "learned"; otherwise 1.
     n_features_in_ : int
@@ -246,9 +253,17 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     For rows beyond the training data, an :class:`ExtrapolationWarning` reports their number, :meth:`extrapolates` finds
     them, and standard deviations and quantiles are NaN.
 
-    ``sample_weight`` multiplies the kernel (a bias ``log w`` of the score); an integer weight equals repetition.
-    "scott" and "silverman" therefore use the sum of weights as the number of points: pass weights that average 1. If a
-    call raises or is interrupted, the estimator keeps its previous state.
+    ``sample_weight`` multiplies the kernel (a bias ``log w`` of the score). If all weights are whole numbers, they
+    count repetitions in every respect: standard deviations have as many points, and searches and leave-one-out
+    predictions leave out one repetition at a time (all of a row where weights sum to over 16,384 and 4 times the rows).
+    Other weights are importances: a row is left out with all of its weight. "scott" and "silverman" use the sum of weights as
+    the number of points: pass weights that average 1.
+
+    A standard deviation that a few far values make three times that of the others is replaced by theirs, with a warning
+    that names the rows. With ``order=1``, far from the data one point has all the weight: then there is no line, and
+    the prediction is the constant target of that point.
+
+    If a call raises or is interrupted, the estimator keeps its state.
 
     Examples
     --------
@@ -271,6 +286,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         max_iter: int = 200,
         tol: float = 1e-5,
         subsample: int | None = None,
+        cv: Any = None,
         random_state: Any = None,
         method: str = "auto",
         rtol: float | None = None,
@@ -287,6 +303,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             max_iter,
             tol,
             subsample,
+            cv,
             random_state,
             method,
             rtol,
@@ -447,8 +464,10 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
 
         Their half-width is the ``coverage`` quantile of absolute residuals. After :meth:`calibrate` these are the
         residuals of its held-out rows (split conformal; Lei et al. 2018), and the intervals contain at least this share
-        of new targets on average, for any distribution. Otherwise they are leave-one-out residuals, which use all data
-        and come close to this coverage, without a guarantee.
+        of new targets on average, for any distribution. Otherwise all data are used, and intervals come close to this
+        coverage, without a guarantee: with leave-one-out residuals, or with those of :meth:`cross_val_predict` after
+        "learned" or with ``cv``, because a search leaves its own leave-one-out residuals too small. The first call then
+        repeats the search for each fold.
 
         Parameters
         ----------
@@ -476,7 +495,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         residuals, weight = self._residuals, None
         if residuals is None:
             if self._left_out is None:
-                self._left_out = np.abs(self._left_out_averages() - self._targets())
+                searched = isinstance(self.bandwidth, str) and (self.bandwidth == "learned" or self.cv is not None)
+                averages = self._nested_averages() if searched else self._left_out_averages()
+                self._left_out = np.abs(averages - self._targets())
             residuals, weight = self._left_out, self._weight
         mean = self._estimate(X)[0].astype(np.float64)
         reach = half_width(residuals, float(coverage), weight)
@@ -492,6 +513,33 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         check_is_fitted(self)
         found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())
         found[self._rows] = self._left_out_averages()
+        return self._restore_shape(None, found)
+
+    def cross_val_predict(self) -> np.ndarray:
+        """Return predictions of the training points by folds, with the bandwidth chosen within each.
+
+        Each fold of ``cv``, or of 10 random ones (5 above 1,000 rows), is predicted by an estimator fitted to the rest.
+        The least error that a search finds, ``loo_error_``, is too small for new rows, and the more so the more it
+        chooses; the error of these predictions is not (nested cross-validation: Varma and Simon 2006). NaN for rows of
+        weight 0 or in no fold.
+
+        Returns
+        -------
+        ndarray (n,) or (n, n_outputs)
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from regard.regression import NadarayaWatsonRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X, noise = rng.standard_normal((60, 5)), rng.standard_normal(60)
+        >>> model = NadarayaWatsonRegressor(bandwidth="learned").fit(X, noise)
+        >>> bool(model.loo_error_ < noise.var() < np.mean((model.cross_val_predict() - noise) ** 2))
+        True
+        """
+        check_is_fitted(self)
+        found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())
+        found[self._rows] = self._nested_averages()
         return self._restore_shape(None, found)
 
     def _restore_shape(self, X: Any, found: np.ndarray) -> Any:

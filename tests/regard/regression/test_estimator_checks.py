@@ -15,6 +15,7 @@ ESTIMATORS = [
     NadarayaWatsonRegressor(kernel="laplacian", bandwidth="silverman"),
     NadarayaWatsonRegressor(bandwidth="loo"),
     NadarayaWatsonRegressor(bandwidth="learned", max_iter=5),
+    NadarayaWatsonRegressor(bandwidth="loo", cv=3),
     NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
     NadarayaWatsonRegressor("epanechnikov", 0.8, method="tiles"),
     NadarayaWatsonClassifier(),
@@ -23,14 +24,6 @@ ESTIMATORS = [
 ]
 
 
-def fails(estimator: Any) -> dict[str, str]:
-    """Return the checks that do not apply."""
-    if estimator.bandwidth in ("loo", "learned"):
-        # Leaving a point out leaves its repetition in, but not its weight.
-        return {"check_sample_weight_equivalence_on_dense_data": "cross-validation tells a weight from a repetition"}
-    return {}
-
-
-@parametrize_with_checks(ESTIMATORS, expected_failed_checks=fails)
+@parametrize_with_checks(ESTIMATORS)
 def test_scikit_learns_checks(estimator: Any, check: Any, request: pytest.FixtureRequest) -> None:
     check(estimator)

@@ -22,7 +22,7 @@ from regard.regression._sums.fourier import (
     require_finufft,
 )
 from regard.regression._sums.near import TILE, Neighbours, Tiles, unit_of
-from regard.regression._sums.smoother import Estimate, Report, Smoother
+from regard.regression._sums.smoother import Estimate, Report, Smoother, column_range
 
 # What ran and why, and how long each method should take ---------------------------------------------------------------
 
@@ -86,12 +86,17 @@ PAIRS_OF_FREQUENCY = 1000
 #: The share of points that a query may need for a tree to find them, and points from which that is worth it: all
 #: pairs of a kernel that ends somewhere skip what is beyond, so that a tree gains less.
 TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
+#: The most coordinates in which a tree finds neighbours faster than comparing all pairs does: a point of 50,000 takes
+#: 0.15, 0.8, 2.2, 12 and 340 ns in 4, 6, 8, 12 and 26 coordinates by a tree, and 2 to 8 ns by pairs.
+TREE_AXES = 6
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
 TILES_SHARE, TILES_AXES = 0.25, 2
 #: Points and queries that a look at the weights takes.
 LOOK, LOOKERS = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.
 MAGNIFIED, BY_LINES, BY_DEVIATIONS = 30.0, 10.0, 30.0
+#: How much less weight a query sees a bandwidth beyond a corner of the points than at it.
+BEYOND = 10.0
 #: Roundings of a dtype below which no rtol can be.
 ROUNDINGS = 8
 #: Share of the memory that is available which a transform may take.
@@ -143,7 +148,8 @@ class Evaluator:
         """Return the points in a tree, which is made once for all multiples of a bandwidth."""
         place = unit_of(smoother, bandwidth).tobytes()
         if place not in self._trees:
-            self._trees = {place: Neighbours.of(smoother, bandwidth)}
+            kept = list(self._trees.items())[-1:]  # the bandwidths of predictions and of extrapolation alternate
+            self._trees = dict(kept) | {place: Neighbours.of(smoother, bandwidth)}
         return self._trees[place]
 
     # Estimates.
@@ -167,6 +173,13 @@ class Evaluator:
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, spread)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
+        tilts = not smoother.order and not bandwidth.requires_grad and not (spread and smoother.repetition)
+        if own is None and tilts and len(lost):
+            for rows, part, limit in transformed.tilted(smoother, query[lost], bandwidth, spread, self.rtol):
+                some = limit <= self.rtol
+                found = found.replaced(lost[rows[some]], part.at(torch.nonzero(some)[:, 0]))
+                bound = bound.index_put((lost[rows[some]],), limit[some])
+            lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
         held = bound[bound <= self.rtol]
         self.plan = replace(plan, by_tiles=len(lost), bound=float(held.max()) if len(held) else 0.0)
         report(len(held), "")
@@ -176,7 +189,9 @@ class Evaluator:
         if len(lost) <= TILE:  # fewer pairs than putting points in order takes
             rest = self._exact(smoother, query[lost], bandwidth, rest_own, spread, False, report, torch.float64)
         else:
-            rest = self.tiles(smoother).estimate(smoother, query[lost], bandwidth, rest_own, report, spread=spread)
+            rest = self.tiles(smoother).estimate(
+                smoother, query[lost], bandwidth, rest_own, report, spread=spread, rtol=self.rtol
+            )
         return found.replaced(lost, rest)
 
     def _exact(
@@ -195,24 +210,35 @@ class Evaluator:
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
         """Return the nearest point of each query (L,) but its ``own``; −1 where there is none."""
-        if self._few(smoother, len(query)):
+        near = self._searchable(smoother, len(query), bandwidth)
+        if near is None:
             return smoother.nearest(query, bandwidth, None if own is None else masks.leave_one_out(own))
-        return self.tiles(smoother).nearest(smoother, query, bandwidth, own)
+        return torch.from_numpy(near.nearest(smoother, query, own)[1])
 
-    def closeness(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
-        """Return how near the nearest point of each query is, as :meth:`Smoother.closeness` does (L,)."""
-        if self._few(smoother, len(query)):
-            parts = [query.new_zeros(0)]
-            for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
-                mask = None if own is None else masks.leave_one_out(own[rows])
-                parts.append(smoother.closeness(query[rows], bandwidth, mask))
-            return torch.cat(parts)
-        return self.tiles(smoother).closeness(smoother, query, bandwidth, own)
+    def closeness(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, *, whole: bool = True
+    ) -> Tensor:
+        """Return how near the nearest point of each query is, as :meth:`Smoother.closeness` does (L,).
 
-    def _few(self, smoother: Smoother, count: int) -> bool:
-        """Return whether all pairs are compared for a nearest point."""
-        pairs = float(count) * len(smoother.key)
-        return self.method == "exact" or smoother.key.device.type != "cpu" or pairs <= FEW_PAIRS
+        A tree of the ``whole`` of the points is kept for later calls.
+        """
+        near = self._searchable(smoother, len(query), bandwidth, whole)
+        if near is not None:
+            width = float((smoother.coordinate_bandwidth(bandwidth).numpy() / near.unit)[0])
+            distance = torch.from_numpy(near.nearest(smoother, query, own)[0] / width)
+            return -distance if smoother.kernel.form.manhattan else -distance.square() / 2
+        parts = [query.new_zeros(0)]
+        for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
+            mask = None if own is None else masks.leave_one_out(own[rows])
+            parts.append(smoother.closeness(query[rows], bandwidth, mask))
+        return torch.cat(parts)
+
+    def _searchable(self, smoother: Smoother, count: int, bandwidth: Tensor, whole: bool = True) -> Neighbours | None:
+        """Return the points in a tree where that finds nearest points faster than comparing all pairs."""
+        (_N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
+        if self.method == "exact" or smoother.key.device.type != "cpu" or pairs <= FEW_PAIRS or C > TREE_AXES:
+            return None
+        return self._neighbours(smoother, bandwidth) if whole else Neighbours.of(smoother, bandwidth)
 
     def _transform(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> TransformedPoints:
         """Return the points transformed, once for each bandwidth; those of another bandwidth are let go."""
@@ -246,7 +272,8 @@ class Evaluator:
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)
-            return Plan("tiles", "method='tiles'", count, by_tree=self._look(smoother, bandwidth).by_tree)
+            by_tree = C <= TREE_AXES and self._look(smoother, bandwidth).by_tree
+            return Plan("tiles", "method='tiles'", count, by_tree=by_tree)
         cannot, series, memory = _cannot_transform(smoother), None, 0.0
         if not cannot:
             series = self._series(smoother, bandwidth, spread)
@@ -267,7 +294,7 @@ class Evaluator:
                 return Plan("nufft", why, count, rtol=self.rtol, memory=round(memory))
         if not cannot_tile:
             compact = smoother.kernel.form.compact
-            if look.by_tree and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
+            if look.by_tree and C <= TREE_AXES and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
                 return Plan("tiles", f"queries need few of the points{but}", count, by_tree=True)
             if not look.by_tree and not compact and C <= TILES_AXES and look.share < TILES_SHARE**C:
                 return Plan("tiles", f"queries need some of the points{but}", count)
@@ -275,14 +302,14 @@ class Evaluator:
 
     def _eps(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> float:
         """Return what transforms are asked for, a power of ten, so that few queries' bounds exceed rtol."""
-        least = self._look(smoother, bandwidth).least / MAGNIFIED
+        least = self._look(smoother, bandwidth).least / MAGNIFIED / BEYOND
         least = least / (BY_LINES if smoother.order else 1.0) / (BY_DEVIATIONS if spread else 1.0)
         return float(min(max(10.0 ** math.floor(math.log10(self.rtol * least)), FINEST), COARSEST))
 
     def _series(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> Series:
         unit = smoother.coordinate_bandwidth(bandwidth.detach()).numpy()
         unit = unit / math.sqrt(2) if spread else unit
-        low, high = smoother.key.amin(0).numpy() / unit, smoother.key.amax(0).numpy() / unit
+        low, high = (each.numpy() / unit for each in column_range(smoother.key))
         return Series(low, high, self._eps(smoother, bandwidth, spread))
 
     def _look(self, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:

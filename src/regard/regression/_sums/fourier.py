@@ -7,7 +7,7 @@ the sum of first-order terms and their products, which covers higher orders whil
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.regression._sums.smoother import Averages, Estimate, Smoother, symmetric
+from regard.regression._sums.smoother import Averages, Estimate, Smoother, column_range, deviations, symmetric
 
 # Propagate errors of sums to errors of an estimate --------------------------------------------------------------------
 
@@ -386,17 +386,50 @@ class TransformedPoints:
     width: np.ndarray
     eps: float
     _sums: dict[str, FourierSums] = field(default_factory=dict)
+    _tilted: dict[bytes, TiltedPoints] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
         """The memory of all transforms."""
-        return sum(each.bytes for each in self._sums.values())
+        tilted = sum(each.transformed.bytes for each in self._tilted.values())
+        return tilted + sum(each.bytes for each in self._sums.values())
+
+    def tilted(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool, rtol: float
+    ) -> Iterator[tuple[Tensor, Estimate, Tensor]]:
+        """Yield rows of queries (L, C) beyond the bounding box of the points, their estimates, and error bounds.
+
+        For a shift v in bandwidths, ``K(q − x) = c(q) exp(v·x) K(q − v − x)``: the mean at q is the mean at q − v of
+        points with weights ``w exp(v·x)`` (exponential tilting; Daniels 1954, "Saddlepoint approximations in
+        statistics"). With v from the box to the query, sums there are not small beside those weights, so that a bound
+        holds. Queries of which fewer than :data:`TOGETHER` share a shift are left, and those of a line.
+        """
+        at, unit = query.numpy() / self.width, torch.from_numpy(self.width)
+        low, high = (each.numpy() / self.width for each in column_range(smoother.key))
+        away = at - at.clip(low, high)
+        steps = np.sign(away) * np.floor(
+            np.abs(away) / SHIFT + 0.75
+        )  # where a series holds, rather inside than outside
+        shifts, place, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
+        chosen = np.flatnonzero((counts >= TOGETHER) & (np.abs(shifts).max(1) > 0))
+        if any(shifts[i].tobytes() not in self._tilted for i in chosen):
+            columns = [smoother.key[:, axis] / width for axis, width in enumerate(self.width.tolist())]
+            scale = deviations(smoother)
+        for i in chosen:
+            rows, shift, name = np.flatnonzero(place.ravel() == i), SHIFT * shifts[i], shifts[i].tobytes()
+            if name not in self._tilted:
+                corner = np.where(shift > 0, high, low)
+                self._tilted[name] = TiltedPoints.of(smoother, self.width, columns, scale, shift, corner, rtol)
+            there = query[rows] - torch.from_numpy(shift) * unit
+            found, bound = self._tilted[name].estimate(there, bandwidth, spread)
+            yield torch.from_numpy(rows), found, bound
 
     def transform(self, smoother: Smoother, kind: str = "mean") -> FourierSums:
         """Return sums of a kind: of weights and targets, of squares of targets, or of squared weights."""
         if kind not in self._sums:
             unit, key = self._unit(kind), smoother.key.numpy()
-            series = Series(key.min(0) / unit, key.max(0) / unit, self.eps)
+            low, high = (each.numpy() / unit for each in column_range(smoother.key))
+            series = Series(low, high, self.eps)
             points = [key[:, axis] / unit[axis] for axis in range(len(unit))]
             self._sums[kind] = FourierSums(series, points, _columns(kind, smoother))
         return self._sums[kind]
@@ -517,6 +550,66 @@ class TransformedPoints:
         return squared, sums.T
 
 
+#: Shifts are multiples of this many bandwidths. The fewest queries that share one: making it takes as long as a few of
+#: them by all pairs.
+SHIFT, TOGETHER = 4.0, 64
+#: The error to request of transforms of tilted points, as a share of rtol.
+TILTED = 1e-5
+
+
+@dataclass
+class TiltedPoints:
+    """Points with weights that grow exponentially towards one side of their bounding box, transformed.
+
+    Attributes
+    ----------
+    smoother : Smoother
+        The points with these weights, without those too light to matter.
+    transformed : TransformedPoints
+    looser : float
+        The deviation of the targets by these weights, in terms of that by the points' own weights; at least 1.
+    rounding : float
+        What the rounding of exponents adds to errors.
+    """
+
+    smoother: Smoother
+    transformed: TransformedPoints
+    looser: float
+    rounding: float
+
+    @classmethod
+    def of(
+        cls, smoother: Smoother, width: np.ndarray, columns: list[Tensor], scale: Tensor, shift: np.ndarray,
+        corner: np.ndarray, rtol: float,
+    ) -> TiltedPoints:  # fmt: skip
+        """Return points with weights ``w exp(v·(x − corner))`` for a shift v.
+
+        Shift, corner and ``columns``, the coordinates of the points, are in bandwidths; the corner is the furthest
+        along the shift. ``scale`` are the deviations of the targets.
+        """
+        eps = max(10.0 ** math.floor(math.log10(rtol * TILTED)), FINEST)
+        logs = torch.zeros_like(columns[0]) if smoother.weight is None else smoother.weight.log()
+        for axis in np.flatnonzero(shift).tolist():
+            logs = torch.add(logs, columns[axis] - corner[axis], alpha=shift[axis])
+        logs = logs - logs.max()
+        # Points left out together weigh less than a transform's error, in each sum; the heaviest point alone weighs 1.
+        size = (1 + float((torch.stack([column.abs().max() for column in smoother.target.T]) / scale).max())) ** 2
+        kept = torch.nonzero(logs > math.log(eps / size / len(logs)))[:, 0]
+        total = float(logs[kept].exp().sum())
+        kept = kept[logs[kept] > math.log(eps / size / len(logs) * total)]
+        logs = logs[kept]
+        tilted = replace(smoother, key=smoother.key[kept], target=smoother.target[kept], weight=logs.exp())
+        rounding = 4 * float(np.finfo(np.float64).eps) * (1 - float(logs.min()))
+        looser = float((deviations(tilted) / scale).clamp(min=1.0).max())
+        return cls(tilted, TransformedPoints(width, eps), looser, rounding)
+
+    def estimate(self, query: Tensor, bandwidth: Tensor, spread: bool) -> tuple[Estimate, Tensor]:
+        """Return the estimate at shifted queries (L, C), and a bound on its error beside ``|ŷ − ȳ| + σ`` (L,)."""
+        self.transformed.transform(self.smoother)
+        found, bound = self.transformed.estimate(self.smoother, query, bandwidth, None, spread)
+        return found, 2 * self.looser * bound + self.rounding
+
+
 class _Sums(torch.autograd.Function):
     """Moments about queries, with u in bandwidths, differentiable with respect to a bandwidth for each coordinate."""
 
@@ -543,20 +636,14 @@ class _Sums(torch.autograd.Function):
         return total, None, None, None
 
 
-def deviations(smoother: Smoother) -> Tensor:
-    """Return the standard deviation of each target (M,); 1 where it is 0."""
-    weight = smoother.point_weights()
-    variance = (weight * smoother.target.square()).sum(0) / weight.sum()
-    return torch.where(variance > 0, variance, 1.0).sqrt()
-
-
 def _columns(kind: str, smoother: Smoother, rows: Tensor | None = None) -> list[np.ndarray]:
     """Return the terms to sum, for all points or some."""
     weight, target = smoother.point_weights()[:, 0], smoother.target / deviations(smoother)
+    if kind == "repeated":
+        squared = smoother.squared_weights()[:, 0]
+        return [(squared if rows is None else squared[rows]).numpy()]
     if rows is not None:
         weight, target = weight[rows], target[rows]
-    if kind == "repeated":
-        return [weight.square().numpy()]
     if kind == "squares":
         return [(weight * column.square()).numpy() for column in target.T]
     return [weight.numpy(), *((weight * column).numpy() for column in target.T)]

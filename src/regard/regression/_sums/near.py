@@ -1,14 +1,15 @@
-"""Exact sums over nearby training points, found by tiles or by a tree.
+"""Sums over nearby training points, found by tiles or by a tree.
 
-A tile is skipped if the total weight of its points is below a rounding error of the other tiles' weight, by bounds on
-the distances to its bounding box. In float64 the sums therefore equal those over all points.
+Tiles are skipped if together they weigh less than a rounding error of the others, by bounds on the distances to their
+bounding boxes. In float64 the sums therefore equal those over all points; with a tolerance, which skips more, their
+error is at most that tolerance times ``|ŷ − ȳ| + σ`` of the targets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import masks, scores
 from regard.engines.fused.morton import morton_order
-from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother
+from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother, column_range, deviations
 
 # Exact sums by tiles of points along a space-filling curve, skipping far tiles ----------------------------------------
 
@@ -69,63 +70,78 @@ class Tiles:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False,
+        *, spread: bool = False, peak: bool = False, rtol: float = 0.0,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
         Several bandwidths (W, n_features), which must be multiples of one, share the selection of tiles; results then
-        have a leading dimension W.
+        have a leading dimension W. With ``rtol``, averages may be off by that times ``|ŷ − ȳ| + σ``, for which fewer
+        tiles suffice; local lines and variances, which magnify errors, are always exact.
         """
         parts, rows = [], []
-        ordered = _at(smoother, self.order)  # contiguous tiles are faster to read
-        for some, seen in self._selections(smoother, query, bandwidth):
+        ordered = smoother.at(self.order)  # contiguous tiles are faster to read
+        share = NOTHING if smoother.order or spread else max(NOTHING, rtol / 2)
+        for some, seen in self._selections(smoother, query, bandwidth, share):
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            parts.append(_at(ordered, seen).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
+            parts.append(ordered.at(seen).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
             rows.append(some)
             report(len(some), "")
         if not parts:
             return smoother.estimate(query, bandwidth, spread=spread, peak=peak)
         return Estimate.cat(parts).at(torch.cat(rows).argsort())
 
-    def closeness(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
-        """Return the same as :meth:`Smoother.closeness` (L,), from the tiles that may contain the nearest point."""
-        found = query.new_zeros(len(query))
-        ordered = _at(smoother, self.order)  # contiguous tiles are faster to read
-        for some, seen in self._selections(smoother, query, bandwidth, nearest=True):
-            mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            found[some] = _at(ordered, seen).closeness(query[some], bandwidth, mask)
-        return found
-
-    def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> Tensor:
-        """Return the same as :meth:`Smoother.nearest` (L,), from the tiles that may contain the nearest point."""
-        found = torch.full((len(query),), -1, dtype=torch.long)
-        ordered = _at(smoother, self.order)  # contiguous tiles are faster to read
-        for some, seen in self._selections(smoother, query, bandwidth, nearest=True):
-            mask = None if own is None else masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            place = _at(ordered, seen).nearest(query[some], bandwidth, mask)
-            found[some] = torch.where(place < 0, -1, self.order[seen][place.clamp(min=0)])
-        return found
-
     def _selections(
-        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, nearest: bool = False
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, share: float
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield groups of nearby queries (l,), and the positions of all points that they need (n,)."""
+        """Yield groups of nearby queries (l,), and the positions of all points that they need (n,).
+
+        Skipped points weigh at most a ``share`` of the others.
+        """
         widths = np.atleast_2d(smoother.coordinate_bandwidth(bandwidth.detach()).numpy())
         width = widths.max(0)
-        weight = _sums(smoother, self.order)
+        weight = _sums(smoother, self.order, exact=share <= NOTHING)
         for some in self._groups(query, width):
             rows = query[some].numpy()
-            near, far = _distances(smoother, rows.min(0), rows.max(0), self.low, self.high, width)
+            box = rows.min(0), rows.max(0)
+            near, far = _distances(smoother, *box, self.low, self.high, width)
+            relative = None if smoother.kernel.form.manhattan else self._relative_squares(box, near, far, width)
             # Keep the second nearest tile too, in case the nearest contains only the query's own point.
-            kept = near <= np.partition(far, min(1, len(far) - 1))[min(1, len(far) - 1)]
-            if not nearest:
-                for times in (width / widths)[:, 0]:
-                    kept |= _matters(smoother, near * times, far * times, weight)
+            closest, furthest = (near, far) if relative is None else relative
+            kept = closest <= np.partition(furthest, min(1, len(far) - 1))[min(1, len(far) - 1)]
+            for times in (width / widths)[:, 0]:
+                least, most = _log_weights(smoother, near * times, far * times)
+                if relative is not None and smoother.kernel.form is scores.Gaussian:
+                    least, most = -relative[1] * (times**2 / 2), -relative[0] * (times**2 / 2)
+                if smoother.order:
+                    most = most + 4 * np.log1p(far * times)
+                kept |= _matters(least + weight[0], most + weight[1], share)
             tiles = torch.from_numpy(np.flatnonzero(kept))
             seen = (tiles[:, None] * TILE + torch.arange(TILE)).flatten()
             yield some, seen[seen < len(self.order)]
+
+    def _relative_squares(
+        self, box: tuple[np.ndarray, np.ndarray], near: np.ndarray, far: np.ndarray, width: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return bounds on squared distances of queries in a box from each tile, relative to those from one point x*.
+
+        ``|q − x|² − |q − x*|²`` is linear in q along each axis, so that corners bound it. Unlike the distances
+        themselves, these bounds hardly depend on how far apart the queries are. None if squares overflow.
+        """
+        nearest = int((near + far).argmin())
+        center = (self.low[nearest] + self.high[nearest]) / 2
+        closest, furthest = np.full_like(self.low, np.inf), np.full_like(self.low, -np.inf)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for corner in box:
+                reference = ((corner - center) / width) ** 2
+                gap = np.maximum(np.maximum(self.low - corner, corner - self.high), 0.0) / width
+                closest = np.minimum(closest, gap**2 - reference)
+                end = np.maximum(np.abs(self.low - corner), np.abs(self.high - corner)) / width
+                furthest = np.maximum(furthest, end**2 - reference)
+            rounding = 1e-12 * near**2  # far tiles do not matter, whatever the rounding of their squares
+            found = closest.sum(1) - rounding, furthest.sum(1) + 1e-12 * far**2
+        return found if np.isfinite(found[1]).all() and np.isfinite(found[0]).all() else None
 
     def _groups(self, query: Tensor, width: np.ndarray) -> Iterator[Tensor]:
         """Yield groups of queries in the same grid cell, of limited size."""
@@ -145,12 +161,6 @@ class Tiles:
             yield from torch.from_numpy(group).split(TOGETHER)
 
 
-def _at(smoother: Smoother, rows: Tensor) -> Smoother:
-    """Return a smoother with a subset of the points."""
-    weight = None if smoother.weight is None else smoother.weight[rows]
-    return replace(smoother, key=smoother.key[rows], target=smoother.target[rows], weight=weight)
-
-
 def _place_among(places: Tensor, seen: Tensor) -> Tensor:
     """Return the index of each place in the sorted tensor ``seen``; −1 if absent."""
     found = torch.searchsorted(seen, places).clamp(max=len(seen) - 1)
@@ -165,18 +175,26 @@ def lightest_and_heaviest(smoother: Smoother) -> tuple[np.ndarray, np.ndarray]:
     return np.log(weight), np.log(weight * size)
 
 
-def _sums(smoother: Smoother, order: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithms of a lower and an upper bound on each tile's weight (tiles,).
+def _sums(smoother: Smoother, order: Tensor, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithms of a lower and an upper bound on each tile's terms in a sum (tiles,).
 
-    The lower bound is the lightest point, because a query's own point may be left out; the upper bound is the sum of
-    the upper bounds of all points.
+    The lower bound is its weight without the heaviest point, because a query's own point may be left out. The upper
+    bound is the sum of the bounds of all points: of any term, or unless ``exact`` of ``w max(1, |y| / σ)``. By this a
+    mean ŷ is off by at most ``(Σ w |y| + |ŷ| Σ w) / Σ w ≤ share · (σ + |ŷ|)``, with sums over skipped points above the
+    line and over all below it, and targets y relative to their mean.
     """
-    light, heavy = (each[order.numpy()] for each in lightest_and_heaviest(smoother))
+    light, heavy = lightest_and_heaviest(smoother)
+    if not exact:
+        heavy = light + np.log((smoother.target.abs() / deviations(smoother)).numpy().max(1, initial=1.0))
+    light, heavy = light[order.numpy()], heavy[order.numpy()]
     starts = np.arange(0, len(light), TILE)
-    lightest = np.minimum.reduceat(light, starts)
-    if len(light) - starts[-1] == 1:
-        lightest[-1] = -np.inf
-    return lightest, np.logaddexp.reduceat(heavy, starts)
+    weight, heaviest = np.exp(light), np.maximum.reduceat(light, starts)
+    rest = np.add.reduceat(weight, starts) - np.exp(heaviest)
+    counts = np.diff(np.append(starts, len(light)))
+    with np.errstate(divide="ignore"):
+        # Rounding may leave less than the lightest points weigh.
+        lightest = np.minimum.reduceat(light, starts) + np.log(counts - 1.0)
+        return np.maximum(np.log(np.maximum(rest, 0.0)) - 1e-9, lightest), np.logaddexp.reduceat(heavy, starts)
 
 
 def _distances(
@@ -193,22 +211,28 @@ def _distances(
     return unit * np.sqrt((near**2).sum(1)), unit * np.sqrt((far**2).sum(1))
 
 
-def _matters(
-    smoother: Smoother, near: np.ndarray, far: np.ndarray, weight: tuple[np.ndarray, np.ndarray]
-) -> np.ndarray:
-    """Return which tiles may contribute more than a rounding error to the sum (tiles,), bool."""
+def _log_weights(smoother: Smoother, near: np.ndarray, far: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds on the logarithm of the kernel at distances between ``near`` and ``far`` (tiles,)."""
     form = smoother.kernel.form
-    lightest, heaviest = weight
     near = near * (1 - 1e-12)  # allow for rounding
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        least = np.where((far <= 1) | (not form.compact), form.log_profile(far), -np.inf) + lightest
-        most = np.where((near <= 1) | (not form.compact), form.log_profile(near), -np.inf) + heaviest
-        if smoother.order:
-            most = most + 4 * np.log1p(far)
-        at_least = least.max()
-        if not at_least > -np.inf:
-            return most > -np.inf
-        return most > at_least + math.log(NOTHING / len(near))
+        least, most = (
+            np.where((each <= 1) | (not form.compact), form.log_profile(each), -np.inf) for each in (far, near)
+        )
+    return least, most
+
+
+def _matters(least: np.ndarray, most: np.ndarray, share: float) -> np.ndarray:
+    """Return which tiles may together contribute more than a share of the sum (tiles,), given bounds on each."""
+    total = np.logaddexp.reduce(least)
+    if not total > -np.inf:
+        found: np.ndarray = most > -np.inf
+        return found
+    order = most.argsort()
+    skipped = np.logaddexp.accumulate(most[order]) <= total + math.log(share)
+    found = np.ones(len(most), dtype=bool)
+    found[order[skipped]] = False
+    return found
 
 
 # Exact sums over the neighbours of each query from a tree, for few queries or few neighbours --------------------------
@@ -242,7 +266,8 @@ class Neighbours:
         unit = unit_of(smoother, bandwidth)
         with np.errstate(all="ignore"):
             key = smoother.key.numpy() / unit
-            span = np.square(key.max(0) - key.min(0)).sum()
+            low, high = column_range(smoother.key)
+            span = np.square((high - low).numpy() / unit).sum()
         return cls(cKDTree(key, balanced_tree=False, compact_nodes=False), unit) if np.isfinite(span) else None
 
     def estimate(
@@ -264,6 +289,16 @@ class Neighbours:
             report(len(rows), "")
         return Estimate.cat(parts)
 
+    def nearest(self, smoother: Smoother, query: Tensor, own: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distance to the nearest point of each query but its ``own``, in units, and that point (L,).
+
+        The distance is infinite, and the point −1, where there is none.
+        """
+        distance, point = self.tree.query(query.numpy() / self.unit, k=2, p=_norm(smoother))
+        rank = np.zeros(len(query), int) if own is None else (point[:, 0] == own.numpy()).astype(int)
+        distance, point = (np.take_along_axis(each, rank[:, None], 1)[:, 0] for each in (distance, point))
+        return distance, np.where(np.isfinite(distance), point, -1)
+
     def counts(self, smoother: Smoother, query: Tensor, radii: np.ndarray) -> np.ndarray:
         """Return the number of points within radii (L,) of queries (L, C)."""
         at, p = query.numpy() / self.unit, _norm(smoother)
@@ -282,10 +317,7 @@ class Neighbours:
 
     def _radii(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None) -> np.ndarray:
         """Return the radius beyond which points are negligible (L,), in units, for all bandwidths."""
-        distance, point = self.tree.query(query.numpy() / self.unit, k=2, p=_norm(smoother))
-        nearest = (
-            distance[:, 0] if own is None else np.where(point[:, 0] == own.numpy(), distance[:, 1], distance[:, 0])
-        )
+        nearest, _ = self.nearest(smoother, query, own)
         lightest, heaviest = lightest_and_heaviest(smoother)
         most = float(heaviest.max() - lightest.min()) - math.log(NOTHING / len(smoother.key))
         widths = np.atleast_2d(smoother.coordinate_bandwidth(bandwidth.detach()).numpy())

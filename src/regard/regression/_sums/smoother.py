@@ -279,6 +279,8 @@ class Smoother:
     order : int
         0 for the weighted average, 1 for the local line.
     engine : str or Engine
+    repetition : float
+        The weight of a point that counts once, where weights count repetitions; otherwise 0.
     """
 
     features: Features
@@ -288,6 +290,7 @@ class Smoother:
     weight: Tensor | None
     order: int = 0
     engine: Any = "auto"
+    repetition: float = 0.0
 
     def estimate(
         self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *, spread: bool = False, peak: bool = False
@@ -330,6 +333,11 @@ class Smoother:
         weight = None if self.weight is None else self.weight.to(dtype)
         return replace(self, key=self.key.to(dtype), target=self.target.to(dtype), weight=weight)
 
+    def at(self, rows: Tensor) -> Smoother:
+        """Return a smoother with a subset of the points."""
+        weight = None if self.weight is None else self.weight[rows]
+        return replace(self, key=self.key[rows], target=self.target[rows], weight=weight)
+
     @property
     def rows_at_once(self) -> int:
         """The number of queries per call, by time and by memory."""
@@ -364,9 +372,7 @@ class Smoother:
         """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ (L, ·), for weights α that sum to 1."""
         z = self._sloped
         first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
-        value = self.point_weights().square() * torch.cat(
-            [torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1
-        )
+        value = self.squared_weights() * torch.cat([torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1)
         request = AuxRequest(lse=True)
         read, aux = self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request, scale=2.0)
         share = (aux.lse - 2 * lse).exp() / total[:, 0].square().clamp(min=torch.finfo(total.dtype).tiny)
@@ -396,7 +402,7 @@ class Smoother:
         for rows in query.split(self.rows_at_once):
             (sums, lse), (squares, lse_squares) = (
                 self._attend(rows, value, bandwidth, return_aux=AuxRequest(lse=True), scale=scale)
-                for value, scale in ((ones, None), (ones.square(), 2.0))
+                for value, scale in ((ones, None), (self.squared_weights(), 2.0))
             )
             share = (lse_squares.lse - 2 * lse.lse).exp()
             found.append(torch.where(sums[:, 0] > 0, share * squares[:, 0] / sums[:, 0].square(), 1.0))
@@ -474,6 +480,11 @@ class Smoother:
         """Return how often each point counts (N, 1)."""
         return torch.ones_like(self.key[:, :1]) if self.weight is None else self.weight[:, None]
 
+    def squared_weights(self) -> Tensor:
+        """Return the sum of the squared weights of a point's repetitions (N, 1)."""
+        weight = self.point_weights()
+        return weight * self.repetition if self.repetition else weight.square()
+
     def _attend(self, query: Tensor, value: Tensor, bandwidth: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """Return the averages of values and the auxiliary outputs."""
         width, key = self.coordinate_bandwidth(bandwidth), self.key
@@ -509,6 +520,19 @@ class Smoother:
         inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
         inverse = inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         return _Line(terms, query[:, columns] - averages.origin, center, inverse, with_target)
+
+
+def column_range(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and largest value of each column (C,); torch reduces long narrow tensors slowly."""
+    columns = [torch.aminmax(points[:, axis].contiguous()) for axis in range(points.shape[1])]
+    return torch.stack([low for low, _ in columns]), torch.stack([high for _, high in columns])
+
+
+def deviations(smoother: Smoother) -> Tensor:
+    """Return the standard deviation of each target (M,); 1 where it is 0."""
+    weight = smoother.point_weights()
+    variance = (weight * smoother.target.square()).sum(0) / weight.sum()
+    return torch.where(variance > 0, variance, 1.0).sqrt()
 
 
 def symmetric(triangle: Tensor, width: int) -> Tensor:

@@ -243,7 +243,7 @@ def engine_candidates(problem: Problem) -> list[Engine]:
 def is_plain_sdpa(problem: Problem) -> bool:
     """Whether torch's function computes the same thing; the output is then bit-identical, with or without aux.
 
-    Not for 16-bit gradients on a CPU, for which torch's kernel takes several times as long as the others.
+    Not for 16-bit gradients on a CPU, which engine "sdpa" computes in float32.
     """
     if problem.wants_grad and problem.query.device.type == "cpu" and problem.query.dtype in cost_model.NARROW:
         return False

@@ -23,9 +23,9 @@ TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numb
 #: Pairs × (features + values) up to which reading the mask would cost more than it saves.
 SMALL = 1 << 28
 
-#: How many times as long torch's CPU kernel takes in a 16-bit dtype, forward alone and with the backward pass. The
-#: table's times are of float32; the other engines take about as long in all dtypes.
-NARROW = {torch.float16: (2.5, 8.0), torch.bfloat16: (1.0, 2.0)}
+#: How many times as long torch's CPU kernel takes in a 16-bit dtype, without gradients. The table's times are of
+#: float32, in which engine "sdpa" computes gradients; the other engines take about as long in all dtypes.
+NARROW = {torch.float16: 2.5, torch.bfloat16: 1.0}
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
@@ -88,6 +88,6 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     rates = {name: found for name in names if (found := table().get(f"{name}/{key}")) is not None}
     amounts = terms(problem) if rates else ()
     times = {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}
-    if "sdpa" in times and problem.query.dtype in NARROW:
-        times["sdpa"] *= NARROW[problem.query.dtype][problem.wants_grad]
+    if "sdpa" in times and not problem.wants_grad:
+        times["sdpa"] *= NARROW.get(problem.query.dtype, 1.0)
     return times

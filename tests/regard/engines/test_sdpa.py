@@ -351,23 +351,19 @@ def test_the_log_sum_exp_alone_under_a_causal_mask_and_another(name: str) -> Non
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_16_bit_gradients_on_a_cpu_are_not_left_to_torchs_slow_kernel(
-    monkeypatch: pytest.MonkeyPatch, autocast: bool
-) -> None:
-    used: list[torch.dtype] = []
-
-    def seen(*tensors: Tensor, **options: Any) -> Tensor:
-        used.append(tensors[0].dtype)
-        return torch.nn.functional.scaled_dot_product_attention(*tensors, **options)
-
-    monkeypatch.setattr("regard.functional.torch_attention", seen)
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding(torch.tensor([64, 3, 9, 40, 64, 1, 2, 7]))])
+def test_16_bit_gradients_on_a_cpu_are_computed_in_float32(mask: masks.Mask | None, autocast: bool) -> None:
     dtype = torch.float32 if autocast else torch.bfloat16
-    query, key, value = torch.randn(3, 8, 8, 64, 64, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
+    leaves = torch.randn(3, 8, 8, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    query, key, value = (leaf.to(dtype).requires_grad_() for leaf in leaves)
+    wide = [leaf.float().requires_grad_() for leaf in leaves]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        output = regard.attention(query.requires_grad_(), key, value)
-        assert not used and output.requires_grad
-        assert regard.explain(query, key, value).engine.name != "sdpa"
-        with torch.no_grad():
-            plain = regard.attention(query, key, value)
-    assert used == [dtype]
-    torch.testing.assert_close(output.float(), plain.float(), rtol=0.02, atol=0.01)
+        assert regard.explain(query, key, value, mask).engine.name == "sdpa"
+        output = regard.attention(query, key, value, mask)
+    assert output.dtype == torch.bfloat16
+    right = regard.attention(*wide, mask, engine="sdpa")
+    assert torch.equal(output, right.bfloat16())
+    slope = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = torch.autograd.grad(output, (query, key, value), slope)
+    for ours, theirs in zip(found, torch.autograd.grad(right, wide, slope.float())):
+        assert torch.equal(ours.bfloat16(), theirs.bfloat16())

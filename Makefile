@@ -104,11 +104,8 @@ pretrained: $(BENCH_READY)
 		--data build/english-french-pairs/train.tsv $(VALID) $(RESUME)
 	$(BIN)/regard train translation --options recipes/english-french-final.toml --out build/english-french-final \
 		--data build/english-french-final-pairs/train.tsv $(VALID) --start build/english-french
-	$(BIN)/regard train translation --options recipes/english-french-final.toml --out build/english-french-attention \
-		--set training.guide=0.7 --set training.learning_rate=3e-4 --set training.steps=500 --set training.seed=3 \
-		--data build/english-french-final-pairs/train.tsv $(VALID) --start build/english-french-final
 	$(BIN)/python -m recipes.pack $(TATOEBA) build/english-french-pairs lab/src/regard_lab/pretrained/english-french \
-		build/english-french build/english-french-final build/english-french-attention
+		build/english-french build/english-french-final
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.
 DATA ?= ../shared/data

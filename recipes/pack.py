@@ -65,7 +65,7 @@ aligns it better than the step that has to choose it (Chen et al. 2020, arXiv 20
 1607.01628). The alignment error rate is against that
 aligner's links too, of {aligned} pairs to validate with.
 
-**Made by** the runs of `make pretrained`: the first with `recipes/english-french.toml`, the others with
+**Made by** `make pretrained`: a run with `recipes/english-french.toml`, and one that starts from it with
 `recipes/english-french-final.toml`, whose rate falls to 0 and whose pairs have more phrases, short sentences and
 numbers. `recipes.pack` stored the parameters as float16 and wrote this card. {note}
 """

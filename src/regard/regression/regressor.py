@@ -256,8 +256,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     ``sample_weight`` multiplies the kernel (a bias ``log w`` of the score). If all weights are whole numbers, they
     count repetitions in every respect: standard deviations have as many points, and searches and leave-one-out
     predictions leave out one repetition at a time (all of a row where weights sum to over 16,384 and 4 times the rows).
-    Other weights are importances: a row is left out with all of its weight. "scott" and "silverman" use the sum of weights as
-    the number of points: pass weights that average 1.
+    Other weights are importances: a row is left out with all of its weight. "scott" and "silverman" use the sum of
+    weights as the number of points: pass weights that average 1.
 
     A standard deviation that a few far values make three times that of the others is replaced by theirs, with a warning
     that names the rows. With ``order=1``, far from the data one point has all the weight: then there is no line, and

@@ -145,7 +145,7 @@ class TestNested:
             model = NadarayaWatsonRegressor(bandwidth="learned", max_iter=20).fit(X, y)
             reported.append(1 - model.loo_error_ / y.var())
             found.append(1 - np.mean((model.cross_val_predict() - y) ** 2) / y.var())
-        assert np.mean(reported) > 0.2
+        assert np.mean(reported) > 0.1
         assert np.mean(found) < 0
 
     @pytest.mark.parametrize("shape", ["sum", "noise", "varying"])

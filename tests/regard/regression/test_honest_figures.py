@@ -120,7 +120,7 @@ class TestWeights:
         rng = np.random.default_rng(0)
         X, times = rng.normal(size=(60, 2)), rng.integers(0, 4, 60)
         y = np.sin(X[:, 0]) + 0.2 * rng.normal(size=60)
-        # Roundings may decide where a search ends if errors jump (compact kernels), and what lines through few points say.
+        # Roundings decide where a search ends if errors jump (compact kernels) or lines have few points.
         for bandwidth in ("loo", 0.7) if kernel == "gaussian" and not order else (0.7,):
             weighted = NadarayaWatsonRegressor(kernel, bandwidth, order=order).fit(X, y, times)
             repeated = NadarayaWatsonRegressor(kernel, bandwidth, order=order).fit(

@@ -378,6 +378,7 @@ class Quality:
     exact: bool = True  # whether each was predicted from all the others, rather than some from the rest
     far: int = 0  # rows that lie far from all others and are not counted
     nested: bool = False  # whether by folds, with the bandwidth chosen within each
+    repeated: bool = False  # whether a row of weight 2 is predicted from itself too, as it stands for two rows
     lost: int = 0  # rows that lie beyond the reach of every other
 
 
@@ -507,11 +508,11 @@ class Fitted:
         found = found[y.index].dropna()
         lost, y, w = len(y) - len(found), y[found.index], w[found.index]
         if found.empty:
-            return Quality(0, math.nan, math.nan, math.nan, exact, lost)
+            return Quality(0, math.nan, math.nan, math.nan, exact, lost=lost)
         error = (lambda *a, **b: 1 - accuracy_score(*a, **b)) if self.classifies else root_mean_squared_error
         r2 = math.nan if self.classifies or y.nunique() == 1 else r2_score(y, found, sample_weight=w)
         mine, naive = (float(error(y, each, sample_weight=w)) for each in (found, simple[found.index]))
-        return Quality(len(y), mine, naive, float(r2), exact, lost)
+        return Quality(len(y), mine, naive, float(r2), exact, lost=lost)
 
 
 def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
@@ -523,14 +524,18 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     from sklearn.base import clone
     from sklearn.model_selection import train_test_split
 
+    from regard.regression._training import counts_repetitions
+
     prepared, learned, estimator = fitted.prepared, fitted.learned, fitted.estimator
     if exact or learned.sum() <= _ROWS:
         counted = learned[learned].index.delete(estimator.far_rows_)  # no row predicts one far from all
         y, w, simple = prepared.y[counted], prepared.weights[counted], fitted.simplest(learned)
+        repeated = not fitted.nested and bool((w != 1).any()) and counts_repetitions(w.to_numpy())
         if not fitted.classifies:  # classes of one size would be all wrong by the most frequent of the others
-            simple = simple - w * (y - simple) / (w.sum() - w)
+            own = 1.0 if repeated else w
+            simple = simple - own * (y - simple) / (w.sum() - own)
         found = fitted.compare(fitted.best(fitted.left_out), y, w, simple)
-        return replace(found, nested=fitted.nested, far=len(estimator.far_rows_))
+        return replace(found, nested=fitted.nested, far=len(estimator.far_rows_), repeated=repeated)
     _, held = train_test_split(learned.index[learned], test_size=_HELD, random_state=0)
     rest = learned & ~learned.index.isin(held)
     # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.

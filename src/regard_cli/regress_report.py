@@ -153,7 +153,9 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
         which = "of these" if quality.lost else "row"
         who = f"Each {which}, predicted from other folds of rows with a bandwidth chosen without it"
     elif quality.exact:
-        who = f"Each {'of these' if quality.lost else 'row'}, predicted from all the others"
+        which = "of these" if quality.lost else "row"
+        also = " and its own repetitions (whole-number weights count rows)" if quality.repeated else ""
+        who = f"Each {which}, predicted from all the others{also}"
     else:
         who = f"{quality.rows:,} rows drawn at random, predicted from the rest"
     if fitted.classifies:

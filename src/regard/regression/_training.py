@@ -427,8 +427,7 @@ class TrainingPoints(BaseEstimator):
         name = type(self).__name__
         smoother, evaluator = self._smoother(double=True), self._evaluator
         order = torch.arange(len(self._X), device=smoother.key.device)
-        few = self._weight_of_all() <= max(MOST_REPEATED, MANY_TIMES * len(self._X))
-        if self._weight is not None and self._repeats and few:
+        if self._weight is not None and counts_repetitions(self._weight):
             order = order.repeat_interleave(torch.from_numpy(self._weight).long().to(order.device))
             smoother = replace(smoother.at(order), weight=None, repetition=0.0)
             evaluator = self._new_evaluator(name)
@@ -612,6 +611,16 @@ class TrainingPoints(BaseEstimator):
         weight = None if self._weight is None else as_tensor(self._weight / self._weight.max()).to(place, dtype)
         repetition = 1 / float(self._weight.max()) if self._weight is not None and self._repeats else 0.0
         return Smoother(self._features, kernel, key, target, weight, order, self.engine, repetition)
+
+
+def counts_repetitions(weight: np.ndarray | None) -> bool:
+    """Return whether positive weights (n,) stand for repetitions of rows that are left out one at a time.
+
+    They are whole numbers whose sum is not too large. Otherwise a row is left out with all of its weight.
+    """
+    if weight is None or not (weight == np.round(weight)).all():
+        return False
+    return float(weight.sum()) <= max(MOST_REPEATED, MANY_TIMES * len(weight))
 
 
 def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -109,14 +109,28 @@ def test_a_method_is_the_estimators(regard, curve: Path, tmp_path: Path, monkeyp
 
 
 def test_its_own_rows_are_predicted_from_the_others(regard, tmp_path: Path) -> None:
-    data = _csv(tmp_path / "a.csv", x=["1", "2", "3", "4", ""], y=["1", "2", "", "4", "9"], w=["1", "2", "1", "0", "1"])
+    data = _csv(tmp_path / "a.csv", x=["1", "2", "3", "4", ""], y=["1", "2", "", "4", "9"], w=["1", "2", "1", "0", "1"],
+                half=["0.5", "1", "0.5", "0", "0.5"])  # fmt: skip
     out = tmp_path / "out.tsv"
-    outcome = regard("regress", data, "--target", "y", "--weights", "w", "--bandwidth", "1", "--out", out)
+    outcome = regard("regress", data, "--target", "y", "--features", "x", "--weights", "w", "--bandwidth", "1",
+                     "--out", out)  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert "Left out: 2 rows with missing values (y: 1, x: 1)." in outcome.out
     assert "Left out: 1 row of weight 0." in outcome.out
+    assert "Each row, predicted from all the others and its own repetitions (whole-number weights count rows): off by" in (
+        outcome.out
+    )
     found = pd.read_csv(out, sep="\t")["y_predicted"]
-    np.testing.assert_allclose(found[:2], [2.0, 1.0])
+    side = np.exp(-1 / 2)  # without one of its two repetitions, the second row has the other and the first row
+    np.testing.assert_allclose(found[:2], [2.0, (side * 1 + 1 * 2) / (side + 1)])
+    errors = np.array([2.0 - 1.0, found[1] - 2.0])
+    assert f"off by {np.sqrt((errors**2) @ [1, 2] / 3):.4g} (root mean square); the mean of y: off by" in outcome.out
+    # The mean of the others is 2 for the first row and 1.5 for the second, whose other repetition counts.
+    assert f"the mean of y: off by {np.sqrt((1 + 2 * 0.5**2) / 3):.4g};" in outcome.out
+    lines = regard("regress", data, "--target", "y", "--features", "x", "--weights", "half", "--bandwidth", "1",
+                   "--out", tmp_path / "half.tsv").out  # fmt: skip
+    assert "Each row, predicted from all the others: off by" in lines
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "half.tsv", sep="\t")["y_predicted"][:2], [2.0, 1.0])
     near = np.exp(-(np.array([2.0, 1.0]) ** 2) / 2) * [1, 2]
     np.testing.assert_allclose(found[2], near @ [1.0, 2.0] / near.sum()), "its target is missing: all rows count"
     far = np.exp(-(np.array([3.0, 2.0]) ** 2) / 2) * [1, 2]

@@ -26,7 +26,7 @@ KINDS: list[dict[str, Any]] = [{}, {"positions": "rotary", "window": 5}, {"posit
 
 
 def drafters() -> list[Any]:
-    return [NGramDrafter(), small_model(1, width=8, layers=1, heads=2, longest=40)]
+    return [NGramDrafter(), small_model(1, width=8, layers=1, heads=2, max_length=40)]
 
 
 @across({"penalty": [1.0, 1.3], "which": [0, 1, 2], "kind": KINDS})
@@ -108,7 +108,7 @@ def test_drawn_tokens_have_the_models_distribution(kind: str) -> None:
 
 
 def test_stops_and_positions_end_what_is_written() -> None:
-    model = small_model(longest=12)
+    model = small_model(max_length=12)
     whole = greedy(model, [3, 1, 4, 1], 8)
     shown = list(Speculator(model, model).stream([3, 1, 4, 1]))
     assert (len(shown), shown[-1].end) == (9, "length")

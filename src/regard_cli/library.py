@@ -52,7 +52,7 @@ def regress(
     ] = None,
     classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False,
     decimal: Annotated[
-        str | None, typer.Option(help="Decimal mark, a point or a comma, where cells leave a choice.")
+        str | None, typer.Option(help="Decimal mark, where cells leave a choice.")
     ] = None,
     thousands: Annotated[
         str | None, typer.Option(help="Mark of thousands where cells leave a choice: . or , or ' or a space.")

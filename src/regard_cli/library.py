@@ -40,7 +40,9 @@ def regress(
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
     ] = None,
     ignore: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Column of row weights; whole numbers count repetitions of a row.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Column of row weights; whole numbers count repetitions of a row.")
+    ] = None,
     categorical: Annotated[
         str | None, typer.Option(help="Columns of numbers to treat as unordered categories, separated by commas.")
     ] = None,

@@ -24,9 +24,9 @@ from regard.regression._training import (
     TrainingPoints,
     as_array,
     as_tensor,
-    caller_stacklevel,
     like_input,
     validate_bandwidth,
+    warn_once_a_caller,
 )
 
 # The training points that made a prediction, with their weights -------------------------------------------------------
@@ -155,7 +155,7 @@ class KernelEstimator(TrainingPoints):
         return np.dtype(str(self._dtype).removeprefix("torch."))
 
     def _warn_of_extrapolation(self, beyond: Tensor, unreached: Tensor) -> None:
-        """Warn once with the number of queries beyond the training data, except those that ``empty`` handles."""
+        """Warn with the number of queries beyond the training data, except those that ``empty`` handles."""
         nearest = int(unreached.sum()) if self.empty == "nearest" else 0
         count = int(beyond.sum() - unreached.sum()) + nearest
         if not count:
@@ -164,7 +164,7 @@ class KernelEstimator(TrainingPoints):
         if nearest:
             text += f"; {nearest} of them get the target of the nearest training point (empty= sets another fallback)"
         text += ". extrapolates(X) says which."
-        warnings.warn(f"{type(self).__name__}: {text}", ExtrapolationWarning, stacklevel=caller_stacklevel())
+        warn_once_a_caller(f"{type(self).__name__}: {text}", ExtrapolationWarning)
 
     @torch.no_grad()
     def extrapolates(self, X: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import wraps
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -646,6 +647,44 @@ def caller_stacklevel() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "torch"):
         frame, level = frame.f_back, level + 1
     return level
+
+
+#: The callers that were warned, by a hash of the lines that led to the call.
+_warned: set[tuple[str, int]] = set()
+
+
+def warn_once_a_caller(text: str, category: type[Warning]) -> None:
+    """Warn, but by Python's default filter only the first time that the same lines of code lead here.
+
+    Python compares texts, in which numbers differ, and forgets them in ``catch_warnings``, which scikit-learn enters
+    for each fold. Filters such as "always", "error" and "ignore" hold as usual.
+    """
+    level = caller_stacklevel()
+    frame: FrameType | None = sys._getframe(level - 1)
+    assert frame is not None
+    if _action(text, category, str(frame.f_globals.get("__name__")), frame.f_lineno) == "default":
+        lines = []
+        while frame is not None:
+            lines.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        caller = text.partition(":")[0], hash(tuple(lines))
+        if caller in _warned:
+            return
+        _warned.add(caller)
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _action(text: str, category: type[Warning], module: str, line: int) -> str:
+    """Return the action of the first of Python's warning filters that matches."""
+    for action, message, kind, where, number in warnings.filters:
+        if (
+            issubclass(category, kind)
+            and (message is None or message.match(text))
+            and (where is None or where.match(module))
+            and number in (0, line)
+        ):
+            return action
+    return "default"
 
 
 def curve_order(key: Tensor) -> Tensor:

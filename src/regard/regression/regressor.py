@@ -379,7 +379,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         Warns
         -----
         ExtrapolationWarning
-            Once, with the number of rows beyond the training data.
+            With the number of rows beyond the training data; by default once for each line of code that leads here.
         """
         mean, deviation = self._estimate(X, spread=return_std)
         shown = self._restore_shape(X, mean)

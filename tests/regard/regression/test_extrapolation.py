@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_diabetes, load_wine
-from sklearn.model_selection import KFold
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
@@ -142,3 +143,43 @@ def test_no_warning_where_empty_was_set_for_it():
         for empty, expected in (("mean", [0.5]), ("nan", [np.nan])):
             model = NadarayaWatsonRegressor("boxcar", 0.2, empty=empty).fit(X, X[:, 0])
             np.testing.assert_allclose(model.predict([[5.0]]), expected)
+
+
+class TestShownOnce:
+    """By Python's default filter, one warning for each line of code of the user's."""
+
+    X = np.linspace(0, 1, 60)[:, None] ** 3
+
+    @pytest.fixture(autouse=True)
+    def _by_default(self):
+        with warnings.catch_warnings(record=True) as self.caught:
+            warnings.simplefilter("default")
+            yield
+
+    def test_folds_warn_once(self):
+        model = NadarayaWatsonRegressor(bandwidth=0.001, metric=["euclidean"])
+        cross_val_score(model, self.X, self.X[:, 0], cv=KFold(6))
+        assert len(self.caught) == 1
+        GridSearchCV(model, {"bandwidth": [0.001, 0.002]}, cv=KFold(6)).fit(self.X, self.X[:, 0])
+        assert len(self.caught) == 2
+        assert all("queries lie beyond the reach of the training data" in str(each.message) for each in self.caught)
+
+    def test_lines_and_estimators_warn_by_themselves(self):
+        model = NadarayaWatsonRegressor(bandwidth=0.1).fit(self.X, self.X[:, 0])
+        for place in ([[5.0]], [[6.0], [7.0]], [[8.0]]):
+            model.predict(place)
+        assert [str(each.message).split(" queries")[0].split(": ")[1] for each in self.caught] == ["1 of 1"]
+        model.predict([[6.0], [7.0]])
+        assert "2 of 2 queries" in str(self.caught[1].message)
+        for kind in (NadarayaWatsonRegressor, NadarayaWatsonClassifier):
+            kind(bandwidth=0.1).fit(self.X, self.X[:, 0] > 0.5).predict([[5.0]])
+        assert [each.filename for each in self.caught] == [__file__] * 4
+
+    def test_filters_hold(self):
+        model = NadarayaWatsonRegressor(bandwidth=0.1).fit(self.X, self.X[:, 0])
+        for action, shown in (("ignore", 0), ("always", 3), ("error", 3)):
+            warnings.simplefilter(action, ExtrapolationWarning)
+            for _ in range(3):
+                with pytest.raises(ExtrapolationWarning) if action == "error" else nullcontext():
+                    model.predict([[5.0]])
+            assert len(self.caught) == shown, action

@@ -152,7 +152,7 @@ class TestNested:
     @pytest.mark.parametrize("shape", ["sum", "noise", "varying"])
     def test_intervals_after_learning_cover_new_rows(self, shape):
         covered = []
-        for seed in range(4):
+        for seed in range(6):
             rng = np.random.default_rng(seed)
             X = rng.uniform(0, 6, (460, 4))
             y = {
@@ -162,7 +162,7 @@ class TestNested:
             model = NadarayaWatsonRegressor(bandwidth="learned", max_iter=15).fit(X[:60], y[:60])
             low, high = model.predict_interval(X[60:]).T
             covered.append(np.mean((low <= y[60:]) & (y[60:] <= high)))
-        assert np.mean(covered) > 0.86
+        assert np.mean(covered) > 0.88
 
     def test_classes(self):
         X = np.random.default_rng(0).normal(size=(80, 2))

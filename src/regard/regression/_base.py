@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -364,6 +363,8 @@ class KernelEstimator(TrainingPoints):
         search finds is too small an estimate of the error on new rows (Varma and Simon 2006), those of folds that had
         no part in it are not. Folds search with the other folds where ``cv`` is given. NaN for points in no fold.
         """
+        from sklearn.model_selection import KFold, check_cv  # slow to import, with rich
+
         # Places of all rows passed to fit; those of weight 0 are not stored.
         if self.cv is None:
             folds = KFold(min(10 if len(self._X) <= SMALL else 5, len(self._X)), shuffle=True, random_state=0)

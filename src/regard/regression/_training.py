@@ -15,7 +15,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
@@ -524,6 +523,8 @@ class TrainingPoints(BaseEstimator):
 
     def _splits(self, order: Tensor, close: Tensor) -> list[Split]:
         """Return the folds of ``cv`` as places in an order of the stored points; far rows are not predicted."""
+        from sklearn.model_selection import check_cv  # slow to import, with rich
+
         found = []
         for rest, fold in check_cv(self.cv).split(np.arange(self._count)):
             chosen = (

@@ -531,7 +531,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         --------
         >>> import numpy as np
         >>> from regard.regression import NadarayaWatsonRegressor
-        >>> rng = np.random.default_rng(0)
+        >>> rng = np.random.default_rng(1)
         >>> X, noise = rng.standard_normal((60, 5)), rng.standard_normal(60)
         >>> model = NadarayaWatsonRegressor(bandwidth="learned").fit(X, noise)
         >>> bool(model.loo_error_ < noise.var() < np.mean((model.cross_val_predict() - noise) ** 2))

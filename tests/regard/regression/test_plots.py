@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 
@@ -278,9 +276,3 @@ def test_points_of_several_features_are_partial_residuals() -> None:
     np.testing.assert_allclose(shown, model.predict(others) + y - model.predict(X))
     assert ax.get_title() == "others held at their median"
     assert plot_fit(fitted()).get_title() == ""
-
-
-@pytest.mark.slow
-def test_matplotlib_is_not_imported_before_it_is_needed() -> None:
-    code = "import sys, regard.regression; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

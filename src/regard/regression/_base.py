@@ -392,12 +392,12 @@ class KernelEstimator(TrainingPoints):
         return found
 
     def _fit_points(self, other: KernelEstimator, rows: np.ndarray) -> None:
-        """Fit to some of the stored points of another estimator."""
+        """Fit to some of the stored points of another estimator, whose fit gave all advice."""
         self._columns = ColumnEncoder()
         self.n_features_in_: int = other._X.shape[1]
         weight = None if other._weight is None else other._weight[rows]
         self._store_points(other._X[rows], other._y[rows], weight)
-        self._prepare()
+        self._prepare(advise=False)
 
     @torch.no_grad()
     def loo_error(self, bandwidth: Any = None) -> float:

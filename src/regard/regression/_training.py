@@ -378,8 +378,11 @@ class TrainingPoints(BaseEstimator):
         """Return X with numbers for the dates and categories of a frame; scikit-learn says what else is wrong."""
         return self._columns.transform(type(self).__name__, as_array(X)) if self._is_table(X) else as_array(X)
 
-    def _prepare(self, rechoose: bool = True) -> Self:
-        """Compute coordinates of the stored points, and choose the bandwidth unless a searched one should stay."""
+    def _prepare(self, rechoose: bool = True, advise: bool = True) -> Self:
+        """Compute coordinates of the stored points, and choose the bandwidth unless a searched one should stay.
+
+        ``advise`` looks for rows that depend on each other after a search, which takes half as long again.
+        """
         name = self._validate_parameters()
         kernel = resolve_kernel(name, self.kernel)
         kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
@@ -402,7 +405,7 @@ class TrainingPoints(BaseEstimator):
         if isinstance(given, str):
             if rechoose or given in RULES or not hasattr(self, "bandwidth_"):
                 self._warn_of_far_rows(name, far)
-                self._select_bandwidth(name, kernel, given, unit)
+                self._select_bandwidth(name, kernel, given, unit, advise)
         else:
             self.bandwidth_ = given
             self.n_iter_ = 1
@@ -436,7 +439,7 @@ class TrainingPoints(BaseEstimator):
             smoother, order, evaluator = smoother.at(along), order[along], self._new_evaluator(name)
         return smoother, evaluator, order
 
-    def _select_bandwidth(self, name: str, kernel: Kernel, way: str, unit: np.ndarray) -> None:
+    def _select_bandwidth(self, name: str, kernel: Kernel, way: str, unit: np.ndarray, advise: bool) -> None:
         if way == "learned" and not kernel.learnable:
             expected = "be a number, a rule of thumb or 'loo' for a kernel without a gradient"
             raise rejected(name, "bandwidth", expected, f"'learned' with kernel={self.kernel!r}")
@@ -488,7 +491,7 @@ class TrainingPoints(BaseEstimator):
             )
         self.bandwidth_ = begin.double().cpu().numpy()
         self.loo_error_ = float(self.loo_curve_.errors.min())
-        if self.cv is None:
+        if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
 
     def _narrowest(self, smoother: Smoother, unit: np.ndarray) -> float:

@@ -92,9 +92,9 @@ def test_a_missing_package_is_named(regard, tmp_path: Path, monkeypatch: pytest.
 def test_translate_knows_the_model_by_name(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     default, named = regard("translate", "Thank you."), regard("translate", "Thank you.", "--model", "english-french")
     assert default.code == 0, default.err
-    assert default.out == named.out == "Merci !\n"
+    assert default.out == named.out == "Merci.\n"
     monkeypatch.chdir(tmp_path)
     Path("english-french").mkdir()  # not a model
-    assert regard("translate", "Thank you.").out == "Merci !\n"
+    assert regard("translate", "Thank you.").out == "Merci.\n"
     (Path("english-french") / "config.json").write_text("{}")  # a model of the user's comes first
     assert regard("translate", "Thank you.").code == 2

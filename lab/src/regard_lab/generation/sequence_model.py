@@ -636,7 +636,7 @@ class SequenceModel:
         >>> from regard_lab import pretrained
         >>> (pair,) = pretrained.load().align(["I love you."], ["Je t'aime."])
         >>> [word.text for word in pair.words], tuple(pair.alignment.shape)
-        (['Je', "t'aime", '.'], (8, 5, 5))
+        (['Je', "t'aime", '.'], (9, 5, 5))
         """
         texts, given = list(sources), list(targets)
         if isinstance(sources, str) or isinstance(targets, str):

@@ -51,9 +51,7 @@ def regress(
         typer.Option(help="Columns of angles in radians, or with a period: hour:24,month:12."),
     ] = None,
     classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False,
-    decimal: Annotated[
-        str | None, typer.Option(help="Decimal mark, where cells leave a choice.")
-    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark, where cells leave a choice.")] = None,
     thousands: Annotated[
         str | None, typer.Option(help="Mark of thousands where cells leave a choice: . or , or ' or a space.")
     ] = None,

@@ -143,7 +143,13 @@ def test_layers_by_however_they_write_it(layer: type[Layer], grad: str) -> None:
         with warnings.catch_warnings(), capture(model) as record:
             warnings.simplefilter("error", RegardWarning)
             together = model["attend"](x)
-    assert torch.equal(alone, together) and record.layers == ("attend",) and len(record.runs(0)) == 1
+    if (
+        grad == "inference_mode"
+    ):  # torch rounds some products otherwise there when a dispatch mode is on, even an empty one
+        torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
+    else:
+        assert torch.equal(alone, together)
+    assert record.layers == ("attend",) and len(record.runs(0)) == 1
     near(record[0].weights(), model["attend"].expected)
     assert record[0].kind == "self"
 

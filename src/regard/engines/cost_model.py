@@ -26,6 +26,8 @@ SMALL = 1 << 28
 #: How many times as long torch's CPU kernel takes in a 16-bit dtype, without gradients. The table's times are of
 #: float32, in which engine "sdpa" computes gradients; the other engines take about as long in all dtypes.
 NARROW = {torch.float16: 2.5, torch.bfloat16: 1.0}
+#: The same for bfloat16 on processors that multiply it in tiles (AMX).
+TILED = 0.4
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
@@ -82,6 +84,12 @@ def table() -> dict[str, list[float]]:
     return dict(json.loads(files("regard.engines").joinpath("costs.json").read_text(encoding="utf-8"))["lanes"])
 
 
+@cache
+def _has_amx() -> bool:
+    able = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(able.get("amx_bf16"))
+
+
 def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     """Return the estimated seconds of a call on each of these engines, omitting engines without measurements."""
     key = cost_key(problem)
@@ -89,5 +97,6 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     amounts = terms(problem) if rates else ()
     times = {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}
     if "sdpa" in times and not problem.wants_grad:
-        times["sdpa"] *= NARROW.get(problem.query.dtype, 1.0)
+        tiled = problem.query.dtype == torch.bfloat16 and _has_amx()
+        times["sdpa"] *= TILED if tiled else NARROW.get(problem.query.dtype, 1.0)
     return times

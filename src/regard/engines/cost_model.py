@@ -86,7 +86,7 @@ def table() -> dict[str, list[float]]:
 
 @cache
 def _has_amx() -> bool:
-    able = getattr(torch.cpu, "get_capabilities", dict)()
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(able.get("amx_bf16"))
 
 

@@ -51,7 +51,8 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 #: Text that stands for a missing value, in lower case: in every column, and where the others are numbers or dates.
 _MISSING = ("", "na", "n/a", "#n/a", "#na", "#n/a n/a", "<na>", "nan", "-nan", "null", "?", "missing", "-1.#ind",
             "1.#ind", "-1.#qnan", "1.#qnan", "#null!", "#div/0!", "#value!", "#ref!", "#name?", "#num!")  # fmt: skip
-_BLANK = ("-", "--", "–", "—", ".", "..", "...", "none", "nil", "not available")
+_SIGNS = ("-", "--", "–", "—", ".", "..", "...")
+_BLANK = (*_SIGNS, "none", "nil", "not available")
 #: Larger numbers are refused: their squares, and sums of those, must be finite.
 _LARGEST_NUMBER = 1e100
 #: Text is numbers (or dates) if at most this share of it is something else; up to the second share it is refused.
@@ -196,7 +197,7 @@ class Table:
         if mixed and kind is None:
             return mixed
         if not lower.isin(("+",)).any():
-            gone |= lower.isin(("-", "--", "–", "—", ".", "..", "..."))
+            gone |= lower.isin(_SIGNS)
         if kind is None and gone.all():
             return "empty"
         return Column(name, "category", text.mask(gone), (), _each_once(text[gone]))

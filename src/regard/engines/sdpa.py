@@ -484,6 +484,8 @@ class Sdpa(Engine):
                 work = float(ROWS * BLOCK * MASKED_RUN * size * (H if mask.has_bias else 1))
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
+        if _widens(problem):
+            work += 4.0 * (sum(t.numel() for t in ends) + B * H * L * V)
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 
@@ -493,9 +495,9 @@ class Sdpa(Engine):
             return dense.attend_nothing
         if is_traced(problem.query):
             return _traced
-        mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
-        if wants_grad and on_cpu and problem.query.dtype in (torch.float16, torch.bfloat16):
+        if _widens(problem):
             return self._prepare_widened(problem, request)
+        mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
         fixed = mask is None or isinstance(mask, masks.Dense) or mask.is_fixed
         needs_lse = request is not None
         kernel_mask = KernelMask.of(problem, needs_lse) if fixed else None
@@ -554,6 +556,11 @@ class Sdpa(Engine):
         )
         attached: Tensor = _part(problem, KernelMask.of(problem), query, key, value, output, lse.to(dtype))
         return attached[..., :V].to(problem.query.dtype)
+
+
+def _widens(problem: Problem) -> bool:
+    """Whether the call runs in float32, as a backward pass in 16 bits may follow on a CPU."""
+    return problem.query.is_cpu and problem.query.itemsize < 4 and problem.wants_grad
 
 
 def _widened(problem: Problem) -> Problem:

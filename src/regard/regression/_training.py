@@ -209,9 +209,8 @@ class DataSupport:
     def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        The points are None where they are many. By a grid whose cells are so small that a query is supported if it
-        shares one with a point. It lies beyond if
-        no cell nearby has a point.
+        The points are None where they are many. In a grid of cells so small that a query is supported if it shares one
+        with a point, it lies beyond if no cell nearby has a point.
         """
         (L, C), device = query.shape, query.device
         nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)

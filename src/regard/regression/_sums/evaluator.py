@@ -95,7 +95,7 @@ TILES_SHARE, TILES_AXES = 0.25, 2
 LOOK, LOOKERS = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.
 MAGNIFIED, BY_LINES, BY_DEVIATIONS = 30.0, 10.0, 30.0
-#: How much less weight a query sees a bandwidth beyond a corner of the points than at it.
+#: How many times less weight a query has one bandwidth beyond a corner of the points than at the corner.
 BEYOND = 10.0
 #: Roundings of a dtype below which no rtol can be.
 ROUNDINGS = 8

@@ -68,7 +68,7 @@ def cut_queries(mask: Mask, extent: Extent) -> list[QueryBlock]:
     blocks = BlockMask.of(mask, extent, ROWS, BLOCK)
     by_batch, by_head = blocks.differs
     found = []
-    for b, h, row, runs in blocks.rows():
+    for b, h, row, runs in blocks.rows(*blocks.states.shape[:2]):
         where = slice(b, b + 1) if by_batch else slice(None), slice(h, h + 1) if by_head else slice(None)
         rows = Span(row * ROWS, min((row + 1) * ROWS, extent.L))
         found.append(QueryBlock(where, rows, tuple(_ranges(runs))))

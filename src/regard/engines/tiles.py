@@ -64,11 +64,9 @@ class BlockMask:
         low, high = self.states.amin((0, 1)), self.states.amax((0, 1))
         return torch.where(low == high, low, MIXED).tolist()
 
-    def rows(self, by_head: bool = False) -> Iterator[tuple[int, int, int, list[Run]]]:
-        """Yield sequence, head, row of blocks and its runs; ``by_head`` yields every head even if all are equal."""
-        states = self.states
-        if by_head:
-            states = states.expand(self.extent.B, self.extent.H, -1, -1)
+    def rows(self, sequences: int, heads: int) -> Iterator[tuple[int, int, int, list[Run]]]:
+        """Yield sequence, head, row of blocks and its runs; equal ones are repeated up to ``sequences`` and ``heads``."""
+        states = self.states.expand(sequences, heads, -1, -1)
         for b, of_batch in enumerate(states.tolist()):
             for h, of_head in enumerate(of_batch):
                 for row, line in enumerate(of_head):

@@ -110,18 +110,18 @@ class Arguments:
     def _add(self, extent: Extent, unit: WorkItem, added: Tensor) -> None:
         """Set the offset and strides of the bias, relative to the whole problem."""
         B, H, L, S = extent.B, extent.H, extent.L, extent.S
-        single = unit.segments is not None and unit.last - unit.first == 1
+        count = B * H if unit.segments is None else unit.last - unit.first
         first = 0 if unit.segments is None else unit.block * BLOCK
         rows = L if unit.segments is None else min(first + BLOCK, L) - first
         cols = S if unit.columns is None else len(unit.columns)
-        heads = (1, 1) if single else (B, H)
+        heads = (max(count // H, 1), min(count, H))
         shape = tuple(added.shape)
         if not all(n in (1, full) for n, full in zip(shape[:3], (*heads, rows))) or shape[3] != cols:
             raise RuntimeError(f"the bias of scores must broadcast to {(*heads, rows, cols)}, got {shape}.")
         b, h, row = (
             0 if n == 1 else step for n, step in zip(shape, (shape[1] * shape[2] * cols, shape[2] * cols, cols))
         )
-        at = -first * row - (unit.first // H * b + unit.first % H * h if single else 0)
+        at = -first * row - (unit.first // H * b + unit.first % H * h if unit.segments is not None else 0)
         self.arrays["added"] = added
         self.numbers.update(added_at=at, added_b=b, added_h=h, added_r=row, has_added=1)
         self.sizes["added_numbers"] = added.numel()

@@ -17,7 +17,7 @@ from regard.masks.base import EMPTY, FULL, Extent, Mask
 KEYS = 128
 #: Maximum number of pairs for which a materialized mask is cached.
 KEPT = 1 << 16
-#: Maximum size of the bias of one call; larger ones are computed one head at a time.
+#: Maximum size of the bias of one call; larger ones are computed for fewer heads at a time.
 LARGEST = 1 << 22
 
 
@@ -121,20 +121,21 @@ class VisibleKeys:
         assert self.mask is not None
         extent, biased = self.extent, self.mask.has_bias
         blocks = BlockMask.of(self.mask, extent, BLOCK, KEYS)
-        by_head = any(blocks.differs) or self._is_large()
-        for b, h, block, runs in blocks.rows(by_head):
-            heads = (b * extent.H + h, b * extent.H + h + 1) if by_head else (0, extent.B * extent.H)
+        # A unit covers one head, the heads of one sequence, or all heads: as many as can share a mask of limited size.
+        differs_by_sequence, differs_by_head = blocks.differs
+        largest = LARGEST // max(min(BLOCK, extent.L) * extent.S, 1)
+        by_head = differs_by_head or extent.H > largest
+        by_sequence = by_head or differs_by_sequence or extent.B * extent.H > largest
+        together = 1 if by_head else extent.H if by_sequence else extent.B * extent.H
+        for b, h, block, runs in blocks.rows(extent.B if by_sequence else 1, extent.H if by_head else 1):
+            first = b * extent.H + h
             segments, columns = _segments(runs, biased)
             if segments:
-                cost = float((heads[1] - heads[0]) * sum(stop - start for start, stop, _ in segments) + 64)
+                cost = float(together * sum(stop - start for start, stop, _ in segments) + 64)
                 keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
-                yield WorkItem(*heads, cost, block, torch.tensor(segments, device="cpu"), keys)
+                yield WorkItem(first, first + together, cost, block, torch.tensor(segments, device="cpu"), keys)
             else:  # empty rows still need zeros
-                yield WorkItem(*heads, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
-
-    def _is_large(self) -> bool:
-        """Whether a block's bias for all heads at once would be large."""
-        return self.extent.B * self.extent.H * min(BLOCK, self.extent.L) * self.extent.S > LARGEST
+                yield WorkItem(first, first + together, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
 
     def added_to(self, unit: WorkItem, dtype: torch.dtype, mask: Mask | None = None) -> Tensor | None:
         """Return the bias of a unit's segments, (b, h, rows, columns), −inf where masked.
@@ -145,10 +146,8 @@ class VisibleKeys:
         if unit.columns is None or mask is None:
             return None
         H, L = self.extent.H, self.extent.L
-        if unit.last - unit.first == 1:
-            b, h = (torch.tensor([index], device="cpu") for index in divmod(unit.first, H))
-        else:
-            b, h = (torch.arange(n, device="cpu") for n in (self.extent.B, H))
+        b = torch.arange(unit.first // H, -(-unit.last // H), device="cpu")
+        h = torch.arange(H, device="cpu") if unit.last - unit.first >= H else torch.tensor([unit.first % H], device="cpu")
         q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
         return mask.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
 

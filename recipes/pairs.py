@@ -196,6 +196,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--everyday", type=float, default=1.0, help="factor for phrases, numbers and short sentences; 1"
     )
+    parser.add_argument("--words", type=float, default=1.0, help="factor for sentences of one word, besides; 1")
+    parser.add_argument("--share", type=float, default=1.0, help="share of all other pairs that is written; 1")
     parser.add_argument("--phrases", type=int, default=40_000, help="number of synthetic noun phrases; 40,000")
     parser.add_argument("--copies", type=int, default=12_000, help="number of pairs with addresses and emoji; 12,000")
     parser.add_argument("--quantities", type=int, default=4_000, help="number of synthetic quantities; 4,000")
@@ -213,6 +215,7 @@ def main(given: Sequence[str] | None = None) -> None:
             _write(arguments.folder / f"{name}.tsv", held)
     everyday = list(tatoeba["train"])
     short = {words: count * arguments.everyday for words, count in SHORT.items()}
+    short[1] *= arguments.words
     counted = [(pair, short.get(len(pair[0].split()), 1.0)) for pair in everyday]
     for name, weight in WEIGHTS.items():
         weight *= arguments.everyday if name in EVERYDAY else 1.0
@@ -239,7 +242,12 @@ def main(given: Sequence[str] | None = None) -> None:
     made += with_copies([pair for pair in everyday if len(pair[0].split()) < 10], arguments.copies, drawn)
     asked = {_key(source) for source, _ in NUMBERS}
     made += [pair for pair in quantities(arguments.quantities, drawn) if _key(pair[0]) not in asked]
-    _write(arguments.folder / "train.tsv", [pair for pair in made if _key(pair[0]) not in never])
+    made = [
+        pair
+        for pair in made
+        if _key(pair[0]) not in never and (SENTENCE.fullmatch(pair[0]) or drawn.random() < arguments.share)
+    ]
+    _write(arguments.folder / "train.tsv", made)
     print(f"{len(made):,} pairs to train on", file=sys.stderr)
 
 

@@ -536,7 +536,7 @@ class TransformedPoints:
     ) -> tuple[Squared, Tensor]:  # fmt: skip
         """Return sums with squared weights and their errors, in bandwidths, and the sums alone (L, powers)."""
         sums, errors = self._read("repeated", smoother, query, bandwidth, own, powers)
-        narrower = torch.tensor([2 ** (-sum(power) / 2) for power in powers]).to(sums)[:, None]
+        narrower = torch.tensor([2 ** (-sum(power) / 2) for power in powers], dtype=sums.dtype)[:, None]
         sums = narrower * sums[0] / total.square()
         # The total may be smaller by a relative error ``doubt``.
         errors = narrower * errors[0, :, None] / total.square() * (1 + doubt) ** 2

@@ -157,8 +157,10 @@ class KernelEstimator(TrainingPoints):
             return Prediction(mean)
         deviation = torch.where(beyond[:, None], torch.nan, found.variance.sqrt())
         error = deviation * found.noise.clamp(min=0).sqrt()[:, None]
-        shown = (each.cpu().numpy().astype(self._result_dtype()) for each in (deviation, error))
-        return Prediction(mean, *shown, found.freedom.double().cpu().numpy())
+        spread_of_data, spread_of_mean = (
+            each.cpu().numpy().astype(self._result_dtype()) for each in (deviation, error)
+        )
+        return Prediction(mean, spread_of_data, spread_of_mean, found.freedom.double().cpu().numpy())
 
     def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool = False) -> Estimate:
         """Return the estimate at queries (L, C) by the chosen method."""

@@ -334,8 +334,6 @@ class TrainingPoints(BaseEstimator):
             Integer(ge=2)(name, "subsample", self.subsample)
         if self.cv is not None and self.subsample is not None:
             raise rejected(name, "subsample", "be None with cv, which leaves out all rows", self.subsample)
-        if self.cv is not None and isinstance(self.bandwidth, str) and self.bandwidth == "aicc":
-            raise rejected(name, "cv", "be None with bandwidth='aicc', which leaves out no row", repr(self.cv))
         OneOf(METHODS)(name, "method", self.method)
         if self.rtol is not None:
             Number(gt=0, lt=1)(name, "rtol", self.rtol)

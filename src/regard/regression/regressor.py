@@ -207,7 +207,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     cv : int, cross-validation splitter or iterable of splits, optional
         What "loo" and "learned" leave out together, as in scikit-learn; by default each row by itself. A number is that
         of blocks of consecutive rows: rows that depend on those before them, as in a time series, predict each other
-        too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups.
+        too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups. "aicc" leaves out no rows.
     random_state : int, RandomState or None
         Seeds the subsample.
     method : {"auto", "exact", "nufft", "tiles"}, default "auto"

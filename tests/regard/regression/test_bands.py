@@ -216,8 +216,6 @@ def test_a_far_row_does_not_choose_the_bandwidth():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda X, y: NadarayaWatsonRegressor(bandwidth="aicc", cv=3).fit(X, y),
-         "Regressor: cv must be None with bandwidth='aicc', which leaves out no row, got 3"),
         (lambda X, y: NadarayaWatsonClassifier(bandwidth="aicc").fit(X, y > 0),
          "Classifier: bandwidth must be 'loo' or another way for classes: AICc is of normal errors, got 'aicc'"),
         (lambda X, y: NadarayaWatsonRegressor(bandwidth="aicc").fit(X[:3], y[:3]),

@@ -16,13 +16,12 @@ ESTIMATORS = [
     NadarayaWatsonRegressor(bandwidth="loo"),
     NadarayaWatsonRegressor(bandwidth="learned", max_iter=5),
     NadarayaWatsonRegressor(bandwidth="loo", cv=3),
-    NadarayaWatsonRegressor(bandwidth="aicc", order=1),
+    NadarayaWatsonRegressor(bandwidth="aicc"),
     NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
     NadarayaWatsonRegressor("epanechnikov", 0.8, method="tiles"),
     NadarayaWatsonClassifier(),
     NadarayaWatsonClassifier(method="nufft"),
     NadarayaWatsonClassifier(kernel="triangular", bandwidth="loo"),
-    NadarayaWatsonClassifier(class_weight="balanced"),
 ]
 
 

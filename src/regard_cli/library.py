@@ -51,6 +51,10 @@ def regress(
         typer.Option(help="Columns of angles in radians, or with a period: hour:24,month:12."),
     ] = None,
     classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(help="Weights of classes: balanced (all have the same), or by name such as yes:5,no:1."),
+    ] = None,
     decimal: Annotated[str | None, typer.Option(help="Decimal mark, where cells leave a choice.")] = None,
     thousands: Annotated[
         str | None, typer.Option(help="Mark of thousands where cells leave a choice: . or , or ' or a space.")
@@ -67,8 +71,8 @@ def regress(
     bandwidth: Annotated[
         str,
         typer.Option(
-            help="Kernel bandwidth: loo (least leave-one-out error), learned (one for each feature), scott, silverman, "
-            "a number, or a number for each feature such as 0.5,2."
+            help="Kernel bandwidth: loo (least leave-one-out error), learned (one for each feature), aicc (least "
+            "corrected Akaike criterion), scott, silverman, a number, or a number for each feature such as 0.5,2."
         ),
     ] = "loo",
     order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
@@ -92,6 +96,10 @@ def regress(
     std: Annotated[
         bool, typer.Option("--std", help="Add the standard deviation of the target about each prediction.")
     ] = False,
+    band: Annotated[
+        float | None,
+        typer.Option(help="Add, and draw, pointwise confidence bands of the mean with this coverage, such as 0.95."),
+    ] = None,
     quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target such as 0.05,0.5,0.95.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Output file for a plot of the fit: .png, .svg, .pdf, ...")] = None,
     as_json: Annotated[str | None, json_option("JSON")] = None,
@@ -102,10 +110,10 @@ def regress(
 
     run(
         data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
-        angular=angular, classify=classify, decimal=decimal, thousands=thousands, day_first=day_first,
-        missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
+        angular=angular, classify=classify, class_weight=class_weight, decimal=decimal, thousands=thousands,
+        day_first=day_first, missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
         order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
-        quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
+        band=band, quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

@@ -22,13 +22,24 @@ from regard_cli import tables
 from regard_cli.cells import DECIMALS, THOUSANDS
 from regard_cli.messages import Console, echo, report_errors, require, require_writable
 from regard_cli.printing import printable
-from regard_cli.regress_model import Added, Fitted, Prepared, added_names, code, fit, kept_bandwidth, prepare, quality
+from regard_cli.regress_model import (
+    Added,
+    Fitted,
+    Prepared,
+    added_names,
+    code,
+    complexity,
+    fit,
+    kept_bandwidth,
+    prepare,
+    quality,
+)
 from regard_cli.tables import Table
 
 #: What installs the packages that this needs.
 EXTRA = "regard[regress]"
 KERNELS = (*kernels(), "constant")
-WAYS = ("loo", "learned", "scott", "silverman")
+WAYS = ("loo", "learned", "aicc", "scott", "silverman")
 EMPTY = ("nearest", "mean", "nan", "raise")
 #: Predictions that are shown where none are written.
 _SHOWN = 10
@@ -53,17 +64,19 @@ def run(**options: Any) -> None:
     with report_errors(EXTRA), _noting(say):
         fitted = fit(
             prepared, kernel=asked.kernel, bandwidth=asked.widths, order=asked.order, cv=asked.cv, empty=asked.empty,
-            method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()),
+            method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()), class_weight=asked.class_weights,
         )  # fmt: skip
-    say(report.of_fit(fitted, asked.widths))
+    with report_errors(EXTRA), _noting(say), _waiting("Counting degrees of freedom..."):
+        size = complexity(fitted)
+    say(report.of_fit(fitted, asked.widths, size))
     own = new is None and asked.out is not None
     with report_errors(EXTRA), _noting(say), _waiting("Predicting rows that were left out..."):
         found = quality(fitted, exact=own)
     say(report.of_quality(found, fitted))
-    say.record = report.record(fitted, asked.widths, found)
+    say.record = report.record(fitted, asked.widths, size, found)
     if new is not None:
         with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
-            added = fitted.predict(new, std=asked.std, quantiles=asked.shares)
+            added = fitted.predict(new, std=asked.std, band=asked.band, quantiles=asked.shares)
         say(["", *report.of_prediction(added, new, fitted)])
         if added.quality is not None:
             say(report.of_quality(added.quality, fitted, new.table.name))
@@ -77,7 +90,7 @@ def run(**options: Any) -> None:
         _hand_out(asked, say, fitted, table, added)
     if asked.plot is not None:
         with report_errors(EXTRA), _noting(None):
-            drawn = report.draw(fitted, asked.plot)
+            drawn = report.draw(fitted, asked.plot, asked.band)
         say([f"Drew {drawn}: {asked.plot}"])
         say.record["plot"] = str(asked.plot)
     with report_errors(EXTRA), asked.json:
@@ -123,6 +136,7 @@ def _noting(say: _Speaker | None) -> Iterator[None]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         elif say is not None:
             text = str(each.message).partition(": ")[2].removesuffix(" extrapolates(X) says which.")
+            text = text.replace("bandwidth='loo'", "--bandwidth loo").replace("bandwidth= ", "--bandwidth ")
             say.note(text.replace("empty=", "--empty ").replace("cv=10", "--cv 10").replace("cv=", "--cv"))
 
 
@@ -165,7 +179,7 @@ def _check(asked: SimpleNamespace) -> None:
 
     Adds ``names``, the features or None for all; ``ignored``, ``unordered`` and ``periods``, columns to leave out, to
     treat as categories and as angles; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers;
-    ``shares``, the quantiles in ascending order.
+    ``shares``, the quantiles in ascending order; ``class_weights``, a word or the weight of each class.
     """
     for option, given, name in (("--features", asked.features, "names"), ("--ignore", asked.ignore, "ignored"),
                                 ("--categorical", asked.categorical, "unordered")):  # fmt: skip
@@ -176,6 +190,7 @@ def _check(asked: SimpleNamespace) -> None:
     asked.periods = {} if asked.angular is None else _periods(asked.angular)
     if asked.periods and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
         raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
+    asked.class_weights = None if asked.class_weight is None else _weights_of_classes(asked.class_weight)
     asked.cells = _options_of_cells(asked)
     asked.widths = asked.bandwidth
     if asked.bandwidth not in WAYS:
@@ -200,6 +215,8 @@ def _check(asked: SimpleNamespace) -> None:
         require("finufft")
     if asked.cv is not None and asked.widths not in ("loo", "learned"):
         raise rejected("regress", "--cv", "come with --bandwidth loo or learned, which choose one", asked.bandwidth)
+    if asked.band is not None:
+        Number(gt=0, lt=1)("regress", "--band", asked.band)
     if asked.rtol is not None:
         Number(gt=0, lt=1)("regress", "--rtol", asked.rtol)
     if asked.widths == "learned" and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth):
@@ -208,6 +225,12 @@ def _check(asked: SimpleNamespace) -> None:
     for wrong, option, expected, got in (
         (asked.std and asked.predict is None, "--std", "come with --predict", "none"),
         (asked.shares and asked.predict is None, "--quantiles", "come with --predict", "none"),
+        (
+            asked.band is not None and asked.predict is None and (asked.plot is None or asked.out is not None),
+            "--band",
+            "come with --predict, or with --plot and no --out",
+            "none" if asked.plot is None else "--out alone",
+        ),
         (asked.data == asked.predict == "-", "--predict", "be a file when the data come from standard input", "-"),
         (asked.out == "-" and asked.json.alone, "--out", "be a file with --json, which prints too", "-"),
     ):
@@ -265,6 +288,23 @@ def _periods(text: str) -> dict[str, float]:
     return found
 
 
+def _weights_of_classes(text: str) -> dict[str, float] | str:
+    """Return the weight of each class in ``yes:5,no:1``, or "balanced"."""
+    if text == "balanced":
+        return text
+    found: dict[str, float] = {}
+    for each in _split(text):
+        name, _, weight = each.rpartition(":")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            found[name] = math.nan
+        if not name or not 0 <= found[name] < math.inf:
+            expected = "be balanced, or names of classes with weights of at least 0, such as yes:5,no:1"
+            raise rejected("regress", "--class-weight", expected, repr(text))
+    return found
+
+
 def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
     """Raise now, rather than when all the work is done, if a file cannot be written."""
     if not path.name.lower().endswith(tuple(endings)):
@@ -278,13 +318,23 @@ def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
 def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) -> None:
     """Raise if options do not go with what the tables turned out to be."""
     kept_bandwidth(prepared, asked.widths)
+    if asked.class_weights is not None and not prepared.classifies:
+        got = f"numbers in {prepared.target.name!r}"
+        raise rejected("regress", "--class-weight", "come with a target of text, or --classify", got)
+    if isinstance(asked.class_weights, dict):
+        for name in asked.class_weights:
+            if name not in prepared.target.categories:
+                raise unknown_name("regress", "--class-weight", name, prepared.target.categories)
     if prepared.classifies:
-        for option, given in (("--order 1", asked.order), ("--std", asked.std), ("--quantiles", asked.shares)):
+        options = {"--order 1": asked.order, "--std": asked.std, "--quantiles": asked.shares, "--band": asked.band,
+                   "--bandwidth aicc": asked.widths == "aicc"}  # fmt: skip
+        for option, given in options.items():
             if given:
                 got = f"text in {prepared.target.name!r}"
                 raise rejected("regress", option, "come with a target of numbers", got)
     new = asked.predict is not None
-    for name in added_names(prepared, std=asked.std, quantiles=asked.shares, new=new) if asked.out is not None else ():
+    added = added_names(prepared, std=asked.std, band=asked.band is not None, quantiles=asked.shares, new=new)
+    for name in added if asked.out is not None else ():
         if name in table.frame.columns:
             raise rejected("regress", table.name, f"have no column {name!r}, which predictions add", "one")
 

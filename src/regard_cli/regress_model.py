@@ -256,7 +256,7 @@ def _listed(
 
 def _is_prediction(name: str, target: str, names: list[str]) -> bool:
     """Return whether a column is from predictions of the target that were written before."""
-    added = rf"{re.escape(target)}_(predicted|extrapolated|std|q[\d.]+|probability_.*)"
+    added = rf"{re.escape(target)}_(predicted|extrapolated|std|band_low|band_high|q[\d.]+|probability_.*)"
     return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
 
 
@@ -380,6 +380,7 @@ class Quality:
     nested: bool = False  # whether by folds, with the bandwidth chosen within each
     repeated: bool = False  # whether a row of weight 2 is predicted from itself too, as it stands for two rows
     lost: int = 0  # rows that lie beyond the reach of every other
+    balanced: float = math.nan  # of a classification, the share of right labels, on average over classes
 
 
 @dataclass(frozen=True)
@@ -444,7 +445,9 @@ class Fitted:
         rest = X.dropna().drop(index=self.left_out.index)  # the target is missing, or the weight is missing or 0
         return self._added(X, pd.concat([self.left_out, self.raw(rest)]))
 
-    def predict(self, new: NewRows, *, std: bool = False, quantiles: Sequence[float] = ()) -> Added:
+    def predict(
+        self, new: NewRows, *, std: bool = False, band: float | None = None, quantiles: Sequence[float] = ()
+    ) -> Added:
         """Return the predictions of the rows of another table."""
         import pandas as pd
 
@@ -452,6 +455,9 @@ class Fitted:
         more = pd.DataFrame(index=X.index)
         if std:
             more[f"{self.name}_std"] = self._ask("predict", X, return_std=True)[1][: len(X)]
+        if band is not None:
+            limits = self._ask("predict_band", X, coverage=band)[: len(X)]
+            more[[f"{self.name}_band_low", f"{self.name}_band_high"]] = limits
         if quantiles:
             found = self._ask("predict_quantiles", X, quantiles=tuple(quantiles))
             more[[f"{self.name}_q{each:g}" for each in quantiles]] = found[: len(X)]
@@ -502,7 +508,7 @@ class Fitted:
     def compare(self, found: Series, y: Series, w: Series, simple: Any, exact: bool = True) -> Quality:
         """Return how well predictions, and something ``simple``, say what the targets of rows (n,) are."""
         import pandas as pd
-        from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
+        from sklearn.metrics import accuracy_score, r2_score, recall_score, root_mean_squared_error
 
         simple = pd.Series(simple, y.index)
         found = found[y.index].dropna()
@@ -512,7 +518,11 @@ class Fitted:
         error = (lambda *a, **b: 1 - accuracy_score(*a, **b)) if self.classifies else root_mean_squared_error
         r2 = math.nan if self.classifies or y.nunique() == 1 else r2_score(y, found, sample_weight=w)
         mine, naive = (float(error(y, each, sample_weight=w)) for each in (found, simple[found.index]))
-        return Quality(len(y), mine, naive, float(r2), exact, lost=lost)
+        balanced = math.nan
+        if self.classifies:
+            labels = sorted(y.unique())
+            balanced = float(recall_score(y, found, labels=labels, average="macro", sample_weight=w))
+        return Quality(len(y), mine, naive, float(r2), exact, lost=lost, balanced=balanced)
 
 
 def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
@@ -547,13 +557,36 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
 
 
 def added_names(
-    prepared: Prepared, *, std: bool = False, quantiles: Sequence[float] = (), new: bool = False
+    prepared: Prepared, *, std: bool = False, band: bool = False, quantiles: Sequence[float] = (), new: bool = False
 ) -> list[str]:
     """Return the names of the columns that predictions add to a table, its own or a ``new`` one."""
     name = prepared.target.name
     shares = [f"{name}_probability_{each}" for each in prepared.target.categories]
     quantile = [f"{name}_q{each:g}" for each in quantiles]
-    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *quantile, *[f"{name}_extrapolated"] * new]
+    limits = [f"{name}_band_low", f"{name}_band_high"] if band else []
+    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *limits, *quantile, *[f"{name}_extrapolated"] * new]
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """How many parameters a fit is worth."""
+
+    freedom: float  # effective degrees of freedom
+    aicc: float  # NaN for a classification; infinite where there are as many as rows
+    rows: int  # from which they were estimated
+    exact: bool  # whether these are all rows
+
+
+def complexity(fitted: Fitted) -> Complexity:
+    """Return the effective degrees of freedom and the AICc, of many rows by some drawn at random."""
+    from copy import copy
+
+    count, estimator = int(fitted.learned.sum()), copy(fitted.estimator)
+    most = max(_LEAST, _PAIRS // 5 // count)
+    exact = most >= count
+    estimator.set_params(subsample=None if exact else most, verbose=0)
+    aicc = math.nan if fitted.classifies else estimator.aicc()
+    return Complexity(estimator.effective_dof(), aicc, min(most, count), exact)
 
 
 def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: int = 0, **options: Any) -> Fitted:
@@ -574,12 +607,15 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
 
     count = int(prepared.learned.sum())
     most = max(_LEAST, _PAIRS // count)
-    drawn = most < count and bandwidth in ("loo", "learned") and options.get("cv") is None
+    drawn = most < count and bandwidth in ("loo", "learned", "aicc") and options.get("cv") is None
     subsample = most if drawn and not _transforms(prepared, **options) else None
     options |= {"bandwidth": kept_bandwidth(prepared, bandwidth), "subsample": subsample, "random_state": 0}
     options["metric"] = {name: ("angular", period) for name, period in prepared.angular.items()} or "euclidean"
+    class_weight = options.pop("class_weight", None)
+    if isinstance(class_weight, dict):  # some rows of the table may lack a class
+        class_weight = dict.fromkeys(prepared.target.categories, 1.0) | class_weight
     if prepared.classifies:
-        return _fitted(prepared, prepared.learned, NadarayaWatsonClassifier(**options))
+        return _fitted(prepared, prepared.learned, NadarayaWatsonClassifier(class_weight=class_weight, **options))
     return _fitted(prepared, prepared.learned, NadarayaWatsonRegressor(order=order, **options))
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from regard._utils.files import naming
 from regard.scores.kernels import kernels
 from regard_cli.cells import Marks
-from regard_cli.regress_model import Added, Fitted, NewRows, Prepared, Quality
+from regard_cli.regress_model import Added, Complexity, Fitted, NewRows, Prepared, Quality
 from regard_cli.tables import COMMAS, Column
 
 _WAYS = {
     "loo": "chosen for the least leave-one-out error",
     "learned": "one for each feature, by gradient descent on the leave-one-out error",
+    "aicc": "chosen for the least AICc (corrected Akaike criterion)",
     "scott": "by Scott's rule of thumb",
     "silverman": "by Silverman's rule of thumb",
 }
@@ -93,7 +94,7 @@ def _how_read(column: Column) -> Iterator[str]:
         yield f"In {name}, these count as missing: {_quoted(column.blank)}."
 
 
-def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
+def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -> Iterator[str]:
     """Say how it was learned, and what was found for each feature."""
     estimator, columns = fitted.estimator, fitted.prepared.columns
     how = "weighted votes" if fitted.classifies else "a line around each row" if _order(fitted) else "weighted averages"
@@ -101,7 +102,7 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
     drawn = f", seen on {estimator.subsample:,} rows drawn at random" if estimator.subsample else ""
     yield f"Learned from {_count(int(fitted.learned.sum()), 'row')}: {how}, kernel {estimator.kernel}."
     yield f"Bandwidth: {way}{drawn}."
-    if bandwidth == "loo" and len(columns) > 1:
+    if bandwidth in ("loo", "aicc") and len(columns) > 1:
         yield "It is one multiple of each feature's spread; --bandwidth learned finds one for each feature."
     kinds = {"date": "date, in days", "number": "number"}
     rows = [("feature", "treated as", "bandwidth")]
@@ -113,6 +114,9 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
     sizes = [max(map(len, cells)) for cells in zip(*rows)]
     more = [f"  and {len(columns) - _FEATURES:,} more; --json lists all"] if len(columns) > _FEATURES else []
     yield from ("", *("  " + "  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows), *more, "")
+    by = "" if size.exact else f", estimated from {size.rows:,} rows drawn at random"
+    aicc = f"; AICc = {number(size.aicc)}" if math.isfinite(size.aicc) else ""
+    yield f"Effective degrees of freedom: {number(size.freedom)}{aicc}{by}."
 
 
 def _width(fitted: Fitted, column: Column, width: float) -> str:
@@ -159,7 +163,9 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
     else:
         who = f"{quality.rows:,} rows drawn at random, predicted from the rest"
     if fitted.classifies:
-        yield f"{who}: {1 - quality.error:.1%} right; the most frequent class: {1 - quality.simple:.1%} right."
+        weighed = fitted.estimator.class_weight is not None
+        each = f"; on average over classes {quality.balanced:.1%}" if weighed else ""
+        yield f"{who}: {1 - quality.error:.1%} right{each}; the most frequent class: {1 - quality.simple:.1%} right."
         return
     mean = f"the mean of {_name(fitted.name)}" + (f" in {fitted.prepared.table.name}" if where is not None else "")
     kind = "R² on these rows" if where is not None else f"{_way(quality).replace('held out', 'held-out')} R²"
@@ -184,7 +190,8 @@ def of_prediction(added: Added, new: NewRows, fitted: Fitted) -> Iterator[str]:
     yield from of_lost(added, fitted)
     if added.extrapolated:
         lies = "lies" if added.extrapolated == 1 else "lie"
-        empty = [each for each in added.frame if each.startswith((f"{fitted.name}_std", f"{fitted.name}_q"))]
+        unknown = tuple(f"{fitted.name}_{each}" for each in ("std", "band", "q"))
+        empty = [each for each in added.frame if each.startswith(unknown)]
         stay = f"; {names(empty)} stay{'s' * (len(empty) == 1)} empty there" if empty else ""
         yield (
             f"{_count(added.extrapolated, 'row')} {lies} beyond the reach of the rows learned from "
@@ -217,7 +224,7 @@ def _why(fitted: Fitted) -> str:
     return "beyond what can be calculated at this bandwidth"
 
 
-def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -> dict[str, Any]:
+def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, quality: Quality) -> dict[str, Any]:
     """Return what was learned, for JSON."""
     prepared, estimator = fitted.prepared, fitted.estimator
     features = [
@@ -239,6 +246,9 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -
         "kernel": estimator.kernel,
         "order": _order(fitted),
         "bandwidth": bandwidth,
+        "effective_dof": size.freedom,
+        "aicc": size.aicc,
+        "rows_for_dof": size.rows,
         "quality": quality_record(quality, fitted),
     }
 
@@ -251,7 +261,8 @@ def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
     """Return how good it is, for JSON."""
     way = {"way": _way(quality), "rows": quality.rows, "rows_lost": quality.lost}
     if fitted.classifies:
-        return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple}
+        return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple,
+                      "balanced_accuracy": quality.balanced}  # fmt: skip
     return way | {"rmse": quality.error, "rmse_of_mean": quality.simple, "r2": quality.r2}
 
 
@@ -300,7 +311,7 @@ def _name(name: str) -> str:
     return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
 
 
-def draw(fitted: Fitted, path: Path) -> str:
+def draw(fitted: Fitted, path: Path, confidence: float | None = None) -> str:
     """Draw the predictions over each feature, the others held where most rows lie, and return what that shows."""
     from matplotlib.figure import Figure
 
@@ -316,7 +327,7 @@ def draw(fitted: Fitted, path: Path) -> str:
     panels = figure.subplots(down, across, squeeze=False).ravel()
     entries: dict[str, Any] = {}
     for i, (column, ax) in enumerate(zip(columns, panels)):
-        plot_fit(estimator, ax=ax, feature=i)
+        plot_fit(estimator, ax=ax, feature=i, confidence=confidence)
         ax.set_ylabel(f"probability of {fitted.name}" if fitted.classifies else fitted.name)
         if column.kind == "category":
             texts = [each.get_text() for each in ax.get_xticklabels()]

@@ -72,7 +72,7 @@ FAR = 1e3
 
 @dataclass(frozen=True)
 class Curve:
-    """The leave-one-out error at several bandwidths: sorted after a search, in order of iterations after learning.
+    """The error, or criterion, at several bandwidths: sorted after a search, in order of iterations after learning.
 
     Attributes
     ----------
@@ -254,6 +254,56 @@ class HeldOut:
             yield float(self.error(bandwidth))
 
 
+class CorrectedAIC:
+    """The corrected Akaike criterion of Hurvich, Simonoff and Tsai (1998), and the degrees of freedom that it counts.
+
+    Parameters
+    ----------
+    smoother : Smoother
+    evaluator : Evaluator
+        Chooses the method for the smoother's points.
+    rows : Tensor (R,), int64, optional
+        The points by which to estimate the sums over all points; all by default.
+    """
+
+    def __init__(self, smoother: Smoother, evaluator: Evaluator, rows: Tensor | None = None) -> None:
+        self.smoother, self.evaluator = smoother, evaluator
+        self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
+        weight = smoother.point_weights()[:, 0].double()
+        self._weight, self._count = weight[self.rows], len(smoother.key) / len(self.rows)
+        # The number of points, with their repetitions.
+        self.count = float(weight.sum()) / smoother.repetition if smoother.repetition else float(len(smoother.key))
+        mean = (weight @ smoother.target.double()) / weight.sum()
+        variance = weight @ (smoother.target - mean).double().square() / weight.sum()
+        self._least = (EQUAL * variance).clamp(min=torch.finfo(torch.float64).tiny)
+
+    @torch.no_grad()
+    def evaluate(self, bandwidth: Tensor) -> tuple[float, float]:
+        """Return the effective degrees of freedom and the criterion.
+
+        The former are the trace of the matrix S of ``ŷ = S y``. The latter is ``log σ̂² + 1 + 2 (tr S + 1) / (n − tr S −
+        2)`` with the mean squared residual σ̂², on average over targets; it is infinite where ``tr S ≥ n − 2``.
+        """
+        own = self.rows
+        found = self.evaluator.estimate(
+            self.smoother, self.smoother.key[own], bandwidth.to(self.smoother.key), leverage=True
+        )
+        assert found.leverage is not None
+        trace = float(self._weight @ found.leverage.double()) * self._count
+        left = self.count - trace - 2
+        if left <= 0 or not bool(found.reached.all()):
+            return trace, math.inf
+        squares = (found.mean.double() - self.smoother.target[own].double()).square()
+        variance = (self._weight @ squares) / self._weight.sum()
+        # Smaller residuals are rounding.
+        return trace, float(torch.maximum(variance, self._least).log().mean()) + 1 + 2 * (trace + 1) / left
+
+    def errors(self, bandwidths: Tensor) -> Iterator[float]:
+        """Yield the criterion of each of several bandwidths (W, n_features)."""
+        for bandwidth in bandwidths:
+            yield self.evaluate(bandwidth)[1]
+
+
 @dataclass
 class ParabolaSearch:
     """Minimize a function of an integer by parabolas through three places at a time.
@@ -300,8 +350,9 @@ class ParabolaSearch:
 
 
 def search_bandwidth(
-    loo: LeaveOneOut | HeldOut, coarse: LeaveOneOut | None, unit: Tensor, narrow: float, verbose: int
-) -> tuple[Tensor, Curve, bool]:
+    loo: LeaveOneOut | HeldOut | CorrectedAIC, coarse: LeaveOneOut | CorrectedAIC | None, unit: Tensor, narrow: float,
+    verbose: int,
+) -> tuple[Tensor, Curve, bool]:  # fmt: skip
     """Return the multiple of ``unit`` (n_features,) with the least error, all errors, and whether it is the narrowest.
 
     The error may have several minima, so a coarse logarithmic grid from ``narrow`` on comes first, evaluated by
@@ -321,7 +372,7 @@ def search_bandwidth(
     first = seen if coarse is None else {}
     with progress(verbose, "bandwidth", None) as report:
 
-        def measure(by: LeaveOneOut | HeldOut, errors: dict[int, float], places: Iterable[int]) -> None:
+        def measure(by: LeaveOneOut | HeldOut | CorrectedAIC, errors: dict[int, float], places: Iterable[int]) -> None:
             new = sorted(set(places) - errors.keys())
             for place, error in zip(new, by.errors(bandwidths(new))):
                 errors[place] = error
@@ -356,7 +407,7 @@ def search_bandwidth(
 
 def widest_of_least(errors: np.ndarray) -> int:
     """Return the last place of an error that is the least but for rounding."""
-    rounding = EQUAL * float(errors[np.isfinite(errors)].max(initial=0.0))
+    rounding = EQUAL * float(np.abs(errors[np.isfinite(errors)]).max(initial=0.0))
     return int(np.flatnonzero(errors <= errors.min() + rounding)[-1])
 
 

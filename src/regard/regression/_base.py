@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard._utils.constraints import size
 from regard._utils.errors import RegardWarning, rejected
-from regard.regression._bandwidth import LeaveOneOut, progress
+from regard.regression._bandwidth import CorrectedAIC, LeaveOneOut, progress
 from regard.regression._features import ColumnEncoder
 from regard.regression._sums.evaluator import Plan
 from regard.regression._sums.smoother import Estimate, Smoother
@@ -96,6 +96,26 @@ def _short(value: Any) -> str:
     return str(value)
 
 
+class Prediction(NamedTuple):
+    """Averages at L queries, and how they spread; NaN where that is unknown.
+
+    Attributes
+    ----------
+    mean : ndarray (L, M)
+    deviation : ndarray (L, M) or None
+        The standard deviation of the targets.
+    error : ndarray (L, M) or None
+        The standard error of the mean.
+    freedom : ndarray (L,) or None
+        The degrees of freedom of the standard deviation.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray | None = None
+    error: np.ndarray | None = None
+    freedom: np.ndarray | None = None
+
+
 #: Rows up to which nested cross-validation has 10 folds.
 SMALL = 1000
 
@@ -119,8 +139,8 @@ class KernelEstimator(TrainingPoints):
         return as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
-    def _estimate(self, X: Any, spread: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the averages (n, M), and with ``spread`` the standard deviations of the targets about them."""
+    def _estimate(self, X: Any, spread: bool = False) -> Prediction:
+        """Return the averages, with ``spread`` also how the targets spread about them."""
         check_is_fitted(self)
         smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
@@ -133,10 +153,14 @@ class KernelEstimator(TrainingPoints):
         beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
         self._warn_of_extrapolation(beyond, unreached)
         mean = mean.astype(self._result_dtype())
-        if found.variance is None:
-            return mean, None
+        if found.variance is None or found.noise is None or found.freedom is None:
+            return Prediction(mean)
         deviation = torch.where(beyond[:, None], torch.nan, found.variance.sqrt())
-        return mean, deviation.cpu().numpy().astype(self._result_dtype())
+        error = deviation * found.noise.clamp(min=0).sqrt()[:, None]
+        spread_of_data, spread_of_mean = (
+            each.cpu().numpy().astype(self._result_dtype()) for each in (deviation, error)
+        )
+        return Prediction(mean, spread_of_data, spread_of_mean, found.freedom.double().cpu().numpy())
 
     def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool = False) -> Estimate:
         """Return the estimate at queries (L, C) by the chosen method."""
@@ -399,6 +423,51 @@ class KernelEstimator(TrainingPoints):
         self._store_points(other._X[rows], other._y[rows], weight)
         self._prepare(advise=False)
 
+    def effective_dof(self, bandwidth: Any = None) -> float:
+        """Return the effective degrees of freedom, ``tr S`` of the smoother matrix S in ``ŷ = S y``.
+
+        They play the part of the number of parameters: 1 for a wide bandwidth, or with ``order=1`` the number of
+        coefficients of a line; up to the number of different rows for a narrow one.
+
+        Parameters
+        ----------
+        bandwidth : float or array-like (n_features,), optional
+            That of the fit by default.
+
+        Returns
+        -------
+        float
+            With ``subsample``, an estimate by that many random rows.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from regard.regression import NadarayaWatsonRegressor
+        >>> X = np.linspace(0, 6, 50)[:, None]
+        >>> model = NadarayaWatsonRegressor(order=1).fit(X, np.sin(X[:, 0]))
+        >>> [round(model.effective_dof(h), 2) for h in (0.1, 1.0, 100.0)]
+        [25.41, 3.82, 2.0]
+        """
+        return self._corrected_aic(bandwidth)[0]
+
+    def _corrected_aic(self, bandwidth: Any) -> tuple[float, float]:
+        """Return the effective degrees of freedom and the AICc at a bandwidth, that of the fit by default."""
+        check_is_fitted(self)
+        given = self._given_bandwidth(bandwidth)
+        smoother, evaluator, _ = self._points_to_leave_out()
+        rows = self._subsample(None, len(smoother.key), self.subsample)
+        found = CorrectedAIC(smoother, evaluator, rows).evaluate(as_tensor(given))
+        self._evaluator.plan = evaluator.plan
+        return found
+
+    def _given_bandwidth(self, bandwidth: Any) -> np.ndarray:
+        """Return a bandwidth for each feature, that of the fit by default."""
+        name = type(self).__name__
+        given = self.bandwidth_ if bandwidth is None else validate_bandwidth(name, bandwidth, self.n_features_in_)
+        if isinstance(given, str):
+            raise rejected(name, "bandwidth", "be a number, or one for each feature", repr(given))
+        return given
+
     @torch.no_grad()
     def loo_error(self, bandwidth: Any = None) -> float:
         """Return the leave-one-out mean squared error.
@@ -416,10 +485,7 @@ class KernelEstimator(TrainingPoints):
             ``empty="nearest"``, otherwise by the mean of the others.
         """
         check_is_fitted(self)
-        name = type(self).__name__
-        given = self.bandwidth_ if bandwidth is None else validate_bandwidth(name, bandwidth, self.n_features_in_)
-        if isinstance(given, str):
-            raise rejected(name, "bandwidth", "be a number, or one for each feature", repr(given))
+        given = self._given_bandwidth(bandwidth)
         smoother, evaluator, _ = self._points_to_leave_out()
         error = LeaveOneOut(smoother, self.empty == "nearest", evaluator).error(as_tensor(given))
         self._evaluator.plan = evaluator.plan

@@ -25,6 +25,7 @@ from regard._utils.errors import RegardWarning, described, rejected
 from regard.engines.fused.morton import morton_order
 from regard.regression._bandwidth import (
     COARSE,
+    CorrectedAIC,
     HeldOut,
     LeaveOneOut,
     Split,
@@ -41,7 +42,7 @@ from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_
 
 EMPTY = ("nan", "nearest", "mean", "raise")
 RULES = ("scott", "silverman")
-CHOSEN = ("loo", "learned")
+CHOSEN = ("loo", "learned", "aicc")
 
 
 def as_array(X: Any) -> Any:
@@ -310,6 +311,11 @@ class TrainingPoints(BaseEstimator):
     def _order(self) -> int:
         return 0
 
+    @property
+    def _weighs_classes(self) -> bool:
+        """Whether weights are also those of classes, and so count no repetitions."""
+        return False
+
     def _targets(self) -> np.ndarray:
         """Return the targets to average (n, M), float64."""
         raise NotImplementedError
@@ -394,7 +400,7 @@ class TrainingPoints(BaseEstimator):
         given = validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         self._residuals: np.ndarray | None = None
         self._left_out: np.ndarray | None = None
-        for stale in ("loo_error_", "loo_curve_"):
+        for stale in ("loo_error_", "loo_curve_", "aicc_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
         spread, far = self._features.spread(coordinates, self._weight)
@@ -429,7 +435,7 @@ class TrainingPoints(BaseEstimator):
         name = type(self).__name__
         smoother, evaluator = self._smoother(double=True), self._evaluator
         order = torch.arange(len(self._X), device=smoother.key.device)
-        if self._weight is not None and counts_repetitions(self._weight):
+        if self._repeats and counts_repetitions(self._weight):
             order = order.repeat_interleave(torch.from_numpy(self._weight).long().to(order.device))
             smoother = replace(smoother.at(order), weight=None, repetition=0.0)
             evaluator = self._new_evaluator(name)
@@ -448,8 +454,9 @@ class TrainingPoints(BaseEstimator):
             raise rejected(name, "bandwidth", expected, f"{way!r} with kernel={self.kernel!r}")
         if way in RULES:
             # Weights count repetitions, as elsewhere in scikit-learn.
-            size = float(len(self._X) if self._weight is None else self._weight.sum())
-            if self._weight is not None and size < len(self._X) and (self._weight < 1).all():
+            counted = None if self._weighs_classes else self._weight
+            size = float(len(self._X) if counted is None else counted.sum())
+            if counted is not None and size < len(self._X) and (counted < 1).all():
                 warnings.warn(
                     f"{name}: sample_weight counts repetitions and sums to {size:.3g} for {len(self._X)} rows; "
                     f"bandwidth={way!r} assumes that few points. Pass weights that average 1, or another bandwidth.",
@@ -464,32 +471,47 @@ class TrainingPoints(BaseEstimator):
         nearest = self.empty == "nearest"
         # Rows far from all others are predicted by none, whatever the bandwidth.
         close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
-        if self.cv is None:
-            kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+        kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+        error: LeaveOneOut | HeldOut | CorrectedAIC
+        coarse: LeaveOneOut | CorrectedAIC | None
+        if way == "aicc":
+            # Rows far from all others would count as parameters.
+            if kept is not None:
+                smoother, evaluator = smoother.at(kept), self._new_evaluator(name)
+            error = CorrectedAIC(smoother, evaluator, self._subsample(None, len(smoother.key), self.subsample))
+            some = self._subsample(None, len(smoother.key), COARSE) if self.subsample is None else None
+            coarse = None if some is None else CorrectedAIC(smoother, evaluator, some)
+        elif self.cv is None:
             rows = self._subsample(kept, len(order), self.subsample)
             some = self._subsample(kept, len(order), COARSE) if self.subsample is None else None
-            error: LeaveOneOut | HeldOut = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
+            error = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
             coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
         else:
             splits = self._splits(order, close)
             error, coarse = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits]), None
         start = torch.from_numpy(unit)
-        begin, self.loo_curve_, narrowest = search_bandwidth(
-            error, coarse, start, self._narrowest(smoother, unit), self.verbose
-        )
+        begin, curve, narrowest = search_bandwidth(error, coarse, start, self._narrowest(smoother, unit), self.verbose)
+        if not np.isfinite(curve.errors).any():
+            expected = "have at least 3 rows more than the degrees of freedom that the widest bandwidth takes"
+            raise rejected(name, "X", expected, f"{len(smoother.key)} rows")
         if narrowest:
+            blocks = "bandwidth='loo' with cv=" if way == "aicc" else "cv="
             text = (
                 f"{name}: the least error is that of the narrowest bandwidth tried, at which a row is predicted by its "
-                "nearest neighbours alone. Rows that repeat or depend on each other cause this; cv= leaves out blocks "
-                "of rows, and bandwidth= sets another."
+                f"nearest neighbours alone. Rows that repeat or depend on each other cause this; {blocks} leaves out "
+                "blocks of rows, and bandwidth= sets another."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
         if way == "learned":
-            begin, self.n_iter_, self.loo_curve_ = learn_bandwidths(
+            assert not isinstance(error, CorrectedAIC)
+            begin, self.n_iter_, curve = learn_bandwidths(
                 error, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
             )
         self.bandwidth_ = begin.double().cpu().numpy()
-        self.loo_error_ = float(self.loo_curve_.errors.min())
+        if way == "aicc":
+            self.aicc_curve_ = curve
+        else:
+            self.loo_curve_, self.loo_error_ = curve, float(curve.errors.min())
         if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
 
@@ -521,7 +543,8 @@ class TrainingPoints(BaseEstimator):
     @property
     def _repeats(self) -> bool:
         """Whether weights are whole numbers, and so count repetitions in all respects."""
-        return self._weight is not None and bool((self._weight == np.round(self._weight)).all())
+        weight = None if self._weighs_classes else self._weight
+        return weight is not None and bool((weight == np.round(weight)).all())
 
     def _splits(self, order: Tensor, close: Tensor) -> list[Split]:
         """Return the folds of ``cv`` as places in an order of the stored points; far rows are not predicted."""
@@ -565,6 +588,7 @@ class TrainingPoints(BaseEstimator):
         count = min(len(self._X), COARSE)
         if count < FEWEST_IN_SEQUENCE:
             return
+        blocks_by = "bandwidth='loo' with cv=10" if self.bandwidth == "aicc" else "cv=10"
         smoother = self._smoother(double=True).at(torch.arange(count, device=self._device()))
         rows = torch.arange(count, device=smoother.key.device)
         fold = (rows // max(5, count // 50)) % 5
@@ -581,7 +605,7 @@ class TrainingPoints(BaseEstimator):
             text = (
                 f"{name}: rows depend on those next to them: left out one by one, R² is {1 - alone / variance:.3f}, in "
                 f"blocks of consecutive rows {1 - together / variance:.3f}. Then the bandwidth is too narrow, and "
-                "errors of new rows are larger; cv=10 leaves out blocks."
+                f"errors of new rows are larger; {blocks_by} leaves out blocks."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
 

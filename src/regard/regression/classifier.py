@@ -6,10 +6,12 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-from regard._utils.errors import rejected
+from regard._utils.constraints import Number
+from regard._utils.errors import described, rejected
 from regard.regression._base import KernelEstimator
 from regard.regression._training import all_or_nothing, as_array, like_input
 
@@ -27,6 +29,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
         warning that counts such queries), the class frequencies of the training data, NaN probabilities, or an error.
+
+    class_weight : dict, "balanced" or None, default None
+        Multiplies the weight of each row by that of its class: by label (1 for others), or with "balanced" by
+        ``n / (n_classes · n_c)`` for a class of n_c rows, so that all classes have the same total weight. Votes are
+        those of such a ``sample_weight``, but weights then count no repetitions: searches leave out a row as a whole,
+        and "scott" and "silverman" count rows. ``predict_proba`` no longer estimates the frequencies of classes.
 
     Attributes
     ----------
@@ -55,6 +63,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         tol: float = 1e-5,
         subsample: int | None = None,
         cv: Any = None,
+        class_weight: Any = None,
         random_state: Any = None,
         method: str = "auto",
         rtol: float | None = None,
@@ -80,6 +89,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             dtype,
             verbose,
         )
+        self.class_weight = class_weight
 
     @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -101,7 +111,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         X, y = self._validate_data(X, y)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        self._store_points(X, codes, sample_weight)
+        self._store_points(X, codes, self._weighed(codes, sample_weight))
         return self._prepare()
 
     @all_or_nothing
@@ -121,6 +131,9 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         NadarayaWatsonClassifier
         """
         self._validate_parameters()
+        if isinstance(self.class_weight, str):
+            expected = "be a dict for partial_fit, which sees a part of the rows (compute_class_weight() makes one)"
+            raise rejected(type(self).__name__, "class_weight", expected, repr(self.class_weight))
         first = not hasattr(self, "_X")
         X, y = self._validate_data(X, y, reset=first)
         check_classification_targets(y)
@@ -131,7 +144,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         if unknown := np.unique(y[labels[codes] != y]).tolist():
             raise rejected(type(self).__name__, "y", f"be labels of the first call, {labels}", unknown)
         self.classes_ = labels
-        (self._store_points if first else self._append_points)(X, codes, sample_weight)
+        (self._store_points if first else self._append_points)(X, codes, self._weighed(codes, sample_weight))
         return self._prepare(rechoose=False)
 
     def predict_proba(self, X: Any) -> Any:
@@ -208,6 +221,40 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         """
         shares = self.loo_predict_proba()
         return self.classes_[np.where(np.isnan(shares).any(1, keepdims=True), self._center, shares).argmax(1)]
+
+    def _validate_parameters(self) -> str:
+        name = super()._validate_parameters()
+        if isinstance(self.bandwidth, str) and self.bandwidth == "aicc":
+            expected = "be 'loo' or another way for classes: AICc is of normal errors"
+            raise rejected(name, "bandwidth", expected, repr(self.bandwidth))
+        given = self.class_weight
+        if not (given is None or isinstance(given, dict) or given == "balanced"):
+            raise rejected(
+                name, "class_weight", "be None, 'balanced' or a dict of labels and weights", described(given)
+            )
+        return name
+
+    @property
+    def _weighs_classes(self) -> bool:
+        return self.class_weight is not None
+
+    def _weighed(self, codes: np.ndarray, sample_weight: Any) -> Any:
+        """Return the weight of each row (n,) times that of its class, or None if all are 1."""
+        if self.class_weight is None:
+            return sample_weight
+        name, given = type(self).__name__, self.class_weight
+        if isinstance(given, dict):
+            labels = self.classes_.tolist()
+            unknown = [label for label in given if label not in labels]
+            # All labels having a weight, others may be those of another fold.
+            if unknown and not set(labels) <= set(given):
+                raise rejected(name, "class_weight", f"have labels of y, {labels}", unknown)
+            for label, weight in given.items():
+                Number(ge=0)(name, f"class_weight[{label!r}]", weight)
+            factor = np.array([given.get(label, 1.0) for label in labels], dtype=np.float64)[codes]
+        else:
+            factor = compute_sample_weight(given, codes)
+        return factor * _check_sample_weight(as_array(sample_weight), codes, dtype=np.float64)
 
     def _targets(self) -> np.ndarray:
         return np.eye(len(self.classes_))[self._y]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from regard._utils.constraints import Integer, count
+from regard._utils.constraints import Integer, Number, count
 from regard._utils.errors import described, rejected
 from regard.regression._base import KernelEstimator
 from regard.regression._training import ExtrapolationWarning, as_array
@@ -35,6 +35,7 @@ def plot_fit(
     feature: int | str = 0,
     output: int = 0,
     band: bool = True,
+    confidence: float | None = None,
     points: bool = True,
     grid: int = 200,
 ) -> Any:
@@ -57,6 +58,9 @@ def plot_fit(
     band : bool, default True
         Whether to show two standard deviations of the targets on each side of a regressor's prediction; with gaps where
         there is none.
+    confidence : float in (0, 1), optional
+        The coverage of confidence bands of a regressor's mean to show, such as 0.95: those of
+        :meth:`NadarayaWatsonRegressor.predict_band`, in another colour.
     points : bool, default True
         Whether to show the training points, at most 2,000 at random; for a classifier as ticks, with a row for each
         class. With several features, a regressor's are partial residuals: what is predicted at a point's value of the
@@ -90,6 +94,10 @@ def plot_fit(
     several = 1 if classifies else estimator._targets().shape[1]
     if count("plot_fit", "output", output) >= several:
         raise rejected("plot_fit", "output", f"be below the number of targets that are drawn, {several}", output)
+    if confidence is not None:
+        if classifies:
+            raise rejected("plot_fit", "confidence", "be None for a classifier", confidence)
+        Number(gt=0, lt=1)("plot_fit", "confidence", confidence)
     X = _line(estimator, place, grid)
     x, seen = X[:, place], estimator._X[:, place]
     with _quiet():
@@ -100,6 +108,7 @@ def plot_fit(
             mean, deviation = (_column(each, output) for each in estimator.predict(X, return_std=True))
         else:
             mean, deviation = _column(estimator.predict(X), output), None
+        limits = None if confidence is None else estimator.predict_band(X, confidence).reshape(len(X), -1, 2)[:, output]
     ax = _axes(ax)
     style = "o" if estimator._features.kinds[place][0] == "categorical" else "-"
     rows = np.arange(len(seen))
@@ -126,6 +135,8 @@ def plot_fit(
         elif deviation is not None:
             low, high = mean - 2 * deviation, mean + 2 * deviation
             ax.fill_between(x, low, high, color="C0", alpha=0.2, linewidth=0, label="± 2 standard deviations")
+        if limits is not None and confidence is not None:
+            _draw_limits(ax, x, limits, style, f"{100 * confidence:.4g} % band of the mean")
         _curve(ax, x, mean, style, beyond, "extrapolated", color="C0", label="prediction", zorder=3)
         ax.legend(frameon=False)
     name = _name(estimator, place)
@@ -143,6 +154,15 @@ def plot_fit(
     y = "probability" if classifies else "y" if estimator._y.ndim == 1 else f"y{output}"
     ax.set(xlabel=name, ylabel=y)
     return ax
+
+
+def _draw_limits(ax: Any, x: np.ndarray, limits: np.ndarray, style: str, label: str) -> None:
+    """Draw confidence bands (n, 2) of the mean: an area with edges, or thick bars for categories."""
+    low, high = limits.T
+    if style == "o":
+        ax.vlines(x, low, high, color="C1", linewidth=5, alpha=0.9, label=label, zorder=2.5)
+    else:
+        ax.fill_between(x, low, high, color="C1", alpha=0.45, linewidth=0, label=label, zorder=2)
 
 
 def _draw_classes(

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from scipy.special import stdtrit
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -184,6 +185,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         - "scott", "silverman": ``σ_j n^(−1/(d+4))`` or ``σ_j (n (d+2)/4)^(−1/(d+4))``, with the standard deviation σ_j
           of each feature, widened for kernels that are narrower than the Gaussian at the same h.
         - "loo": search the multiple of ``σ_j`` with the least leave-one-out error; each trial compares n² pairs.
+        - "aicc": the same search for the least AICc (:meth:`aicc`), which varies less from sample to sample and chooses
+          too narrow a bandwidth less often.
         - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get wide
           bandwidths; with ``order=1`` so do features with a linear effect.
     order : {0, 1}, default 0
@@ -200,11 +203,11 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     tol : float, default 1e-5
         "learned" stops when an iteration reduces the error by less than this share.
     subsample : int, optional
-        "loo" and "learned" evaluate the error on this many random training points instead of all.
+        "loo", "learned" and "aicc" evaluate the error on this many random training points instead of all.
     cv : int, cross-validation splitter or iterable of splits, optional
         What "loo" and "learned" leave out together, as in scikit-learn; by default each row by itself. A number is that
         of blocks of consecutive rows: rows that depend on those before them, as in a time series, predict each other
-        too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups.
+        too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups. "aicc" leaves out no rows.
     random_state : int, RandomState or None
         Seeds the subsample.
     method : {"auto", "exact", "nufft", "tiles"}, default "auto"
@@ -238,6 +241,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
     loo_curve_ : Curve
         The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned".
+    aicc_curve_ : Curve
+        The bandwidths tried by "aicc", with their AICc as ``errors``.
     far_rows_ : ndarray
         Rows passed to ``fit`` with a value so far from all others that a search leaves them out.
     n_iter_ : int
@@ -359,13 +364,13 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         self._append_points(X, y.astype(np.float64, copy=False), sample_weight)
         return self._prepare(rechoose=False)
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the predictions, and optionally the standard deviation of the targets about them.
+    def predict(self, X: Any, return_std: bool = False, return_se: bool = False) -> Any:
+        """Return the predictions, and optionally the standard deviation of targets and the standard error of means.
 
         Parameters
         ----------
         X : array-like (n, n_features)
-        return_std : bool, default False
+        return_std, return_se : bool, default False
 
         Returns
         -------
@@ -375,15 +380,70 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             ``√(Σ α_i (y_i − ŷ)² / (1 − Σ α_i²))``; with ``order=1`` about the local line, with its residual degrees of
             freedom (Fan and Gijbels 1996, section 4.3). NaN beyond the training data (:meth:`extrapolates`), and where
             too few points have weight to leave a degree of freedom.
+        se : ndarray, same shape
+            Only with ``return_se``, last: the standard error of the prediction, ``s √(Σ l_i²)`` for the standard
+            deviation s of the targets and the effective weights l_i, of which the prediction is ``Σ l_i y_i``. It
+            assumes independent errors and leaves out the bias; see :meth:`predict_band`. NaN as ``std`` is.
 
         Warns
         -----
         ExtrapolationWarning
             With the number of rows beyond the training data; by default once for each line of code that leads here.
         """
-        mean, deviation = self._estimate(X, spread=return_std)
-        shown = self._restore_shape(X, mean)
-        return shown if deviation is None else (shown, self._restore_shape(X, deviation))
+        found = self._estimate(X, spread=return_std or return_se)
+        asked = [found.mean] + [found.deviation] * return_std + [found.error] * return_se
+        shown = tuple(self._restore_shape(X, each) for each in asked if each is not None)
+        return shown if len(shown) > 1 else shown[0]
+
+    def predict_band(self, X: Any, coverage: float = 0.95) -> Any:
+        """Return pointwise confidence bands of the mean, which say how well the curve itself is known.
+
+        A band is ``ŷ ± t · se``, with the standard error of :meth:`predict` and the quantile t of Student's
+        distribution with ``(1 − tr) / Σ α²`` degrees of freedom, those of the standard deviation. For normal errors
+        and the kernel "boxcar" it is exact; for others an approximation. It is narrower than the interval of a new
+        observation (:meth:`predict_interval`, :meth:`predict_quantiles`), by far if many points have weight.
+
+        Each band covers the expectation of the estimator at its query, which is the regression function smoothed by the
+        kernel. The difference to the function itself, the bias, is left out: it grows with the square of the bandwidth
+        where the function bends, and with its slope at the edges if ``order=0``. At the bandwidth with the least error,
+        which "loo" and "aicc" look for, the bias of peaks and valleys may be as large as the standard error, and bands
+        miss them more often than they say. At half that bandwidth or less it is small, and bands are wider
+        (undersmoothing: Hall 1992). For rows that depend on each other, bands are too narrow.
+
+        Parameters
+        ----------
+        X : array-like (n, n_features)
+        coverage : float in (0, 1), default 0.95
+            The probability of each band by itself; that all of a curve lies within its bands is less likely.
+
+        Returns
+        -------
+        ndarray (n, 2) or (n, n_outputs, 2)
+            The lower and upper ends; NaN where the standard deviation is.
+
+        References
+        ----------
+        Hall, P. (1992), "Effect of bias estimation on coverage accuracy of bootstrap confidence intervals for a
+        probability density", Annals of Statistics 20; Wasserman, L. (2006), All of Nonparametric Statistics, 5.7.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from regard.regression import NadarayaWatsonRegressor
+        >>> X = np.linspace(0, 6, 200)[:, None]
+        >>> y = np.sin(X[:, 0]) + 0.3 * np.random.default_rng(0).standard_normal(200)
+        >>> model = NadarayaWatsonRegressor(bandwidth=0.2, order=1).fit(X, y)
+        >>> model.predict_band([[1.0], [3.0]]).round(2)
+        array([[ 0.76,  0.95],
+               [-0.03,  0.22]])
+        """
+        check_is_fitted(self)
+        Number(gt=0, lt=1)("NadarayaWatsonRegressor", "coverage", coverage)
+        found = self._estimate(X, spread=True)
+        assert found.error is not None and found.freedom is not None
+        reach = stdtrit(found.freedom, (1 + float(coverage)) / 2)[:, None] * found.error
+        band = np.stack([found.mean - reach, found.mean + reach], -1).astype(self._result_dtype())
+        return self._restore_shape(X, band)
 
     @torch.no_grad()
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
@@ -541,6 +601,46 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         found = np.full((self._count, self._targets().shape[1]), np.nan, dtype=self._result_dtype())
         found[self._rows] = self._nested_averages()
         return self._restore_shape(None, found)
+
+    def aicc(self, bandwidth: Any = None) -> float:
+        """Return the corrected Akaike criterion of Hurvich, Simonoff and Tsai (1998); the least is the best.
+
+        ``AICc = log σ̂² + 1 + 2 (tr S + 1) / (n − tr S − 2)``, with the mean squared residual σ̂² of the training points
+        and the effective degrees of freedom tr S (:meth:`effective_dof`); of several outputs, the mean.
+
+        Parameters
+        ----------
+        bandwidth : float or array-like (n_features,), optional
+            That of the fit by default.
+
+        Returns
+        -------
+        float
+            Infinite if ``tr S ≥ n − 2``, or if ``empty`` would have to predict a training point. With ``subsample``, an
+            estimate by that many random rows.
+
+        Notes
+        -----
+        n counts repetitions where weights are whole numbers. A residual below 10⁻⁶ standard deviations of its target
+        counts as that, so that of several perfect fits the one with the fewest degrees of freedom is the best.
+        statsmodels' ``KernelReg`` (``aic_hurvich``) has the same formula, but always the trace for ``order=0``.
+
+        References
+        ----------
+        Hurvich, C. M., Simonoff, J. S. and Tsai, C.-L. (1998), "Smoothing parameter selection in nonparametric
+        regression using an improved Akaike information criterion", Journal of the Royal Statistical Society B 60.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from regard.regression import NadarayaWatsonRegressor
+        >>> X = np.linspace(0, 6, 50)[:, None]
+        >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).standard_normal(50)
+        >>> model = NadarayaWatsonRegressor(bandwidth="aicc", order=1).fit(X, y)
+        >>> model.aicc() < model.aicc(2 * model.bandwidth_)
+        True
+        """
+        return self._corrected_aic(bandwidth)[1]
 
     def _restore_shape(self, X: Any, found: np.ndarray) -> Any:
         """Return estimates (n, n_outputs, ...) on the device of X; drop the output axis for 1-D targets."""

@@ -11,6 +11,7 @@ import torch
 from reference import weights
 from sklearn.datasets import load_iris
 from sklearn.model_selection import cross_val_score
+from sklearn.utils.class_weight import compute_sample_weight
 
 from regard.regression import ExtrapolationWarning, NadarayaWatsonClassifier
 
@@ -134,3 +135,59 @@ def test_float32():
         found = NadarayaWatsonClassifier(bandwidth=0.3).fit(X.astype("f4"), y).predict_proba(query.astype("f4"))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, NadarayaWatsonClassifier(bandwidth=0.3).fit(X, y).predict_proba(query), atol=1e-5)
+
+
+class TestClassWeight:
+    @pytest.mark.parametrize(
+        "given", ["balanced", {"top": 3.5, "low": 0}, {"low": 1, "middle": 2, "top": 5, "none": 1}]
+    )
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_votes_are_those_of_row_weights(self, given, weighted):
+        X, y, query = made()
+        sample_weight = np.random.default_rng(1).uniform(0.1, 2, len(X)) if weighted else np.ones(len(X))
+        model = NadarayaWatsonClassifier(bandwidth=0.4, class_weight=given).fit(X, y, sample_weight)
+        rows = NadarayaWatsonClassifier(bandwidth=0.4).fit(X, y, sample_weight * compute_sample_weight(given, y))
+        np.testing.assert_allclose(model.predict_proba(query), rows.predict_proba(query), atol=1e-15)
+
+    def test_balanced_classes_have_the_same_total_weight(self):
+        X, y, query = made()
+        wide = NadarayaWatsonClassifier(bandwidth=1e4, class_weight="balanced").fit(X, y)
+        np.testing.assert_allclose(wide.predict_proba(query), 1 / 3, atol=1e-6)
+
+    @pytest.mark.parametrize("bandwidth", ["scott", "loo", "learned"])
+    def test_whole_numbers_count_no_repetitions(self, bandwidth):
+        X, y, _ = made()
+        weights = {"low": 6, "middle": 2, "top": 4}
+        whole, scaled = (
+            NadarayaWatsonClassifier(bandwidth=bandwidth, class_weight=each, max_iter=5).fit(X, y)
+            for each in (weights, {label: weight / 16 for label, weight in weights.items()})
+        )
+        np.testing.assert_allclose(whole.bandwidth_, scaled.bandwidth_, rtol=1e-6)
+        np.testing.assert_allclose(whole.loo_predict_proba(), scaled.loo_predict_proba(), atol=1e-6)
+        left = NadarayaWatsonClassifier(bandwidth=whole.bandwidth_, class_weight=weights).fit(X[1:], y[1:])
+        np.testing.assert_allclose(whole.loo_predict_proba()[:1], left.predict_proba(X[:1]), atol=1e-12)
+
+    def test_parts_make_the_whole(self):
+        X, y, query = made()
+        order = y.argsort(kind="stable")
+        whole = NadarayaWatsonClassifier(class_weight={"top": 3}).fit(X, y)
+        parts = NadarayaWatsonClassifier(class_weight={"top": 3})
+        for rows in np.array_split(order, 3):
+            parts.partial_fit(X[rows], y[rows], classes=np.unique(y))
+        np.testing.assert_allclose(parts.predict_proba(query), whole.predict_proba(query), atol=1e-12)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"topp": 2}, "class_weight must have labels of y, ['low', 'middle', 'top'], got ['topp']"),
+            ({"top": -1}, "class_weight['top'] must be a finite number of at least 0, got -1"),
+            ("balance", "class_weight must be None, 'balanced' or a dict of labels and weights, got 'balance'"),
+        ],
+    )
+    def test_what_cannot_be_is_a_sentence(self, given, message):
+        X, y, _ = made()
+        with pytest.raises((TypeError, ValueError)) as caught:
+            NadarayaWatsonClassifier(class_weight=given).fit(X, y)
+        assert str(caught.value) == f"NadarayaWatsonClassifier: {message}."
+        with pytest.raises(ValueError, match="class_weight must be a dict for partial_fit"):
+            NadarayaWatsonClassifier(class_weight="balanced").partial_fit(X, y)

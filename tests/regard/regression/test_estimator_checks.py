@@ -16,6 +16,7 @@ ESTIMATORS = [
     NadarayaWatsonRegressor(bandwidth="loo"),
     NadarayaWatsonRegressor(bandwidth="learned", max_iter=5),
     NadarayaWatsonRegressor(bandwidth="loo", cv=3),
+    NadarayaWatsonRegressor(bandwidth="aicc"),
     NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
     NadarayaWatsonRegressor("epanechnikov", 0.8, method="tiles"),
     NadarayaWatsonClassifier(),

@@ -276,3 +276,40 @@ def test_points_of_several_features_are_partial_residuals() -> None:
     np.testing.assert_allclose(shown, model.predict(others) + y - model.predict(X))
     assert ax.get_title() == "others held at their median"
     assert plot_fit(fitted()).get_title() == ""
+
+
+def test_a_band_of_the_mean_is_narrower_and_has_its_own_colour_and_label() -> None:
+    model = fitted(bandwidth=0.4)
+    ax = plot_fit(model, grid=30, confidence=0.9)
+    labels = [each.get_text() for each in ax.get_legend().get_texts()]
+    assert labels == ["training points", "± 2 standard deviations", "90 % band of the mean", "prediction"]
+    data, mean = ax.collections
+    assert (data.get_facecolor() != mean.get_facecolor()).any()
+    low, high = model.predict_band(line(ax, "prediction").get_xdata()[:, None], 0.9).T
+    drawn = mean.get_paths()[0].vertices[:, 1]
+    assert (drawn.min(), drawn.max()) == pytest.approx((low.min(), high.max()))
+    alone = plot_fit(model, band=False, confidence=0.955)
+    assert "95.5 % band of the mean" in [each.get_text() for each in alone.get_legend().get_texts()]
+    assert len(alone.collections) == 1
+
+
+def test_a_band_of_the_mean_of_categories_and_of_one_of_several_targets() -> None:
+    X, y = np.repeat(np.arange(3.0), 20)[:, None], made()[1]
+    model = NadarayaWatsonRegressor(bandwidth=0.3, metric="categorical").fit(X, np.stack([y, 3 * y + 1], 1))
+    bars = plot_fit(model, output=1, confidence=0.95, band=False).collections[-1].get_segments()
+    found = np.array([bar[:, 1] for bar in bars])
+    np.testing.assert_allclose(found, model.predict_band([[0.0], [1.0], [2.0]])[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "confidence", "message"),
+    [
+        (NadarayaWatsonRegressor, 1.0, "plot_fit: confidence must be a number in (0, 1), got 1.0."),
+        (NadarayaWatsonClassifier, 0.9, "plot_fit: confidence must be None for a classifier, got 0.9."),
+    ],
+)
+def test_a_band_that_cannot_be_is_a_sentence(make, confidence, message) -> None:
+    X, y = made()
+    with pytest.raises(ValueError) as caught:
+        plot_fit(make().fit(X, y > 0), confidence=confidence)
+    assert str(caught.value) == message

@@ -156,24 +156,26 @@ class Evaluator:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, *,
-        spread: bool = False, peak: bool = False, report: Report = lambda *_: None, plan: Plan | None = None,
+        spread: bool = False, peak: bool = False, leverage: bool = False, report: Report = lambda *_: None,
+        plan: Plan | None = None,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
 
         The peak comes with ``peak`` from all but the transform. Differentiable with respect to the bandwidth.
         """
+        wanted = {"spread": spread, "leverage": leverage}
         self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread)
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, spread, peak, report)
+            return self._exact(smoother, query, bandwidth, own, report, None, peak=peak, **wanted)
         if plan.method == "tiles":
             near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
             if near is not None:
-                return near.estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak)
-            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak)
+                return near.estimate(smoother, query, bandwidth, own, report, peak=peak, **wanted)
+            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, peak=peak, **wanted)
         transformed = self._transform(smoother, bandwidth, spread)
-        found, bound = transformed.estimate(smoother, query, bandwidth, own, spread)
+        found, bound = transformed.estimate(smoother, query, bandwidth, own, **wanted)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
-        tilts = not smoother.order and not bandwidth.requires_grad and not (spread and smoother.repetition)
+        tilts = not (smoother.order or bandwidth.requires_grad or leverage or (spread and smoother.repetition))
         if own is None and tilts and len(lost):
             for rows, part, limit in transformed.tilted(smoother, query[lost], bandwidth, spread, self.rtol):
                 some = limit <= self.rtol
@@ -187,16 +189,16 @@ class Evaluator:
             return found
         rest_own = None if own is None else own[lost]
         if len(lost) <= TILE:  # fewer pairs than putting points in order takes
-            rest = self._exact(smoother, query[lost], bandwidth, rest_own, spread, False, report, torch.float64)
+            rest = self._exact(smoother, query[lost], bandwidth, rest_own, report, torch.float64, **wanted)
         else:
             rest = self.tiles(smoother).estimate(
-                smoother, query[lost], bandwidth, rest_own, report, spread=spread, rtol=self.rtol
+                smoother, query[lost], bandwidth, rest_own, report, rtol=self.rtol, **wanted
             )
         return found.replaced(lost, rest)
 
     def _exact(
-        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, spread: bool, peak: bool,
-        report: Report, dtype: torch.dtype | None = None,
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
+        dtype: torch.dtype | None = None, **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
         dtype = dtype or (torch.float64 if smoother.order else self.dtype)
@@ -204,9 +206,9 @@ class Evaluator:
         parts = []
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
             mask = None if own is None else masks.leave_one_out(own[rows])
-            parts.append(smoother.estimate(query[rows], bandwidth, mask, spread=spread, peak=peak))
+            parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
             report(len(rows), "")
-        return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, spread=spread, peak=peak)
+        return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, None, **wanted)
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
         """Return the nearest point of each query (L,) but its ``own``; −1 where there is none."""

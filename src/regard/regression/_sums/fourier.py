@@ -124,21 +124,54 @@ class Bounds:
         line = (2 * self._slope.abs() + self._inverse.abs() @ self._push) * self._push
         return 2 * (level + line.sum(1))
 
+    def of_noise(self, by: Squared) -> Tensor:
+        """Return the error bound of the sum of squared effective weights (L,)."""
+        if not self.center.shape[1]:
+            return 2 * by.level_error
+        away, away_error, g = self._away, self._away_error, self.center[..., None]
+        about, about_error = self._about(by)
+        first = (by.center - by.level[:, None] * self.center)[..., None]
+        first_error = by.center_error + by.level_error[:, None] * g[..., 0].abs()
+        first_error = (first_error + by.level[:, None] * self.center_error)[..., None]
+        slope = 2 * (first.abs() + (about @ away).abs())
+        error = by.level_error + (2 * away.abs() * first_error + slope * away_error).sum((1, 2))
+        return 2 * (error + (away.abs() * (about_error @ away.abs())).sum((1, 2)))
+
+    def of_leverage(self) -> Tensor:
+        """Return the error bound of the leverage of a point at the query, relative to it (L,)."""
+        wrong, away = self.error / self.total, self._away.abs()
+        if self.center.shape[1]:
+            error = (2 * away * self.center_error[..., None] + away * (self._covariance_error @ away)).sum((1, 2))
+            wrong = wrong + error / (1 + (self._away[..., 0] * self.center).sum(1))
+        return 2 * wrong
+
+    @cached_property
+    def _away(self) -> Tensor:
+        """The mean of the points relative to the query, times the inverse of their covariance (L, C, 1)."""
+        return self._inverse @ self.center[..., None]
+
+    @cached_property
+    def _away_error(self) -> Tensor:
+        return self._inverse.abs() @ (self.center_error[..., None] + self._covariance_error @ self._away.abs())
+
     def _freedom(self, by: Squared) -> tuple[Tensor, Tensor]:
         """Return the degrees of freedom as a share (L,), and their error bound."""
         if not self.center.shape[1]:
             return 1 - by.level, 2 * by.level_error
+        inverse, (about, error) = self._inverse, self._about(by)
+        trace_error = (inverse.abs() * error).sum((1, 2))
+        trace_error = trace_error + ((inverse @ about @ inverse).abs() * self._covariance_error).sum((1, 2))
+        return 1 - by.level - (inverse * about).sum((1, 2)), 2 * (by.level_error + trace_error)
+
+    def _about(self, by: Squared) -> tuple[Tensor, Tensor]:
+        """Return the sum of u uᵀ about the mean with squared weights (L, C, C), and its error bound."""
         g, d = self.center, self.center_error
         cross = _outer(by.center, g)
         cross_error = _outer(by.center.abs(), d) + _outer(by.center_error, g.abs())
         level, level_error = by.level[:, None, None], by.level_error[:, None, None]
         about = by.square - cross - cross.mT + level * _outer(g, g)
         error = by.square_error + cross_error + cross_error.mT
-        error = error + level_error * _outer(g.abs(), g.abs()) + 2 * level * _outer(g.abs(), d)
-        inverse = self._inverse
-        trace_error = (inverse.abs() * error).sum((1, 2))
-        trace_error = trace_error + ((inverse @ about @ inverse).abs() * self._covariance_error).sum((1, 2))
-        return 1 - by.level - (inverse * about).sum((1, 2)), 2 * (by.level_error + trace_error)
+        return about, error + level_error * _outer(g.abs(), g.abs()) + 2 * level * _outer(g.abs(), d)
 
 
 @dataclass(frozen=True)
@@ -439,15 +472,16 @@ class TransformedPoints:
         return self.width / math.sqrt(2) if kind == "repeated" else self.width
 
     def estimate(
-        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, spread: bool = False
-    ) -> tuple[Estimate, Tensor]:
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, spread: bool = False,
+        leverage: bool = False,
+    ) -> tuple[Estimate, Tensor]:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,), and a bound on its error (L,).
 
         The estimate is differentiable with respect to the bandwidth. The bound is infinite where the method fails.
         """
         size = max(1, HELD // (len(self._powers(smoother)) * (1 + smoother.target.shape[1])))
         parts = [
-            self._estimate(smoother, query[rows], bandwidth, None if own is None else own[rows], spread)
+            self._estimate(smoother, query[rows], bandwidth, None if own is None else own[rows], spread, leverage)
             for rows in torch.arange(len(query)).split(size)
         ]
         return Estimate.cat([part for part, _ in parts]), torch.cat([bound for _, bound in parts])
@@ -460,7 +494,7 @@ class TransformedPoints:
         return [tuple(row.tolist()) for row in (0 * axes[0], *axes[:C], *(axes[first] + axes[second]))]
 
     def _estimate(
-        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, spread: bool
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, spread: bool, leverage: bool
     ) -> tuple[Estimate, Tensor]:
         powers, scale = self._powers(smoother), deviations(smoother)
         sums, errors = self._read("mean", smoother, query, bandwidth, own, powers)
@@ -481,10 +515,15 @@ class TransformedPoints:
             square_error = (square_error.T + square * doubt) / rest[:, None]
             squared, repeated = self._squared(smoother, query, bandwidth, own, powers, total, doubt / rest)
             found = replace(found, squares=square * scale.square(), repeated=(repeated * step[..., 0]))
+        if leverage:
+            found = replace(found, own=torch.where(reached, 1 / total, 0.0))
+            relative = torch.maximum(relative, bounds.of_leverage()[:, None])
         estimate = smoother.finish(found)
-        if estimate.variance is not None:
+        if estimate.variance is not None and estimate.noise is not None:
             wrong = bounds.of_deviation(square, square_error, squared)
-            relative = torch.maximum(relative, wrong / (1 + estimate.variance.nan_to_num(0.0).sqrt() / scale))
+            wrong = wrong / (1 + estimate.variance.nan_to_num(0.0).sqrt() / scale)
+            noise = estimate.noise.clamp(min=torch.finfo(total.dtype).tiny)
+            relative = torch.maximum(relative, wrong + (bounds.of_noise(squared) / noise / 2)[:, None])
         known = bounds.known & reached & self._inside(query) & relative.isfinite().all(1)
         return estimate, torch.where(known, relative.amax(1), torch.inf)
 
@@ -536,7 +575,7 @@ class TransformedPoints:
     ) -> tuple[Squared, Tensor]:  # fmt: skip
         """Return sums with squared weights and their errors, in bandwidths, and the sums alone (L, powers)."""
         sums, errors = self._read("repeated", smoother, query, bandwidth, own, powers)
-        narrower = torch.tensor([2 ** (-sum(power) / 2) for power in powers]).to(sums)[:, None]
+        narrower = torch.tensor([2 ** (-sum(power) / 2) for power in powers], dtype=sums.dtype)[:, None]
         sums = narrower * sums[0] / total.square()
         # The total may be smaller by a relative error ``doubt``.
         errors = narrower * errors[0, :, None] / total.square() * (1 + doubt) ** 2

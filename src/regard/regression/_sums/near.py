@@ -70,26 +70,27 @@ class Tiles:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False, rtol: float = 0.0,
+        *, spread: bool = False, peak: bool = False, leverage: bool = False, rtol: float = 0.0,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
         Several bandwidths (W, n_features), which must be multiples of one, share the selection of tiles; results then
         have a leading dimension W. With ``rtol``, averages may be off by that times ``|ŷ − ȳ| + σ``, for which fewer
-        tiles suffice; local lines and variances, which magnify errors, are always exact.
+        tiles suffice; local lines, variances and leverages, which magnify errors, are always exact.
         """
         parts, rows = [], []
         ordered = smoother.at(self.order)  # contiguous tiles are faster to read
-        share = NOTHING if smoother.order or spread else max(NOTHING, rtol / 2)
+        share = NOTHING if smoother.order or spread or leverage else max(NOTHING, rtol / 2)
+        wanted = {"spread": spread, "peak": peak, "leverage": leverage}
         for some, seen in self._selections(smoother, query, bandwidth, share):
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            parts.append(ordered.at(seen).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
+            parts.append(ordered.at(seen).estimate(query[some], bandwidth, mask, **wanted))
             rows.append(some)
             report(len(some), "")
         if not parts:
-            return smoother.estimate(query, bandwidth, spread=spread, peak=peak)
+            return smoother.estimate(query, bandwidth, None, **wanted)
         return Estimate.cat(parts).at(torch.cat(rows).argsort())
 
     def _selections(
@@ -272,7 +273,7 @@ class Neighbours:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False,
+        *, spread: bool = False, peak: bool = False, leverage: bool = False,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
@@ -285,7 +286,7 @@ class Neighbours:
         cuts = np.flatnonzero(np.diff(ends)) + 1
         for rows in np.split(np.arange(len(query)), cuts):
             pairs = self._pairs(smoother, query[rows], radii[rows], None if own is None else own[rows])
-            parts.append(smoother.estimate(query[rows], bandwidth, pairs, spread=spread, peak=peak))
+            parts.append(smoother.estimate(query[rows], bandwidth, pairs, spread=spread, peak=peak, leverage=leverage))
             report(len(rows), "")
         return Estimate.cat(parts)
 

@@ -185,7 +185,7 @@ PAIRS, ROWS = 1 << 30, 4096
 #: The most numbers held at once: materialized weights or moments of lines; and columns to average.
 HELD, COLUMNS = 1 << 23, 1 << 24
 #: The query axis of each field of an estimate; several bandwidths come before it.
-_QUERIES = {"mean": -2, "reached": -1, "peak": -1, "variance": -2}
+_QUERIES = {"mean": -2, "reached": -1, "peak": -1, "variance": -2, "noise": -1, "freedom": -1, "leverage": -1}
 #: With features scaled to a spread of 1, directions with a spread below this have no slope.
 FLAT = 1e-10
 
@@ -207,12 +207,22 @@ class Estimate:
         Logarithm of the largest kernel weight of any point, if requested.
     variance : Tensor (L, M) or None
         The variance of the targets about the mean or the local line; NaN if too few points have a weight.
+    noise : Tensor (L,) or None
+        With the variance, the sum of the squared effective weights: the variance of the estimate is their product.
+    freedom : Tensor (L,) or None
+        With the variance, its degrees of freedom, ``(1 − tr) / Σ α²``: for n points of equal weight n − 1, or n less
+        the coefficients of a line.
+    leverage : Tensor (L,) or None
+        The effective weight of a point of weight 1 at the query itself, if requested.
     """
 
     mean: Tensor
     reached: Tensor
     peak: Tensor | None = None
     variance: Tensor | None = None
+    noise: Tensor | None = None
+    freedom: Tensor | None = None
+    leverage: Tensor | None = None
 
     @classmethod
     def cat(cls, parts: list[Estimate]) -> Estimate:
@@ -252,6 +262,8 @@ class Averages:
     repeated : Tensor (L, ·) or None
         With ``squares``, ``Σ α²``, and with a line ``Σ α² z`` and the upper triangle of ``Σ α² z zᵀ``, for weights α
         that sum to 1.
+    own : Tensor (L,) or None
+        The weight α of a point of weight 1 at the query, for its leverage.
     """
 
     query: Tensor
@@ -261,6 +273,7 @@ class Averages:
     moments: Tensor
     squares: Tensor | None = None
     repeated: Tensor | None = None
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -293,14 +306,15 @@ class Smoother:
     repetition: float = 0.0
 
     def estimate(
-        self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *, spread: bool = False, peak: bool = False
-    ) -> Estimate:
+        self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *,
+        spread: bool = False, peak: bool = False, leverage: bool = False,
+    ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C) for a bandwidth per feature in one call; differentiable.
 
-        ``spread`` adds the variance, ``peak`` the peak. For several bandwidths (W, n_features), results have a leading
-        dimension W and no variance.
+        ``spread`` adds the variance with what goes with it, ``peak`` the peak, ``leverage`` the leverage. For several
+        bandwidths (W, n_features), results have a leading dimension W and no variance.
         """
-        read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread))
+        read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread or leverage), spread)
         total = read[..., :1]
         reached = total > 0
         read = torch.where(reached, read[..., 1:] / torch.where(reached, total, 1.0), 0.0)
@@ -310,21 +324,35 @@ class Smoother:
         if spread:
             repeated = self._squared_weights(query, bandwidth, mask, aux.lse, total)
             averages = replace(averages, squares=squares, repeated=repeated)
+        if leverage:
+            own = (self._log_at_zero(bandwidth) - aux.lse).exp() / torch.where(reached, total, 1.0)[..., 0]
+            averages = replace(averages, own=torch.where(reached[..., 0], own, 0.0))
         return replace(self.finish(averages), peak=aux.max.detach() if peak else None)
+
+    def _log_at_zero(self, bandwidth: Tensor) -> Tensor:
+        """Return the logarithm of the kernel at distance 0, as a tensor without dimensions."""
+        width = self.coordinate_bandwidth(bandwidth).reshape(-1, self.key.shape[1])[0]
+        here = torch.zeros_like(self.key[:1])
+        return self.kernel.score(width).compare(here, here)[0, 0]
 
     def finish(self, averages: Averages) -> Estimate:
         """Compute the estimate from averages; with a variance if they include squares."""
         mean, reached = averages.mean, averages.reached
         line = self.line(averages) if self.order else None
-        variance = None
+        variance = noise = points = None
         if averages.squares is not None:
             variance = averages.squares - mean.square() - (0.0 if line is None else line.explained())
-            freedom = self._freedom(averages, line)
+            freedom, noise = self._freedom(averages, line), self._noise(averages, line)
             valid = reached[:, 0] & (freedom > torch.finfo(freedom.dtype).eps ** 0.5)
-            variance = variance.clamp(min=0) / torch.where(valid, freedom, torch.nan)[:, None]
+            freedom = torch.where(valid, freedom, torch.nan)
+            variance = variance.clamp(min=0) / freedom[:, None]
+            assert averages.repeated is not None
+            points = freedom / averages.repeated[:, 0]
+        leverage = averages.own
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
-        return Estimate(mean, reached[..., 0], None, variance)
+            leverage = None if leverage is None else leverage * (1 + line.distance())
+        return Estimate(mean, reached[..., 0], None, variance, noise, points, leverage)
 
     def to(self, dtype: torch.dtype) -> Smoother:
         """Return the smoother in another dtype."""
@@ -345,12 +373,14 @@ class Smoother:
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
-    def _averages(self, query: Tensor, bandwidth: Tensor, mask: Seen, wanted: AuxRequest) -> tuple[Tensor, Any]:
-        """Return averages (..., L, ·) of weights, targets, their squares (with lse) and line moments; and aux fields.
+    def _averages(
+        self, query: Tensor, bandwidth: Tensor, mask: Seen, wanted: AuxRequest, spread: bool
+    ) -> tuple[Tensor, Any]:
+        """Return averages (..., L, ·) of weights, targets, with ``spread`` their squares, and line moments; and aux.
 
         Line moments are averages of z, then of z zᵀ (the upper triangle) and z yᵀ; each column is a product of two.
         """
-        M, z, spread = self.target.shape[1], self._sloped, wanted.lse
+        M, z = self.target.shape[1], self._sloped
         factors = torch.cat([torch.ones_like(self.target[:, :1]), self.target, z], 1)
         y, c = torch.arange(1, 1 + M), torch.arange(1 + M, factors.shape[1])
         one, pairs = torch.zeros(1, dtype=torch.long), torch.triu_indices(len(c), len(c)) + 1 + M
@@ -384,11 +414,21 @@ class Smoother:
         With weights α that sum to 1 and regressors x, ``1 − tr((Σ α x xᵀ)⁻¹ Σ α² x xᵀ)`` (Fan and Gijbels 1996,
         section 4.3); without a line, ``1 − Σ α²``.
         """
+        squares, center, square = self._split(averages)
+        taken = squares[:, 0]
+        return 1 - (taken if line is None else taken + line.trace(squares, center, square))
+
+    def _noise(self, averages: Averages, line: _Line | None) -> Tensor:
+        """Return the sum of the squared effective weights (L,), ``Σ α²`` without a line."""
+        squares, center, square = self._split(averages)
+        return squares[:, 0] if line is None else line.noise(squares, center, square)
+
+    def _split(self, averages: Averages) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``Σ α²`` (L, 1), ``Σ α² z`` (L, Z) and ``Σ α² z zᵀ`` (L, Z, Z)."""
         assert averages.repeated is not None
         Z = len(self.features.sloped_coordinates) if self.order else 0
         squares, center, triangle = averages.repeated.tensor_split([1, 1 + Z], 1)
-        taken = squares[:, 0]
-        return 1 - (taken if line is None else taken + line.trace(squares, center, symmetric(triangle, Z)))
+        return squares, center, symmetric(triangle, Z)
 
     @property
     def _sloped(self) -> Tensor:
@@ -575,9 +615,25 @@ class _Line:
 
         Given ``Σ α²`` (L, 1), ``Σ α² z`` (L, Z) and ``Σ α² z zᵀ`` (L, Z, Z).
         """
-        outer = center.unsqueeze(2) * self.center.unsqueeze(1)
-        about = squares - outer - outer.mT + total.unsqueeze(2) * self.center.unsqueeze(2) * self.center.unsqueeze(1)
+        about = self._about(total, center, squares)
         return (self.inverse * (self.terms @ about @ self.terms.mT)).sum((1, 2))
+
+    def noise(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
+        """Return the sum of squared weights with the line, ``Σ α² (1 + d·(z − c))²`` (L,); arguments as of trace."""
+        d = self.terms.mT @ self.inverse @ self._away()
+        first = (center - total * self.center).unsqueeze(1) @ d
+        second = d.mT @ self._about(total, center, squares) @ d
+        return total[:, 0] + (2 * first + second)[:, 0, 0]
+
+    def _about(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
+        """Return ``Σ α² (z − c) (z − c)ᵀ`` (L, Z, Z) for the mean c of the points."""
+        outer = center.unsqueeze(2) * self.center.unsqueeze(1)
+        return squares - outer - outer.mT + total.unsqueeze(2) * self.center.unsqueeze(2) * self.center.unsqueeze(1)
+
+    def distance(self) -> Tensor:
+        """Return the squared distance of the query from the mean of the points, by their covariance (..., L)."""
+        away = self._away()
+        return (away.mT @ self.inverse @ away)[..., 0, 0]
 
     def slope(self) -> Tensor:
         """Return the slope of each target along each coordinate (L, Z, M)."""

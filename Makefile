@@ -7,18 +7,20 @@ DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
+# The sources of the CPU kernels, which installing compiles.
+KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
 .PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
 
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
-$(READY): pyproject.toml lab/pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]' --editable './lab[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps rxnmapper==0.4.3
 	touch $@
 
 # What the demo needs, and nothing else.
-$(DEMO_READY): pyproject.toml lab/pyproject.toml constraints.txt
+$(DEMO_READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable . --editable ./lab
 	touch $@

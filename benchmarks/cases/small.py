@@ -15,7 +15,7 @@ from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point
 from benchmarks.work import Formula, Work
 from regard import masks, scores
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.arguments import F
+from regard.engines.fused.arguments import F
 
 HEADS, KEY_HEADS, WIDTH, LEFT = 8, 2, 64, 16
 LENGTH, CACHE = 64, 256

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.engines.fused.kernels.arguments import BLOCK
+from regard.engines.fused.arguments import BLOCK
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
 from regard.masks.base import EMPTY, FULL, Extent, Mask

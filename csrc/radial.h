@@ -9,8 +9,8 @@
 
 namespace {
 
-// Features that are summed before they are added to the rest.
-constexpr i64 FEATURES = 12;
+// Features that are summed before they are added to a partial sum, and those of a partial sum.
+constexpr i64 TERMS = 4, FEATURES = 16;
 // What `distances` sums besides the Laplacian's absolute values.
 constexpr int SQUARES = -1;
 
@@ -85,13 +85,18 @@ OUTLINE void distances(
     X totals[GROUP] = {};
     for (i64 first = 0; first < C; first += FEATURES) {
       X sums[GROUP] = {};
-      for (i64 c = first; c < least(first + FEATURES, C); ++c) {
-        const X key = load<X>(k + c * ROW + j);
-        UNROLLED
-        for (int i = 0; i < GROUP; ++i) {
-          const X d = apart<RIM>(wide<X>(q[i][c]), key, wide<X>(inverse[c]), wide<X>(rest[c]));
-          sums[i] += KIND == LAPLACIAN ? absolute(d) : d * d;
+      for (i64 c0 = first; c0 < least(first + FEATURES, C); c0 += TERMS) {
+        X terms[GROUP] = {};
+        for (i64 c = c0; c < least(c0 + TERMS, C); ++c) {
+          const X key = load<X>(k + c * ROW + j);
+          UNROLLED
+          for (int i = 0; i < GROUP; ++i) {
+            const X d = apart<RIM>(wide<X>(q[i][c]), key, wide<X>(inverse[c]), wide<X>(rest[c]));
+            terms[i] += KIND == LAPLACIAN ? absolute(d) : d * d;
+          }
         }
+        UNROLLED
+        for (int i = 0; i < GROUP; ++i) sums[i] += terms[i];
       }
       UNROLLED
       for (int i = 0; i < GROUP; ++i) totals[i] += sums[i];

@@ -16,8 +16,8 @@ from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.fused import library, morton
-from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.arguments import COMPACT
+from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys

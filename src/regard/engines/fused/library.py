@@ -19,8 +19,8 @@ import torch
 from regard._utils.errors import rejected
 from regard.engines.fused.arguments import BAND, BLOCK, CHUNK, FIELDS, GROUP, PAD, TILE
 
-#: The library's file.
-FILE: Final = Path(__file__).parent / "_kernels.so"
+#: The library's file; REGARD_KERNELS names another build of it, such as one with sanitizers.
+FILE: Final = Path(os.environ.get("REGARD_KERNELS") or Path(__file__).parent / "_kernels.so")
 #: The kinds of processors of each machine, the most capable last; torch's names of what they can do.
 _X86: Final = {"DEFAULT": "v2", "AVX2": "v3", "AVX512": "v4"}
 _PLAIN: Final = "baseline"
@@ -53,8 +53,9 @@ def load(name: str, dtype: torch.dtype) -> Function:
     MissingLibraryError
         If the library is missing, damaged, or built from other sources.
     """
-    library = _library()
-    function = getattr(library, f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{processor()}")
+    if _LIBRARY is None:
+        raise MissingLibraryError(_PROBLEM)
+    function = getattr(_LIBRARY, f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{processor()}")
     real = ctypes.c_float if dtype == torch.float32 else ctypes.c_double
     types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "r": real}
     function.argtypes = [types[each] for each in _SIGNATURES.get(name, "pp")]
@@ -77,21 +78,18 @@ def processor() -> str:
     return asked
 
 
-@cache
 def problem() -> str | None:
     """Return why the kernels cannot be used, None if they can."""
-    try:
-        _library()
-    except MissingLibraryError as error:
-        return str(error)
-    return None
+    return _PROBLEM
 
 
-@cache
-def _library() -> Any:
+def _opened() -> tuple[Any, str | None]:
+    """Return the library, or None and why it cannot be used."""
     if not FILE.exists():
-        raise MissingLibraryError("its compiled kernels are missing; installing regard with a C++ compiler builds them")
+        return None, "its compiled kernels are missing; installing regard with a C++ compiler builds them"
     try:
+        if _is_cut_off(FILE.read_bytes()):
+            raise OSError("the file is cut off")
         library = ctypes.CDLL(str(FILE))
         library.regard_fields.restype = ctypes.c_char_p
         library.regard_sizes.restype = ctypes.POINTER(ctypes.c_int64)
@@ -99,7 +97,17 @@ def _library() -> Any:
         fits = library.regard_fields().decode().split() == list(FIELDS)
         fits = fits and tuple(library.regard_sizes()[: len(sizes)]) == sizes
     except (OSError, AttributeError, UnicodeDecodeError) as error:
-        raise MissingLibraryError(f"its compiled kernels cannot be loaded ({error}); install regard again") from error
-    if not fits:
-        raise MissingLibraryError("its compiled kernels are of another version; install regard again")
-    return library
+        return None, f"its compiled kernels cannot be loaded ({error}); install regard again"
+    return (library, None) if fits else (None, "its compiled kernels are of another version; install regard again")
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Whether an ELF file ends before its table of sections, which comes last: loading it could crash the process."""
+    if data[:4] != b"\x7fELF":
+        return False
+    offset = int.from_bytes(data[40:48], "little")
+    size, count = (int.from_bytes(data[at : at + 2], "little") for at in (58, 60))
+    return len(data) < max(offset + size * count, 64)
+
+
+_LIBRARY, _PROBLEM = _opened()

@@ -52,7 +52,7 @@ _NAMES = (
 
 FIELDS = tuple(" ".join(_NAMES).split())
 #: The place of each argument: ``args[F.query]``.
-F = namedtuple("F", FIELDS)(*range(len(FIELDS)))  # type: ignore[call-arg]
+F = namedtuple("F", FIELDS)(*range(len(FIELDS)))
 
 _ROWS = {
     "query": "B H L C",

@@ -27,13 +27,27 @@ void keep_best(const T* s, i64 j0, i64 j1, i64 t0, T* best, i64* keys, i64 K) {
 // Write exp(s − peak) and return the sum.
 template <class T>
 OUTLINE T exponentials(const T* s, T* p, i64 j0, i64 j1, T peak) {
-  Sum<T> sum;
-  over<T>(j0, j1, [&](i64 j, auto x) {
-    const auto e = exponential(load<decltype(x)>(s + j) - peak);
-    store(p + j, e);
-    sum.add(e);
-  });
-  return sum.total();
+  using X = Vector<T>;
+  X first{}, second{};
+  i64 j = j0;
+  for (; j + 2 * WIDTH<T> <= j1; j += 2 * WIDTH<T>) {
+    const X one = exponential(load<X>(s + j) - peak), other = exponential(load<X>(s + j + WIDTH<T>) - peak);
+    store(p + j, one);
+    store(p + j + WIDTH<T>, other);
+    first += one;
+    second += other;
+  }
+  for (; j + WIDTH<T> <= j1; j += WIDTH<T>) {
+    const X one = exponential(load<X>(s + j) - peak);
+    store(p + j, one);
+    first += one;
+  }
+  T rest = 0;
+  for (; j < j1; ++j) {
+    p[j] = exponential(s[j] - peak);
+    rest += p[j];
+  }
+  return sum_of_lanes<T>(first + second) + rest;
 }
 
 // Return Σ p (s − peak) over visible keys.

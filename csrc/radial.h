@@ -10,7 +10,7 @@
 namespace {
 
 // Features that are summed before they are added to a partial sum, and those of a partial sum.
-constexpr i64 TERMS = 4, FEATURES = 16;
+constexpr i64 TERMS = 6, FEATURES = 18;
 // What `distances` sums besides the Laplacian's absolute values.
 constexpr int SQUARES = -1;
 
@@ -87,14 +87,19 @@ OUTLINE void distances(
       X sums[GROUP] = {};
       for (i64 c0 = first; c0 < least(first + FEATURES, C); c0 += TERMS) {
         X terms[GROUP] = {};
-        for (i64 c = c0; c < least(c0 + TERMS, C); ++c) {
+        const auto add = [&](i64 c) {
           const X key = load<X>(k + c * ROW + j);
           UNROLLED
           for (int i = 0; i < GROUP; ++i) {
             const X d = apart<RIM>(wide<X>(q[i][c]), key, wide<X>(inverse[c]), wide<X>(rest[c]));
             terms[i] += KIND == LAPLACIAN ? absolute(d) : d * d;
           }
-        }
+        };
+        if (c0 + TERMS <= C)
+          UNROLLED
+          for (i64 c = 0; c < TERMS; ++c) add(c0 + c);
+        else
+          for (i64 c = c0; c < C; ++c) add(c);
         UNROLLED
         for (int i = 0; i < GROUP; ++i) sums[i] += terms[i];
       }

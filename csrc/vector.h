@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -189,13 +190,23 @@ INLINE void over_lanes(i64 lanes, Body body) {
   for (i64 j = 0; j < lanes; j += WIDTH<T>) body(j);
 }
 
+template <int N, class X, std::size_t... I>
+INLINE X exchanged(X x, std::index_sequence<I...>) {
+  return __builtin_shufflevector(x, x, (I ^ N)...);
+}
+
+// Combine all lanes, by halves.
+template <class T, int N = WIDTH<T> / 2, class Combine>
+INLINE T over_lanes_combined(Vector<T> x, Combine combine) {
+  if constexpr (N == 0)
+    return x[0];
+  else
+    return over_lanes_combined<T, N / 2>(combine(x, exchanged<N>(x, std::make_index_sequence<WIDTH<T>>())), combine);
+}
+
 template <class T>
 INLINE T sum_of_lanes(Vector<T> x) {
-  T lanes[WIDTH<T>];
-  std::memcpy(lanes, &x, sizeof x);
-  for (i64 n = WIDTH<T> / 2; n > 0; n /= 2)
-    for (i64 i = 0; i < n; ++i) lanes[i] += lanes[i + n];
-  return lanes[0];
+  return over_lanes_combined<T>(x, [](auto y, auto z) { return y + z; });
 }
 
 // A sum over lanes, and over the numbers that are left.
@@ -213,21 +224,19 @@ struct Sum {
 template <class T, class Combine>
 INLINE T combined(const T* s, i64 j0, i64 j1, T neutral, Combine combine) {
   using X = Vector<T>;
-  X four[4];
-  for (X& each : four) each = wide<X>(neutral);
+  X first = wide<X>(neutral), second = first, third = first, fourth = first;
   i64 j = j0;
-  for (; j + 4 * WIDTH<T> <= j1; j += 4 * WIDTH<T>)
-    UNROLLED
-    for (int i = 0; i < 4; ++i) four[i] = combine(four[i], load<X>(s + j + i * WIDTH<T>));
-  for (; j + WIDTH<T> <= j1; j += WIDTH<T>) four[0] = combine(four[0], load<X>(s + j));
-  const X all = combine(combine(four[0], four[1]), combine(four[2], four[3]));
+  for (; j + 4 * WIDTH<T> <= j1; j += 4 * WIDTH<T>) {
+    first = combine(first, load<X>(s + j));
+    second = combine(second, load<X>(s + j + WIDTH<T>));
+    third = combine(third, load<X>(s + j + 2 * WIDTH<T>));
+    fourth = combine(fourth, load<X>(s + j + 3 * WIDTH<T>));
+  }
+  for (; j + WIDTH<T> <= j1; j += WIDTH<T>) first = combine(first, load<X>(s + j));
+  const X all = combine(combine(first, second), combine(third, fourth));
   T found = neutral;
   for (; j < j1; ++j) found = combine(found, s[j]);
-  T lanes[WIDTH<T>];
-  std::memcpy(lanes, &all, sizeof all);
-  for (i64 n = WIDTH<T> / 2; n > 0; n /= 2)
-    for (i64 i = 0; i < n; ++i) lanes[i] = combine(lanes[i], lanes[i + n]);
-  return combine(found, lanes[0]);
+  return combine(found, over_lanes_combined<T>(all, combine));
 }
 
 // The largest number; NaN counts for nothing.

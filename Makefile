@@ -7,18 +7,20 @@ DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
 DEMO_SECONDS ?= 170
+# The sources of the CPU kernels, which installing compiles.
+KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz demo-time docs gallery notebook viewer viewer-check campaign clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize demo-time docs gallery notebook viewer viewer-check campaign clean
 
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
-$(READY): pyproject.toml lab/pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]' --editable './lab[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps rxnmapper==0.4.3
 	touch $@
 
 # What the demo needs, and nothing else.
-$(DEMO_READY): pyproject.toml lab/pyproject.toml constraints.txt
+$(DEMO_READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable . --editable ./lab
 	touch $@
@@ -145,6 +147,16 @@ planning: $(READY)
 # Damaged model folders, tables, pairs and options through the loaders; goes on where it was stopped.
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz
+
+# The kernels' laws and tests with AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZED := build/sanitized
+CASES ?= 500
+sanitize: $(READY)
+	cmake -S csrc -B $(SANITIZED) -DREGARD_SANITIZE=ON > /dev/null
+	cmake --build $(SANITIZED) --parallel
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		REGARD_KERNELS=$(SANITIZED)/_kernels.so OMP_NUM_THREADS=2 \
+		$(BIN)/python -m regard.testing --engine fused --cases $(CASES)
 
 # How long the demo takes once it is set up.
 demo-time: $(READY)

@@ -41,7 +41,7 @@ def facts() -> dict[str, str]:
         "OS": _os(),
         "load average": _load(os.getloadavg()[0]),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy", "numba", "pykeops", "statsmodels")},
+        **{name: _version(name) for name in ("torch", "numpy", "pykeops", "statsmodels")},
         "regard": f"{_version('regard')} ({_commit()})",
     }
 

@@ -14,8 +14,8 @@ from benchmarks.cases.contenders import by_regard, by_torch, seeded
 from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Formula, Work
 from regard import masks, scores
+from regard.engines.fused.arguments import F
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.arguments import F
 
 HEADS, KEY_HEADS, WIDTH, LEFT = 8, 2, 64, 16
 LENGTH, CACHE = 64, 256

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = facts()
     versions = subprocess.run([options.joeynmt_python, "-c", _VERSIONS], check=True, capture_output=True, text=True)
     theirs, their_torch = versions.stdout.split()
-    where = {name: value for name, value in where.items() if name not in ("numba", "pykeops", "statsmodels")}
+    where = {name: value for name, value in where.items() if name not in ("pykeops", "statsmodels")}
     where |= {"JoeyNMT": f"{theirs}, with torch {their_torch}"}
     where["command"] = shlex.join(
         ["python", "-m", "benchmarks.joeynmt", *(sys.argv[1:] if arguments is None else arguments)]

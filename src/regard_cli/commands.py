@@ -6,6 +6,5 @@ COMMANDS = (
         "catalogue": "List every mechanism with formula, source, learned parts, engines and cost.",
         "regress": "Predict a table column from the others by kernel regression, and report the accuracy.",
         "view": "Show recorded attention on a local web page.",
-        "warmup": "Compile the CPU kernels ahead of the first call.",
     },
 )

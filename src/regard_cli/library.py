@@ -128,13 +128,3 @@ def view(
     from regard_cli.view import run
 
     run(files, port=port, browser=browser, batch=batch)
-
-
-@_command()
-def warmup(
-    every: Annotated[bool, typer.Option("--all", help="Also compile for float64.")] = False,
-) -> None:
-    """Compile the CPU kernels ahead of the first call."""
-    from regard_cli.warmup import run
-
-    run(every=every)

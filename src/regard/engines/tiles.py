@@ -65,7 +65,7 @@ class BlockMask:
         return torch.where(low == high, low, MIXED).tolist()
 
     def rows(self, sequences: int, heads: int) -> Iterator[tuple[int, int, int, list[Run]]]:
-        """Yield sequence, head, row of blocks and its runs; equal ones are repeated up to ``sequences`` and ``heads``."""
+        """Yield sequence, head, row of blocks and its runs, equal ones repeated for ``sequences`` and ``heads``."""
         states = self.states.expand(sequences, heads, -1, -1)
         for b, of_batch in enumerate(states.tolist()):
             for h, of_head in enumerate(of_batch):

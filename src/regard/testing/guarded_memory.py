@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from regard.engines.fused.arguments import FIELDS
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.arguments import FIELDS
 
 _PAGE = mmap.PAGESIZE
 #: A byte that makes NaN in every float type and −1 in every int type.

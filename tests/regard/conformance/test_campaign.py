@@ -113,7 +113,7 @@ def test_a_kernel_that_reads_past_its_arrays_dies_on_guarded_memory():
     code = """if True:
         import torch, regard
         from regard.engines.fused.kernel_call import KernelCall
-        from regard.engines.fused.kernels.arguments import F
+        from regard.engines.fused.arguments import F
         from regard.testing.guarded_memory import guarded_kernels
         execute = KernelCall.execute
         def beyond(call, arguments):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
-from regard.engines.fused.kernels.arguments import RADIAL
+from regard.engines.fused.arguments import RADIAL
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.testing import case as samples

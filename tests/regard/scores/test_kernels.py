@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import KINDS
-from regard.engines.fused.kernels.arguments import COMPACT
 from regard.regression import NadarayaWatsonRegressor
 from regard.scores.base import TABLE
 from regard.scores.kernels import Distance, Radial, kernels

@@ -11,10 +11,12 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.engines.fused import compiler, pool
+from regard.engines.fused import library, pool
 
 DTYPES = (torch.float32, torch.float64)
+
 #: Numbers that the largest register holds.
 _REGISTER = 16
 #: Multiplications that are worth a thread.
@@ -52,7 +54,9 @@ def read_rows(
     if key.stride(0) != value.stride(0):
         key, value = key.contiguous(), value.contiguous()
     which, table, counts = which.contiguous(), table.contiguous(), counts.contiguous()
-    function, out = compiler.load("decoding.read_rows", query.dtype), query.new_empty(R, H, D)
+    if library.problem() is not None:
+        return _read_in_torch(query, key, value, table[which], counts[which], scale)
+    function, out = library.load("decoding.read_rows", query.dtype), query.new_empty(R, H, D)
     sizes = H, key.shape[1], D, scale, out.data_ptr(), H * D
 
     def part(first: int, last: int) -> None:
@@ -76,15 +80,27 @@ def log_sums(x: Tensor, run: int) -> tuple[Tensor, Tensor]:
     (tensor([3.]), tensor([[0., 0.]]))
     """
     R, N = x.shape
+    if library.problem() is not None:
+        runs = pad(x, (0, -N % run), value=-torch.inf).unflatten(1, (-1, run))
+        return x.logsumexp(1), runs.amax(2)
     x = x if x.stride(1) == 1 else x.contiguous()
     total, maxima = x.new_empty(R), x.new_empty(R, -(-N // run))
-    function = compiler.load("decoding.log_sums", x.dtype)
+    function = library.load("decoding.log_sums", x.dtype)
 
     def part(first: int, last: int) -> None:
         function(x.data_ptr(), x.stride(0), first, last, N, run, total.data_ptr(), maxima.data_ptr())
 
     _shared(part, R, N)
     return total, maxima
+
+
+def _read_in_torch(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, counts: Tensor, scale: float) -> Tensor:
+    """Compute :func:`read_rows` without compiled kernels; ``rows`` (R, T) and ``counts`` (R,) are of each query."""
+    key, value = (x[rows].transpose(1, 2) for x in (key, value))  # (R, G, T, D)
+    visible = torch.arange(rows.shape[1]) < counts[:, None]
+    return scaled_dot_product_attention(
+        query.unsqueeze(2), key, value, visible[:, None, None], scale=scale, enable_gqa=True
+    ).squeeze(2)
 
 
 def _shared(part: Callable[[int, int], None], count: int, each: int) -> None:

@@ -15,9 +15,9 @@ from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_trac
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
-from regard.engines.fused import morton
+from regard.engines.fused import library, morton
+from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
-from regard.engines.fused.kernels.arguments import COMPACT
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
@@ -39,13 +39,14 @@ class Fused(Engine):
 
     For the additive and concat scores, a pair costs a few operations per feature and no transcendental function. For
     the Gaussian, Laplacian and compact kernels, the engine is meant for distances in few dimensions, and skips tiles
-    beyond the width. For dot products, it computes only visible pairs. Numba compiles kernels at their first use, into
-    a cache.
+    beyond the width. For dot products, it computes only visible pairs.
     """
 
     name = "fused"
 
     def refusal(self, problem: Problem) -> str | None:
+        if (missing := library.problem()) is not None:
+            return missing
         if is_exported_to_onnx():
             return "its kernels cannot be exported to ONNX"
         if problem.query.device.type != "cpu":

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from regard import scores
 from regard.engines.fused import pool
+from regard.engines.fused.arguments import COMPACT, PAD, RADIAL, SMALL_FEATURE
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.arguments import COMPACT, PAD, RADIAL, SMALL_FEATURE
 from regard.scores import Score
 from regard.scores.dot_products import DotLike
 from regard.scores.kernels import kernels

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from regard.engines.fused import compiler
-from regard.engines.fused.kernels.arguments import FIELDS, SHAPES, F
+from regard.engines.fused import library
+from regard.engines.fused.arguments import FIELDS, SHAPES, F
 
 #: The types of arrays that do not hold the compute dtype.
 _DTYPES = {
@@ -34,7 +34,7 @@ class KernelCall:
     Parameters
     ----------
     name : str
-        As :func:`compiler.load` takes it.
+        As :func:`library.load` takes it.
     dtype : torch.dtype
     sizes : dict of str to int
         Every size that the shapes in ``fields.SHAPES`` speak of, by its name.
@@ -52,7 +52,7 @@ class KernelCall:
         arrays: Mapping[str, Tensor | None],
         numbers: Mapping[str, int],
     ) -> None:
-        self.function = compiler.load(name, dtype)
+        self.function = library.load(name, dtype)
         self.name, self.dtype, self.sizes = name, dtype, sizes
         self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
         self.shapes = SHAPES[name.partition(".")[2]]

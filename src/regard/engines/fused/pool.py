@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,34 +73,39 @@ def run(tasks: Sequence[Task]) -> None:
         raise errors[0]
 
 
-_Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_OldBody = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _on_team(team: Any, work: Task, threads: int, errors: list[BaseException]) -> None:
-    def body(_: int | None) -> None:
+    def body(*_: int | None) -> None:
         try:
             work()
         except BaseException as error:  # an interrupt between two statements of work()
             errors.append(error)
 
-    team(_Body(body), None, threads, 0)
+    if team.__name__ == _PARALLEL_FOR:
+        team(0, threads, 1, _Body(body), None)
+    else:
+        team(_OldBody(body), None, threads, 0)
+
+
+#: Functions that run another on all threads of torch's team: torch's own (2.10 and later), and its OpenMP library's.
+_PARALLEL_FOR, _GOMP = "torch_parallel_for", "GOMP_parallel"
 
 
 @cache
 def _team() -> Any:
-    """Return the function of torch's OpenMP library that runs a function on all threads of its team, or None."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    paths = sorted(set(re.findall(r"(/\S*/lib(?:gomp|omp|iomp5)[^/\s]*\.so[^/\s]*)$", maps, re.MULTILINE)))
-    home = str(Path(torch.__file__).parent)
-    for path in sorted(paths, key=lambda path: not path.startswith(home)):  # another package may bring its own
-        try:
-            function = ctypes.CDLL(path).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        function.argtypes = (_Body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    """Return a function that runs another on all threads of torch's team, or None."""
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    with suppress(OSError, AttributeError):
+        function = getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name)), _PARALLEL_FOR)
+        function.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, _Body, ctypes.c_void_p)
+        function.restype = ctypes.c_int32
+        return function
+    with suppress(OSError, AttributeError, TypeError):  # TypeError: Windows has no library of the process
+        function = getattr(ctypes.CDLL(None), _GOMP)
+        function.argtypes = (_OldBody, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         function.restype = None
         return function
     return None

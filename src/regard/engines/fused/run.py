@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import pool
+from regard.engines.fused.arguments import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
 from regard.engines.fused.families import Gradients, Rows
 from regard.engines.fused.kernel_call import KernelCall
-from regard.engines.fused.kernels.arguments import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
 from regard.engines.fused.morton import boxes
 from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
 from regard.masks.base import Extent

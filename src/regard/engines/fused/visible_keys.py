@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.engines.fused.kernels.arguments import BLOCK
+from regard.engines.fused.arguments import BLOCK
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
 from regard.masks.base import EMPTY, FULL, Extent, Mask
@@ -124,8 +124,8 @@ class VisibleKeys:
         # A unit covers one head, the heads of one sequence, or all heads: as many as can share a mask of limited size.
         differs_by_sequence, differs_by_head = blocks.differs
         largest = LARGEST // max(min(BLOCK, extent.L) * extent.S, 1)
-        by_head = differs_by_head or extent.H > largest
-        by_sequence = by_head or differs_by_sequence or extent.B * extent.H > largest
+        by_head = differs_by_head or largest < extent.H
+        by_sequence = by_head or differs_by_sequence or largest < extent.B * extent.H
         together = 1 if by_head else extent.H if by_sequence else extent.B * extent.H
         for b, h, block, runs in blocks.rows(extent.B if by_sequence else 1, extent.H if by_head else 1):
             first = b * extent.H + h
@@ -147,7 +147,11 @@ class VisibleKeys:
             return None
         H, L = self.extent.H, self.extent.L
         b = torch.arange(unit.first // H, -(-unit.last // H), device="cpu")
-        h = torch.arange(H, device="cpu") if unit.last - unit.first >= H else torch.tensor([unit.first % H], device="cpu")
+        h = (
+            torch.arange(H, device="cpu")
+            if unit.last - unit.first >= H
+            else torch.tensor([unit.first % H], device="cpu")
+        )
         q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
         return mask.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
 

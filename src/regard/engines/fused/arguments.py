@@ -1,43 +1,13 @@
-"""What kernels and their callers share: types, arguments by name, and sizes. Free of Numba, whose import is slow."""
+"""What the kernels and their callers share: the names of arguments, sizes, and the shape of each array.
+
+``csrc/arguments.h`` states names and sizes for the kernels; the loader compares them.
+"""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar, cast, get_args
 
-Type = Literal["real*", "int*", "byte*", "real", "int"]
-TYPES: Final = frozenset(get_args(Type))
-
-Function = TypeVar("Function", bound=Callable[..., None])
-
-
-def kernel(*types: Type) -> Callable[[Function], Function]:
-    """
-    Mark a plain function as a kernel that ``compiler.load`` can compile.
-
-    Parameters
-    ----------
-    types : {"real*", "int*", "byte*", "real", "int"}
-        One per argument: pointers to the compute dtype (float32 or float64), to int64 and to uint8; a scalar of the
-        compute dtype, and an int64.
-
-    Returns
-    -------
-    Callable
-        A decorator that stores `types` as the function's ``signature`` and leaves the function as it is.
-    """
-    unknown = [type for type in types if type not in TYPES]
-    assert not unknown, f"a kernel's types must be among {sorted(TYPES)}, got {unknown} instead"
-
-    def mark(function: Function) -> Function:
-        cast(Any, function).signature = types
-        return function
-
-    return mark
-
-
-# The arguments of a kernel: one array of integers (addresses, sizes, strides) and one of reals, by name ---------------
+# The arguments of a kernel: one array of integers (addresses, sizes, strides) by name, and one real number
 
 
 #: Keys that a tile has at most.
@@ -82,7 +52,7 @@ _NAMES = (
 
 FIELDS = tuple(" ".join(_NAMES).split())
 #: The place of each argument: ``args[F.query]``.
-F = namedtuple("F", FIELDS)(*range(len(FIELDS)))  # type: ignore[call-arg]
+F = namedtuple("F", FIELDS)(*range(len(FIELDS)))
 
 _ROWS = {
     "query": "B H L C",

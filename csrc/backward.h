@@ -1,0 +1,214 @@
+// The backward pass over tiles, for any family of scores: weights are recomputed from what the forward pass kept.
+#pragma once
+
+#include "linear.h"
+#include "tiles.h"
+
+namespace {
+
+// Write the weights of one row; zeros if it does not exist.
+template <class T>
+OUTLINE void row_weights(const Arguments<T>& a, i64 head, i64 row, i64 j0, i64 j1, const T* s, T* p, bool exists) {
+  const i64 place = head * a[F::L] + row, end = j0 + padded(j1 - j0);
+  const T peak = a.array(F::peak)[place], total = a.array(F::total)[place];
+  if (!exists || total == T(0)) {
+    fill(p + j0, end - j0, T(0));
+    return;
+  }
+  const T share = T(1) / total;
+  const bool direct = a[F::direct] != 0;
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    const auto score = load<decltype(x)>(s + j);
+    store(p + j, (direct ? score : exponential(score - peak)) * share);
+  });
+  fill(p + j1, end - j1, T(0));
+}
+
+// Write the gradients of a group's weights, `grad · value`; the group has `count` rows.
+template <class T>
+void weight_gradients(const Arguments<T>& a, i64 place, i64 count, i64 j0, i64 lanes, const T* v, T* dp) {
+  const i64 V = a[F::V];
+  const T* grad = a.array(F::grad) + place * V;
+  for (i64 i = 0; i < GROUP; ++i) fill(dp + i * ROW + j0, lanes, T(0));
+  if (count == GROUP) {
+    product<GROUP>(dp + j0, ROW, v + j0, ROW, grad, V, 1, V, lanes);
+    return;
+  }
+  for (i64 i = 0; i < count; ++i) product<1>(dp + i * ROW + j0, ROW, v + j0, ROW, grad + i * V, V, 1, V, lanes);
+}
+
+// Replace the gradients of weights by those of scores in four rows, and add them to the bias' if wanted.
+template <class T>
+OUTLINE void score_gradients(
+    const Arguments<T>& a, i64 head, i64 row, i64 last, i64 j0, i64 j1, const T* p, T* dp, const T* delta, i64 column) {
+  for (i64 i = 0; i < GROUP; ++i) {
+    const T* pi = p + i * ROW;
+    T* di = dp + i * ROW;
+    const T mean = delta[i];
+    over<T>(j0, j1, [&](i64 j, auto x) {
+      using X = decltype(x);
+      const X weight = load<X>(pi + j);
+      store(di + j, weight != T(0) ? weight * (load<X>(di + j) - mean) : X{});
+    });
+    fill(di + j1, padded(j1 - j0) - (j1 - j0), T(0));
+    if (a[F::d_added] != 0 && column >= 0 && row + i <= last) {
+      T* target = a.array(F::d_added) + place_of_added(a, head, least(row + i, last), column);
+      over<T>(j0, j1, [&](i64 j, auto x) {
+        store(target + j, load<decltype(x)>(target + j) + load<decltype(x)>(di + j));
+      });
+    }
+  }
+}
+
+// Set four rows to zero in the part of a band that is not their own.
+template <class T>
+void clear_outside(T* rows, i64 b0, i64 b1, i64 j0, i64 j1) {
+  for (i64 i = 0; i < GROUP; ++i) {
+    fill(rows + i * ROW + b0, j0 - b0, T(0));
+    fill(rows + i * ROW + j1, b1 - j1, T(0));
+  }
+}
+
+// Add a band's factors (`count` rows, by key) times as many rows of a block to the keys' gradient.
+template <class T>
+void pull_band(i64 width, i64 row, i64 count, i64 b0, i64 b1, const T* factors, const T* rows, T* gradient) {
+  for (i64 c = 0; c < width; c += CHUNK) {
+    const T* x = rows + (c / CHUNK * BLOCK + row) * CHUNK;
+    T* y = gradient + c / CHUNK * ROW * CHUNK;
+    const i64 lanes = padded(least(CHUNK, width - c));
+    for (i64 j = b0; j < b1; j += GROUP)
+      product<GROUP>(y + j * CHUNK, CHUNK, x, CHUNK, factors + j, 1, ROW, count, lanes);
+  }
+}
+
+// Add the gradient of four rows' dot products to queries.
+template <class T>
+void pull_queries(i64 width, i64 row, i64 j0, i64 j1, const T* ds, const T* keys, T* dq) {
+  for (i64 c = 0; c < width; c += CHUNK) {
+    T* y = dq + (c / CHUNK * BLOCK + row) * CHUNK;
+    const T* x = keys + (c / CHUNK * ROW + j0) * CHUNK;
+    product<GROUP>(y, CHUNK, x, CHUNK, ds + j0, ROW, 1, j1 - j0, padded(least(CHUNK, width - c)));
+  }
+}
+
+// The scratch memory of a backward pass.
+template <class T>
+struct Parts {
+  T *k, *keys, *v, *s, *p, *ds, *grads, *rows, *dq, *dk, *dv, *delta;
+
+  explicit Parts(const Arguments<T>& a)
+      : k(a.scratch(F::at_key)), keys(k + a[F::C] * ROW), v(a.scratch(F::at_value)), s(a.scratch(F::at_score)),
+        p(a.scratch(F::at_weight)), ds(a.scratch(F::at_d_score)), grads(a.scratch(F::at_state)),
+        rows(a.scratch(F::at_rows)), dq(a.scratch(F::at_d_query)), dk(a.scratch(F::at_d_key)),
+        dv(a.scratch(F::at_output)), delta(a.scratch(F::at_delta)) {}
+};
+
+// Pack what the keys' gradients are sums of: the gradients of a block's output, and its queries. `delta` is each row's
+// `grad · output`, the mean of the gradients of its weights.
+template <class Family, class T>
+void begin_block(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const Parts<T>& to) {
+  const i64 V = a[F::V], C = a[F::C], first = head * a[F::L] + r0;
+  fill(to.delta, BLOCK, T(0));
+  for (i64 i = 0; i < r1 - r0; ++i) {
+    const T *grad = a.array(F::grad) + (first + i) * V, *output = a.array(F::output) + (first + i) * V;
+    Sum<T> sum;
+    over<T>(0, V, [&](i64 c, auto x) { sum.add(load<decltype(x)>(grad + c) * load<decltype(x)>(output + c)); });
+    to.delta[i] = sum.total();
+  }
+  fill(to.grads, parts(V, CHUNK) * BLOCK * CHUNK, T(0));
+  pack_lanes(a.array(F::grad) + first * V, V, r1 - r0, V, to.grads, BLOCK);
+  if constexpr (Family::linear) {
+    fill(to.rows, parts(C, CHUNK) * BLOCK * CHUNK, T(0));
+    fill(to.dq, parts(C, CHUNK) * BLOCK * CHUNK, T(0));
+    pack_lanes(a.array(F::query) + first * C, C, r1 - r0, C, to.rows, BLOCK);
+  }
+}
+
+// Pack a tile's values, keys as lanes, and clear the gradients of its keys and values.
+template <class Family, class T>
+void begin_tile(const Arguments<T>& a, i64 kv, i64 t0, i64 n, const Parts<T>& to) {
+  const i64 V = a[F::V], S = a[F::S], C = a[F::C], height = padded(n);
+  pack_rows(a.array(F::value_keys) + kv * V * S + t0, S, V, n, to.v, ROW, height);
+  for (i64 c = 0; c < V; c += CHUNK) fill(to.dv + c / CHUNK * ROW * CHUNK, height * CHUNK, T(0));
+  if constexpr (Family::linear) {
+    pack_lanes(a.array(F::key_raw) + (kv * S + t0) * C, C, n, C, to.keys, ROW);
+    for (i64 c = 0; c < C; c += CHUNK) fill(to.dk + c / CHUNK * ROW * CHUNK, height * CHUNK, T(0));
+  } else {
+    for (i64 c = 0; c < C; ++c) fill(to.dk + c * ROW, height, T(0));
+  }
+}
+
+// Add the gradients of a tile's keys and values to those of all.
+template <class Family, class T>
+void end_tile(const Arguments<T>& a, i64 mine, i64 t0, i64 n, const Parts<T>& from) {
+  const i64 V = a[F::V], S = a[F::S], C = a[F::C];
+  add_lanes(from.dv, ROW, n, V, a.array(F::d_value) + (mine * S + t0) * V, V);
+  if constexpr (Family::linear)
+    add_lanes(from.dk, ROW, n, C, a.array(F::d_key) + (mine * S + t0) * C, C);
+  else
+    add_rows(from.dk, ROW, C, n, a.array(F::d_key) + mine * C * S + t0, S);
+}
+
+// Write the weights of four rows and the gradients of their scores, and pull these back to queries.
+template <class Family, class T>
+void pull_group(
+    const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0, i64 n, i64 column, i64 b0, i64 b1, T* p, T* ds,
+    const Parts<T>& in) {
+  const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, in.k, in.s);
+  const i64 j0 = seen.start, j1 = seen.stop;
+  if (j1 <= j0) {
+    clear_outside(p, b0, b1, b1, b1);
+    clear_outside(ds, b0, b1, b1, b1);
+    return;
+  }
+  const i64 row = r0 + g * GROUP, last = r1 - 1, lanes = padded(j1 - j0);
+  for (i64 i = 0; i < GROUP; ++i)
+    row_weights(a, head, least(row + i, last), j0, j1, in.s + i * ROW, p + i * ROW, row + i <= last);
+  weight_gradients(a, head * a[F::L] + row, least(GROUP, r1 - row), j0, lanes, in.v, ds);
+  score_gradients(a, head, row, last, j0, j1, p, ds, in.delta + g * GROUP, column);
+  clear_outside(p, b0, b1, j0, least(j0 + lanes, b1));
+  if constexpr (Family::linear) {
+    clear_outside(ds, b0, b1, j0, least(j0 + lanes, b1));
+    pull_queries(a[F::C], g * GROUP, j0, j1, ds, in.keys, in.dq);
+  } else {
+    T* d_query = a.array(F::d_query) + (head * a[F::L] + row) * a[F::C];
+    T* d_weight = a.array(F::d_weight) + (head - a[F::head_first]) * 2 * a[F::C];
+    Family::pull(a, head, row, last, t0, j0, lanes, in.k, in.s, ds, d_query, in.dk, d_weight);
+  }
+}
+
+template <class Family, class T>
+void backward(const Arguments<T>& a) {
+  const Parts<T> in(a);
+  const i64 L = a[F::L], C = a[F::C], V = a[F::V], tile = a[F::tile];
+  const i64 blocks = a[F::segment_count] != 0 ? 1 : parts(L, BLOCK);
+  for (i64 item = a[F::first]; item < a[F::last]; ++item) {
+    const i64 head = item / blocks, r0 = (a[F::block] + item % blocks) * BLOCK, r1 = least(L, r0 + BLOCK);
+    const i64 kv = kv_head(a, head);
+    begin_block<Family>(a, head, r0, r1, in);
+    for (i64 index = 0; index < most(a[F::segment_count], 1); ++index) {
+      const Segment keys = segment(a, head, r0, r1, index);
+      for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {
+        const i64 n = least(tile, keys.stop - t0), column = keys.column >= 0 ? keys.column + t0 - keys.start : -1;
+        if (!Family::pack(a, head, kv, r0, r1, t0, n, in.k)) continue;
+        begin_tile<Family>(a, kv, t0, n, in);
+        for (i64 first = 0; first < r1 - r0; first += BAND) {
+          const i64 count = least(BAND, parts(r1 - r0 - first, GROUP) * GROUP);
+          const Range band = group_range(a, head, r0 + first, least(r0 + first + count, r1) - 1, t0, n);
+          if (band.stop <= band.start) continue;
+          const i64 b0 = band.start, b1 = b0 + padded(band.stop - b0);
+          for (i64 i = 0; i < count; i += GROUP)
+            pull_group<Family>(
+                a, head, r0, r1, (first + i) / GROUP, t0, n, column, b0, b1, in.p + i * ROW, in.ds + i * ROW, in);
+          pull_band(V, first, count, b0, b1, in.p, in.grads, in.dv);
+          if constexpr (Family::linear) pull_band(C, first, count, b0, b1, in.ds, in.rows, in.dk);
+        }
+        end_tile<Family>(a, kv - a[F::kv_first], t0, n, in);
+      }
+    }
+    if constexpr (Family::linear)
+      unpack_lanes(in.dq, BLOCK, r1 - r0, C, a.array(F::d_query) + (head * L + r0) * C, C);
+  }
+}
+
+}  // namespace

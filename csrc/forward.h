@@ -1,0 +1,256 @@
+// The forward pass over tiles, for any family of scores: an online softmax.
+//
+// The state of a block of rows is, for each row, its maximum so far, the sum of its weights relative to that, what its
+// entropy needs, and its largest score.
+#pragma once
+
+#include "linear.h"
+#include "tiles.h"
+
+namespace {
+
+// Merge the scores of a row into its K best so far, largest first.
+template <class T>
+void keep_best(const T* s, i64 j0, i64 j1, i64 t0, T* best, i64* keys, i64 K) {
+  for (i64 j = j0; j < j1; ++j)
+    if (s[j] > best[K - 1]) {
+      i64 i = K - 1;
+      for (; i > 0 && best[i - 1] < s[j]; --i) {
+        best[i] = best[i - 1];
+        keys[i] = keys[i - 1];
+      }
+      best[i] = s[j];
+      keys[i] = t0 + j;
+    }
+}
+
+// Write exp(s − peak) and return the sum.
+template <class T>
+OUTLINE T exponentials(const T* s, T* p, i64 j0, i64 j1, T peak) {
+  using X = Vector<T>;
+  X first{}, second{};
+  i64 j = j0;
+  for (; j + 2 * WIDTH<T> <= j1; j += 2 * WIDTH<T>) {
+    const X one = exponential(load<X>(s + j) - peak), other = exponential(load<X>(s + j + WIDTH<T>) - peak);
+    store(p + j, one);
+    store(p + j + WIDTH<T>, other);
+    first += one;
+    second += other;
+  }
+  for (; j + WIDTH<T> <= j1; j += WIDTH<T>) {
+    const X one = exponential(load<X>(s + j) - peak);
+    store(p + j, one);
+    first += one;
+  }
+  T rest = 0;
+  for (; j < j1; ++j) {
+    p[j] = exponential(s[j] - peak);
+    rest += p[j];
+  }
+  return sum_of_lanes<T>(first + second) + rest;
+}
+
+// Return Σ p (s − peak) over visible keys.
+template <class T>
+OUTLINE T weighted_logs(const T* s, const T* p, i64 j0, i64 j1, T peak) {
+  Sum<T> sum;
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X weight = load<X>(p + j);
+    sum.add(weight > T(0) ? weight * (load<X>(s + j) - peak) : X{});
+  });
+  return sum.total();
+}
+
+// Return Σ p log p.
+template <class T>
+OUTLINE T direct_logs(const T* p, i64 j0, i64 j1) {
+  Sum<T> sum;
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X weight = load<X>(p + j);
+    const X positive = weight > T(0) ? weight : wide<X>(1);
+    sum.add(positive * logarithm(positive));
+  });
+  return sum.total();
+}
+
+// Add the values of a tile, weighted, to four rows of output.
+template <class T>
+void read(const Arguments<T>& a, i64 rows4, i64 j0, i64 j1, const T* p, const T* v, T* o) {
+  const i64 V = a[F::V];
+  if (a[F::value_lanes] == 0) {  // few values: keys are the lanes
+    for (i64 c = 0; c < V; ++c) contract(o + rows4 * CHUNK + c, CHUNK, p + j0, v + c * ROW + j0, padded(j1 - j0));
+    return;
+  }
+  for (i64 c = 0; c < V; c += CHUNK) {
+    T* y = o + (c / CHUNK * BLOCK + rows4) * CHUNK;
+    const T* values = v + c / CHUNK * ROW * CHUNK;
+    product<GROUP>(y, CHUNK, values + j0 * CHUNK, CHUNK, p + j0, ROW, 1, j1 - j0, padded(least(CHUNK, V - c)));
+  }
+}
+
+// Pack the values of a tile: keys are the lanes where values are few, else values are.
+template <class T>
+void pack_values(const Arguments<T>& a, i64 kv, i64 t0, i64 n, T* v) {
+  const i64 S = a[F::S], V = a[F::V];
+  const T* source = a.array(F::value) + (kv * S + t0) * V;
+  if (a[F::value_lanes] == 0) {
+    for (i64 c = 0; c < V; ++c) {
+      T* row = v + c * ROW;
+      for (i64 j = 0; j < n; ++j) row[j] = source[j * V + c];
+      fill(row + n, padded(n) - n, T(0));
+    }
+    return;
+  }
+  pack_lanes(source, V, n, V, v, ROW);
+}
+
+// Turn scores into weights relative to each row's maximum so far, and update the rows' state; answer whether any key is
+// seen. Weights that are computed directly stay where they are.
+template <class T>
+bool tile_weights(
+    const Arguments<T>& a, i64 r0, i64 r1, i64 g, i64 t0, i64 j0, i64 j1, i64 head, T* s, T* p, T* state, T* o) {
+  constexpr T minus = -std::numeric_limits<T>::infinity();
+  const i64 L = a[F::L], K = a[F::K], V = a[F::V], behind = padded(j1 - j0) - (j1 - j0);
+  const bool direct = a[F::direct] != 0, entropy = a[F::entropy] != 0;
+  T *m = state, *totals = state + BLOCK, *e = state + 2 * BLOCK, *top = state + 3 * BLOCK;
+  bool seen = false;
+  for (i64 i = 0; i < GROUP; ++i) {
+    const i64 row = g * GROUP + i;
+    T *si = s + i * ROW, *pi = p + i * ROW;
+    if (r0 + row >= r1) {  // it does not exist
+      fill((direct ? si : pi) + j0, j1 - j0 + behind, T(0));
+      continue;
+    }
+    if (direct && a[F::top] == 0 && !entropy && K == 0) {
+      const T total = sum_of(si, j0, j1);
+      totals[row] += total;
+      seen = seen || total > T(0);
+      fill(si + j1, behind, T(0));
+      continue;
+    }
+    const T peak = largest_of(si, j0, j1);
+    if (K > 0) {
+      const i64 place = (head * L + r0 + row) * K;
+      T* best = a.array(F::best) + place;
+      if (peak > (direct ? T(0) : minus) && peak > best[K - 1])
+        keep_best(si, j0, j1, t0, best, a.integers(F::best_key) + place, K);
+    }
+    top[row] = peak > top[row] ? peak : top[row];
+    if (direct) {
+      totals[row] += sum_of(si, j0, j1);
+      seen = seen || peak > T(0);
+      if (entropy) e[row] += direct_logs(si, j0, j1);
+      fill(si + j1, behind, T(0));
+      continue;
+    }
+    if (peak > m[row]) {
+      const T factor = exponential(m[row] - peak);
+      e[row] = totals[row] > T(0) ? factor * (e[row] + totals[row] * (m[row] - peak)) : T(0);
+      totals[row] *= factor;
+      if (m[row] > minus)
+        for (i64 c = 0; c < V; c += CHUNK) {
+          T* y = o + (c / CHUNK * BLOCK + row) * CHUNK;
+          over_lanes<T>(CHUNK, [&](i64 v) { store(y + v, factor * load<Vector<T>>(y + v)); });
+        }
+      m[row] = peak;
+    }
+    if (m[row] > minus) {
+      totals[row] += exponentials(si, pi, j0, j1, m[row]);
+      seen = true;
+      if (entropy) e[row] += weighted_logs(si, pi, j0, j1, m[row]);
+    } else {  // nothing is visible, or what is visible is NaN
+      fill(pi + j0, j1 - j0, T(0));
+      for (i64 j = j0; j < j1; ++j) totals[row] = si[j] != si[j] ? si[j] : totals[row];
+    }
+    fill(pi + j1, behind, T(0));
+  }
+  return seen;
+}
+
+// Write the output and the statistics of a block.
+template <class T>
+void finish(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const T* state, const T* o) {
+  const i64 L = a[F::L], V = a[F::V];
+  const T* totals = state + BLOCK;
+  for (i64 row = 0; row < r1 - r0; ++row) {
+    const i64 place = head * L + r0 + row;
+    const T total = totals[row], share = total > T(0) || total != total ? T(1) / total : T(0);
+    T* out = a.array(F::output) + place * V;
+    for (i64 c = 0; c < V; c += CHUNK) {
+      const T* y = o + (c / CHUNK * BLOCK + row) * CHUNK;
+      over<T>(0, least(CHUNK, V - c), [&](i64 v, auto x) { store(out + c + v, load<decltype(x)>(y + v) * share); });
+    }
+    a.array(F::peak)[place] = state[row];
+    a.array(F::total)[place] = total;
+    if (a[F::top] != 0) a.array(F::top)[place] = state[3 * BLOCK + row];
+    if (a[F::entropy] != 0) a.array(F::entropy)[place] = state[2 * BLOCK + row];
+  }
+}
+
+// Add the finished weights of a block to what each key received, in a second sweep.
+template <class Family, class T>
+void add_received(const Arguments<T>& a, i64 head, i64 r0, i64 r1, T* k, T* s, const T* state) {
+  const i64 S = a[F::S], tile = a[F::tile];
+  const T *m = state, *totals = state + BLOCK;
+  T* target = a.array(F::received) + (head - a[F::head_first]) * S;
+  for (i64 index = 0; index < most(a[F::segment_count], 1); ++index) {
+    const Segment keys = segment(a, head, r0, r1, index);
+    for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {
+      const i64 n = least(tile, keys.stop - t0), column = keys.column >= 0 ? keys.column + t0 - keys.start : -1;
+      if (!Family::pack(a, head, kv_head(a, head), r0, r1, t0, n, k)) continue;
+      for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g) {
+        const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, k, s);
+        for (i64 i = 0; i < least(GROUP, r1 - r0 - g * GROUP); ++i) {
+          const i64 row = g * GROUP + i;
+          if (seen.stop <= seen.start || !(totals[row] > T(0))) continue;
+          const T *si = s + i * ROW, share = T(1) / totals[row];
+          over<T>(seen.start, seen.stop, [&](i64 j, auto x) {
+            using X = decltype(x);
+            const X score = load<X>(si + j), weight = a[F::direct] != 0 ? score : exponential(score - m[row]);
+            store(target + t0 + j, load<X>(target + t0 + j) + weight * share);
+          });
+        }
+      }
+    }
+  }
+}
+
+template <class Family, class T>
+void forward(const Arguments<T>& a) {
+  constexpr T minus = -std::numeric_limits<T>::infinity();
+  T *k = a.scratch(F::at_key), *v = a.scratch(F::at_value), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);
+  T *state = a.scratch(F::at_state), *o = a.scratch(F::at_output);
+  const i64 L = a[F::L], tile = a[F::tile];
+  const T lowest = a[F::direct] != 0 ? T(0) : minus;
+  const i64 blocks = a[F::segment_count] != 0 ? 1 : parts(L, BLOCK);
+  for (i64 item = a[F::first]; item < a[F::last]; ++item) {
+    const i64 head = item / blocks, r0 = (a[F::block] + item % blocks) * BLOCK, r1 = least(L, r0 + BLOCK);
+    const i64 kv = kv_head(a, head);
+    fill(state, BLOCK, lowest);
+    fill(state + BLOCK, 2 * BLOCK, T(0));
+    fill(state + 3 * BLOCK, BLOCK, lowest);
+    fill(o, parts(a[F::V], CHUNK) * BLOCK * CHUNK, T(0));
+    for (i64 index = 0; index < most(a[F::segment_count], 1); ++index) {
+      const Segment keys = segment(a, head, r0, r1, index);
+      for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {
+        const i64 n = least(tile, keys.stop - t0), column = keys.column >= 0 ? keys.column + t0 - keys.start : -1;
+        if (!Family::pack(a, head, kv, r0, r1, t0, n, k)) continue;
+        bool is_packed = false;
+        for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g) {
+          const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, k, s);
+          const i64 j0 = seen.start, j1 = seen.stop;
+          if (j1 <= j0 || !tile_weights(a, r0, r1, g, t0, j0, j1, head, s, p, state, o)) continue;
+          if (!is_packed) pack_values(a, kv, t0, n, v);
+          is_packed = true;
+          read(a, g * GROUP, j0, j1, a[F::direct] != 0 ? s : p, v, o);
+        }
+      }
+    }
+    finish(a, head, r0, r1, state, o);
+    if (a[F::received] != 0) add_received<Family>(a, head, r0, r1, k, s, state);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,41 @@
+// The kernels of engine `fused` for one kind of processor, which REGARD_PROCESSOR names. Compiled once for each.
+
+#include "additive.h"
+#include "backward.h"
+#include "decoding.h"
+#include "dot.h"
+#include "forward.h"
+#include "radial.h"
+
+#define JOINED_(name, type, processor) regard_##name##_##type##_##processor
+#define JOINED(name, type, processor) JOINED_(name, type, processor)
+#define SYMBOL(name, type) JOINED(name, type, REGARD_PROCESSOR)
+#define EXPORTED extern "C" __attribute__((visibility("default"))) void
+
+// A kernel takes the numbers of its arguments, and its one real.
+#define KERNEL(name, type, real, function) \
+  EXPORTED SYMBOL(name, type)(const int64_t* numbers, const real* x) { function(Arguments<real>{numbers, *x}); }
+
+#define KERNELS(type, real)                                              \
+  KERNEL(dot_forward, type, real, forward<Dot>)                          \
+  KERNEL(dot_backward, type, real, backward<Dot>)                        \
+  KERNEL(radial_forward, type, real, forward<Radial>)                    \
+  KERNEL(radial_backward, type, real, backward<Radial>)                  \
+  KERNEL(additive_prepare, type, real, prepare)                          \
+  KERNEL(additive_forward, type, real, forward<Additive>)                \
+  KERNEL(additive_backward, type, real, backward<Additive>)              \
+  EXPORTED SYMBOL(decoding_read_rows, type)(                             \
+      const real* q, int64_t q_row, const real* k, const real* v, int64_t kv_row, const int64_t* which,          \
+      const int64_t* table, int64_t table_row, const int64_t* counts, int64_t first, int64_t last, int64_t H,    \
+      int64_t G, int64_t D, real scale, real* out, int64_t out_row, real* s) {                                   \
+    read_rows(                                                                                                   \
+        q, q_row, k, v, kv_row, which, table, table_row, counts, first, last, H, G, D, scale, out, out_row, s);  \
+  }                                                                                                              \
+  EXPORTED SYMBOL(decoding_log_sums, type)(                                                                      \
+      const real* x, int64_t x_row, int64_t first, int64_t last, int64_t N, int64_t run, real* total,            \
+      real* maxima) {                                                                                            \
+    log_sums(x, x_row, first, last, N, run, total, maxima);                                                      \
+  }
+
+KERNELS(float32, float)
+KERNELS(float64, double)

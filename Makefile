@@ -106,8 +106,12 @@ pretrained: $(BENCH_READY)
 		--data build/english-french-pairs/train.tsv $(VALID) $(RESUME)
 	$(BIN)/regard train translation --options recipes/english-french-final.toml --out build/english-french-final \
 		--data build/english-french-final-pairs/train.tsv $(VALID) --start build/english-french
+	$(BIN)/python -m recipes.pairs $(TATOEBA) $(COLLECTIONS) build/english-french-words-pairs --everyday 3 --words 4 \
+		--share 0.25 --copies 30000 --quantities 20000 --seed 2
+	$(BIN)/regard train translation --options recipes/english-french-words.toml --out build/english-french-words \
+		--data build/english-french-words-pairs/train.tsv $(VALID) --start build/english-french-final
 	$(BIN)/python -m recipes.pack $(TATOEBA) build/english-french-pairs lab/src/regard_lab/pretrained/english-french \
-		build/english-french build/english-french-final
+		build/english-french build/english-french-final build/english-french-words
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.
 DATA ?= ../shared/data

@@ -65,9 +65,9 @@ aligns it better than the step that has to choose it (Chen et al. 2020, arXiv 20
 1607.01628). The alignment error rate is against that
 aligner's links too, of {aligned} pairs to validate with.
 
-**Made by** `make pretrained`: a run with `recipes/english-french.toml`, and one that starts from it with
+**Made by** `make pretrained`: a run with `recipes/english-french.toml`, one that starts from it with
 `recipes/english-french-final.toml`, whose rate falls to 0 and whose pairs have more phrases, short sentences and
-numbers. `recipes.pack` stored the parameters as float16 and wrote this card. {note}
+numbers, and one with `recipes/english-french-words.toml`, where sentences of one word count most. `recipes.pack` stored the parameters as float16 and wrote this card. {note}
 """
 
 
@@ -112,7 +112,7 @@ def main(given: Sequence[str] | None = None) -> None:
     model.about |= {
         "languages": ["en", "fr"],
         "data": "Tatoeba (tatoeba.org), CC-BY 2.0 FR, as selected by manythings.org/anki; others: see NOTICE",
-        "pairs": trained[0]["pairs"],
+        "pairs": max(each["pairs"] for each in trained),
         "scores": {"sources": len(test), "bleu": round(everyday["bleu"], 2), "chrf": round(everyday["chrf"], 2)},
     }
     model.save(folder, dtype="float16")

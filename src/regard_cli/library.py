@@ -71,7 +71,10 @@ def regress(
             "a number, or a number for each feature such as 0.5,2."
         ),
     ] = "loo",
-    order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
+    order: Annotated[
+        int,
+        typer.Option(help="0 averages, 1 fits a line around each row, 2 a parabola in up to 3 features.", min=0, max=2),
+    ] = 0,
     cv: Annotated[
         int | None,
         typer.Option(
@@ -93,6 +96,9 @@ def regress(
         bool, typer.Option("--std", help="Add the standard deviation of the target about each prediction.")
     ] = False,
     quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target such as 0.05,0.5,0.95.")] = None,
+    slopes: Annotated[
+        bool, typer.Option("--slopes", help="Add how much the prediction rises with a unit of each feature.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Output file for a plot of the fit: .png, .svg, .pdf, ...")] = None,
     as_json: Annotated[str | None, json_option("JSON")] = None,
 ) -> None:
@@ -105,7 +111,7 @@ def regress(
         angular=angular, classify=classify, decimal=decimal, thousands=thousands, day_first=day_first,
         missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
         order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
-        quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
+        quantiles=quantiles, slopes=slopes, plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from regard._utils.constraints import Number
 from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard.regression._sums.evaluator import METHODS
+from regard.regression._training import CURVED
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
@@ -63,7 +64,7 @@ def run(**options: Any) -> None:
     say.record = report.record(fitted, asked.widths, found)
     if new is not None:
         with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
-            added = fitted.predict(new, std=asked.std, quantiles=asked.shares)
+            added = fitted.predict(new, std=asked.std, quantiles=asked.shares, slopes=asked.slopes)
         say(["", *report.of_prediction(added, new, fitted)])
         if added.quality is not None:
             say(report.of_quality(added.quality, fitted, new.table.name))
@@ -208,9 +209,12 @@ def _check(asked: SimpleNamespace) -> None:
     for wrong, option, expected, got in (
         (asked.std and asked.predict is None, "--std", "come with --predict", "none"),
         (asked.shares and asked.predict is None, "--quantiles", "come with --predict", "none"),
+        (asked.slopes and asked.predict is None, "--slopes", "come with --predict, which may be DATA itself", "none"),
+        (asked.slopes and not asked.order and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth),
+         "--slopes", "come with --order 1, or a kernel whose weights change smoothly", f"--kernel {asked.kernel}"),
         (asked.data == asked.predict == "-", "--predict", "be a file when the data come from standard input", "-"),
         (asked.out == "-" and asked.json.alone, "--out", "be a file with --json, which prints too", "-"),
-    ):
+    ):  # fmt: skip
         if wrong:
             raise rejected("regress", option, expected, got)
     if asked.out not in (None, "-"):
@@ -278,13 +282,21 @@ def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
 def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) -> None:
     """Raise if options do not go with what the tables turned out to be."""
     kept_bandwidth(prepared, asked.widths)
+    numeric = [column.name for column in prepared.columns if column.kind != "category"]
+    if asked.order == 2 and len(numeric) > CURVED:
+        expected = f"have at most {CURVED} features of numbers or dates for --order 2, which --features can choose"
+        raise rejected("regress", prepared.table.name, expected, len(numeric))
+    if asked.slopes and not numeric:
+        raise rejected("regress", "--slopes", "come with features of numbers or dates", "none")
     if prepared.classifies:
-        for option, given in (("--order 1", asked.order), ("--std", asked.std), ("--quantiles", asked.shares)):
+        for option, given in ((f"--order {asked.order}", asked.order), ("--std", asked.std),
+                              ("--quantiles", asked.shares), ("--slopes", asked.slopes)):  # fmt: skip
             if given:
                 got = f"text in {prepared.target.name!r}"
                 raise rejected("regress", option, "come with a target of numbers", got)
     new = asked.predict is not None
-    for name in added_names(prepared, std=asked.std, quantiles=asked.shares, new=new) if asked.out is not None else ():
+    added = added_names(prepared, std=asked.std, quantiles=asked.shares, slopes=asked.slopes, new=new)
+    for name in added if asked.out is not None else ():
         if name in table.frame.columns:
             raise rejected("regress", table.name, f"have no column {name!r}, which predictions add", "one")
 

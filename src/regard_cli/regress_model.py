@@ -256,7 +256,7 @@ def _listed(
 
 def _is_prediction(name: str, target: str, names: list[str]) -> bool:
     """Return whether a column is from predictions of the target that were written before."""
-    added = rf"{re.escape(target)}_(predicted|extrapolated|std|q[\d.]+|probability_.*)"
+    added = rf"{re.escape(target)}_(predicted|extrapolated|std|q[\d.]+|probability_.*|slope_.*)"
     return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
 
 
@@ -444,7 +444,9 @@ class Fitted:
         rest = X.dropna().drop(index=self.left_out.index)  # the target is missing, or the weight is missing or 0
         return self._added(X, pd.concat([self.left_out, self.raw(rest)]))
 
-    def predict(self, new: NewRows, *, std: bool = False, quantiles: Sequence[float] = ()) -> Added:
+    def predict(
+        self, new: NewRows, *, std: bool = False, quantiles: Sequence[float] = (), slopes: bool = False
+    ) -> Added:
         """Return the predictions of the rows of another table."""
         import pandas as pd
 
@@ -455,6 +457,10 @@ class Fitted:
         if quantiles:
             found = self._ask("predict_quantiles", X, quantiles=tuple(quantiles))
             more[[f"{self.name}_q{each:g}" for each in quantiles]] = found[: len(X)]
+        if slopes:
+            found = self._ask("predict_gradient", X)[: len(X)]
+            numeric = [i for i, column in enumerate(self.prepared.columns) if column.kind != "category"]
+            more[slope_names(self.prepared)] = found[:, numeric]
         beyond = np.asarray(self._ask("extrapolates", X))[: len(X)]
         more[f"{self.name}_extrapolated"] = beyond.astype(object)
         added = self._added(new.X, self.raw(X), more, int(beyond.sum()))
@@ -547,13 +553,19 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
 
 
 def added_names(
-    prepared: Prepared, *, std: bool = False, quantiles: Sequence[float] = (), new: bool = False
+    prepared: Prepared, *, std: bool = False, quantiles: Sequence[float] = (), slopes: bool = False, new: bool = False
 ) -> list[str]:
     """Return the names of the columns that predictions add to a table, its own or a ``new`` one."""
     name = prepared.target.name
     shares = [f"{name}_probability_{each}" for each in prepared.target.categories]
     quantile = [f"{name}_q{each:g}" for each in quantiles]
-    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *quantile, *[f"{name}_extrapolated"] * new]
+    slope = slope_names(prepared) if slopes else []
+    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *quantile, *slope, *[f"{name}_extrapolated"] * new]
+
+
+def slope_names(prepared: Prepared) -> list[str]:
+    """Return the names of the columns of slopes, one for each feature that is no category."""
+    return [f"{prepared.target.name}_slope_{each.name}" for each in prepared.columns if each.kind != "category"]
 
 
 def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: int = 0, **options: Any) -> Fitted:

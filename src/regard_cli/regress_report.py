@@ -96,7 +96,8 @@ def _how_read(column: Column) -> Iterator[str]:
 def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
     """Say how it was learned, and what was found for each feature."""
     estimator, columns = fitted.estimator, fitted.prepared.columns
-    how = "weighted votes" if fitted.classifies else "a line around each row" if _order(fitted) else "weighted averages"
+    around = ("weighted averages", "a line around each row", "a parabola around each row")
+    how = "weighted votes" if fitted.classifies else around[_order(fitted)]
     way = _WAYS[bandwidth] if isinstance(bandwidth, str) else "as given"
     drawn = f", seen on {estimator.subsample:,} rows drawn at random" if estimator.subsample else ""
     yield f"Learned from {_count(int(fitted.learned.sum()), 'row')}: {how}, kernel {estimator.kernel}."
@@ -128,11 +129,14 @@ def _width(fitted: Fitted, column: Column, width: float) -> str:
     if not _order(fitted):
         wide = "of no effect, as all rows count alike" if kernel == "constant" else "so wide that it hardly matters"
         return f"{text} ({wide})"
+    wide = "of no effect: it enters" if kernel == "constant" else "so wide that it enters"
+    if _order(fitted) == 2:
+        return f"{text} ({wide} as a parabola)"
     # A line is fitted across all rows then: what the feature does is in its slope.
     slope = fitted.slope(column.name)
     line = f"a straight line, slope {number(slope)}{' a day' * is_date}"
     line += ": it hardly matters" * (abs(slope) * span < _FLAT * float(np.ptp(prepared.y[fitted.learned])))
-    return f"{text} ({'of no effect: it enters' if kernel == 'constant' else 'so wide that it enters'} as {line})"
+    return f"{text} ({wide} as {line})"
 
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:

@@ -198,6 +198,8 @@ class LeaveOneOut:
         Adjacent bandwidths share calls if there are few points, and passes over tiles.
         """
         together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": SHARING, "nufft": 1}
+        if self.smoother.order == 2:  # the narrowest of them sets the number of groups for the moments of a parabola
+            together["exact"] = 1
         planned = [(self._plan(each), each) for each in bandwidths.to(self.smoother.key)]
         for method, some in groupby(planned, key=lambda each: each[0].method):
             group = list(some)

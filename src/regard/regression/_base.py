@@ -124,7 +124,7 @@ class KernelEstimator(TrainingPoints):
         check_is_fitted(self)
         smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        found = self._evaluate(smoother, query, bandwidth, spread)
+        found = self._evaluate(smoother, query, bandwidth, spread=spread)
         mean = found.mean.double().cpu().numpy() + self._center
         unreached = ~found.reached
         if bool(unreached.any()):
@@ -138,11 +138,11 @@ class KernelEstimator(TrainingPoints):
         deviation = torch.where(beyond[:, None], torch.nan, found.variance.sqrt())
         return mean, deviation.cpu().numpy().astype(self._result_dtype())
 
-    def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool = False) -> Estimate:
+    def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, **wanted: bool) -> Estimate:
         """Return the estimate at queries (L, C) by the chosen method."""
         peak = smoother.kernel.form is smoother.kernel.distance_score
         with progress(self.verbose, "predicting", len(query)) as report:
-            return self._evaluator.estimate(smoother, query, bandwidth, spread=spread, peak=peak, report=report)
+            return self._evaluator.estimate(smoother, query, bandwidth, peak=peak, report=report, **wanted)
 
     @property
     def plan_(self) -> Plan | None:
@@ -229,7 +229,7 @@ class KernelEstimator(TrainingPoints):
         AttendedPoints
             ``weights`` (n, topk) and ``indices`` (n, topk), rows of the training data in the order of ``fit`` and
             ``partial_fit``, padded with weight 0 and index −1. A query without any point in reach has only padding (NaN
-            with ``empty="nan"``; with "nearest" the nearest point has weight 1). With ``order=1`` weights may be
+            with ``empty="nan"``; with "nearest" the nearest point has weight 1). With ``order=1`` or 2 weights may be
             negative; those largest in absolute value come first.
         """
         check_is_fitted(self)

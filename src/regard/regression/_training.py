@@ -131,6 +131,8 @@ LEAST = 1e-3
 MOST_REPEATED, MANY_TIMES = 1 << 14, 4
 #: Rows from which dependence is looked for, the factor between errors that shows it, and the share of the variance.
 FEWEST_IN_SEQUENCE, DEPENDENT, NOTICEABLE = 50, 1.5, 0.03
+#: The most features that a parabola is fitted to.
+CURVED = 3
 #: The most cells to allocate.
 CELLS = 1 << 28
 
@@ -388,6 +390,9 @@ class TrainingPoints(BaseEstimator):
         # Codes have no order.
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
+        if self._order == 2 and (got := len(self._features.sloped)) > CURVED:
+            expected = f"have at most {CURVED} numeric features for order=2 (order=1 takes any number)"
+            raise rejected(name, "X", expected, got)
         self._dtype = resolve_dtype(name, self.dtype, self._X)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)

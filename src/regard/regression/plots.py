@@ -203,7 +203,7 @@ def label_dates(ax: Any) -> None:
 def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int | str = 0) -> Any:
     """Draw the weight of each training point in each prediction as a heat map.
 
-    Rows are queries and columns training points, both sorted by one feature. Weights of a local line (``order=1``) may
+    Rows are queries and columns training points, both sorted by one feature. Weights of a local line or parabola may
     be negative, which are drawn in another colour. The colour range covers the largest weights of 90 % of the queries;
     a pointed colour bar shows that some exceed it.
 

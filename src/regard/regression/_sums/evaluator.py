@@ -156,20 +156,23 @@ class Evaluator:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, *,
-        spread: bool = False, peak: bool = False, report: Report = lambda *_: None, plan: Plan | None = None,
+        spread: bool = False, peak: bool = False, slope: bool = False, report: Report = lambda *_: None,
+        plan: Plan | None = None,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
 
-        The peak comes with ``peak`` from all but the transform. Differentiable with respect to the bandwidth.
+        The peak comes with ``peak`` from all but the transform, and no transform has the slopes. Differentiable with
+        respect to the bandwidth.
         """
-        self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread)
+        self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread, slope)
+        wanted = {"spread": spread, "peak": peak, "slope": slope}
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, spread, peak, report)
+            return self._exact(smoother, query, bandwidth, own, report, **wanted)
         if plan.method == "tiles":
             near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
             if near is not None:
-                return near.estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak)
-            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak)
+                return near.estimate(smoother, query, bandwidth, own, report, **wanted)
+            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, **wanted)
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, spread)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
@@ -187,7 +190,7 @@ class Evaluator:
             return found
         rest_own = None if own is None else own[lost]
         if len(lost) <= TILE:  # fewer pairs than putting points in order takes
-            rest = self._exact(smoother, query[lost], bandwidth, rest_own, spread, False, report, torch.float64)
+            rest = self._exact(smoother, query[lost], bandwidth, rest_own, report, torch.float64, spread=spread)
         else:
             rest = self.tiles(smoother).estimate(
                 smoother, query[lost], bandwidth, rest_own, report, spread=spread, rtol=self.rtol
@@ -195,8 +198,8 @@ class Evaluator:
         return found.replaced(lost, rest)
 
     def _exact(
-        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, spread: bool, peak: bool,
-        report: Report, dtype: torch.dtype | None = None,
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
+        dtype: torch.dtype | None = None, **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
         dtype = dtype or (torch.float64 if smoother.order else self.dtype)
@@ -204,9 +207,9 @@ class Evaluator:
         parts = []
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
             mask = None if own is None else masks.leave_one_out(own[rows])
-            parts.append(smoother.estimate(query[rows], bandwidth, mask, spread=spread, peak=peak))
+            parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
             report(len(rows), "")
-        return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, spread=spread, peak=peak)
+        return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, **wanted)
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
         """Return the nearest point of each query (L,) but its ``own``; −1 where there is none."""
@@ -260,7 +263,9 @@ class Evaluator:
 
     # The choice.
 
-    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False) -> Plan:
+    def choose(
+        self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False, slope: bool = False
+    ) -> Plan:
         """Return the plan for so many queries: the method, and why."""
         N, C = smoother.key.shape
         pairs = float(count) * N
@@ -275,6 +280,7 @@ class Evaluator:
             by_tree = C <= TREE_AXES and self._look(smoother, bandwidth).by_tree
             return Plan("tiles", "method='tiles'", count, by_tree=by_tree)
         cannot, series, memory = _cannot_transform(smoother), None, 0.0
+        cannot = cannot or ("slopes are summed up exactly" if slope else "")
         if not cannot:
             series = self._series(smoother, bandwidth, spread)
             memory, most = _memory(smoother, count, spread, series), available_memory()
@@ -390,6 +396,8 @@ def _cannot_transform(smoother: Smoother) -> str:
         return "it runs on the CPU"
     if not 1 <= C <= AXES:
         return f"points have {C} coordinates, more than {AXES}"
+    if smoother.order == 2:
+        return "parabolas are summed up exactly"
     if smoother.order and not smoother.features.is_plain:
         return "lines along angles and categories are summed up exactly"
     return "" if has_finufft() else "finufft is missing (pip install 'regard[nufft]')"

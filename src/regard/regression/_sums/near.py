@@ -70,26 +70,27 @@ class Tiles:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False, rtol: float = 0.0,
+        *, spread: bool = False, peak: bool = False, slope: bool = False, rtol: float = 0.0,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
         Several bandwidths (W, n_features), which must be multiples of one, share the selection of tiles; results then
         have a leading dimension W. With ``rtol``, averages may be off by that times ``|ŷ − ȳ| + σ``, for which fewer
-        tiles suffice; local lines and variances, which magnify errors, are always exact.
+        tiles suffice; local polynomials, variances and slopes, which magnify errors, are always exact.
         """
         parts, rows = [], []
         ordered = smoother.at(self.order)  # contiguous tiles are faster to read
-        share = NOTHING if smoother.order or spread else max(NOTHING, rtol / 2)
+        share = NOTHING if smoother.order or spread or slope else max(NOTHING, rtol / 2)
         for some, seen in self._selections(smoother, query, bandwidth, share):
             mask = None
             if own is not None:
                 mask = masks.leave_one_out(_place_among(self.places[own[some]], seen))
-            parts.append(ordered.at(seen).estimate(query[some], bandwidth, mask, spread=spread, peak=peak))
+            near = ordered.at(seen)
+            parts.append(near.estimate(query[some], bandwidth, mask, spread=spread, peak=peak, slope=slope))
             rows.append(some)
             report(len(some), "")
         if not parts:
-            return smoother.estimate(query, bandwidth, spread=spread, peak=peak)
+            return smoother.estimate(query, bandwidth, spread=spread, peak=peak, slope=slope)
         return Estimate.cat(parts).at(torch.cat(rows).argsort())
 
     def _selections(
@@ -114,8 +115,7 @@ class Tiles:
                 least, most = _log_weights(smoother, near * times, far * times)
                 if relative is not None and smoother.kernel.form is scores.Gaussian:
                     least, most = -relative[1] * (times**2 / 2), -relative[0] * (times**2 / 2)
-                if smoother.order:
-                    most = most + 4 * np.log1p(far * times)
+                most = most + 4 * smoother.order * np.log1p(far * times)  # by how much a polynomial magnifies
                 kept |= _matters(least + weight[0], most + weight[1], share)
             tiles = torch.from_numpy(np.flatnonzero(kept))
             seen = (tiles[:, None] * TILE + torch.arange(TILE)).flatten()
@@ -272,7 +272,7 @@ class Neighbours:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False,
+        *, spread: bool = False, peak: bool = False, slope: bool = False,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
@@ -285,7 +285,7 @@ class Neighbours:
         cuts = np.flatnonzero(np.diff(ends)) + 1
         for rows in np.split(np.arange(len(query)), cuts):
             pairs = self._pairs(smoother, query[rows], radii[rows], None if own is None else own[rows])
-            parts.append(smoother.estimate(query[rows], bandwidth, pairs, spread=spread, peak=peak))
+            parts.append(smoother.estimate(query[rows], bandwidth, pairs, spread=spread, peak=peak, slope=slope))
             report(len(rows), "")
         return Estimate.cat(parts)
 
@@ -346,8 +346,8 @@ def _radius(smoother: Smoother, nearest: np.ndarray, most: float) -> np.ndarray:
     if smoother.kernel.form.compact:
         return np.ones_like(nearest)
     found = nearest
-    # A line magnifies by the distance to the fourth power.
+    # A line magnifies by the distance to the fourth power, a parabola to the eighth.
     for _ in range(16 if smoother.order else 1):
-        decay = most + (4 * np.log1p(found) if smoother.order else 0.0)
+        decay = most + 4 * smoother.order * np.log1p(found)
         found = nearest + decay if smoother.kernel.form.manhattan else np.hypot(nearest, np.sqrt(2 * decay))
     return found

@@ -89,6 +89,9 @@ TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
 #: The most coordinates in which a tree finds neighbours faster than comparing all pairs does: a point of 50,000 takes
 #: 0.15, 0.8, 2.2, 12 and 340 ns in 4, 6, 8, 12 and 26 coordinates by a tree, and 2 to 8 ns by pairs.
 TREE_AXES = 6
+#: The share of points that a parabola may need for a tree to find them: pairs have moments about their own query, which
+#: other methods take about many origins where bandwidths are narrow.
+PARABOLA_SHARE = 0.1
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
 TILES_SHARE, TILES_AXES = 0.25, 2
 #: Points and queries that a look at the weights takes.
@@ -271,9 +274,11 @@ class Evaluator:
         pairs = float(count) * N
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
+        cannot_tile = _cannot_tile(smoother)
+        if smoother.order == 2 and not cannot_tile and self._look(smoother, bandwidth).needed < PARABOLA_SHARE:
+            return Plan("tiles", "a parabola needs few of the points", count, by_tree=True)
         if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):
             return Plan("exact", "all pairs are few", count)
-        cannot_tile = _cannot_tile(smoother)
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)

@@ -368,7 +368,7 @@ class Smoother:
 
     def _groups(self, query: Tensor, bandwidth: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return rows of queries (L, C) with an origin for their moments; with a parabola, one that is near them."""
-        if self.order < 2 or not len(query):
+        if self.order < 2 or not len(query) or not self._axes:
             return [(torch.arange(len(query), device=query.device), query.new_zeros(()))]
         width = self.coordinate_bandwidth(bandwidth.detach()).reshape(-1, query.shape[1]).amin(0)[self._axes]
         cells = (query.detach()[:, self._axes] / (TOGETHER * width)).round()

@@ -65,12 +65,19 @@ def regress(
     encoding: Annotated[str | None, typer.Option(help="Encoding of CSV, such as latin-1; UTF-8 by default.")] = None,
     kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian",
     bandwidth: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Kernel bandwidth: loo (least leave-one-out error), learned (one for each feature), scott, silverman, "
-            "a number, or a number for each feature such as 0.5,2."
+            help="Kernel bandwidth: loo (the default, least leave-one-out error), learned (one for each feature), "
+            "scott, silverman, a number, or a number for each feature such as 0.5,2."
         ),
-    ] = "loo",
+    ] = None,
+    neighbors: Annotated[
+        str | None,
+        typer.Option(
+            help="Adapt the bandwidth to the density of rows: at each row the distance to so many nearest ones, or loo "
+            "to choose their number; --bandwidth then only scales the features."
+        ),
+    ] = None,
     order: Annotated[
         int,
         typer.Option(help="0 averages, 1 fits a line around each row, 2 a parabola in up to 3 features.", min=0, max=2),
@@ -109,7 +116,7 @@ def regress(
     run(
         data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
         angular=angular, classify=classify, decimal=decimal, thousands=thousands, day_first=day_first,
-        missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
+        missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth, neighbors=neighbors,
         order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
         quantiles=quantiles, slopes=slopes, plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip

@@ -16,7 +16,8 @@ from typing import Any
 from regard._utils.constraints import Number
 from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard.regression._sums.evaluator import METHODS
-from regard.regression._training import CURVED
+from regard.regression._sums.smoother import resolve_kernel
+from regard.regression._training import CURVED, fewest_neighbors
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
@@ -53,8 +54,8 @@ def run(**options: Any) -> None:
     say(report.of_table(prepared))
     with report_errors(EXTRA), _noting(say):
         fitted = fit(
-            prepared, kernel=asked.kernel, bandwidth=asked.widths, order=asked.order, cv=asked.cv, empty=asked.empty,
-            method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()),
+            prepared, kernel=asked.kernel, bandwidth=asked.widths, n_neighbors=asked.count, order=asked.order,
+            cv=asked.cv, empty=asked.empty, method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()),
         )  # fmt: skip
     say(report.of_fit(fitted, asked.widths))
     own = new is None and asked.out is not None
@@ -178,6 +179,9 @@ def _check(asked: SimpleNamespace) -> None:
     if asked.periods and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
         raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
     asked.cells = _options_of_cells(asked)
+    asked.count = None if asked.neighbors is None else _check_neighbors(asked)
+    if asked.bandwidth is None:
+        asked.bandwidth = "loo" if asked.count is None else "scott"
     asked.widths = asked.bandwidth
     if asked.bandwidth not in WAYS:
         if not (widths := _numbers(asked.bandwidth)):
@@ -199,7 +203,7 @@ def _check(asked: SimpleNamespace) -> None:
         if asked.kernel != "gaussian":
             raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {asked.kernel}")
         require("finufft")
-    if asked.cv is not None and asked.widths not in ("loo", "learned"):
+    if asked.cv is not None and asked.widths not in ("loo", "learned") and asked.count != "loo":
         raise rejected("regress", "--cv", "come with --bandwidth loo or learned, which choose one", asked.bandwidth)
     if asked.rtol is not None:
         Number(gt=0, lt=1)("regress", "--rtol", asked.rtol)
@@ -232,6 +236,26 @@ def _check(asked: SimpleNamespace) -> None:
     for option, path in (("--out", asked.out), ("--plot", asked.plot), ("--json", asked.json.file)):
         if path not in (None, "-") and os.path.realpath(path) in read:
             raise rejected("regress", option, "be another file than those that are read", str(path))
+
+
+def _check_neighbors(asked: SimpleNamespace) -> int | str:
+    """Return the number of neighbours, or "loo"; raise if another option does not go with it."""
+    for wrong, option, expected, got in (
+        (asked.bandwidth in ("loo", "learned"), "--bandwidth", "be scott, silverman or numbers with --neighbors, which "
+         "chooses the width: it only scales the features", asked.bandwidth),
+        (asked.kernel == "constant", "--kernel", "be another with --neighbors", asked.kernel),
+        (asked.method == "nufft", "--method", "be another with --neighbors", asked.method),
+        (asked.slopes and not asked.order, "--slopes", "come with --order 1 or 2 where --neighbors is given", "0"),
+    ):  # fmt: skip
+        if wrong:
+            raise rejected("regress", option, expected, got)
+    if asked.neighbors == "loo":
+        return "loo"
+    least = fewest_neighbors(resolve_kernel("regress", asked.kernel)) if asked.kernel in KERNELS else 1
+    if not asked.neighbors.isdecimal() or int(asked.neighbors) < least:
+        expected = f"be loo or a whole number of at least {least}" + f" with --kernel {asked.kernel}" * (least > 1)
+        raise rejected("regress", "--neighbors", expected, repr(asked.neighbors))
+    return int(asked.neighbors)
 
 
 def _options_of_cells(asked: SimpleNamespace) -> tables.Options:
@@ -286,6 +310,8 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
     if asked.order == 2 and len(numeric) > CURVED:
         expected = f"have at most {CURVED} features of numbers or dates for --order 2, which --features can choose"
         raise rejected("regress", prepared.table.name, expected, len(numeric))
+    if isinstance(asked.count, int) and asked.count > (rows := int(prepared.learned.sum())):
+        raise rejected("regress", "--neighbors", f"be at most the {rows:,} rows to learn from", asked.count)
     if asked.slopes and not numeric:
         raise rejected("regress", "--slopes", "come with features of numbers or dates", "none")
     if prepared.classifies:

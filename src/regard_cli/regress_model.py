@@ -547,6 +547,8 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.
     empty = "nan" if estimator.empty == "raise" else estimator.empty
     same = clone(estimator).set_params(bandwidth=estimator.bandwidth_, empty=empty, verbose=0)
+    if estimator.n_neighbors is not None:
+        same.set_params(n_neighbors=min(estimator.n_neighbors_, int(rest.sum())), cv=None)
     without = _fitted(prepared, rest, same)
     found = without.best(without.raw(prepared.X.loc[held]))
     return fitted.compare(found, prepared.y[held], prepared.weights[held], fitted.simplest(rest), exact=False)

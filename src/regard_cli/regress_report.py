@@ -101,11 +101,16 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
     way = _WAYS[bandwidth] if isinstance(bandwidth, str) else "as given"
     drawn = f", seen on {estimator.subsample:,} rows drawn at random" if estimator.subsample else ""
     yield f"Learned from {_count(int(fitted.learned.sum()), 'row')}: {how}, kernel {estimator.kernel}."
-    yield f"Bandwidth: {way}{drawn}."
+    adapts = estimator.n_neighbors is not None
+    if adapts:
+        way = "chosen for the least leave-one-out error" if estimator.n_neighbors == "loo" else "as given"
+        yield f"Bandwidth: at each row, the distance to the {estimator.n_neighbors_:,} nearest rows ({way})."
+    else:
+        yield f"Bandwidth: {way}{drawn}."
     if bandwidth == "loo" and len(columns) > 1:
         yield "It is one multiple of each feature's spread; --bandwidth learned finds one for each feature."
     kinds = {"date": "date, in days", "number": "number"}
-    rows = [("feature", "treated as", "bandwidth")]
+    rows = [("feature", "treated as", "unit of distance" if adapts else "bandwidth")]
     for column, width in list(zip(columns, estimator.bandwidth_))[:_FEATURES]:
         kind = kinds.get(column.kind, f"{len(column.categories)} categories")
         if column.name in fitted.prepared.angular:
@@ -119,6 +124,8 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float]) -> Iterator[str]:
 def _width(fitted: Fitted, column: Column, width: float) -> str:
     """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
     prepared, kernel, is_date = fitted.prepared, fitted.estimator.kernel, column.kind == "date"
+    if fitted.estimator.n_neighbors is not None:
+        return number(width) + " days" * is_date
     if column.kind == "category":
         weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
         return f"{number(width)} (another category counts {weight:.0%})"
@@ -243,6 +250,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], quality: Quality) -
         "kernel": estimator.kernel,
         "order": _order(fitted),
         "bandwidth": bandwidth,
+        "n_neighbors": getattr(estimator, "n_neighbors_", None),
         "quality": quality_record(quality, fitted),
     }
 

@@ -236,15 +236,16 @@ class KernelEstimator(TrainingPoints):
         k = min(size(self, "topk", topk), len(self._X))
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        own = self._evaluator.with_own_widths(smoother, query, bandwidth)
         if self._order:
             parts = []
-            for effective in smoother.effective_weights(query, bandwidth):
+            for effective in smoother.effective_weights(own, bandwidth):
                 index = effective.abs().topk(k).indices
                 parts.append((effective.gather(1, index), index))
             weights, indices = (torch.cat(each) for each in zip(*parts)) if parts else (query[:, :0], query[:, :0])
             indices = torch.where(weights == 0, -1, indices)
         else:
-            weights, indices = smoother.top_k(query, bandwidth, k)
+            weights, indices = smoother.top_k(own, bandwidth, k)
             indices = torch.where(weights > 0, indices, -1)
         unreached = (indices < 0).all(1)
         if bool(unreached.any()) and self.empty == "nearest":
@@ -276,7 +277,8 @@ class KernelEstimator(TrainingPoints):
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = np.zeros((len(query), self._count), dtype=self._result_dtype())
         done = 0
-        for effective in smoother.effective_weights(query, bandwidth):
+        own = self._evaluator.with_own_widths(smoother, query, bandwidth)
+        for effective in smoother.effective_weights(own, bandwidth):
             found[done : done + len(effective), self._rows] = effective.cpu().numpy()
             done += len(effective)
         unreached = ~found.any(1)
@@ -320,10 +322,11 @@ class KernelEstimator(TrainingPoints):
         with torch.no_grad():
             smoother = self._smoother()
             query, bandwidth = self._query(one, smoother), self._bandwidth(smoother)
-            effective = 1 / float(smoother.concentration(query, bandwidth)[0])
+            own = self._evaluator.with_own_widths(smoother, query, bandwidth)
+            effective = 1 / float(smoother.concentration(own, bandwidth)[0])
             total = float(np.abs(np.asarray(self.weights(one))).sum())
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        width = bandwidth.cpu().numpy()[self._features.owner]
+        width = bandwidth.cpu().numpy()[self._features.owner] * (float(own[0, -1]) if smoother.neighbours else 1.0)
         gaps = (smoother.key - query).cpu().numpy() / width
         rows = []
         for weight, index in zip(np.asarray(found.weights)[0], np.asarray(found.indices)[0]):

@@ -306,6 +306,9 @@ def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
     ('bandwidth of x0', 'log')
     """
     _checked("plot_loo", estimator, ax, 0)
+    if estimator.n_neighbors is not None:
+        expected = "have one bandwidth; loo_curve_ has the errors over n_neighbors"
+        raise rejected("plot_loo", "estimator", expected, f"n_neighbors={estimator.n_neighbors!r}")
     times = FACTORS if factors is None else _factors(factors)
     errors = np.array([estimator.loo_error(factor * estimator.bandwidth_) for factor in times])
     single = estimator.n_features_in_ == 1

@@ -86,7 +86,7 @@ def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target
     Tensor (L, q)
         NaN for a query without any point in reach.
     """
-    score = smoother.kernel.score(smoother.coordinate_bandwidth(bandwidth))
+    score = smoother.score(query, smoother.coordinate_bandwidth(bandwidth))
     order = target.argsort()
     met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
     shares = shares.double()
@@ -186,6 +186,13 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         - "loo": search the multiple of ``σ_j`` with the least leave-one-out error; each trial compares n² pairs.
         - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get wide
           bandwidths; with ``order=1`` so do features with a linear effect.
+    n_neighbors : int or "loo", optional
+        Adapt the bandwidth to the density of the data: at each query, it is the distance to the k-th nearest training
+        point (Stone 1977; the generalized nearest neighbours of R's np), as in LOESS. ``bandwidth`` then only scales
+        the features, in which the distance is measured: by standard deviations with "scott" and "silverman", or by
+        numbers. "loo" searches the k with the least leave-one-out error, on at most 2,048 random rows if ``subsample``
+        does not say otherwise. "epanechnikov" and "triangular" give weight to the k − 1 nearest points, "boxcar" the
+        same to all k, as KNeighborsRegressor.
     order : {0, 1, 2}, default 0
         0 averages (local constant), 1 fits a line around each query (local linear), 2 a parabola with all products of
         two features (local quadratic; Fan and Gijbels 1996), which follows peaks and valleys. 2 is for at most three
@@ -235,11 +242,15 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     Attributes
     ----------
     bandwidth_ : ndarray (n_features,)
+        With ``n_neighbors``, the scale of each feature.
+    n_neighbors_ : int
+        With ``n_neighbors``, k.
     loo_error_ : float
         The least error that the search found, leaving out each row or, with ``cv``, each fold; after "loo" and
         "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
     loo_curve_ : Curve
         The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned".
+        After ``n_neighbors="loo"`` also ``n_neighbors`` (m,).
     far_rows_ : ndarray
         Rows passed to ``fit`` with a value so far from all others that a search leaves them out.
     n_iter_ : int
@@ -260,6 +271,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     predictions leave out one repetition at a time (all of a row where weights sum to over 16,384 and 4 times the rows).
     Other weights are importances: a row is left out with all of its weight. "scott" and "silverman" use the sum of
     weights as the number of points: pass weights that average 1.
+
+    With ``n_neighbors``, a row whose weight counts repetitions counts as so many neighbours, otherwise as one. If k
+    points coincide with a query, its bandwidth is the distance to the nearest other point.
 
     A standard deviation that a few far values make three times that of the others is replaced by theirs, with a warning
     that names the rows. With ``order=1``, far from the data one point has all the weight: then there is no line, and
@@ -283,6 +297,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         kernel: Any = "gaussian",
         bandwidth: Any = "scott",
         *,
+        n_neighbors: Any = None,
         order: int = 0,
         metric: Any = "euclidean",
         empty: str = "nearest",
@@ -301,6 +316,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         super().__init__(
             kernel,
             bandwidth,
+            n_neighbors,
             metric,
             empty,
             max_iter,
@@ -410,7 +426,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         Raises
         ------
         ValueError
-            With ``order=0``, for a kernel whose weights do not change smoothly: "boxcar" and "constant".
+            With ``order=0``, for a kernel whose weights do not change smoothly ("boxcar" and "constant"), and with
+            ``n_neighbors``.
 
         Warns
         -----
@@ -433,6 +450,9 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         if not self._order and not kernel.learnable:
             expected = "be 1 or 2 for slopes with a kernel whose weights do not change smoothly"
             raise rejected(type(self).__name__, "order", expected, f"0 with kernel={self.kernel!r}")
+        if not self._order and self.n_neighbors is not None:
+            expected = "be 1 or 2 for slopes with n_neighbors, whose bandwidths do not change smoothly"
+            raise rejected(type(self).__name__, "order", expected, "0")
         smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = self._evaluate(smoother, query, bandwidth, slope=True)
@@ -483,6 +503,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         smoother = self._smoother()
         query, bandwidth = query.to(smoother.key), bandwidth.to(smoother.key)
         wanted = torch.from_numpy(shares).to(query)
+        query = self._evaluator.with_own_widths(smoother, query, bandwidth)
         if self._order:
             values = (
                 local_polynomial_quantiles(smoother, query, bandwidth, wanted)

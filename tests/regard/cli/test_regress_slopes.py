@@ -1,4 +1,4 @@
-"""``regard regress``: slopes, and parabolas."""
+"""``regard regress``: slopes, parabolas, and bandwidths by neighbours."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def test_slopes_are_columns(regard, hills: Path, tmp_path: Path, order: int) -> 
         (("--slopes", "--predict", "{}", "--features", "soil"), "--slopes must come with features of numbers or dates"),
         (("--slopes", "--predict", "{}", "--target", "soil"), "--slopes must come with a target of numbers, got text"),
         (("--order", "2", "--target", "soil", "--features", "c"), "--order 2 must come with a target of numbers"),
+        (("--neighbors", "9", "--bandwidth", "loo"), "--bandwidth must be scott, silverman or numbers with"),
+        (("--neighbors", "few"), "--neighbors must be loo or a whole number of at least 1, got 'few'"),
+        (("--neighbors", "1", "--kernel", "epanechnikov"), "of at least 2 with --kernel epanechnikov, got '1'"),
+        (("--neighbors", "61"), "--neighbors must be at most the 60 rows to learn from, got 61"),
+        (("--neighbors", "9", "--kernel", "constant"), "--kernel must be another with --neighbors, got constant"),
+        (("--neighbors", "9", "--slopes", "--predict", "{}"), "--slopes must come with --order 1 or 2 where"),
+        (("--neighbors", "9", "--cv", "5"), "--cv must come with --bandwidth loo or learned"),
         (("--order", "2"), "must have at most 3 features of numbers or dates for --order 2, which --features can"),
     ],
 )  # fmt: skip
@@ -56,3 +63,21 @@ def test_what_cannot_be_is_refused(regard, hills: Path, options: tuple[str, ...]
     assert outcome.code == 2
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("neighbors", ["12", "loo"])
+def test_bandwidths_by_neighbours(regard, hills: Path, tmp_path: Path, neighbors: str) -> None:
+    out, options = tmp_path / "out.csv", ("--features", "east,north,soil", "--order", "1", "--neighbors", neighbors)
+    outcome = regard("regress", hills, "--target", "height", *options, "--predict", hills, "--out", out)
+    assert outcome.code == 0, outcome.err
+    data = pd.read_csv(hills)
+    X = data[["east", "north", "soil"]]
+    k = neighbors if neighbors == "loo" else int(neighbors)
+    model = NadarayaWatsonRegressor(n_neighbors=k, order=1).fit(X, data["height"])
+    way = "as given" if neighbors == "12" else "chosen for the least leave-one-out error"
+    text = f"Bandwidth: at each row, the distance to the {model.n_neighbors_} nearest rows ({way})."
+    assert text in outcome.out and "unit of distance" in outcome.out
+    np.testing.assert_allclose(pd.read_csv(out)["height_predicted"], model.predict(X), atol=1e-9)
+    record = json.loads(regard("regress", hills, "--target", "height", *options, "--json").out)
+    assert record["n_neighbors"] == model.n_neighbors_
+    assert record["quality"]["rmse"] == pytest.approx(np.sqrt(model.loo_error()))

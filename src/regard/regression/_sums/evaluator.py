@@ -92,6 +92,10 @@ TREE_AXES = 6
 #: The share of points that a parabola may need for a tree to find them: pairs have moments about their own query, which
 #: other methods take about many origins where bandwidths are narrow.
 PARABOLA_SHARE = 0.1
+#: The same for bandwidths by neighbours; and how many bandwidths the Gaussian and the Laplacian reach.
+NEIGHBOURS_SHARE, REACH, REACH_MANHATTAN = 0.1, 10.0, 50.0
+#: By how much such a bandwidth exceeds the distance of the last point, where rounding decides whether it counts.
+EDGE = 1e-9
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
 TILES_SHARE, TILES_AXES = 0.25, 2
 #: Points and queries that a look at the weights takes.
@@ -168,6 +172,7 @@ class Evaluator:
         respect to the bandwidth.
         """
         self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread, slope)
+        query = self.with_own_widths(smoother, query, bandwidth, own)
         wanted = {"spread": spread, "peak": peak, "slope": slope}
         if plan.method == "exact":
             return self._exact(smoother, query, bandwidth, own, report, **wanted)
@@ -205,7 +210,7 @@ class Evaluator:
         dtype: torch.dtype | None = None, **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
-        dtype = dtype or (torch.float64 if smoother.order else self.dtype)
+        dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)
         smoother, query, bandwidth = smoother.to(dtype), query.to(dtype), bandwidth.to(dtype)
         parts = []
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
@@ -213,6 +218,21 @@ class Evaluator:
             parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
             report(len(rows), "")
         return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, **wanted)
+
+    def with_own_widths(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None
+    ) -> Tensor:
+        """Return queries (L, C) with a column for the factor of their bandwidth, if that is one of neighbours."""
+        if not smoother.neighbours:
+            return query
+        near = self._neighbours(smoother, bandwidth)
+        if near is None:
+            raise rejected(self.name, "X", "have distances that float64 can hold, for n_neighbors", "larger ones")
+        width = smoother.coordinate_bandwidth(bandwidth.detach()).numpy() / near.unit
+        factor = torch.from_numpy(near.distance(smoother, query, own) / width[0])
+        if not smoother.kernel.form.smooth:  # the boxcar, at whose edge the k-th point lies
+            factor = factor * (1 + EDGE)
+        return torch.cat([query, factor[:, None].to(query)], 1)
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
         """Return the nearest point of each query (L,) but its ``own``; −1 where there is none."""
@@ -275,6 +295,13 @@ class Evaluator:
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
         cannot_tile = _cannot_tile(smoother)
+        if smoother.neighbours:
+            reach = (
+                1.0 if smoother.kernel.form.compact else REACH_MANHATTAN if smoother.kernel.form.manhattan else REACH
+            )
+            few = not cannot_tile and C <= TREE_AXES and smoother.neighbours * reach**C < NEIGHBOURS_SHARE * N
+            why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
+            return Plan("tiles" if few else "exact", why, count, by_tree=few)
         if smoother.order == 2 and not cannot_tile and self._look(smoother, bandwidth).needed < PARABOLA_SHARE:
             return Plan("tiles", "a parabola needs few of the points", count, by_tree=True)
         if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):

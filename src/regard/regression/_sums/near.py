@@ -294,19 +294,51 @@ class Neighbours:
 
         The distance is infinite, and the point −1, where there is none.
         """
-        distance, point = self.tree.query(query.numpy() / self.unit, k=2, p=_norm(smoother))
+        distance, point = self.tree.query(query[:, : len(self.unit)].numpy() / self.unit, k=2, p=_norm(smoother))
         rank = np.zeros(len(query), int) if own is None else (point[:, 0] == own.numpy()).astype(int)
         distance, point = (np.take_along_axis(each, rank[:, None], 1)[:, 0] for each in (distance, point))
         return distance, np.where(np.isfinite(distance), point, -1)
 
+    def distance(self, smoother: Smoother, query: Tensor, own: Tensor | None) -> np.ndarray:
+        """Return the distance to the k-th nearest point of each query but its ``own``, in units (L,).
+
+        k is the smoother's ``neighbours``. Where points are repeated, each repetition counts. If the distance is 0, it
+        is that to the nearest point elsewhere, and 1 if there is none.
+        """
+        at, p, N = query.numpy() / self.unit, _norm(smoother), len(smoother.key)
+        weight = smoother.point_weights()[:, 0].numpy()
+        counts = np.round(weight / smoother.repetition) if smoother.repetition else np.ones(N)
+        # A query's own point is as near as any, so that without it all others move up by one.
+        k = min(smoother.neighbours + (own is not None), N)
+        parts = [np.zeros(0)]
+        for rows in np.array_split(np.arange(len(at)), -(-len(at) * k // HELD)) if len(at) else ():
+            if (counts == 1).all():
+                parts.append(self.tree.query(at[rows], k=[k], p=p)[0][:, 0])
+                continue
+            distance, point = self.tree.query(at[rows], k=np.arange(1, k + 1), p=p)
+            count = counts[point]
+            if own is not None:
+                count[point == own[rows].numpy()[:, None]] = 0.0
+            enough = count.cumsum(1) >= min(smoother.neighbours, counts.sum())
+            last = np.where(enough.any(1), enough.argmax(1), k - 1)
+            parts.append(np.take_along_axis(distance, last[:, None], 1)[:, 0])
+        found = np.concatenate(parts)
+        while k < N and (zero := np.flatnonzero(found == 0)).size:
+            k = min(2 * k, N)
+            distance = self.tree.query(at[zero], k=np.arange(1, k + 1), p=p)[0]
+            found[zero] = np.where(distance > 0, distance, np.inf).min(1)
+            found[np.isinf(found)] = 0.0
+        return np.where(found > 0, found, 1.0)
+
     def counts(self, smoother: Smoother, query: Tensor, radii: np.ndarray) -> np.ndarray:
         """Return the number of points within radii (L,) of queries (L, C)."""
-        at, p = query.numpy() / self.unit, _norm(smoother)
+        at, p = query[:, : len(self.unit)].numpy() / self.unit, _norm(smoother)
         return np.asarray(self.tree.query_ball_point(at, radii, p, return_length=True))
 
     def _pairs(self, smoother: Smoother, query: Tensor, radii: np.ndarray, own: Tensor | None) -> Pairs:
         """Return the points within radii (L,) of queries, except their own."""
-        lists = self.tree.query_ball_point(query.numpy() / self.unit, radii, _norm(smoother), return_sorted=False)
+        at = query[:, : len(self.unit)].numpy() / self.unit
+        lists = self.tree.query_ball_point(at, radii, _norm(smoother), return_sorted=False)
         counts = torch.tensor([len(each) for each in lists], dtype=torch.int64)
         points = torch.from_numpy(np.concatenate([np.asarray(each, np.int64) for each in lists] or [np.zeros(0, int)]))
         rows = torch.arange(len(query)).repeat_interleave(counts)
@@ -322,7 +354,8 @@ class Neighbours:
         most = float(heaviest.max() - lightest.min()) - math.log(NOTHING / len(smoother.key))
         widths = np.atleast_2d(smoother.coordinate_bandwidth(bandwidth.detach()).numpy())
         found = np.zeros(len(query))
-        for width in (widths / self.unit)[:, 0]:
+        times = query[:, len(self.unit) :].numpy().T if smoother.neighbours else np.ones((1, 1))
+        for width in (widths / self.unit)[:, 0, None] * times:
             found = np.maximum(found, width * _radius(smoother, nearest / width, most))
         return np.where(np.isfinite(nearest), found * (1 + 1e-12), 0.0)  # allow for rounding
 

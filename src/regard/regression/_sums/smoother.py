@@ -110,6 +110,28 @@ class Shaped(Radial):
         return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
 
 
+class OwnWidth(Score):
+    """A distance whose unit is the score's width times a factor of the query's own, its last feature."""
+
+    mixed_widths = True
+    can_return_neg_inf = True
+
+    def __init__(self, score: Score) -> None:
+        self.score = score
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        gap = (query[..., :-1].unsqueeze(-2) - key.unsqueeze(-3)) / query[..., -1:].unsqueeze(-2)
+        return self.score.compare(gap.unsqueeze(-2), torch.zeros_like(key[..., :1, :])[..., None, None, :, :])[
+            ..., 0, 0
+        ]
+
+    def pair_size(self, width: int) -> int:
+        return 3 * width
+
+    def pair_flops(self, width: int) -> int:
+        return 6 * width
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all kernels: those of a distance, and "constant"."""
     return (*kernels(), "constant")
@@ -156,7 +178,9 @@ class Pairs:
 
         For several widths (W, C) of the score, results have a leading dimension W.
         """
-        gap, here = (query[self.rows] - key[self.points])[:, None], torch.zeros_like(key[:1])
+        at, own = query[self.rows].tensor_split([key.shape[1]], 1)
+        gap, here = (at - key[self.points])[:, None], torch.zeros_like(key[:1])
+        gap = gap / own[:, None] if own.shape[1] else gap
         each = [scorer(one).compare(gap, here)[:, 0, 0] for one in width.reshape(-1, key.shape[1])]
         return self._read(torch.stack(each, 1) * scale, value, width.shape[:-1])
 
@@ -290,6 +314,9 @@ class Smoother:
     engine : str or Engine
     repetition : float
         The weight of a point that counts once, where weights count repetitions; otherwise 0.
+    neighbours : int
+        If above 0, a bandwidth is that times the distance of a query to so many nearest points, in bandwidths. Queries
+        then have this factor as another column (L, C + 1), from :meth:`Evaluator.with_own_widths`.
     """
 
     features: Features
@@ -300,6 +327,7 @@ class Smoother:
     order: int = 0
     engine: Any = "auto"
     repetition: float = 0.0
+    neighbours: int = 0
 
     def estimate(
         self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *, spread: bool = False, peak: bool = False,
@@ -370,10 +398,12 @@ class Smoother:
         """Return rows of queries (L, C) with an origin for their moments; with a parabola, one that is near them."""
         if self.order < 2 or not len(query) or not self._axes:
             return [(torch.arange(len(query), device=query.device), query.new_zeros(()))]
-        width = self.coordinate_bandwidth(bandwidth.detach()).reshape(-1, query.shape[1]).amin(0)[self._axes]
-        cells = (query.detach()[:, self._axes] / (TOGETHER * width)).round()
+        at, own = query.detach().tensor_split([self.key.shape[1]], 1)
+        width = self.coordinate_bandwidth(bandwidth.detach()).reshape(-1, at.shape[1]).amin(0)[self._axes]
+        times = 2 ** own.log2().floor() if own.shape[1] else torch.ones_like(at[:, :1])  # queries of similar widths
+        cells = torch.cat([(at[:, self._axes] / (TOGETHER * width * times)).round(), times], 1)
         which, place = cells.unique(dim=0, return_inverse=True)
-        origins = which * (TOGETHER * width)
+        origins = which[:, :-1] * (TOGETHER * width * which[:, -1:])
         return [(torch.nonzero(place == i)[:, 0], origin) for i, origin in enumerate(origins)]
 
     def to(self, dtype: torch.dtype) -> Smoother:
@@ -567,10 +597,15 @@ class Smoother:
         width, key = self.coordinate_bandwidth(bandwidth), self.key
         if isinstance(pairs := options.get("attn_mask"), Pairs):
             return pairs.attend(self.kernel.score, query, key, value, width, options.get("scale", 1.0))
-        score = self.kernel.score(width if width.dim() == 1 else 1.0)
+        score = self.score(query, width if width.dim() == 1 else 1.0)
         if width.dim() > 1:  # one call for all bandwidths, with scaled coordinates
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
         return attention(query, key, value, score=score, engine=self.engine, **options)
+
+    def score(self, query: Tensor, width: float | Tensor) -> Score:
+        """Return the score of queries (L, C or C + 1) for a width of each coordinate."""
+        score = self.kernel.score(width)
+        return score if query.shape[-1] == self.key.shape[1] else OwnWidth(score)
 
     def line(self, averages: Averages) -> _Line:
         """Return the local line or parabola from averages of φ, φ φᵀ, φ yᵀ and the targets."""
@@ -581,7 +616,7 @@ class Smoother:
         covariance = squares - center.unsqueeze(-1) * center.unsqueeze(-2)
         with_target = cross.unflatten(-1, (T, M)) - center.unsqueeze(-1) * mean.unsqueeze(-2)
         away = query[:, self._axes] - averages.origin
-        tangents = self.features.tangents(query)
+        tangents = self.features.tangents(query[:, : self.key.shape[1]])
         terms = _about(tangents, away) if self.order == 2 else tangents
         # Spread below the cancellation error of the subtraction is noise.
         size = terms.abs().detach()

@@ -69,13 +69,24 @@ def regress(
     encoding: Annotated[str | None, typer.Option(help="Encoding of CSV, such as latin-1; UTF-8 by default.")] = None,
     kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian",
     bandwidth: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Kernel bandwidth: loo (least leave-one-out error), learned (one for each feature), aicc (least "
-            "corrected Akaike criterion), scott, silverman, a number, or a number for each feature such as 0.5,2."
+            help="Kernel bandwidth: loo (the default, least leave-one-out error), learned (one for each feature), aicc "
+            "(least corrected Akaike criterion), scott, silverman, a number, or a number for each feature such as "
+            "0.5,2."
         ),
-    ] = "loo",
-    order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
+    ] = None,
+    neighbors: Annotated[
+        str | None,
+        typer.Option(
+            help="Adapt the bandwidth to the density of rows: at each row the distance to so many nearest ones, or loo "
+            "to choose their number; --bandwidth then only scales the features."
+        ),
+    ] = None,
+    order: Annotated[
+        int,
+        typer.Option(help="0 averages, 1 fits a line around each row, 2 a parabola in up to 3 features.", min=0, max=2),
+    ] = 0,
     cv: Annotated[
         int | None,
         typer.Option(
@@ -101,6 +112,9 @@ def regress(
         typer.Option(help="Add, and draw, pointwise confidence bands of the mean with this coverage, such as 0.95."),
     ] = None,
     quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target such as 0.05,0.5,0.95.")] = None,
+    slopes: Annotated[
+        bool, typer.Option("--slopes", help="Add how much the prediction rises with a unit of each feature.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Output file for a plot of the fit: .png, .svg, .pdf, ...")] = None,
     as_json: Annotated[str | None, json_option("JSON")] = None,
 ) -> None:
@@ -112,8 +126,8 @@ def regress(
         data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
         angular=angular, classify=classify, class_weight=class_weight, decimal=decimal, thousands=thousands,
         day_first=day_first, missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
-        order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
-        band=band, quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
+        neighbors=neighbors, order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out,
+        std=std, band=band, quantiles=quantiles, slopes=slopes, plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from regard._utils.constraints import Number
 from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard.regression._sums.evaluator import METHODS
+from regard.regression._sums.smoother import resolve_kernel
+from regard.regression._training import CURVED, fewest_neighbors
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
@@ -63,8 +65,9 @@ def run(**options: Any) -> None:
     say(report.of_table(prepared))
     with report_errors(EXTRA), _noting(say):
         fitted = fit(
-            prepared, kernel=asked.kernel, bandwidth=asked.widths, order=asked.order, cv=asked.cv, empty=asked.empty,
-            method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()), class_weight=asked.class_weights,
+            prepared, kernel=asked.kernel, bandwidth=asked.widths, n_neighbors=asked.count, order=asked.order,
+            cv=asked.cv, empty=asked.empty, method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()),
+            class_weight=asked.class_weights,
         )  # fmt: skip
     with report_errors(EXTRA), _noting(say), _waiting("Counting degrees of freedom..."):
         size = complexity(fitted)
@@ -76,7 +79,7 @@ def run(**options: Any) -> None:
     say.record = report.record(fitted, asked.widths, size, found)
     if new is not None:
         with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
-            added = fitted.predict(new, std=asked.std, band=asked.band, quantiles=asked.shares)
+            added = fitted.predict(new, std=asked.std, band=asked.band, quantiles=asked.shares, slopes=asked.slopes)
         say(["", *report.of_prediction(added, new, fitted)])
         if added.quality is not None:
             say(report.of_quality(added.quality, fitted, new.table.name))
@@ -192,6 +195,9 @@ def _check(asked: SimpleNamespace) -> None:
         raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
     asked.class_weights = None if asked.class_weight is None else _weights_of_classes(asked.class_weight)
     asked.cells = _options_of_cells(asked)
+    asked.count = None if asked.neighbors is None else _check_neighbors(asked)
+    if asked.bandwidth is None:
+        asked.bandwidth = "loo" if asked.count is None else "scott"
     asked.widths = asked.bandwidth
     if asked.bandwidth not in WAYS:
         if not (widths := _numbers(asked.bandwidth)):
@@ -213,7 +219,7 @@ def _check(asked: SimpleNamespace) -> None:
         if asked.kernel != "gaussian":
             raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {asked.kernel}")
         require("finufft")
-    if asked.cv is not None and asked.widths not in ("loo", "learned"):
+    if asked.cv is not None and asked.widths not in ("loo", "learned") and asked.count != "loo":
         raise rejected("regress", "--cv", "come with --bandwidth loo or learned, which choose one", asked.bandwidth)
     if asked.band is not None:
         Number(gt=0, lt=1)("regress", "--band", asked.band)
@@ -225,15 +231,15 @@ def _check(asked: SimpleNamespace) -> None:
     for wrong, option, expected, got in (
         (asked.std and asked.predict is None, "--std", "come with --predict", "none"),
         (asked.shares and asked.predict is None, "--quantiles", "come with --predict", "none"),
-        (
-            asked.band is not None and asked.predict is None and (asked.plot is None or asked.out is not None),
-            "--band",
-            "come with --predict, or with --plot and no --out",
-            "none" if asked.plot is None else "--out alone",
-        ),
+        (asked.band is not None and asked.predict is None and (asked.plot is None or asked.out is not None),
+         "--band", "come with --predict, or with --plot and no --out",
+         "none" if asked.plot is None else "--out alone"),
+        (asked.slopes and asked.predict is None, "--slopes", "come with --predict, which may be DATA itself", "none"),
+        (asked.slopes and not asked.order and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth),
+         "--slopes", "come with --order 1, or a kernel whose weights change smoothly", f"--kernel {asked.kernel}"),
         (asked.data == asked.predict == "-", "--predict", "be a file when the data come from standard input", "-"),
         (asked.out == "-" and asked.json.alone, "--out", "be a file with --json, which prints too", "-"),
-    ):
+    ):  # fmt: skip
         if wrong:
             raise rejected("regress", option, expected, got)
     if asked.out not in (None, "-"):
@@ -251,6 +257,26 @@ def _check(asked: SimpleNamespace) -> None:
     for option, path in (("--out", asked.out), ("--plot", asked.plot), ("--json", asked.json.file)):
         if path not in (None, "-") and os.path.realpath(path) in read:
             raise rejected("regress", option, "be another file than those that are read", str(path))
+
+
+def _check_neighbors(asked: SimpleNamespace) -> int | str:
+    """Return the number of neighbours, or "loo"; raise if another option does not go with it."""
+    for wrong, option, expected, got in (
+        (asked.bandwidth in ("loo", "learned", "aicc"), "--bandwidth", "be scott, silverman or numbers with "
+         "--neighbors, which chooses the width: it only scales the features", asked.bandwidth),
+        (asked.kernel == "constant", "--kernel", "be another with --neighbors", asked.kernel),
+        (asked.method == "nufft", "--method", "be another with --neighbors", asked.method),
+        (asked.slopes and not asked.order, "--slopes", "come with --order 1 or 2 where --neighbors is given", "0"),
+    ):  # fmt: skip
+        if wrong:
+            raise rejected("regress", option, expected, got)
+    if asked.neighbors == "loo":
+        return "loo"
+    least = fewest_neighbors(resolve_kernel("regress", asked.kernel)) if asked.kernel in KERNELS else 1
+    if not asked.neighbors.isdecimal() or int(asked.neighbors) < least:
+        expected = f"be loo or a whole number of at least {least}" + f" with --kernel {asked.kernel}" * (least > 1)
+        raise rejected("regress", "--neighbors", expected, repr(asked.neighbors))
+    return int(asked.neighbors)
 
 
 def _options_of_cells(asked: SimpleNamespace) -> tables.Options:
@@ -325,15 +351,31 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
         for name in asked.class_weights:
             if name not in prepared.target.categories:
                 raise unknown_name("regress", "--class-weight", name, prepared.target.categories)
+    numeric = [column.name for column in prepared.columns if column.kind != "category"]
+    if asked.order == 2 and len(numeric) > CURVED:
+        expected = f"have at most {CURVED} features of numbers or dates for --order 2, which --features can choose"
+        raise rejected("regress", prepared.table.name, expected, len(numeric))
+    if isinstance(asked.count, int) and asked.count > (rows := int(prepared.learned.sum())):
+        raise rejected("regress", "--neighbors", f"be at most the {rows:,} rows to learn from", asked.count)
+    if asked.slopes and not numeric:
+        raise rejected("regress", "--slopes", "come with features of numbers or dates", "none")
     if prepared.classifies:
-        options = {"--order 1": asked.order, "--std": asked.std, "--quantiles": asked.shares, "--band": asked.band,
-                   "--bandwidth aicc": asked.widths == "aicc"}  # fmt: skip
+        options = {
+            f"--order {asked.order}": asked.order,
+            "--std": asked.std,
+            "--quantiles": asked.shares,
+            "--slopes": asked.slopes,
+            "--band": asked.band,
+            "--bandwidth aicc": asked.widths == "aicc",
+        }
         for option, given in options.items():
             if given:
                 got = f"text in {prepared.target.name!r}"
                 raise rejected("regress", option, "come with a target of numbers", got)
     new = asked.predict is not None
-    added = added_names(prepared, std=asked.std, band=asked.band is not None, quantiles=asked.shares, new=new)
+    added = added_names(
+        prepared, std=asked.std, band=asked.band is not None, quantiles=asked.shares, slopes=asked.slopes, new=new
+    )
     for name in added if asked.out is not None else ():
         if name in table.frame.columns:
             raise rejected("regress", table.name, f"have no column {name!r}, which predictions add", "one")

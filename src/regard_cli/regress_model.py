@@ -256,7 +256,7 @@ def _listed(
 
 def _is_prediction(name: str, target: str, names: list[str]) -> bool:
     """Return whether a column is from predictions of the target that were written before."""
-    added = rf"{re.escape(target)}_(predicted|extrapolated|std|band_low|band_high|q[\d.]+|probability_.*)"
+    added = rf"{re.escape(target)}_(predicted|extrapolated|std|band_low|band_high|q[\d.]+|probability_.*|slope_.*)"
     return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
 
 
@@ -446,7 +446,13 @@ class Fitted:
         return self._added(X, pd.concat([self.left_out, self.raw(rest)]))
 
     def predict(
-        self, new: NewRows, *, std: bool = False, band: float | None = None, quantiles: Sequence[float] = ()
+        self,
+        new: NewRows,
+        *,
+        std: bool = False,
+        band: float | None = None,
+        quantiles: Sequence[float] = (),
+        slopes: bool = False,
     ) -> Added:
         """Return the predictions of the rows of another table."""
         import pandas as pd
@@ -461,6 +467,10 @@ class Fitted:
         if quantiles:
             found = self._ask("predict_quantiles", X, quantiles=tuple(quantiles))
             more[[f"{self.name}_q{each:g}" for each in quantiles]] = found[: len(X)]
+        if slopes:
+            found = self._ask("predict_gradient", X)[: len(X)]
+            numeric = [i for i, column in enumerate(self.prepared.columns) if column.kind != "category"]
+            more[slope_names(self.prepared)] = found[:, numeric]
         beyond = np.asarray(self._ask("extrapolates", X))[: len(X)]
         more[f"{self.name}_extrapolated"] = beyond.astype(object)
         added = self._added(new.X, self.raw(X), more, int(beyond.sum()))
@@ -551,20 +561,35 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.
     empty = "nan" if estimator.empty == "raise" else estimator.empty
     same = clone(estimator).set_params(bandwidth=estimator.bandwidth_, empty=empty, verbose=0)
+    if estimator.n_neighbors is not None:
+        same.set_params(n_neighbors=min(estimator.n_neighbors_, int(rest.sum())), cv=None)
     without = _fitted(prepared, rest, same)
     found = without.best(without.raw(prepared.X.loc[held]))
     return fitted.compare(found, prepared.y[held], prepared.weights[held], fitted.simplest(rest), exact=False)
 
 
 def added_names(
-    prepared: Prepared, *, std: bool = False, band: bool = False, quantiles: Sequence[float] = (), new: bool = False
+    prepared: Prepared,
+    *,
+    std: bool = False,
+    band: bool = False,
+    quantiles: Sequence[float] = (),
+    slopes: bool = False,
+    new: bool = False,
 ) -> list[str]:
     """Return the names of the columns that predictions add to a table, its own or a ``new`` one."""
     name = prepared.target.name
     shares = [f"{name}_probability_{each}" for each in prepared.target.categories]
     quantile = [f"{name}_q{each:g}" for each in quantiles]
     limits = [f"{name}_band_low", f"{name}_band_high"] if band else []
-    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *limits, *quantile, *[f"{name}_extrapolated"] * new]
+    slope = slope_names(prepared) if slopes else []
+    beyond = [f"{name}_extrapolated"] * new
+    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *limits, *quantile, *slope, *beyond]
+
+
+def slope_names(prepared: Prepared) -> list[str]:
+    """Return the names of the columns of slopes, one for each feature that is no category."""
+    return [f"{prepared.target.name}_slope_{each.name}" for each in prepared.columns if each.kind != "category"]
 
 
 @dataclass(frozen=True)

@@ -97,15 +97,21 @@ def _how_read(column: Column) -> Iterator[str]:
 def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -> Iterator[str]:
     """Say how it was learned, and what was found for each feature."""
     estimator, columns = fitted.estimator, fitted.prepared.columns
-    how = "weighted votes" if fitted.classifies else "a line around each row" if _order(fitted) else "weighted averages"
+    around = ("weighted averages", "a line around each row", "a parabola around each row")
+    how = "weighted votes" if fitted.classifies else around[_order(fitted)]
     way = _WAYS[bandwidth] if isinstance(bandwidth, str) else "as given"
     drawn = f", seen on {estimator.subsample:,} rows drawn at random" if estimator.subsample else ""
     yield f"Learned from {_count(int(fitted.learned.sum()), 'row')}: {how}, kernel {estimator.kernel}."
-    yield f"Bandwidth: {way}{drawn}."
+    adapts = estimator.n_neighbors is not None
+    if adapts:
+        way = "chosen for the least leave-one-out error" if estimator.n_neighbors == "loo" else "as given"
+        yield f"Bandwidth: at each row, the distance to the {estimator.n_neighbors_:,} nearest rows ({way})."
+    else:
+        yield f"Bandwidth: {way}{drawn}."
     if bandwidth in ("loo", "aicc") and len(columns) > 1:
         yield "It is one multiple of each feature's spread; --bandwidth learned finds one for each feature."
     kinds = {"date": "date, in days", "number": "number"}
-    rows = [("feature", "treated as", "bandwidth")]
+    rows = [("feature", "treated as", "unit of distance" if adapts else "bandwidth")]
     for column, width in list(zip(columns, estimator.bandwidth_))[:_FEATURES]:
         kind = kinds.get(column.kind, f"{len(column.categories)} categories")
         if column.name in fitted.prepared.angular:
@@ -122,6 +128,8 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -
 def _width(fitted: Fitted, column: Column, width: float) -> str:
     """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
     prepared, kernel, is_date = fitted.prepared, fitted.estimator.kernel, column.kind == "date"
+    if fitted.estimator.n_neighbors is not None:
+        return number(width) + " days" * is_date
     if column.kind == "category":
         weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
         return f"{number(width)} (another category counts {weight:.0%})"
@@ -132,11 +140,14 @@ def _width(fitted: Fitted, column: Column, width: float) -> str:
     if not _order(fitted):
         wide = "of no effect, as all rows count alike" if kernel == "constant" else "so wide that it hardly matters"
         return f"{text} ({wide})"
+    wide = "of no effect: it enters" if kernel == "constant" else "so wide that it enters"
+    if _order(fitted) == 2:
+        return f"{text} ({wide} as a parabola)"
     # A line is fitted across all rows then: what the feature does is in its slope.
     slope = fitted.slope(column.name)
     line = f"a straight line, slope {number(slope)}{' a day' * is_date}"
     line += ": it hardly matters" * (abs(slope) * span < _FLAT * float(np.ptp(prepared.y[fitted.learned])))
-    return f"{text} ({'of no effect: it enters' if kernel == 'constant' else 'so wide that it enters'} as {line})"
+    return f"{text} ({wide} as {line})"
 
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:
@@ -246,6 +257,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, q
         "kernel": estimator.kernel,
         "order": _order(fitted),
         "bandwidth": bandwidth,
+        "n_neighbors": getattr(estimator, "n_neighbors_", None),
         "effective_dof": size.freedom,
         "aicc": size.aicc,
         "rows_for_dof": size.rows,

@@ -54,6 +54,8 @@ def _silent(steps: int, note: str = "") -> None:
 STEPS, COARSE = 5, 2048
 #: The widest bandwidth, in spreads of the data.
 WIDEST = 10.0
+#: The relative precision of a number of neighbours.
+FINER = 0.02
 #: The number of minima of the coarse grid to refine, and the relative precision of the result.
 REFINED, EXACT = 3, 1e-3
 #: Two minima on a subsample are both refined if the error between them is higher by this factor.
@@ -78,10 +80,13 @@ class Curve:
     ----------
     bandwidths : ndarray (m, n_features)
     errors : ndarray (m,)
+    n_neighbors : ndarray (m,) or None
+        The numbers of neighbours that a search tried, ascending; ``bandwidths`` are then the scales of the features.
     """
 
     bandwidths: np.ndarray
     errors: np.ndarray
+    n_neighbors: np.ndarray | None = None
 
 
 def rule_of_thumb(rule: str, count: float, width: int) -> float:
@@ -119,7 +124,8 @@ class LeaveOneOut:
     def __init__(self, smoother: Smoother, nearest: bool, evaluator: Evaluator, rows: Tensor | None = None) -> None:
         self._double, self.nearest, self.evaluator = smoother, nearest, evaluator
         # The dtype for sums over all pairs.
-        self.smoother = smoother = smoother if smoother.order else smoother.to(evaluator.dtype)
+        wide = smoother.order or smoother.neighbours
+        self.smoother = smoother = smoother if wide else smoother.to(evaluator.dtype)
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
         # The mask for all points at once holds no tensor, so engines can reuse its plan in later calls.
         self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
@@ -133,7 +139,7 @@ class LeaveOneOut:
         (W, n_features) must be multiples of one; results then have a leading dimension W.
         """
         query = self.smoother.key[rows]
-        if plan.method == "exact":
+        if plan.method == "exact" and not self.smoother.neighbours:
             self.evaluator.plan = plan
             mask = masks.leave_one_out(rows) if self._every is None else self._every
             found = self.smoother.estimate(query, bandwidth.to(query.dtype), mask)
@@ -198,6 +204,8 @@ class LeaveOneOut:
         Adjacent bandwidths share calls if there are few points, and passes over tiles.
         """
         together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": SHARING, "nufft": 1}
+        if self.smoother.order == 2:  # the narrowest of them sets the number of groups for the moments of a parabola
+            together["exact"] = 1
         planned = [(self._plan(each), each) for each in bandwidths.to(self.smoother.key)]
         for method, some in groupby(planned, key=lambda each: each[0].method):
             group = list(some)
@@ -403,6 +411,43 @@ def search_bandwidth(
     curve = Curve(bandwidths(places).cpu().numpy(), np.array([seen[place] for place in places]))
     best = widest_of_least(curve.errors)
     return torch.from_numpy(curve.bandwidths[best]), curve, places[best] <= 1
+
+
+def search_neighbours(
+    error: Callable[[int], float], least: int, most: int, verbose: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of neighbours tried, ascending, and their errors, from ``least`` to ``most``.
+
+    On a logarithmic grid, and then by parabolas about its least few minima.
+    """
+    steps = np.arange(int(np.log(most / least) / FINER) + 1)
+    numbers = np.unique(np.append(np.round(least * np.exp(FINER * steps)), most)).astype(int)
+    last = len(numbers) - 1
+    spacing = max(1, round(math.log(10) / FINER / (2 * STEPS)))
+    grid = sorted({*range(0, last + 1, spacing), last})
+    seen: dict[int, float] = {}
+    with progress(verbose, "neighbours", None) as report:
+
+        def measure(places: Iterable[int]) -> None:
+            for place in sorted(set(places) - seen.keys()):
+                seen[place] = error(int(numbers[place]))
+                report(1, f"error {min(seen.values()):.4g}")
+
+        measure(grid)
+        padded = [math.inf, *(seen[place] for place in grid), math.inf]
+        minima = [i for i in range(len(grid)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
+        minima = sorted(minima, key=lambda i: (padded[i + 1], -i))[:REFINED]
+        searches = [
+            ParabolaSearch(grid[max(i - 1, 0)], grid[min(i + 1, len(grid) - 1)], grid[i], spacing // 2, CLOSER_JUMPY)
+            for i in minima
+        ]
+        while any(search.step for search in searches):
+            measure(place for search in searches for place in search.places)
+            for search in searches:
+                search.advance(seen)
+        measure(search.center for search in searches)
+    places = sorted(seen)
+    return numbers[places], np.array([seen[place] for place in places])
 
 
 def widest_of_least(errors: np.ndarray) -> int:

@@ -26,12 +26,15 @@ from regard.engines.fused.morton import morton_order
 from regard.regression._bandwidth import (
     COARSE,
     CorrectedAIC,
+    Curve,
     HeldOut,
     LeaveOneOut,
     Split,
     learn_bandwidths,
     rule_of_thumb,
     search_bandwidth,
+    search_neighbours,
+    widest_of_least,
 )
 from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
@@ -132,6 +135,8 @@ LEAST = 1e-3
 MOST_REPEATED, MANY_TIMES = 1 << 14, 4
 #: Rows from which dependence is looked for, the factor between errors that shows it, and the share of the variance.
 FEWEST_IN_SEQUENCE, DEPENDENT, NOTICEABLE = 50, 1.5, 0.03
+#: The most features that a parabola is fitted to.
+CURVED = 3
 #: The most cells to allocate.
 CELLS = 1 << 28
 
@@ -167,10 +172,10 @@ class DataSupport:
     @classmethod
     def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray, evaluator: Evaluator) -> DataSupport:
         """Return the support of the training points; ``spread`` (n_features,) is the bandwidth equal to the spread."""
-        kernel = smoother.kernel
-        narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)
+        kernel, everywhere = smoother.kernel, smoother.kernel.flat or bool(smoother.neighbours)
+        narrow = np.minimum(np.inf if everywhere else bandwidth, WIDEST * spread)
         least = -kernel.radius if kernel.form.manhattan else -(kernel.radius**2) / 2
-        found = cls(narrow, not kernel.flat and bool((bandwidth <= narrow).all()), least)
+        found = cls(narrow, not everywhere and bool((bandwidth <= narrow).all()), least)
         if found._weights_suffice(smoother) or len(smoother.key) < 2:
             return found
         rows = torch.linspace(0, len(smoother.key) - 1, min(PROBES, len(smoother.key)), dtype=torch.float64).long()
@@ -273,6 +278,7 @@ class TrainingPoints(BaseEstimator):
         self,
         kernel: Any,
         bandwidth: Any,
+        n_neighbors: Any,
         metric: Any,
         empty: str,
         max_iter: int,
@@ -289,6 +295,7 @@ class TrainingPoints(BaseEstimator):
     ) -> None:
         self.kernel = kernel
         self.bandwidth = bandwidth
+        self.n_neighbors = n_neighbors
         self.metric = metric
         self.empty = empty
         self.max_iter = max_iter
@@ -338,7 +345,28 @@ class TrainingPoints(BaseEstimator):
         if self.rtol is not None:
             Number(gt=0, lt=1)(name, "rtol", self.rtol)
         validate_method(name, self.method, self.kernel)
+        if self.n_neighbors is not None:
+            self._validate_neighbors(name)
         return name
+
+    def _validate_neighbors(self, name: str) -> None:
+        """Check what goes with ``n_neighbors``."""
+        kernel = resolve_kernel(name, self.kernel)
+        if self.n_neighbors != "loo":
+            if isinstance(self.n_neighbors, str):
+                raise rejected(name, "n_neighbors", "be a whole number, 'loo' or None", repr(self.n_neighbors))
+            Integer(ge=fewest_neighbors(kernel))(name, "n_neighbors", self.n_neighbors)
+        if isinstance(self.bandwidth, str) and self.bandwidth in CHOSEN:
+            expected = "be a rule or numbers with n_neighbors, which sets the width: they only scale the features"
+            raise rejected(name, "bandwidth", expected, repr(self.bandwidth))
+        if kernel.flat:
+            raise rejected(name, "kernel", "have a bandwidth for n_neighbors", repr(self.kernel))
+        if self.method == "nufft":
+            raise rejected(name, "method", "be another with n_neighbors: a transform has one bandwidth", "'nufft'")
+        if self.cv is not None and self.n_neighbors != "loo":
+            raise rejected(name, "cv", "come with n_neighbors='loo', which searches their number", repr(self.cv))
+        if resolve_device(name, self.device).type != "cpu":
+            raise rejected(name, "device", "be 'cpu' with n_neighbors, whose trees are there", repr(self.device))
 
     def _store_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
         """Store the training points with a positive weight."""
@@ -394,12 +422,18 @@ class TrainingPoints(BaseEstimator):
         # Codes have no order.
         kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
         self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
+        if self._order == 2 and (got := len(self._features.sloped)) > CURVED:
+            expected = f"have at most {CURVED} numeric features for order=2 (order=1 takes any number)"
+            raise rejected(name, "X", expected, got)
         self._dtype = resolve_dtype(name, self.dtype, self._X)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         given = validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         self._residuals: np.ndarray | None = None
         self._left_out: np.ndarray | None = None
+        self._neighbors = 0  # for the smoothers of a search
+        if self.n_neighbors is not None and self.n_neighbors != "loo" and self.n_neighbors > len(self._X):
+            raise rejected(name, "n_neighbors", f"be at most the number of rows, {len(self._X)}", self.n_neighbors)
         for stale in ("loo_error_", "loo_curve_", "aicc_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
@@ -407,7 +441,13 @@ class TrainingPoints(BaseEstimator):
         unit = spread * kernel.canonical_factor(coordinates.shape[1])
         far_places = np.unique(np.concatenate([np.zeros(0, int), *far.values()]))
         self.far_rows_ = self._rows[far_places]
-        if isinstance(given, str):
+        if self.n_neighbors is not None:
+            self.bandwidth_ = unit if isinstance(given, str) else given
+            self.n_iter_ = 1
+            if rechoose or self.n_neighbors != "loo" or not hasattr(self, "n_neighbors_"):
+                self.n_neighbors_: int = self._select_neighbors(name, kernel)
+            self._neighbors = self.n_neighbors_
+        elif isinstance(given, str):
             if rechoose or given in RULES or not hasattr(self, "bandwidth_"):
                 self._warn_of_far_rows(name, far)
                 self._select_bandwidth(name, kernel, given, unit, advise)
@@ -514,6 +554,40 @@ class TrainingPoints(BaseEstimator):
             self.loo_curve_, self.loo_error_ = curve, float(curve.errors.min())
         if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
+
+    def _select_neighbors(self, name: str, kernel: Kernel) -> int:
+        """Return the number of neighbours: as given, or that with the least leave-one-out error."""
+        if self.n_neighbors != "loo":
+            return int(self.n_neighbors)
+        least = fewest_neighbors(kernel)
+        if len(self._X) < least + 2:
+            got = f"n_samples = {len(self._X)}"
+            raise rejected(name, "X", f"have at least {least + 2} rows for n_neighbors='loo'", got)
+        smoother, evaluator, order = self._points_to_leave_out()
+        nearest, most = self.empty == "nearest", len(order) - 1
+        unit = as_tensor(self.bandwidth_)
+        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_))
+        if self.cv is None:
+            kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+            rows = self._subsample(kept, len(order), self.subsample or COARSE)
+            rows = kept if rows is None else rows
+        else:
+            splits = self._splits(order, close)
+            evaluators = [self._new_evaluator(name) for _ in splits]  # whose trees serve all numbers
+            most = min(len(rest) for rest, _ in splits)
+
+        def error(k: int) -> float:
+            some = replace(smoother, neighbours=k)
+            if self.cv is None:
+                return float(LeaveOneOut(some, nearest, evaluator, rows).error(unit))
+            return float(HeldOut(some, splits, nearest, evaluators).error(unit))
+
+        with torch.no_grad():
+            numbers, errors = search_neighbours(error, min(least, most), most, self.verbose)
+        best = widest_of_least(errors)
+        self.loo_curve_ = Curve(np.tile(self.bandwidth_, (len(numbers), 1)), errors, numbers)
+        self.loo_error_ = float(errors[best])
+        return int(numbers[best])
 
     def _narrowest(self, smoother: Smoother, unit: np.ndarray) -> float:
         """Return where a search begins, in units.
@@ -633,12 +707,17 @@ class TrainingPoints(BaseEstimator):
         # Local lines and some methods suffer from cancellation in float32.
         place = self._device()
         double = double and place.type == "cpu" and self._evaluator.needs_double(len(self._X))
-        dtype = torch.float64 if order or double else self._dtype
+        dtype = torch.float64 if order or double or self._neighbors else self._dtype
         key = as_tensor(self._features.coordinates(self._X)).to(place, dtype)
         target = as_tensor(self._targets() - self._center).to(place, dtype)
         weight = None if self._weight is None else as_tensor(self._weight / self._weight.max()).to(place, dtype)
         repetition = 1 / float(self._weight.max()) if self._weight is not None and self._repeats else 0.0
-        return Smoother(self._features, kernel, key, target, weight, order, self.engine, repetition)
+        return Smoother(self._features, kernel, key, target, weight, order, self.engine, repetition, self._neighbors)
+
+
+def fewest_neighbors(kernel: Kernel) -> int:
+    """Return the fewest neighbours that leave any point a weight, which is 0 at one bandwidth with some kernels."""
+    return 2 if kernel.form.compact and kernel.form.smooth else 1
 
 
 def counts_repetitions(weight: np.ndarray | None) -> bool:

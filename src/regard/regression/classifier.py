@@ -24,7 +24,8 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, dtype, verbose
+    kernel, bandwidth, n_neighbors, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, \
+    dtype, verbose
         As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
@@ -39,7 +40,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     Attributes
     ----------
     classes_ : ndarray (n_classes,)
-    bandwidth_, loo_error_, loo_curve_, far_rows_, n_iter_, n_features_in_, feature_names_in_
+    bandwidth_, n_neighbors_, loo_error_, loo_curve_, far_rows_, n_iter_, n_features_in_, feature_names_in_
         As in :class:`NadarayaWatsonRegressor`.
 
     Examples
@@ -57,6 +58,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         kernel: Any = "gaussian",
         bandwidth: Any = "scott",
         *,
+        n_neighbors: Any = None,
         metric: Any = "euclidean",
         empty: str = "nearest",
         max_iter: int = 200,
@@ -75,6 +77,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         super().__init__(
             kernel,
             bandwidth,
+            n_neighbors,
             metric,
             empty,
             max_iter,

@@ -223,7 +223,7 @@ def label_dates(ax: Any) -> None:
 def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int | str = 0) -> Any:
     """Draw the weight of each training point in each prediction as a heat map.
 
-    Rows are queries and columns training points, both sorted by one feature. Weights of a local line (``order=1``) may
+    Rows are queries and columns training points, both sorted by one feature. Weights of a local line or parabola may
     be negative, which are drawn in another colour. The colour range covers the largest weights of 90 % of the queries;
     a pointed colour bar shows that some exceed it.
 
@@ -326,6 +326,9 @@ def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
     ('bandwidth of x0', 'log')
     """
     _checked("plot_loo", estimator, ax, 0)
+    if estimator.n_neighbors is not None:
+        expected = "have one bandwidth; loo_curve_ has the errors over n_neighbors"
+        raise rejected("plot_loo", "estimator", expected, f"n_neighbors={estimator.n_neighbors!r}")
     times = FACTORS if factors is None else _factors(factors)
     errors = np.array([estimator.loo_error(factor * estimator.bandwidth_) for factor in times])
     single = estimator.n_features_in_ == 1

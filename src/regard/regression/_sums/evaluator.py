@@ -89,6 +89,13 @@ TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
 #: The most coordinates in which a tree finds neighbours faster than comparing all pairs does: a point of 50,000 takes
 #: 0.15, 0.8, 2.2, 12 and 340 ns in 4, 6, 8, 12 and 26 coordinates by a tree, and 2 to 8 ns by pairs.
 TREE_AXES = 6
+#: The share of points that a parabola may need for a tree to find them: pairs have moments about their own query, which
+#: other methods take about many origins where bandwidths are narrow.
+PARABOLA_SHARE = 0.1
+#: The same for bandwidths by neighbours; and how many bandwidths the Gaussian and the Laplacian reach.
+NEIGHBOURS_SHARE, REACH, REACH_MANHATTAN = 0.1, 10.0, 50.0
+#: By how much such a bandwidth exceeds the distance of the last point, where rounding decides whether it counts.
+EDGE = 1e-9
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
 TILES_SHARE, TILES_AXES = 0.25, 2
 #: Points and queries that a look at the weights takes.
@@ -156,22 +163,26 @@ class Evaluator:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, *,
-        spread: bool = False, peak: bool = False, leverage: bool = False, report: Report = lambda *_: None,
+        spread: bool = False, peak: bool = False, leverage: bool = False, slope: bool = False,
+        report: Report = lambda *_: None,
         plan: Plan | None = None,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
 
-        The peak comes with ``peak`` from all but the transform. Differentiable with respect to the bandwidth.
+        The peak comes with ``peak`` from all but the transform, and no transform has the slopes. Differentiable with
+        respect to the bandwidth.
         """
+        self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread, slope)
+        query = self.with_own_widths(smoother, query, bandwidth, own)
         wanted = {"spread": spread, "leverage": leverage}
-        self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread)
+        exactly = {**wanted, "peak": peak, "slope": slope}
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, report, None, peak=peak, **wanted)
+            return self._exact(smoother, query, bandwidth, own, report, **exactly)
         if plan.method == "tiles":
             near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
             if near is not None:
-                return near.estimate(smoother, query, bandwidth, own, report, peak=peak, **wanted)
-            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, peak=peak, **wanted)
+                return near.estimate(smoother, query, bandwidth, own, report, **exactly)
+            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, **exactly)
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, **wanted)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
@@ -201,7 +212,7 @@ class Evaluator:
         dtype: torch.dtype | None = None, **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
-        dtype = dtype or (torch.float64 if smoother.order else self.dtype)
+        dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)
         smoother, query, bandwidth = smoother.to(dtype), query.to(dtype), bandwidth.to(dtype)
         parts = []
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
@@ -209,6 +220,21 @@ class Evaluator:
             parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
             report(len(rows), "")
         return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, None, **wanted)
+
+    def with_own_widths(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None
+    ) -> Tensor:
+        """Return queries (L, C) with a column for the factor of their bandwidth, if that is one of neighbours."""
+        if not smoother.neighbours:
+            return query
+        near = self._neighbours(smoother, bandwidth)
+        if near is None:
+            raise rejected(self.name, "X", "have distances that float64 can hold, for n_neighbors", "larger ones")
+        width = smoother.coordinate_bandwidth(bandwidth.detach()).numpy() / near.unit
+        factor = torch.from_numpy(near.distance(smoother, query, own) / width[0])
+        if not smoother.kernel.form.smooth:  # the boxcar, at whose edge the k-th point lies
+            factor = factor * (1 + EDGE)
+        return torch.cat([query, factor[:, None].to(query)], 1)
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
         """Return the nearest point of each query (L,) but its ``own``; −1 where there is none."""
@@ -262,21 +288,33 @@ class Evaluator:
 
     # The choice.
 
-    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False) -> Plan:
+    def choose(
+        self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False, slope: bool = False
+    ) -> Plan:
         """Return the plan for so many queries: the method, and why."""
         N, C = smoother.key.shape
         pairs = float(count) * N
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
+        cannot_tile = _cannot_tile(smoother)
+        if smoother.neighbours:
+            reach = (
+                1.0 if smoother.kernel.form.compact else REACH_MANHATTAN if smoother.kernel.form.manhattan else REACH
+            )
+            few = not cannot_tile and C <= TREE_AXES and smoother.neighbours * reach**C < NEIGHBOURS_SHARE * N
+            why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
+            return Plan("tiles" if few else "exact", why, count, by_tree=few)
+        if smoother.order == 2 and not cannot_tile and self._look(smoother, bandwidth).needed < PARABOLA_SHARE:
+            return Plan("tiles", "a parabola needs few of the points", count, by_tree=True)
         if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):
             return Plan("exact", "all pairs are few", count)
-        cannot_tile = _cannot_tile(smoother)
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)
             by_tree = C <= TREE_AXES and self._look(smoother, bandwidth).by_tree
             return Plan("tiles", "method='tiles'", count, by_tree=by_tree)
         cannot, series, memory = _cannot_transform(smoother), None, 0.0
+        cannot = cannot or ("slopes are summed up exactly" if slope else "")
         if not cannot:
             series = self._series(smoother, bandwidth, spread)
             memory, most = _memory(smoother, count, spread, series), available_memory()
@@ -392,6 +430,8 @@ def _cannot_transform(smoother: Smoother) -> str:
         return "it runs on the CPU"
     if not 1 <= C <= AXES:
         return f"points have {C} coordinates, more than {AXES}"
+    if smoother.order == 2:
+        return "parabolas are summed up exactly"
     if smoother.order and not smoother.features.is_plain:
         return "lines along angles and categories are summed up exactly"
     return "" if has_finufft() else "finufft is missing (pip install 'regard[nufft]')"

@@ -323,18 +323,15 @@ class KernelEstimator(TrainingPoints):
             effective = 1 / float(smoother.concentration(query, bandwidth)[0])
             total = float(np.abs(np.asarray(self.weights(one))).sum())
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        width = bandwidth.cpu().numpy()[self._features.owner]
-        gaps = (smoother.key - query).cpu().numpy() / width
+        distances = smoother.distances(query, bandwidth)[0].tolist()
         rows = []
         for weight, index in zip(np.asarray(found.weights)[0], np.asarray(found.indices)[0]):
             if index >= 0:
                 place = int(np.searchsorted(self._rows, index))
-                gap = gaps[place]
-                distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
                 values = [self._columns.decode(i, value) for i, value in enumerate(self._X[place].tolist())]
                 features = {_column_name(name): value for name, value in zip(names, values)}
                 target = self._display_target(place)
-                row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
+                row = {"index": int(index), "weight": float(weight), "target": target, "distance": distances[place]}
                 rows.append(row | features)
         share = float(np.abs(np.asarray(found.weights)).sum()) / total if total > 0 else 0.0
         return Explanation(self.predict(one)[0], rows, share, effective)

@@ -207,13 +207,19 @@ def _kind(function: str, value: Any) -> Kind:
     raise rejected(function, "metric", _EXPECTED, repr(value))
 
 
+#: Up to this many categories beside numbers are corners, which trees and transforms can use; more are codes.
+CORNERS = 100
+
+
 @dataclass(frozen=True)
 class Features:
     """Map features to coordinates in which distances are Euclidean (or Manhattan, as the kernel has it).
 
     A number is a coordinate. An angle is a point on a circle of its period, so that near angles lie as far apart as
-    they differ, and with the Gaussian the kernel is von Mises'. Categories are corners that lie one apart from each
-    other, and one apart from whatever was not in the training data.
+    they differ, and with the Gaussian the kernel is von Mises'. Categories lie one apart from each other, and one apart
+    from whatever was not in the training data: as corners, each with an axis of its own, or, if they are many or all
+    features are categorical, as codes on one axis, of which :class:`~regard.regression._sums.mixed.MixedScore` counts
+    whether they differ. Both give the same distances.
 
     Attributes
     ----------
@@ -224,6 +230,8 @@ class Features:
         Those of each categorical feature.
     manhattan : bool
         Whether distances are sums of absolute differences.
+    coded : tuple of int
+        The categorical features whose categories are codes.
     owner : ndarray (C,)
         The feature that each coordinate belongs to.
     """
@@ -232,11 +240,11 @@ class Features:
     center: np.ndarray
     categories: dict[int, np.ndarray] = field(default_factory=dict)
     manhattan: bool = False
+    coded: tuple[int, ...] = ()
     owner: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        sizes = {"euclidean": 1, "angular": 2}
-        counts = [sizes.get(kind) or len(self.categories[place]) for place, (kind, _) in enumerate(self.kinds)]
+        counts = [1 if place in self.coded else size for place, size in enumerate(self._sizes)]
         object.__setattr__(self, "owner", np.repeat(np.arange(len(counts)), counts))
 
     @classmethod
@@ -246,14 +254,36 @@ class Features:
             came = "'angular' with a kernel of the Manhattan distance, which changes when a circle is turned"
             raise rejected(function, "metric", "be 'euclidean' or 'categorical'", came)
         categories = {place: np.unique(X[:, place]) for place, (kind, _) in enumerate(kinds) if kind == "categorical"}
+        few = len(categories) < len(kinds) and sum(map(len, categories.values())) <= CORNERS
         # A median, which a few points far away do not move.
         center = np.where([kind == "euclidean" for kind, _ in kinds], np.median(X.astype(np.float64), 0), 0.0)
-        return cls(kinds, center, categories, manhattan)
+        return cls(kinds, center, categories, manhattan, () if few else tuple(categories))
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The number of axes that each feature spans, with one for each category."""
+        sizes = {"euclidean": 1, "angular": 2}
+        return [sizes.get(kind) or len(self.categories[place]) for place, (kind, _) in enumerate(self.kinds)]
+
+    @property
+    def dimensions(self) -> int:
+        """The number of axes that points span; codes are fewer coordinates."""
+        return sum(self._sizes)
 
     @property
     def is_plain(self) -> bool:
         """True where all features are numbers."""
         return all(kind == "euclidean" for kind, _ in self.kinds)
+
+    @property
+    def is_table(self) -> bool:
+        """True where all features are codes, so that rows can be counted by category."""
+        return len(self.coded) == len(self.kinds)
+
+    @cached_property
+    def code_coordinates(self) -> tuple[int, ...]:
+        """The coordinates that are codes."""
+        return tuple(np.flatnonzero(np.isin(self.owner, self.coded)).tolist())
 
     def coordinates(self, X: np.ndarray) -> np.ndarray:
         """Return the coordinates (n, C) of rows (n, n_features), float64."""
@@ -270,10 +300,15 @@ class Features:
             angle = column * (2 * math.pi / period)
             return period / (2 * math.pi) * np.stack([np.cos(angle), np.sin(angle)], 1)
         known = self.categories[place]
-        same = column[:, None] == known
+        code = np.searchsorted(known, column).clip(max=len(known) - 1)
+        code[known[code] != column] = -1
+        if place in self.coded:
+            return code.astype(np.float64)[:, None]
         c = len(known)
         elsewhere = -0.5 / c if self.manhattan else _equidistant(c)
-        return np.where(same.any(1, keepdims=True), np.where(same, self._corner, 0.0), elsewhere)
+        corners = np.where(np.arange(c) == code[:, None], self._corner, 0.0)
+        corners[code < 0] = elsewhere
+        return corners
 
     @property
     def _corner(self) -> float:
@@ -284,20 +319,24 @@ class Features:
         """Return whether queries (L, C) have a category that no training point has (L,)."""
         found = torch.zeros(len(query), dtype=torch.bool, device=query.device)
         for place in self.categories:
+            own = query[:, np.flatnonzero(self.owner == place)]
             # On one axis a category's own coordinate; one that is not known has the same on all.
-            at_corner = (query[:, np.flatnonzero(self.owner == place)] - self._corner).abs() < 1e-3
-            found |= at_corner.sum(1) != 1
+            known = own >= 0 if place in self.coded else (own - self._corner).abs() < 1e-3
+            found |= known.sum(1) != 1
         return found
 
     def spread(self, Z: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Return the standard deviation of each feature (n_features,), 1 where it is 0, and rows left out of it.
 
-        Of coordinates Z (n, C). Values so far from all others that they would hide the spread of these are left out:
-        at most 1 % of the points, or one, without which the standard deviation is a third or less, and further than ten
-        of these from the median. Their rows come by feature.
+        Of coordinates Z (n, C); of categories, that of corners. Values so far from all others that they would hide the
+        spread of these are left out: at most 1 % of the points, or one, without which the standard deviation is a third
+        or less, and further than ten of these from the median. Their rows come by feature.
         """
         mean = np.average(Z, axis=0, weights=weight)
         variance = np.average((Z - mean) ** 2, axis=0, weights=weight)
+        for axis in self.code_coordinates:
+            counts = np.bincount(Z[:, axis].astype(np.int64), weight)
+            mean[axis], variance[axis] = 0.0, self._corner**2 * (1 - ((counts / counts.sum()) ** 2).sum())
         total = np.bincount(self.owner, variance, minlength=len(self.kinds))
         # A constant feature has a rounding's variance.
         largest = np.bincount(self.owner, mean**2, minlength=len(self.kinds))

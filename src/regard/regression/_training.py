@@ -176,7 +176,7 @@ class DataSupport:
         rows = rows.to(smoother.key.device)
         times = FURTHER if kernel.form.manhattan else FURTHER**2
         unit = torch.from_numpy(narrow).to(smoother.key)
-        if len(smoother.key) > SUBSAMPLE + PROBES:
+        if len(smoother.key) > SUBSAMPLE + PROBES and not smoother.features.is_table:
             # If the nearest neighbours in a subsample are near enough, so are those among all points.
             some = torch.linspace(0, len(smoother.key) - 1, SUBSAMPLE + PROBES, dtype=torch.float64).long()
             some = some.to(rows.device)[~torch.isin(some.to(rows.device), rows)]
@@ -214,6 +214,8 @@ class DataSupport:
         """
         (L, C), device = query.shape, query.device
         nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
+        if smoother.features.code_coordinates:  # these lie in no grid
+            return nowhere, every, None
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
@@ -398,7 +400,7 @@ class TrainingPoints(BaseEstimator):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
         spread, far = self._features.spread(coordinates, self._weight)
-        unit = spread * kernel.canonical_factor(coordinates.shape[1])
+        unit = spread * kernel.canonical_factor(self._features.dimensions)
         far_places = np.unique(np.concatenate([np.zeros(0, int), *far.values()]))
         self.far_rows_ = self._rows[far_places]
         if isinstance(given, str):

@@ -86,7 +86,7 @@ def local_quantiles(smoother: Smoother, query: Tensor, bandwidth: Tensor, target
     Tensor (L, q)
         NaN for a query without any point in reach.
     """
-    score = smoother.kernel.score(smoother.coordinate_bandwidth(bandwidth))
+    score = smoother.score(smoother.coordinate_bandwidth(bandwidth))
     order = target.argsort()
     met = 1 - ROUNDINGS * torch.finfo(query.dtype).eps
     shares = shares.double()

@@ -14,6 +14,7 @@ from regard import Aux, AuxRequest, attention, masks, scores
 from regard._utils.errors import described, rejected, unknown_name
 from regard.masks import Mask
 from regard.regression._features import Features
+from regard.regression._sums.mixed import MixedScore
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
 
@@ -222,6 +223,12 @@ class Estimate:
         present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in present})
 
+    @classmethod
+    def stack(cls, parts: list[Estimate]) -> Estimate:
+        """Return the estimates at the same queries for several bandwidths as one, with a leading dimension."""
+        present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
+        return cls(**{name: torch.stack([getattr(part, name) for part in parts]) for name in present})
+
     def at(self, rows: Tensor) -> Estimate:
         """Return the estimate at these queries, in this order."""
         present = {name: value for name in _QUERIES if (value := getattr(self, name)) is not None}
@@ -300,6 +307,8 @@ class Smoother:
         ``spread`` adds the variance, ``peak`` the peak. For several bandwidths (W, n_features), results have a leading
         dimension W and no variance.
         """
+        if bandwidth.dim() > 1 and self.features.code_coordinates:  # codes cannot be scaled
+            return Estimate.stack([self.estimate(query, one, mask, spread=spread, peak=peak) for one in bandwidth])
         read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread))
         total = read[..., :1]
         reached = total > 0
@@ -431,7 +440,7 @@ class Smoother:
 
     def _attend_by_distance(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
         """Return auxiliary outputs for scores that decrease with the distance, for any kernel."""
-        score = self.kernel.distance_score(width)
+        score = self.score(width, self.kernel.distance_score)
         return attention(
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip
@@ -472,6 +481,19 @@ class Smoother:
         reached = torch.ones_like(weights[:, :1], dtype=torch.bool)
         return self.line(Averages(query, query.new_zeros(()), reached, weights @ self.target, moments))
 
+    def score(self, width: float | Tensor, kernel: Callable[[Any], Score] | None = None) -> Score:
+        """Return the score of the kernel, or of another one of the same distance, for a width per coordinate (C,)."""
+        kernel = kernel or self.kernel.score
+        if self.features.code_coordinates and isinstance(one := kernel(1.0), Distance):
+            assert isinstance(width, Tensor)
+            return MixedScore(one, width, self.features.code_coordinates)
+        return kernel(width)
+
+    def distances(self, query: Tensor, bandwidth: Tensor) -> Tensor:
+        """Return the distance of each point from queries, in bandwidths (L, N)."""
+        score = self.score(self.coordinate_bandwidth(bandwidth), self.kernel.distance_score).compare(query, self.key)
+        return -score if self.kernel.form.manhattan else (-2 * score).sqrt()
+
     def coordinate_bandwidth(self, bandwidth: Tensor) -> Tensor:
         """Return a bandwidth for each coordinate (..., C)."""
         return bandwidth[..., torch.from_numpy(self.features.owner).to(bandwidth.device)]
@@ -490,7 +512,7 @@ class Smoother:
         width, key = self.coordinate_bandwidth(bandwidth), self.key
         if isinstance(pairs := options.get("attn_mask"), Pairs):
             return pairs.attend(self.kernel.score, query, key, value, width, options.get("scale", 1.0))
-        score = self.kernel.score(width if width.dim() == 1 else 1.0)
+        score = self.score(width if width.dim() == 1 else 1.0)
         if width.dim() > 1:  # one call for all bandwidths, with scaled coordinates
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
         return attention(query, key, value, score=score, engine=self.engine, **options)

@@ -115,7 +115,10 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(self, self._encoded(X), reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(
+            self, self._encoded(X), reset=False, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan"
+        )
+        self._check_values(X)
         return as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
@@ -374,7 +377,7 @@ class KernelEstimator(TrainingPoints):
             if len(rest) < 3 or not len(fold):
                 continue
             model = clone(self).set_params(verbose=0)
-            model.metric = [kind if kind[0] == "angular" else kind[0] for kind in self._features.kinds]
+            model.metric = self._features.metric
             if self.cv is not None:
                 others = [
                     tuple(np.flatnonzero(np.isin(rest, each)) for each in both)

@@ -191,7 +191,15 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     metric : str, tuple, list or dict, default "euclidean"
         How to measure the difference of feature values, one metric for all features, one for each, or by name or index:
         "euclidean"; "angular" (radians, or ``("angular", period)``) along a circle; "categorical": 1 between different
-        values. Text and categorical columns of a pandas frame are always categorical.
+        values; "ordered": the difference of ranks, for ordered categories. Text and categorical columns of a pandas
+        frame are always categorical, those of an ordered Categorical ordered unless "categorical" is given.
+        ``{("lat", "lon"): "haversine"}`` makes a latitude and a longitude in degrees one point on the Earth, with
+        one bandwidth in kilometres. Distances are chords: 0.1 % shorter than arcs at 1,000 km, 2.6 % at 5,000 km.
+    missing : {"error", "marginal"}, default "error"
+        What NaN is in a feature that is not categorical, where it is a category of its own: an error, or a value that
+        could be any. A feature that a query misses does not count in its prediction. A training point that misses one
+        which the query has weighs a hundredth of what points do on average (nothing with a compact kernel), so that
+        those that have it decide; a line takes the median for it.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the target of the nearest training point (with a
         warning that counts such queries), the mean target, NaN, or an error.
@@ -282,6 +290,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         *,
         order: int = 0,
         metric: Any = "euclidean",
+        missing: str = "error",
         empty: str = "nearest",
         max_iter: int = 200,
         tol: float = 1e-5,
@@ -299,6 +308,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             kernel,
             bandwidth,
             metric,
+            missing,
             empty,
             max_iter,
             tol,

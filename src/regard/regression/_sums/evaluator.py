@@ -253,7 +253,7 @@ class Evaluator:
         """Return the points in a tree where that finds nearest points faster than comparing all pairs."""
         (_N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
         if (
-            smoother.features.code_coordinates
+            not smoother.features.is_metric
             or self.method == "exact"
             or smoother.key.device.type != "cpu"
             or pairs <= FEW_PAIRS
@@ -417,8 +417,8 @@ def _cannot_transform(smoother: Smoother) -> str:
         return "the kernel is not the Gaussian"
     if smoother.key.device.type != "cpu":
         return "it runs on the CPU"
-    if smoother.features.code_coordinates:
-        return "categories are compared by code"
+    if not smoother.features.is_metric:
+        return "categories are compared by code" if smoother.features.coded else "values may be missing"
     if not 1 <= C <= AXES:
         return f"points have {C} coordinates, more than {AXES}"
     if smoother.order and not smoother.features.is_plain:
@@ -430,8 +430,8 @@ def _cannot_tile(smoother: Smoother) -> str:
     """Return why far tiles cannot be left out, or nothing."""
     if smoother.key.device.type != "cpu":
         return "tiles are of the CPU"
-    if smoother.features.code_coordinates:
-        return "categories are compared by code"
+    if not smoother.features.is_metric:
+        return "categories are compared by code" if smoother.features.coded else "values may be missing"
     if smoother.kernel.flat or not smoother.kernel.known:
         return "the kernel is not known to fall with the distance"
     return ""

@@ -307,7 +307,7 @@ class Smoother:
         ``spread`` adds the variance, ``peak`` the peak. For several bandwidths (W, n_features), results have a leading
         dimension W and no variance.
         """
-        if bandwidth.dim() > 1 and self.features.code_coordinates:  # codes cannot be scaled
+        if bandwidth.dim() > 1 and not self.features.is_metric:  # codes cannot be scaled
             return Estimate.stack([self.estimate(query, one, mask, spread=spread, peak=peak) for one in bandwidth])
         read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread))
         total = read[..., :1]
@@ -484,9 +484,9 @@ class Smoother:
     def score(self, width: float | Tensor, kernel: Callable[[Any], Score] | None = None) -> Score:
         """Return the score of the kernel, or of another one of the same distance, for a width per coordinate (C,)."""
         kernel = kernel or self.kernel.score
-        if self.features.code_coordinates and isinstance(one := kernel(1.0), Distance):
+        if not self.features.is_metric and isinstance(one := kernel(1.0), Distance):
             assert isinstance(width, Tensor)
-            return MixedScore(one, width, self.features.code_coordinates)
+            return MixedScore(one, width, self.features.code_coordinates, self.features.gaps)
         return kernel(width)
 
     def distances(self, query: Tensor, bandwidth: Tensor) -> Tensor:

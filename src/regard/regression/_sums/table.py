@@ -13,6 +13,7 @@ from torch import Tensor
 from regard import scores
 from regard.regression._sums.mixed import log_weight
 from regard.regression._sums.smoother import Averages, Estimate, Smoother
+from regard.scores.kernels import Distance
 
 #: The most features: sums are over each set of them.
 MOST = 8
@@ -81,7 +82,7 @@ class Table:
 
         For several bandwidths (W, n_features), results have a leading dimension W.
         """
-        smoother, query, bandwidth = (each.to(torch.float64) for each in (smoother, query, bandwidth))
+        smoother, query, bandwidth = smoother.to(torch.float64), query.double(), bandwidth.double()
         groups = self._groups(query, own)
         if bandwidth.dim() == 1:
             return self._estimate(smoother, query, bandwidth, groups, own, spread, peak)
@@ -187,7 +188,9 @@ def _looked_up(sums: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 def _log_weights_apart(smoother: Smoother, width: Tensor) -> Tensor:
     """Return the logarithm of the kernel at a distance of one along each feature (C,), which is 0 at 0."""
-    return log_weight(smoother.kernel.score(1.0), width.reciprocal() ** (1 if smoother.kernel.form.manhattan else 2))
+    kernel = smoother.kernel.score(1.0)
+    assert isinstance(kernel, Distance)
+    return log_weight(kernel, width.reciprocal() ** (1 if smoother.kernel.form.manhattan else 2))
 
 
 def _coefficient(apart: Tensor, same: tuple[bool, ...]) -> Tensor:

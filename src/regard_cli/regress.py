@@ -44,7 +44,8 @@ def run(**options: Any) -> None:
         table = tables.read(asked.data, least=2, options=asked.cells)
         prepared = prepare(
             table, asked.target, asked.names, asked.weights, ignore=asked.ignored, categorical=asked.unordered,
-            angular=asked.periods, classify=asked.classify,
+            angular=asked.periods, ordered=asked.ranks, haversine=asked.place, gaps=asked.keep_missing,
+            classify=asked.classify,
         )  # fmt: skip
         new = None if asked.predict is None else code(prepared, tables.read(asked.predict, options=asked.cells))
         _check_together(asked, prepared, table if new is None else new.table)
@@ -164,7 +165,8 @@ def _check(asked: SimpleNamespace) -> None:
     """Raise ValueError if an option, or two of them together, cannot be; and say what lists of names and numbers are.
 
     Adds ``names``, the features or None for all; ``ignored``, ``unordered`` and ``periods``, columns to leave out, to
-    treat as categories and as angles; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers;
+    treat as categories and as angles; ``ranks`` and ``place``, those of ordered categories, and of a latitude and a
+    longitude; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers;
     ``shares``, the quantiles in ascending order.
     """
     for option, given, name in (("--features", asked.features, "names"), ("--ignore", asked.ignore, "ignored"),
@@ -174,8 +176,14 @@ def _check(asked: SimpleNamespace) -> None:
             raise rejected("regress", option, "name columns, separated by commas", "''")
     asked.ignored, asked.unordered = asked.ignored or [], asked.unordered or []
     asked.periods = {} if asked.angular is None else _periods(asked.angular)
-    if asked.periods and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
-        raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
+    asked.ranks = {} if asked.ordered is None else _ranks(asked.ordered)
+    asked.place = [] if asked.haversine is None else _split(asked.haversine)
+    if asked.haversine is not None and (len(set(asked.place)) != 2 or len(asked.place) != 2):
+        expected = "name a column of latitudes and one of longitudes, such as lat,lon"
+        raise rejected("regress", "--haversine", expected, repr(asked.haversine))
+    for option, given in (("--angular", asked.periods), ("--haversine", asked.place)):
+        if given and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
+            raise rejected("regress", option, "come with another kernel", f"--kernel {asked.kernel}")
     asked.cells = _options_of_cells(asked)
     asked.widths = asked.bandwidth
     if asked.bandwidth not in WAYS:
@@ -262,6 +270,21 @@ def _periods(text: str) -> dict[str, float]:
             raise rejected("regress", "--angular", "have periods above 0", f"{length:g} for {name!r}")
     if not any(found):
         raise rejected("regress", "--angular", "name columns, separated by commas", "''")
+    return found
+
+
+def _ranks(text: str) -> dict[str, list[str]]:
+    """Return the texts in order of each column in ``stars,size:small<medium<large``; none where it has numbers."""
+    found: dict[str, list[str]] = {}
+    for each in _split(text):
+        name, colon, order = each.rpartition(":")
+        levels = [level.strip() for level in order.split("<")]
+        found[name if colon and len(levels) > 1 else each] = levels if colon and len(levels) > 1 else []
+    if not any(found):
+        raise rejected("regress", "--ordered", "name columns, separated by commas", repr(text))
+    for name, levels in found.items():
+        if len(set(levels)) < len(levels) or "" in levels:
+            raise rejected("regress", "--ordered", "name each category once", f"{'<'.join(levels)!r} for {name!r}")
     return found
 
 

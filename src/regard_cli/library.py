@@ -50,6 +50,19 @@ def regress(
         str | None,
         typer.Option(help="Columns of angles in radians, or with a period: hour:24,month:12."),
     ] = None,
+    ordered: Annotated[
+        str | None,
+        typer.Option(help="Columns of ordered categories: numbers, or texts in order: stars,size:small<medium<large."),
+    ] = None,
+    haversine: Annotated[
+        str | None, typer.Option(help="Columns of latitude and longitude in degrees: lat,lon. Distances are in km.")
+    ] = None,
+    keep_missing: Annotated[
+        bool,
+        typer.Option(
+            "--keep-missing", help="Use rows that miss features: a missing category is one, a missing number any."
+        ),
+    ] = False,
     classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False,
     class_weight: Annotated[
         str | None,
@@ -124,10 +137,11 @@ def regress(
 
     run(
         data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
-        angular=angular, classify=classify, class_weight=class_weight, decimal=decimal, thousands=thousands,
-        day_first=day_first, missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
-        neighbors=neighbors, order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out,
-        std=std, band=band, quantiles=quantiles, slopes=slopes, plot=plot, json=JsonOutput(as_json),
+        angular=angular, ordered=ordered, haversine=haversine, keep_missing=keep_missing, classify=classify,
+        class_weight=class_weight, decimal=decimal, thousands=thousands, day_first=day_first, missing=missing,
+        encoding=encoding, kernel=kernel, bandwidth=bandwidth, neighbors=neighbors, order=order, cv=cv, empty=empty,
+        method=method, rtol=rtol, predict=predict, out=out, std=std, band=band, quantiles=quantiles, slopes=slopes,
+        plot=plot, json=JsonOutput(as_json),
     )  # fmt: skip
 
 

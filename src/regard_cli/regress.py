@@ -57,7 +57,8 @@ def run(**options: Any) -> None:
         table = tables.read(asked.data, least=2, options=asked.cells)
         prepared = prepare(
             table, asked.target, asked.names, asked.weights, ignore=asked.ignored, categorical=asked.unordered,
-            angular=asked.periods, classify=asked.classify,
+            angular=asked.periods, ordered=asked.ranks, haversine=asked.place, gaps=asked.keep_missing,
+            classify=asked.classify,
         )  # fmt: skip
         new = None if asked.predict is None else code(prepared, tables.read(asked.predict, options=asked.cells))
         _check_together(asked, prepared, table if new is None else new.table)
@@ -181,8 +182,9 @@ def _check(asked: SimpleNamespace) -> None:
     """Raise ValueError if an option, or two of them together, cannot be; and say what lists of names and numbers are.
 
     Adds ``names``, the features or None for all; ``ignored``, ``unordered`` and ``periods``, columns to leave out, to
-    treat as categories and as angles; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers;
-    ``shares``, the quantiles in ascending order; ``class_weights``, a word or the weight of each class.
+    treat as categories and as angles; ``ranks`` and ``place``, those of ordered categories, and of a latitude and a
+    longitude; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers; ``shares``, the quantiles
+    in ascending order; ``class_weights``, a word or the weight of each class.
     """
     for option, given, name in (("--features", asked.features, "names"), ("--ignore", asked.ignore, "ignored"),
                                 ("--categorical", asked.categorical, "unordered")):  # fmt: skip
@@ -191,9 +193,15 @@ def _check(asked: SimpleNamespace) -> None:
             raise rejected("regress", option, "name columns, separated by commas", "''")
     asked.ignored, asked.unordered = asked.ignored or [], asked.unordered or []
     asked.periods = {} if asked.angular is None else _periods(asked.angular)
-    if asked.periods and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
-        raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
     asked.class_weights = None if asked.class_weight is None else _weights_of_classes(asked.class_weight)
+    asked.ranks = {} if asked.ordered is None else _ranks(asked.ordered)
+    asked.place = [] if asked.haversine is None else _split(asked.haversine)
+    if asked.haversine is not None and (len(set(asked.place)) != 2 or len(asked.place) != 2):
+        expected = "name a column of latitudes and one of longitudes, such as lat,lon"
+        raise rejected("regress", "--haversine", expected, repr(asked.haversine))
+    for option, given in (("--angular", asked.periods), ("--haversine", asked.place)):
+        if given and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
+            raise rejected("regress", option, "come with another kernel", f"--kernel {asked.kernel}")
     asked.cells = _options_of_cells(asked)
     asked.count = None if asked.neighbors is None else _check_neighbors(asked)
     if asked.bandwidth is None:
@@ -266,6 +274,7 @@ def _check_neighbors(asked: SimpleNamespace) -> int | str:
          "--neighbors, which chooses the width: it only scales the features", asked.bandwidth),
         (asked.kernel == "constant", "--kernel", "be another with --neighbors", asked.kernel),
         (asked.method == "nufft", "--method", "be another with --neighbors", asked.method),
+        (asked.keep_missing, "--keep-missing", "come without --neighbors, which needs all distances", "both"),
         (asked.slopes and not asked.order, "--slopes", "come with --order 1 or 2 where --neighbors is given", "0"),
     ):  # fmt: skip
         if wrong:
@@ -331,6 +340,21 @@ def _weights_of_classes(text: str) -> dict[str, float] | str:
     return found
 
 
+def _ranks(text: str) -> dict[str, list[str]]:
+    """Return the texts in order of each column in ``stars,size:small<medium<large``; none where it has numbers."""
+    found: dict[str, list[str]] = {}
+    for each in _split(text):
+        name, colon, order = each.rpartition(":")
+        levels = [level.strip() for level in order.split("<")]
+        found[name if colon and len(levels) > 1 else each] = levels if colon and len(levels) > 1 else []
+    if not any(found):
+        raise rejected("regress", "--ordered", "name columns, separated by commas", repr(text))
+    for name, levels in found.items():
+        if len(set(levels)) < len(levels) or "" in levels:
+            raise rejected("regress", "--ordered", "name each category once", f"{'<'.join(levels)!r} for {name!r}")
+    return found
+
+
 def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
     """Raise now, rather than when all the work is done, if a file cannot be written."""
     if not path.name.lower().endswith(tuple(endings)):
@@ -351,10 +375,10 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
         for name in asked.class_weights:
             if name not in prepared.target.categories:
                 raise unknown_name("regress", "--class-weight", name, prepared.target.categories)
-    numeric = [column.name for column in prepared.columns if column.kind != "category"]
-    if asked.order == 2 and len(numeric) > CURVED:
+    numeric = len(prepared.sloped)
+    if asked.order == 2 and numeric > CURVED:
         expected = f"have at most {CURVED} features of numbers or dates for --order 2, which --features can choose"
-        raise rejected("regress", prepared.table.name, expected, len(numeric))
+        raise rejected("regress", prepared.table.name, expected, numeric)
     if isinstance(asked.count, int) and asked.count > (rows := int(prepared.learned.sum())):
         raise rejected("regress", "--neighbors", f"be at most the {rows:,} rows to learn from", asked.count)
     if asked.slopes and not numeric:

@@ -54,7 +54,9 @@ def of_table(prepared: Prepared) -> Iterator[str]:
     for column in (target, *prepared.columns):
         yield from _how_read(column)
     if gone := int((~prepared.used).sum()):
-        yield f"Left out: {_count(gone, 'row')} with missing values ({_missing(prepared.missing)})."
+        features = any(column.name in prepared.missing for column in prepared.columns)
+        hint = "; --keep-missing uses those that only miss features" if features else ""
+        yield f"Left out: {_count(gone, 'row')} with missing values ({_missing(prepared.missing)}){hint}."
     if zero := int((prepared.weights[prepared.used] == 0).sum()):
         yield f"Left out: {_count(zero, 'row')} of weight 0."
     for hint in prepared.hints:
@@ -116,6 +118,11 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -
         kind = kinds.get(column.kind, f"{len(column.categories)} categories")
         if column.name in fitted.prepared.angular:
             kind = f"angle, period {number(fitted.prepared.angular[column.name])}"
+        elif column.name in fitted.prepared.ordered:
+            count = len(fitted.prepared.ordered[column.name]) or fitted.prepared.X[column.name].nunique()
+            kind = f"{count} ordered categories"
+        elif column.name in fitted.prepared.haversine:
+            kind = "latitude" if column.name == fitted.prepared.haversine[0] else "longitude"
         rows.append((_name(column.name), kind, _width(fitted, column, float(width))))
     sizes = [max(map(len, cells)) for cells in zip(*rows)]
     more = [f"  and {len(columns) - _FEATURES:,} more; --json lists all"] if len(columns) > _FEATURES else []
@@ -129,12 +136,16 @@ def _width(fitted: Fitted, column: Column, width: float) -> str:
     """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
     prepared, kernel, is_date = fitted.prepared, fitted.estimator.kernel, column.kind == "date"
     if fitted.estimator.n_neighbors is not None:
-        return number(width) + " days" * is_date
-    if column.kind == "category":
+        unit = " km" if column.name in prepared.haversine else " days" if is_date else ""
+        return f"{number(width)}{unit}"
+    if column.kind == "category" or column.name in prepared.ordered:
         weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
-        return f"{number(width)} (another category counts {weight:.0%})"
+        which = "the next" if column.name in prepared.ordered else "another"
+        return f"{number(width)} ({which} category counts {weight:.0%})"
+    if column.name in prepared.haversine:
+        return f"{number(width)} km"
     text = number(width) + " days" * is_date
-    span = float(np.ptp(prepared.X[column.name][fitted.learned]))
+    span = float(np.ptp(prepared.X[column.name][fitted.learned].dropna()))
     if width <= _WIDE * span and kernel != "constant":
         return text
     if not _order(fitted):
@@ -239,7 +250,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, q
     """Return what was learned, for JSON."""
     prepared, estimator = fitted.prepared, fitted.estimator
     features = [
-        {"name": column.name, "kind": "angle" if column.name in prepared.angular else column.kind}
+        {"name": column.name, "kind": _kind(prepared, column)}
         | ({"categories": column.categories} if column.kind == "category" else {})
         | {"bandwidth": float(width)}
         for column, width in zip(prepared.columns, estimator.bandwidth_)
@@ -263,6 +274,12 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, q
         "rows_for_dof": size.rows,
         "quality": quality_record(quality, fitted),
     }
+
+
+def _kind(prepared: Prepared, column: Column) -> str:
+    if column.name in prepared.haversine:
+        return "latitude" if column.name == prepared.haversine[0] else "longitude"
+    return "angle" if column.name in prepared.angular else "ordered" if column.name in prepared.ordered else column.kind
 
 
 def _way(quality: Quality) -> str:

@@ -171,7 +171,7 @@ class LeaveOneOut:
         """Return how many rows to predict at once."""
         if plan.method == "exact":
             return self.smoother.rows_at_once
-        return GRAPH if plan.method == "tiles" and bandwidth.requires_grad else len(self.rows)
+        return GRAPH if plan.method in ("tiles", "table") and bandwidth.requires_grad else len(self.rows)
 
     def predictions(self, bandwidth: Tensor) -> Estimate:
         """Return the predictions of all rows."""
@@ -203,7 +203,12 @@ class LeaveOneOut:
 
         Adjacent bandwidths share calls if there are few points, and passes over tiles.
         """
-        together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": SHARING, "nufft": 1}
+        together = {
+            "exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)),
+            "tiles": SHARING,
+            "nufft": 1,
+            "table": 1,
+        }
         if self.smoother.order == 2:  # the narrowest of them sets the number of groups for the moments of a parabola
             together["exact"] = 1
         planned = [(self._plan(each), each) for each in bandwidths.to(self.smoother.key)]

@@ -135,7 +135,10 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(self, self._encoded(X), reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(
+            self, self._encoded(X), reset=False, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan"
+        )
+        self._check_values(X)
         return as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
@@ -350,18 +353,15 @@ class KernelEstimator(TrainingPoints):
             effective = 1 / float(smoother.concentration(own, bandwidth)[0])
             total = float(np.abs(np.asarray(self.weights(one))).sum())
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        width = bandwidth.cpu().numpy()[self._features.owner] * (float(own[0, -1]) if smoother.neighbours else 1.0)
-        gaps = (smoother.key - query).cpu().numpy() / width
+        distances = smoother.distances(own, bandwidth)[0].tolist()
         rows = []
         for weight, index in zip(np.asarray(found.weights)[0], np.asarray(found.indices)[0]):
             if index >= 0:
                 place = int(np.searchsorted(self._rows, index))
-                gap = gaps[place]
-                distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
                 values = [self._columns.decode(i, value) for i, value in enumerate(self._X[place].tolist())]
                 features = {_column_name(name): value for name, value in zip(names, values)}
                 target = self._display_target(place)
-                row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
+                row = {"index": int(index), "weight": float(weight), "target": target, "distance": distances[place]}
                 rows.append(row | features)
         share = float(np.abs(np.asarray(found.weights)).sum()) / total if total > 0 else 0.0
         return Explanation(self.predict(one)[0], rows, share, effective)
@@ -404,7 +404,7 @@ class KernelEstimator(TrainingPoints):
             if len(rest) < 3 or not len(fold):
                 continue
             model = clone(self).set_params(verbose=0)
-            model.metric = [kind if kind[0] == "angular" else kind[0] for kind in self._features.kinds]
+            model.metric = self._features.metric
             if self.cv is not None:
                 others = [
                     tuple(np.flatnonzero(np.isin(rest, each)) for each in both)

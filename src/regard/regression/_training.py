@@ -36,7 +36,7 @@ from regard.regression._bandwidth import (
     search_neighbours,
     widest_of_least,
 )
-from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
+from regard.regression._features import CATEGORICAL, CORNERS, ColumnEncoder, Features, Kind, check_values, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
 from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_range, resolve_kernel
 
@@ -46,6 +46,7 @@ from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_
 EMPTY = ("nan", "nearest", "mean", "raise")
 RULES = ("scott", "silverman")
 CHOSEN = ("loo", "learned", "aicc")
+MISSING = ("error", "marginal")
 
 
 def as_array(X: Any) -> Any:
@@ -182,7 +183,7 @@ class DataSupport:
         rows = rows.to(smoother.key.device)
         times = FURTHER if kernel.form.manhattan else FURTHER**2
         unit = torch.from_numpy(narrow).to(smoother.key)
-        if len(smoother.key) > SUBSAMPLE + PROBES:
+        if len(smoother.key) > SUBSAMPLE + PROBES and not smoother.features.is_table:
             # If the nearest neighbours in a subsample are near enough, so are those among all points.
             some = torch.linspace(0, len(smoother.key) - 1, SUBSAMPLE + PROBES, dtype=torch.float64).long()
             some = some.to(rows.device)[~torch.isin(some.to(rows.device), rows)]
@@ -220,6 +221,8 @@ class DataSupport:
         """
         (L, C), device = query.shape, query.device
         nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
+        if not smoother.features.is_metric:  # codes lie in no grid
+            return nowhere, every, None
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
@@ -280,6 +283,7 @@ class TrainingPoints(BaseEstimator):
         bandwidth: Any,
         n_neighbors: Any,
         metric: Any,
+        missing: str,
         empty: str,
         max_iter: int,
         tol: float,
@@ -297,6 +301,7 @@ class TrainingPoints(BaseEstimator):
         self.bandwidth = bandwidth
         self.n_neighbors = n_neighbors
         self.metric = metric
+        self.missing = missing
         self.empty = empty
         self.max_iter = max_iter
         self.tol = tol
@@ -335,6 +340,7 @@ class TrainingPoints(BaseEstimator):
         resolve_kernel(name, self.kernel)
         resolve_device(name, self.device)
         OneOf(EMPTY)(name, "empty", self.empty)
+        OneOf(MISSING)(name, "missing", self.missing)
         size(name, "max_iter", self.max_iter)
         Number(ge=0)(name, "tol", self.tol)
         if self.subsample is not None:
@@ -361,6 +367,9 @@ class TrainingPoints(BaseEstimator):
             raise rejected(name, "bandwidth", expected, repr(self.bandwidth))
         if kernel.flat:
             raise rejected(name, "kernel", "have a bandwidth for n_neighbors", repr(self.kernel))
+        if self.missing != "error":
+            expected = "be 'error' with n_neighbors: the distance to a point that misses a value is unknown"
+            raise rejected(name, "missing", expected, repr(self.missing))
         if self.method == "nufft":
             raise rejected(name, "method", "be another with n_neighbors: a transform has one bandwidth", "'nufft'")
         if self.cv is not None and self.n_neighbors != "loo":
@@ -399,7 +408,31 @@ class TrainingPoints(BaseEstimator):
         reset = bool(options.get("reset", True))
         if self._is_table(X, reset=reset):
             self._columns = ColumnEncoder.fit(X, None if reset else self._columns)
-        return validate_data(self, self._encoded(X), as_array(y), dtype=[np.float64, np.float32], **options)
+        allowed = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        X, y = validate_data(self, self._encoded(X), as_array(y), **allowed, **options)
+        self._check_values(X)
+        return X, y
+
+    def _check_values(self, X: np.ndarray) -> None:
+        """Raise if X (n, n_features) has values that its features cannot have."""
+        check_values(type(self).__name__, self._kinds(), X, self._names(), self.missing)
+
+    def _names(self) -> Any:
+        return getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        """Return the kind of each feature: that of the metric, unless a column of a frame is categorical."""
+        name = type(self).__name__
+        found = list(kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None)))
+        for place, values in self._columns.categories.items():
+            kind = found[place][0]
+            if kind == "ordered" and place not in self._columns.ordered:
+                got = f"text in {self._names()[place]}"
+                raise rejected(name, "metric 'ordered'", "be of numbers, or of an ordered Categorical of pandas", got)
+            # Codes have no order.
+            is_ordered = place in self._columns.ordered and kind != "categorical"
+            found[place] = ("ordered", np.arange(float(len(values)))) if is_ordered else CATEGORICAL
+        return tuple(found)
 
     def _is_table(self, X: Any, *, reset: bool = False) -> bool:
         """Return whether X may have two dimensions; raise if it is a frame with other columns than those of the fit."""
@@ -418,13 +451,15 @@ class TrainingPoints(BaseEstimator):
         """
         name = self._validate_parameters()
         kernel = resolve_kernel(name, self.kernel)
-        kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
-        # Codes have no order.
-        kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
-        self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
-        if self._order == 2 and (got := len(self._features.sloped)) > CURVED:
+        gaps = self.missing == "marginal"
+        self._features = Features.of(name, self._kinds(), self._X, kernel.form.manhattan, gaps)
+        if self._order == 2 and (got := self._features.directions) > CURVED:
             expected = f"have at most {CURVED} numeric features for order=2 (order=1 takes any number)"
             raise rejected(name, "X", expected, got)
+        if self.n_neighbors is not None and self._features.coded:
+            count = sum(map(len, self._features.categories.values()))
+            expected = f"have a feature that is no category, and at most {CORNERS} categories, for n_neighbors"
+            raise rejected(name, "X", expected, f"{count:,} categories in {len(self._features.kinds)} features")
         self._dtype = resolve_dtype(name, self.dtype, self._X)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
@@ -438,7 +473,8 @@ class TrainingPoints(BaseEstimator):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
         spread, far = self._features.spread(coordinates, self._weight)
-        unit = spread * kernel.canonical_factor(coordinates.shape[1])
+        self._features = replace(self._features, scale=tuple(spread.tolist()))
+        unit = spread * kernel.canonical_factor(self._features.dimensions)
         far_places = np.unique(np.concatenate([np.zeros(0, int), *far.values()]))
         self.far_rows_ = self._rows[far_places]
         if self.n_neighbors is not None:
@@ -454,6 +490,12 @@ class TrainingPoints(BaseEstimator):
         else:
             self.bandwidth_ = given
             self.n_iter_ = 1
+        for latitude, longitude in self._features.partners.items():
+            one, other = self.bandwidth_[latitude], self.bandwidth_[longitude]
+            if not isinstance(given, str) and one != other:
+                expected = "be the same for a latitude and its longitude, in kilometres"
+                raise rejected(name, "bandwidth", expected, f"{one:g} and {other:g}")
+            self.bandwidth_[longitude] = one
         with torch.no_grad():
             smoother = self._smoother(double=True)
             self._support = DataSupport.of(smoother, self.bandwidth_, unit, self._evaluator)
@@ -682,6 +724,11 @@ class TrainingPoints(BaseEstimator):
                 f"errors of new rows are larger; {blocks_by} leaves out blocks."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "marginal"
+        return tags
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "bandwidth_")

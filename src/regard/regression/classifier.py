@@ -24,9 +24,10 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, n_neighbors, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, \
-    dtype, verbose
+    kernel, bandwidth, n_neighbors, metric, missing, max_iter, tol, subsample, cv
         As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
+    random_state, method, rtol, engine, device, dtype, verbose
+        As in :class:`NadarayaWatsonRegressor`.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
         warning that counts such queries), the class frequencies of the training data, NaN probabilities, or an error.
@@ -60,6 +61,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         *,
         n_neighbors: Any = None,
         metric: Any = "euclidean",
+        missing: str = "error",
         empty: str = "nearest",
         max_iter: int = 200,
         tol: float = 1e-5,
@@ -79,6 +81,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
             bandwidth,
             n_neighbors,
             metric,
+            missing,
             empty,
             max_iter,
             tol,

@@ -142,6 +142,7 @@ def plot_fit(
     name = _name(estimator, place)
     if style == "o":
         decoded = [estimator._columns.decode(place, value) for value in values]
+        decoded = ["missing" if each is None else each for each in decoded]
         texts = [each if isinstance(each, str) else f"{each:.3g}" for each in decoded]
         turned = {"rotation": 45, "ha": "right"} if sum(map(len, texts)) > 30 else {}
         ax.set_xticks(x, texts, **turned)
@@ -397,7 +398,7 @@ def _line(estimator: Any, place: int, count: int) -> np.ndarray:
         values, counts = np.unique(seen[:, place], return_counts=True)
         values = values[np.sort(counts.argsort(kind="stable")[::-1][:CATEGORIES])]
     else:
-        values = np.linspace(seen[:, place].min(), seen[:, place].max(), count)
+        values = np.linspace(np.nanmin(seen[:, place]), np.nanmax(seen[:, place]), count)
     X = np.tile(_held(estimator), (len(values), 1)).astype(seen.dtype)
     X[:, place] = values
     return X
@@ -415,8 +416,8 @@ def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
         return float(values[counts.argmax()])
     if name == "angular":
         turn = 2 * np.pi / period
-        return float(np.angle(np.exp(1j * turn * column).mean()) / turn % period)
-    return float(np.median(column))
+        return float(np.angle(np.nanmean(np.exp(1j * turn * column))) / turn % period)
+    return float(np.nanmedian(column))
 
 
 def _curve(

@@ -203,7 +203,15 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     metric : str, tuple, list or dict, default "euclidean"
         How to measure the difference of feature values, one metric for all features, one for each, or by name or index:
         "euclidean"; "angular" (radians, or ``("angular", period)``) along a circle; "categorical": 1 between different
-        values. Text and categorical columns of a pandas frame are always categorical.
+        values; "ordered": the difference of ranks, for ordered categories. Text and categorical columns of a pandas
+        frame are always categorical, those of an ordered Categorical ordered unless "categorical" is given.
+        ``{("lat", "lon"): "haversine"}`` makes a latitude and a longitude in degrees one point on the Earth, with
+        one bandwidth in kilometres. Distances are chords: 0.1 % shorter than arcs at 1,000 km, 2.6 % at 5,000 km.
+    missing : {"error", "marginal"}, default "error"
+        What NaN is in a feature that is not categorical, where it is a category of its own: an error, or a value that
+        could be any. A feature that a query misses does not count in its prediction. A training point that misses one
+        which the query has weighs a hundredth of what points do on average (nothing with a compact kernel), so that
+        those that have it decide; a line takes the median for it.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the target of the nearest training point (with a
         warning that counts such queries), the mean target, NaN, or an error.
@@ -305,6 +313,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         n_neighbors: Any = None,
         order: int = 0,
         metric: Any = "euclidean",
+        missing: str = "error",
         empty: str = "nearest",
         max_iter: int = 200,
         tol: float = 1e-5,
@@ -323,6 +332,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
             bandwidth,
             n_neighbors,
             metric,
+            missing,
             empty,
             max_iter,
             tol,
@@ -480,14 +490,15 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         Returns
         -------
         ndarray (n, n_features) or (n, n_features, n_outputs)
-            In units of the target per unit of the feature; of a date, per day. NaN for a categorical feature, and where
-            no two points with a weight differ so that they determine the slope, such as far from the data.
+            In units of the target per unit of the feature; of a date, per day; of a place, per degree. NaN for a
+            category, ordered or not, for a feature that the row misses, and where no two points with a weight differ so
+            that they determine the slope, such as far from the data.
 
         Raises
         ------
         ValueError
-            With ``order=0``, for a kernel whose weights do not change smoothly ("boxcar" and "constant"), and with
-            ``n_neighbors``.
+            If all features are categories; and with ``order=0``, for a kernel whose weights do not change smoothly
+            ("boxcar" and "constant"), and with ``n_neighbors``.
 
         Warns
         -----
@@ -507,6 +518,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         """
         check_is_fitted(self)
         kernel = resolve_kernel(type(self).__name__, self.kernel)
+        if not self._features.sloped:
+            raise rejected(type(self).__name__, "X", "have a feature that is no category, for slopes", "none")
         if not self._order and not kernel.learnable:
             expected = "be 1 or 2 for slopes with a kernel whose weights do not change smoothly"
             raise rejected(type(self).__name__, "order", expected, f"0 with kernel={self.kernel!r}")
@@ -521,8 +534,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         if self.empty == "raise" and bool(unreached.any()):
             self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
         self._warn_of_extrapolation(self._support.extrapolates(smoother, query, found, self._evaluator), unreached)
-        slopes = np.full((len(query), self.n_features_in_, found.slope.shape[2]), np.nan, self._result_dtype())
-        slopes[:, self._features.sloped] = torch.where(unreached[:, None, None], torch.nan, found.slope).cpu().numpy()
+        slopes = self._features.slopes(query, torch.where(unreached[:, None, None], torch.nan, found.slope))
+        slopes = slopes.cpu().numpy().astype(self._result_dtype())
         return like_input(X, slopes if self._y.ndim == 2 else slopes[..., 0])
 
     @torch.no_grad()

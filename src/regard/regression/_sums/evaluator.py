@@ -23,6 +23,7 @@ from regard.regression._sums.fourier import (
 )
 from regard.regression._sums.near import TILE, Neighbours, Tiles, unit_of
 from regard.regression._sums.smoother import Estimate, Report, Smoother, column_range
+from regard.regression._sums.table import Table, tabulates
 
 # What ran and why, and how long each method should take ---------------------------------------------------------------
 
@@ -37,8 +38,9 @@ class Plan:
 
     Attributes
     ----------
-    method : {"exact", "nufft", "tiles"}
-        All pairs; a Fourier transform; exact sums over the tiles of points that are near enough to count.
+    method : {"exact", "nufft", "tiles", "table"}
+        All pairs; a Fourier transform; exact sums over the tiles of points that are near enough to count; exact sums of
+        categories, looked up.
     reason : str
     queries : int
     by_tiles : int
@@ -83,6 +85,8 @@ FEW, FEW_PAIRS = 1 << 11, 1 << 22
 # By times of each method on seventy settings, 10,000 to 2,000,000 points in one to ten dimensions:
 #: Pairs that take as long as one frequency of a transform.
 PAIRS_OF_FREQUENCY = 1000
+#: Pairs that take as long as counting a point, or looking up a query, for one set of categorical features.
+PAIRS_OF_LOOKUP = 16
 #: The share of points that a query may need for a tree to find them, and points from which that is worth it: all
 #: pairs of a kernel that ends somewhere skip what is beyond, so that a tree gains less.
 TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
@@ -130,6 +134,7 @@ class Evaluator:
 
     def _forget(self) -> None:
         self._tiles: Tiles | None = None
+        self._table: Table | None = None
         self._transformed: dict[bytes, TransformedPoints] = {}
         self._trees: dict[bytes, Neighbours | None] = {}
         self._looks: dict[bytes, PilotStatistics] = {}
@@ -150,6 +155,12 @@ class Evaluator:
         if self._tiles is None:
             self._tiles = Tiles.of(smoother.key)
         return self._tiles
+
+    def table(self, smoother: Smoother) -> Table:
+        """Return the points counted by category, which is done once."""
+        if self._table is None:
+            self._table = Table.of(smoother)
+        return self._table
 
     def _neighbours(self, smoother: Smoother, bandwidth: Tensor) -> Neighbours | None:
         """Return the points in a tree, which is made once for all multiples of a bandwidth."""
@@ -178,6 +189,9 @@ class Evaluator:
         exactly = {**wanted, "peak": peak, "slope": slope}
         if plan.method == "exact":
             return self._exact(smoother, query, bandwidth, own, report, **exactly)
+        if plan.method == "table":
+            report(len(query), "")
+            return self.table(smoother).estimate(smoother, query, bandwidth, own, peak=peak, **wanted)
         if plan.method == "tiles":
             near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
             if near is not None:
@@ -250,6 +264,8 @@ class Evaluator:
 
         A tree of the ``whole`` of the points is kept for later calls.
         """
+        if whole and self._looks_up(smoother, len(query)):
+            return self.table(smoother).closeness(smoother, query, bandwidth, own)
         near = self._searchable(smoother, len(query), bandwidth, whole)
         if near is not None:
             width = float((smoother.coordinate_bandwidth(bandwidth).numpy() / near.unit)[0])
@@ -264,7 +280,13 @@ class Evaluator:
     def _searchable(self, smoother: Smoother, count: int, bandwidth: Tensor, whole: bool = True) -> Neighbours | None:
         """Return the points in a tree where that finds nearest points faster than comparing all pairs."""
         (_N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
-        if self.method == "exact" or smoother.key.device.type != "cpu" or pairs <= FEW_PAIRS or C > TREE_AXES:
+        if (
+            not smoother.features.is_metric
+            or self.method == "exact"
+            or smoother.key.device.type != "cpu"
+            or pairs <= FEW_PAIRS
+            or C > TREE_AXES
+        ):
             return None
         return self._neighbours(smoother, bandwidth) if whole else Neighbours.of(smoother, bandwidth)
 
@@ -304,6 +326,8 @@ class Evaluator:
             few = not cannot_tile and C <= TREE_AXES and smoother.neighbours * reach**C < NEIGHBOURS_SHARE * N
             why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
             return Plan("tiles" if few else "exact", why, count, by_tree=few)
+        if self._looks_up(smoother, count):
+            return Plan("table", "all features are categorical, and rows are counted by category", count)
         if smoother.order == 2 and not cannot_tile and self._look(smoother, bandwidth).needed < PARABOLA_SHARE:
             return Plan("tiles", "a parabola needs few of the points", count, by_tree=True)
         if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):
@@ -339,6 +363,11 @@ class Evaluator:
             if not look.by_tree and not compact and C <= TILES_AXES and look.share < TILES_SHARE**C:
                 return Plan("tiles", f"queries need some of the points{but}", count)
         return Plan("exact", f"queries need many of the points, or these are few{but}", count)
+
+    def _looks_up(self, smoother: Smoother, count: int) -> bool:
+        """Return whether sums of categories are looked up."""
+        N, lookups = len(smoother.key), 2.0 ** len(smoother.features.kinds) * (len(smoother.key) + count)
+        return self.method == "auto" and tabulates(smoother) and PAIRS_OF_LOOKUP * lookups < float(count) * N
 
     def _eps(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> float:
         """Return what transforms are asked for, a power of ten, so that few queries' bounds exceed rtol."""
@@ -428,6 +457,8 @@ def _cannot_transform(smoother: Smoother) -> str:
         return "the kernel is not the Gaussian"
     if smoother.key.device.type != "cpu":
         return "it runs on the CPU"
+    if not smoother.features.is_metric:
+        return "categories are compared by code" if smoother.features.coded else "values may be missing"
     if not 1 <= C <= AXES:
         return f"points have {C} coordinates, more than {AXES}"
     if smoother.order == 2:
@@ -441,6 +472,8 @@ def _cannot_tile(smoother: Smoother) -> str:
     """Return why far tiles cannot be left out, or nothing."""
     if smoother.key.device.type != "cpu":
         return "tiles are of the CPU"
+    if not smoother.features.is_metric:
+        return "categories are compared by code" if smoother.features.coded else "values may be missing"
     if smoother.kernel.flat or not smoother.kernel.known:
         return "the kernel is not known to fall with the distance"
     return ""

@@ -14,6 +14,7 @@ from regard import Aux, AuxRequest, attention, masks, scores
 from regard._utils.errors import described, rejected, unknown_name
 from regard.masks import LeaveOneOut, Mask
 from regard.regression._features import Features
+from regard.regression._sums.mixed import MixedScore
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
 
@@ -266,6 +267,12 @@ class Estimate:
         present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in present})
 
+    @classmethod
+    def stack(cls, parts: list[Estimate]) -> Estimate:
+        """Return the estimates at the same queries for several bandwidths as one, with a leading dimension."""
+        present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
+        return cls(**{name: torch.stack([getattr(part, name) for part in parts]) for name in present})
+
     def at(self, rows: Tensor) -> Estimate:
         """Return the estimate at these queries, in this order."""
         present = {name: value for name in _QUERIES if (value := getattr(self, name)) is not None}
@@ -355,6 +362,8 @@ class Smoother:
         slopes.
         """
         wanted = {"spread": spread, "peak": peak, "leverage": leverage}
+        if bandwidth.dim() > 1 and not self.features.is_metric:  # codes cannot be scaled
+            return Estimate.stack([self.estimate(query, one, mask, **wanted) for one in bandwidth])
         if slope and not self.order:
             return self._with_gradient(query, bandwidth, mask, **wanted)
         groups = [] if isinstance(mask, Pairs) else self._groups(query, bandwidth)
@@ -423,7 +432,7 @@ class Smoother:
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
             leverage = None if leverage is None else leverage * (1 + line.distance())
-            slopes = line.slope(len(self.features.sloped)) if slope else None
+            slopes = line.slope(self.features.directions) if slope else None
         return Estimate(mean, reached[..., 0], None, variance, noise, points, leverage, slopes)
 
     def _groups(self, query: Tensor, bandwidth: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -577,7 +586,7 @@ class Smoother:
 
     def _attend_by_distance(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
         """Return auxiliary outputs for scores that decrease with the distance, for any kernel."""
-        score = self.kernel.distance_score(width)
+        score = self.score(query, width, self.kernel.distance_score)
         return attention(
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip
@@ -621,6 +630,12 @@ class Smoother:
             reached = torch.ones_like(moments[:, :1], dtype=torch.bool)
             yield some, self.line(Averages(query[some], origin, reached, weights[some] @ self.target, moments)), phi
 
+    def distances(self, query: Tensor, bandwidth: Tensor) -> Tensor:
+        """Return the distance of each point from queries, in bandwidths (L, N)."""
+        width = self.coordinate_bandwidth(bandwidth)
+        score = self.score(query, width, self.kernel.distance_score).compare(query, self.key)
+        return -score if self.kernel.form.manhattan else (-2 * score).sqrt()
+
     def coordinate_bandwidth(self, bandwidth: Tensor) -> Tensor:
         """Return a bandwidth for each coordinate (..., C)."""
         return bandwidth[..., torch.from_numpy(self.features.owner).to(bandwidth.device)]
@@ -644,9 +659,16 @@ class Smoother:
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
         return attention(query, key, value, score=score, engine=self.engine, **options)
 
-    def score(self, query: Tensor, width: float | Tensor) -> Score:
-        """Return the score of queries (L, C or C + 1) for a width of each coordinate."""
-        score = self.kernel.score(width)
+    def score(self, query: Tensor, width: float | Tensor, kernel: Callable[[Any], Score] | None = None) -> Score:
+        """Return the score of queries (L, C or C + 1) for a width of each coordinate (C,).
+
+        That of the kernel, or of another one of the same distance.
+        """
+        kernel = kernel or self.kernel.score
+        if not self.features.is_metric and isinstance(one := kernel(1.0), Distance):
+            assert isinstance(width, Tensor)
+            return MixedScore(one, width, self.features.code_coordinates, self.features.gaps)
+        score = kernel(width)
         return score if query.shape[-1] == self.key.shape[1] else OwnWidth(score)
 
     def line(self, averages: Averages) -> _Line:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import multiprocessing
+import multiprocessing.util
+import os
 import sys
+import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import wraps
-from types import FrameType
+from functools import partial, wraps
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -29,7 +36,9 @@ from regard.regression._bandwidth import (
     LeaveOneOut,
     Split,
     learn_bandwidths,
+    rescale_bandwidths,
     rule_of_thumb,
+    screen_features,
     search_bandwidth,
 )
 from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
@@ -464,18 +473,21 @@ class TrainingPoints(BaseEstimator):
         nearest = self.empty == "nearest"
         # Rows far from all others are predicted by none, whatever the bandwidth.
         close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
+        kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+        some = self._subsample(kept, len(order), COARSE)
         if self.cv is None:
-            kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
             rows = self._subsample(kept, len(order), self.subsample)
-            some = self._subsample(kept, len(order), COARSE) if self.subsample is None else None
             error: LeaveOneOut | HeldOut = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
-            coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
+            coarse = LeaveOneOut(smoother, nearest, evaluator, some) if some is not None and rows is None else None
         else:
             splits = self._splits(order, close)
             error, coarse = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits]), None
+        # Learning compares few points with each other, where there are many.
+        pilot = None if way == "loo" or some is None else self._pilot(name, error, some)
+        first = pilot or error
         start = torch.from_numpy(unit)
         begin, self.loo_curve_, narrowest = search_bandwidth(
-            error, coarse, start, self._narrowest(smoother, unit), self.verbose
+            first, None if pilot else coarse, start, self._narrowest(first.smoother, unit), self.verbose
         )
         if narrowest:
             text = (
@@ -484,14 +496,31 @@ class TrainingPoints(BaseEstimator):
                 "of rows, and bandwidth= sets another."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
-        if way == "learned":
-            begin, self.n_iter_, self.loo_curve_ = learn_bandwidths(
-                error, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
-            )
-        self.bandwidth_ = begin.double().cpu().numpy()
         self.loo_error_ = float(self.loo_curve_.errors.min())
+        if way == "learned":
+            screened = screen_features(first, begin.to(smoother.key), start, self.verbose)
+            if bool((screened != begin).any()):  # in fewer dimensions, neighbours are closer
+                screened, _ = rescale_bandwidths(first, screened, 1.0, self.verbose)
+            begin = screened
+            begin, self.n_iter_, self.loo_curve_ = learn_bandwidths(first, begin, self.max_iter, self.tol, self.verbose)
+        if pilot is not None:
+            factor = (len(pilot.smoother.key) / len(order)) ** (1 / (self.n_features_in_ + 4))
+            begin, self.loo_curve_ = rescale_bandwidths(coarse or error, begin, factor, self.verbose)
+        if way == "learned":
+            with torch.no_grad():
+                self.loo_error_ = float(error.error(begin))
+        self.bandwidth_ = begin.double().cpu().numpy()
         if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
+
+    def _pilot(self, name: str, error: LeaveOneOut | HeldOut, some: Tensor) -> LeaveOneOut | HeldOut:
+        """Return the error within some of the points."""
+        smoother = error.smoother.at(some)
+        if isinstance(error, LeaveOneOut):
+            return LeaveOneOut(smoother, error.nearest, self._new_evaluator(name))
+        among = [tuple(torch.nonzero(torch.isin(some, each))[:, 0] for each in both) for both in error.splits]
+        splits = [(rest, fold) for rest, fold in among if len(rest) and len(fold)]
+        return HeldOut(smoother, splits, error.nearest, [self._new_evaluator(name) for _ in splits])
 
     def _narrowest(self, smoother: Smoother, unit: np.ndarray) -> float:
         """Return where a search begins, in units.
@@ -654,13 +683,16 @@ def caller_stacklevel() -> int:
 
 #: The callers that were warned, by a hash of the lines that led to the call.
 _warned: set[tuple[str, int]] = set()
+#: When this process began to count, and how much later than its siblings it may have begun, in seconds.
+_BEGAN, _LATER = time.time(), 60.0
 
 
 def warn_once_a_caller(text: str, category: type[Warning]) -> None:
     """Warn, but by Python's default filter only the first time that the same lines of code lead here.
 
     Python compares texts, in which numbers differ, and forgets them in ``catch_warnings``, which scikit-learn enters
-    for each fold. Filters such as "always", "error" and "ignore" hold as usual.
+    for each fold. Worker processes of one parent, such as those of ``n_jobs``, count as one. Filters such as "always",
+    "error" and "ignore" hold as usual.
     """
     level = caller_stacklevel()
     frame: FrameType | None = sys._getframe(level - 1)
@@ -674,7 +706,31 @@ def warn_once_a_caller(text: str, category: type[Warning]) -> None:
         if caller in _warned:
             return
         _warned.add(caller)
+        if multiprocessing.current_process().name != "MainProcess" and _sibling_warned(caller[0], lines):
+            return
     warnings.warn(text, category, stacklevel=level)
+
+
+def _sibling_warned(subject: str, lines: list[tuple[CodeType, int]]) -> bool:
+    """Return whether another child of the parent process has warned from the same lines; if not, note that this has.
+
+    The note is an empty file in the folder for temporary files until this process ends. One that is older than the
+    siblings is left from a process that was killed.
+    """
+    where = [(code.co_filename, line) for code, line in lines]
+    digest = hashlib.sha256(repr((subject, where)).encode()).hexdigest()[:16]
+    note = Path(tempfile.gettempdir()) / f"regard-warned-{os.getppid()}-{digest}"
+    try:
+        try:
+            note.touch(exist_ok=False)
+        except FileExistsError:
+            if note.stat().st_mtime > _BEGAN - _LATER:
+                return True
+            note.touch()
+    except OSError:  # without such a folder, each process warns
+        return False
+    multiprocessing.util.Finalize(None, partial(note.unlink, missing_ok=True), exitpriority=0)
+    return False
 
 
 def _action(text: str, category: type[Warning], module: str, line: int) -> str:

@@ -184,8 +184,10 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         - "scott", "silverman": ``σ_j n^(−1/(d+4))`` or ``σ_j (n (d+2)/4)^(−1/(d+4))``, with the standard deviation σ_j
           of each feature, widened for kernels that are narrower than the Gaussian at the same h.
         - "loo": search the multiple of ``σ_j`` with the least leave-one-out error; each trial compares n² pairs.
-        - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get wide
-          bandwidths; with ``order=1`` so do features with a linear effect.
+        - "learned": one for each feature, by gradient descent on the leave-one-out error, where "loo" ends. Features
+          without which that error is not higher get bandwidths so wide that they no longer count; the others move the
+          less, the fewer the rows. Above 2,048 rows that many random ones are compared with each other, and all rows
+          decide a common factor. With ``order=1``, features with a linear effect get wide bandwidths, too.
     order : {0, 1}, default 0
         0 averages (local constant), 1 fits a line around each query (local linear).
     metric : str, tuple, list or dict, default "euclidean"
@@ -198,7 +200,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     max_iter : int, default 200
         The most iterations of "learned".
     tol : float, default 1e-5
-        "learned" stops when an iteration reduces the error by less than this share.
+        "learned" stops when an iteration reduces the error by about less than this share.
     subsample : int, optional
         "loo" and "learned" evaluate the error on this many random training points instead of all.
     cv : int, cross-validation splitter or iterable of splits, optional
@@ -206,7 +208,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         of blocks of consecutive rows: rows that depend on those before them, as in a time series, predict each other
         too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups.
     random_state : int, RandomState or None
-        Seeds the subsample.
+        Seeds the subsample, and the rows that "learned" compares.
     method : {"auto", "exact", "nufft", "tiles"}, default "auto"
         How to compute the sums over training points:
 
@@ -234,10 +236,11 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     ----------
     bandwidth_ : ndarray (n_features,)
     loo_error_ : float
-        The least error that the search found, leaving out each row or, with ``cv``, each fold; after "loo" and
-        "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
+        The error of the bandwidth that the search chose, leaving out each row or, with ``cv``, each fold; after "loo"
+        and "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
     loo_curve_ : Curve
-        The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned".
+        The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned". After "learned"
+        from more than 2,048 rows, the multiples tried last, and their errors on that many rows.
     far_rows_ : ndarray
         Rows passed to ``fit`` with a value so far from all others that a search leaves them out.
     n_iter_ : int

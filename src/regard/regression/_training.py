@@ -140,8 +140,8 @@ LEAST = 1e-3
 MOST_REPEATED, MANY_TIMES = 1 << 14, 4
 #: Rows from which dependence is looked for, the factor between errors that shows it, and the share of the variance.
 FEWEST_IN_SEQUENCE, DEPENDENT, NOTICEABLE = 50, 1.5, 0.03
-#: The most cells to allocate.
-CELLS = 1 << 28
+#: The most cells to allocate; the parts into which their edges are divided, where that makes no more than so many.
+CELLS, PARTS, SMALL_CELLS = 1 << 28, (8, 4, 2, 1), 1 << 18
 
 
 class ExtrapolationWarning(RegardWarning):
@@ -218,8 +218,8 @@ class DataSupport:
     def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        The points are None where they are many. In a grid of cells so small that a query is supported if it shares one
-        with a point, it lies beyond if no cell nearby has a point.
+        The points are None where they are many. In a grid of cells so small that a query is supported if a point is in
+        its cell or, as each is divided into parts, in one next to it, it lies beyond if no cell nearby has a point.
         """
         (L, C), device = query.shape, query.device
         nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
@@ -227,17 +227,20 @@ class DataSupport:
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
         edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
-        reach = C + 1 if manhattan else math.isqrt(C) + 1
         low, high = column_range(smoother.key)
-        sizes = ((high - low) / edge).double().floor() + 3 + 2 * reach
-        if not float(sizes.prod()) <= CELLS:
+        for parts in PARTS:  # smaller cells leave fewer queries in doubt, and need fewer points to decide
+            reach = parts * C + 1 if manhattan else math.isqrt(parts * parts * C) + 1
+            sizes = ((high - low) / (edge / parts)).double().floor() + 3 + 2 * reach
+            if float(sizes.prod()) <= (CELLS if parts == 1 else SMALL_CELLS):
+                break
+        else:
             return nowhere, every, None
+        edge = edge / parts
         shape = tuple(int(size) for size in sizes)
         own, places = (_cells(points, low, edge, reach + 1, shape) for points in (smoother.key, query))
         taken = np.zeros(shape, dtype=bool)
         taken.reshape(-1)[own] = True
-        inside = ((query >= low) & (query <= high)).all(1).cpu().numpy()
-        supported = taken.reshape(-1)[places] & inside
+        supported = _grown(taken, parts - 1).reshape(-1)[places]
         beyond = ~_grown(taken, reach).reshape(-1)[places]
         outside = torch.maximum(low - query, query - high).clamp(min=0) / narrow  # from the box of all points
         distance = outside.sum(1) if manhattan else outside.norm(dim=1)

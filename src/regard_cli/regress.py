@@ -22,7 +22,7 @@ from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
 from regard_cli.cells import DECIMALS, THOUSANDS
-from regard_cli.messages import Console, echo, report_errors, require, require_writable
+from regard_cli.messages import Console, JsonOutput, echo, report_errors, require, require_writable
 from regard_cli.printing import printable
 from regard_cli.regress_model import (
     Added,
@@ -50,6 +50,7 @@ _SHOWN = 10
 def run(**options: Any) -> None:
     """Learn, say how well, predict, write and draw. What is wrong ends it before anything is written."""
     asked = SimpleNamespace(**options)
+    asked.json = JsonOutput(asked.as_json)
     with report_errors(EXTRA):
         for package in ("pandas", "sklearn"):
             require(package)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import multiprocessing
+import multiprocessing.util
+import os
 import sys
+import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import wraps
-from types import FrameType
+from functools import partial, wraps
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +38,9 @@ from regard.regression._bandwidth import (
     LeaveOneOut,
     Split,
     learn_bandwidths,
+    rescale_bandwidths,
     rule_of_thumb,
+    screen_features,
     search_bandwidth,
     search_neighbours,
     widest_of_least,
@@ -138,8 +147,8 @@ MOST_REPEATED, MANY_TIMES = 1 << 14, 4
 FEWEST_IN_SEQUENCE, DEPENDENT, NOTICEABLE = 50, 1.5, 0.03
 #: The most features that a parabola is fitted to.
 CURVED = 3
-#: The most cells to allocate.
-CELLS = 1 << 28
+#: The most cells to allocate; the parts into which their edges are divided, where that makes no more than so many.
+CELLS, PARTS, SMALL_CELLS = 1 << 28, (8, 4, 2, 1), 1 << 18
 
 
 class ExtrapolationWarning(RegardWarning):
@@ -216,8 +225,8 @@ class DataSupport:
     def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        The points are None where they are many. In a grid of cells so small that a query is supported if it shares one
-        with a point, it lies beyond if no cell nearby has a point.
+        The points are None where they are many. In a grid of cells so small that a query is supported if a point is in
+        its cell or, as each is divided into parts, in one next to it, it lies beyond if no cell nearby has a point.
         """
         (L, C), device = query.shape, query.device
         nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
@@ -227,17 +236,20 @@ class DataSupport:
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
         edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
-        reach = C + 1 if manhattan else math.isqrt(C) + 1
         low, high = column_range(smoother.key)
-        sizes = ((high - low) / edge).double().floor() + 3 + 2 * reach
-        if not float(sizes.prod()) <= CELLS:
+        for parts in PARTS:  # smaller cells leave fewer queries in doubt, and need fewer points to decide
+            reach = parts * C + 1 if manhattan else math.isqrt(parts * parts * C) + 1
+            sizes = ((high - low) / (edge / parts)).double().floor() + 3 + 2 * reach
+            if float(sizes.prod()) <= (CELLS if parts == 1 else SMALL_CELLS):
+                break
+        else:
             return nowhere, every, None
+        edge = edge / parts
         shape = tuple(int(size) for size in sizes)
         own, places = (_cells(points, low, edge, reach + 1, shape) for points in (smoother.key, query))
         taken = np.zeros(shape, dtype=bool)
         taken.reshape(-1)[own] = True
-        inside = ((query >= low) & (query <= high)).all(1).cpu().numpy()
-        supported = taken.reshape(-1)[places] & inside
+        supported = _grown(taken, parts - 1).reshape(-1)[places]
         beyond = ~_grown(taken, reach).reshape(-1)[places]
         outside = torch.maximum(low - query, query - high).clamp(min=0) / narrow  # from the box of all points
         distance = outside.sum(1) if manhattan else outside.norm(dim=1)
@@ -549,33 +561,14 @@ class TrainingPoints(BaseEstimator):
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
-        smoother, evaluator, order = self._points_to_leave_out()
-        nearest = self.empty == "nearest"
-        # Rows far from all others are predicted by none, whatever the bandwidth.
-        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
-        kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
-        error: LeaveOneOut | HeldOut | CorrectedAIC
-        coarse: LeaveOneOut | CorrectedAIC | None
-        if way == "aicc":
-            # Rows far from all others would count as parameters.
-            if kept is not None:
-                smoother, evaluator = smoother.at(kept), self._new_evaluator(name)
-            error = CorrectedAIC(smoother, evaluator, self._subsample(None, len(smoother.key), self.subsample))
-            some = self._subsample(None, len(smoother.key), COARSE) if self.subsample is None else None
-            coarse = None if some is None else CorrectedAIC(smoother, evaluator, some)
-        elif self.cv is None:
-            rows = self._subsample(kept, len(order), self.subsample)
-            some = self._subsample(kept, len(order), COARSE) if self.subsample is None else None
-            error = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
-            coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
-        else:
-            splits = self._splits(order, close)
-            error, coarse = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits]), None
-        start = torch.from_numpy(unit)
-        begin, curve, narrowest = search_bandwidth(error, coarse, start, self._narrowest(smoother, unit), self.verbose)
+        error, coarse, pilot = self._criteria(name, way)
+        first, start = pilot or error, torch.from_numpy(unit)
+        begin, curve, narrowest = search_bandwidth(
+            first, None if pilot else coarse, start, self._narrowest(first.smoother, unit), self.verbose
+        )
         if not np.isfinite(curve.errors).any():
             expected = "have at least 3 rows more than the degrees of freedom that the widest bandwidth takes"
-            raise rejected(name, "X", expected, f"{len(smoother.key)} rows")
+            raise rejected(name, "X", expected, f"{len(error.smoother.key)} rows")
         if narrowest:
             blocks = "bandwidth='loo' with cv=" if way == "aicc" else "cv="
             text = (
@@ -584,18 +577,58 @@ class TrainingPoints(BaseEstimator):
                 "blocks of rows, and bandwidth= sets another."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
+        least = float(curve.errors.min())
         if way == "learned":
-            assert not isinstance(error, CorrectedAIC)
-            begin, self.n_iter_, curve = learn_bandwidths(
-                error, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
-            )
+            assert not isinstance(first, CorrectedAIC)
+            assert not isinstance(error, CorrectedAIC) and not isinstance(coarse, CorrectedAIC)
+            screened = screen_features(first, begin.to(first.smoother.key), start, self.verbose)
+            if bool((screened != begin).any()):  # in fewer dimensions, neighbours are closer
+                screened, _ = rescale_bandwidths(first, screened, 1.0, self.verbose)
+            begin, self.n_iter_, curve = learn_bandwidths(first, screened, self.max_iter, self.tol, self.verbose)
+            if pilot is not None:
+                factor = (len(first.smoother.key) / len(error.smoother.key)) ** (1 / (self.n_features_in_ + 4))
+                begin, curve = rescale_bandwidths(coarse or error, begin, factor, self.verbose)
+            with torch.no_grad():
+                least = float(error.error(begin))
         self.bandwidth_ = begin.double().cpu().numpy()
         if way == "aicc":
             self.aicc_curve_ = curve
         else:
-            self.loo_curve_, self.loo_error_ = curve, float(curve.errors.min())
+            self.loo_curve_, self.loo_error_ = curve, least
         if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
+
+    def _criteria(
+        self, name: str, way: str
+    ) -> tuple[LeaveOneOut | HeldOut | CorrectedAIC, LeaveOneOut | CorrectedAIC | None, LeaveOneOut | HeldOut | None]:
+        """Return what a search of the bandwidth minimizes, and two estimates of it where there are many points.
+
+        The first estimate is by some of the points for a coarse grid, or None. The second is within some of the points,
+        which learning compares with each other; otherwise None.
+        """
+        smoother, evaluator, order = self._points_to_leave_out()
+        nearest = self.empty == "nearest"
+        # Rows far from all others are predicted by none, whatever the bandwidth.
+        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
+        kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+        if way == "aicc":
+            if kept is not None:  # such rows would count as parameters
+                smoother, evaluator = smoother.at(kept), self._new_evaluator(name)
+            whole = CorrectedAIC(smoother, evaluator, self._subsample(None, len(smoother.key), self.subsample))
+            some = self._subsample(None, len(smoother.key), COARSE) if self.subsample is None else None
+            return whole, None if some is None else CorrectedAIC(smoother, evaluator, some), None
+        some = self._subsample(kept, len(order), COARSE)
+        error: LeaveOneOut | HeldOut
+        coarse = None
+        if self.cv is None:
+            rows = self._subsample(kept, len(order), self.subsample)
+            error = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
+            if some is not None and rows is None:
+                coarse = LeaveOneOut(smoother, nearest, evaluator, some)
+        else:
+            splits = self._splits(order, close)
+            error = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits])
+        return error, coarse, None if way == "loo" or some is None else self._pilot(name, error, some)
 
     def _select_neighbors(self, name: str, kernel: Kernel) -> int:
         """Return the number of neighbours: as given, or that with the least leave-one-out error."""
@@ -630,6 +663,15 @@ class TrainingPoints(BaseEstimator):
         self.loo_curve_ = Curve(np.tile(self.bandwidth_, (len(numbers), 1)), errors, numbers)
         self.loo_error_ = float(errors[best])
         return int(numbers[best])
+
+    def _pilot(self, name: str, error: LeaveOneOut | HeldOut, some: Tensor) -> LeaveOneOut | HeldOut:
+        """Return the error within some of the points."""
+        smoother = error.smoother.at(some)
+        if isinstance(error, LeaveOneOut):
+            return LeaveOneOut(smoother, error.nearest, self._new_evaluator(name))
+        among = [tuple(torch.nonzero(torch.isin(some, each))[:, 0] for each in both) for both in error.splits]
+        splits = [(rest, fold) for rest, fold in among if len(rest) and len(fold)]
+        return HeldOut(smoother, splits, error.nearest, [self._new_evaluator(name) for _ in splits])
 
     def _narrowest(self, smoother: Smoother, unit: np.ndarray) -> float:
         """Return where a search begins, in units.
@@ -804,13 +846,16 @@ def caller_stacklevel() -> int:
 
 #: The callers that were warned, by a hash of the lines that led to the call.
 _warned: set[tuple[str, int]] = set()
+#: When this process began to count, and how much later than its siblings it may have begun, in seconds.
+_BEGAN, _LATER = time.time(), 60.0
 
 
 def warn_once_a_caller(text: str, category: type[Warning]) -> None:
     """Warn, but by Python's default filter only the first time that the same lines of code lead here.
 
     Python compares texts, in which numbers differ, and forgets them in ``catch_warnings``, which scikit-learn enters
-    for each fold. Filters such as "always", "error" and "ignore" hold as usual.
+    for each fold. Worker processes of one parent, such as those of ``n_jobs``, count as one. Filters such as "always",
+    "error" and "ignore" hold as usual.
     """
     level = caller_stacklevel()
     frame: FrameType | None = sys._getframe(level - 1)
@@ -824,7 +869,31 @@ def warn_once_a_caller(text: str, category: type[Warning]) -> None:
         if caller in _warned:
             return
         _warned.add(caller)
+        if multiprocessing.current_process().name != "MainProcess" and _sibling_warned(caller[0], lines):
+            return
     warnings.warn(text, category, stacklevel=level)
+
+
+def _sibling_warned(subject: str, lines: list[tuple[CodeType, int]]) -> bool:
+    """Return whether another child of the parent process has warned from the same lines; if not, note that this has.
+
+    The note is an empty file in the folder for temporary files until this process ends. One that is older than the
+    siblings is left from a process that was killed.
+    """
+    where = [(code.co_filename, line) for code, line in lines]
+    digest = hashlib.sha256(repr((subject, where)).encode()).hexdigest()[:16]
+    note = Path(tempfile.gettempdir()) / f"regard-warned-{os.getppid()}-{digest}"
+    try:
+        try:
+            note.touch(exist_ok=False)
+        except FileExistsError:
+            if note.stat().st_mtime > _BEGAN - _LATER:
+                return True
+            note.touch()
+    except OSError:  # without such a folder, each process warns
+        return False
+    multiprocessing.util.Finalize(None, partial(note.unlink, missing_ok=True), exitpriority=0)
+    return False
 
 
 def _action(text: str, category: type[Warning], module: str, line: int) -> str:

@@ -187,15 +187,17 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         - "loo": search the multiple of ``σ_j`` with the least leave-one-out error; each trial compares n² pairs.
         - "aicc": the same search for the least AICc (:meth:`aicc`), which varies less from sample to sample and chooses
           too narrow a bandwidth less often.
-        - "learned": one for each feature, by gradient descent on the leave-one-out error. Irrelevant features get wide
-          bandwidths; with ``order=1`` so do features with a linear effect.
+        - "learned": one for each feature, by gradient descent on the leave-one-out error, where "loo" ends. Features
+          without which that error is not higher get bandwidths so wide that they no longer count; the others move the
+          less, the fewer the rows. Above 2,048 rows that many random ones are compared with each other, and all rows
+          decide a common factor. With ``order=1``, features with a linear effect get wide bandwidths, too.
     n_neighbors : int or "loo", optional
         Adapt the bandwidth to the density of the data: at each query, it is the distance to the k-th nearest training
         point (Stone 1977; the generalized nearest neighbours of R's np), as in LOESS. ``bandwidth`` then only scales
         the features, in which the distance is measured: by standard deviations with "scott" and "silverman", or by
         numbers. "loo" searches the k with the least leave-one-out error, on at most 2,048 random rows if ``subsample``
         does not say otherwise. "epanechnikov" and "triangular" give weight to the k − 1 nearest points, "boxcar" the
-        same to all k, as KNeighborsRegressor.
+        same to all k, as KNeighborsRegressor. Not with missing values, nor with only or more than 100 categories.
     order : {0, 1, 2}, default 0
         0 averages (local constant), 1 fits a line around each query (local linear), 2 a parabola with all products of
         two features (local quadratic; Fan and Gijbels 1996), which follows peaks and valleys. 2 is for at most three
@@ -218,7 +220,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     max_iter : int, default 200
         The most iterations of "learned".
     tol : float, default 1e-5
-        "learned" stops when an iteration reduces the error by less than this share.
+        "learned" stops when an iteration reduces the error by about less than this share.
     subsample : int, optional
         "loo", "learned" and "aicc" evaluate the error on this many random training points instead of all.
     cv : int, cross-validation splitter or iterable of splits, optional
@@ -226,7 +228,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         of blocks of consecutive rows: rows that depend on those before them, as in a time series, predict each other
         too well one by one. ``GroupKFold(...).split(X, y, groups)`` leaves out groups. "aicc" leaves out no rows.
     random_state : int, RandomState or None
-        Seeds the subsample.
+        Seeds the subsample, and the rows that "learned" compares.
     method : {"auto", "exact", "nufft", "tiles"}, default "auto"
         How to compute the sums over training points:
 
@@ -257,11 +259,12 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     n_neighbors_ : int
         With ``n_neighbors``, k.
     loo_error_ : float
-        The least error that the search found, leaving out each row or, with ``cv``, each fold; after "loo" and
-        "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
+        The error of the bandwidth that the search chose, leaving out each row or, with ``cv``, each fold; after "loo"
+        and "learned". New rows have larger errors, which :meth:`cross_val_predict` estimates.
     loo_curve_ : Curve
-        The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned".
-        After ``n_neighbors="loo"`` also ``n_neighbors`` (m,).
+        The ``bandwidths`` (m, n_features) tried and their ``errors`` (m,); after "loo" and "learned". After "learned"
+        from more than 2,048 rows, the multiples tried last, and their errors on that many rows. After
+        ``n_neighbors="loo"`` also ``n_neighbors`` (m,).
     aicc_curve_ : Curve
         The bandwidths tried by "aicc", with their AICc as ``errors``.
     far_rows_ : ndarray

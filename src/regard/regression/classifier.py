@@ -22,9 +22,10 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, n_neighbors, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, \
-    dtype, verbose
+    kernel, bandwidth, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, dtype, verbose
         As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
+    n_neighbors : int or "loo", optional
+        As in :class:`NadarayaWatsonRegressor`: bandwidths that adapt to the distance of the k-th nearest point.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
         warning that counts such queries), the class frequencies of the training data, NaN probabilities, or an error.

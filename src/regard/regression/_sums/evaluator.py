@@ -173,14 +173,14 @@ class Evaluator:
         """
         self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread, slope)
         query = self.with_own_widths(smoother, query, bandwidth, own)
-        wanted = {"spread": spread, "peak": peak, "slope": slope}
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, report, **wanted)
+            return self._exact(smoother, query, bandwidth, own, report, spread=spread, peak=peak, slope=slope)
         if plan.method == "tiles":
             near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
             if near is not None:
-                return near.estimate(smoother, query, bandwidth, own, report, **wanted)
-            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, **wanted)
+                return near.estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak, slope=slope)
+            tiles = self.tiles(smoother)
+            return tiles.estimate(smoother, query, bandwidth, own, report, spread=spread, peak=peak, slope=slope)
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, spread)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
@@ -207,7 +207,7 @@ class Evaluator:
 
     def _exact(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        dtype: torch.dtype | None = None, **wanted: bool,
+        dtype: torch.dtype | None = None, *, spread: bool = False, peak: bool = False, slope: bool = False,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
         dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)
@@ -215,9 +215,11 @@ class Evaluator:
         parts = []
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
             mask = None if own is None else masks.leave_one_out(own[rows])
-            parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
+            parts.append(smoother.estimate(query[rows], bandwidth, mask, spread=spread, peak=peak, slope=slope))
             report(len(rows), "")
-        return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, **wanted)
+        if not parts:
+            return smoother.estimate(query, bandwidth, spread=spread, peak=peak, slope=slope)
+        return Estimate.cat(parts)
 
     def with_own_widths(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None

@@ -368,11 +368,11 @@ class Smoother:
             averages = replace(averages, squares=squares, repeated=repeated)
         return replace(self.finish(averages, slope=slope), peak=aux.max.detach() if peak else None)
 
-    def _with_gradient(self, query: Tensor, bandwidth: Tensor, mask: Seen, **options: bool) -> Estimate:
+    def _with_gradient(self, query: Tensor, bandwidth: Tensor, mask: Seen, *, spread: bool, peak: bool) -> Estimate:
         """Return the estimate with the slopes of the weighted average, its derivatives."""
         with torch.enable_grad():
             at = query.detach().requires_grad_()
-            found = self.estimate(at, bandwidth, mask, **options)
+            found = self.estimate(at, bandwidth, mask, spread=spread, peak=peak)
             each = [torch.autograd.grad(column.sum(), at, retain_graph=True)[0] for column in found.mean.unbind(1)]
         slope = self.features.tangents(query) @ torch.stack(each, 2)[:, self.features.sloped_coordinates]
         found = Estimate(**{name: value.detach() for name in _QUERIES if (value := getattr(found, name)) is not None})

@@ -165,11 +165,15 @@ class KernelEstimator(TrainingPoints):
         )
         return Prediction(mean, spread_of_data, spread_of_mean, found.freedom.double().cpu().numpy())
 
-    def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, **wanted: bool) -> Estimate:
+    def _evaluate(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, *, spread: bool = False, slope: bool = False
+    ) -> Estimate:
         """Return the estimate at queries (L, C) by the chosen method."""
         peak = smoother.kernel.form is smoother.kernel.distance_score
         with progress(self.verbose, "predicting", len(query)) as report:
-            return self._evaluator.estimate(smoother, query, bandwidth, peak=peak, report=report, **wanted)
+            return self._evaluator.estimate(
+                smoother, query, bandwidth, spread=spread, peak=peak, slope=slope, report=report
+            )
 
     @property
     def plan_(self) -> Plan | None:
@@ -263,16 +267,16 @@ class KernelEstimator(TrainingPoints):
         k = min(size(self, "topk", topk), len(self._X))
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        own = self._evaluator.with_own_widths(smoother, query, bandwidth)
+        at = self._evaluator.with_own_widths(smoother, query, bandwidth)
         if self._order:
             parts = []
-            for effective in smoother.effective_weights(own, bandwidth):
+            for effective in smoother.effective_weights(at, bandwidth):
                 index = effective.abs().topk(k).indices
                 parts.append((effective.gather(1, index), index))
             weights, indices = (torch.cat(each) for each in zip(*parts)) if parts else (query[:, :0], query[:, :0])
             indices = torch.where(weights == 0, -1, indices)
         else:
-            weights, indices = smoother.top_k(own, bandwidth, k)
+            weights, indices = smoother.top_k(at, bandwidth, k)
             indices = torch.where(weights > 0, indices, -1)
         unreached = (indices < 0).all(1)
         if bool(unreached.any()) and self.empty == "nearest":

@@ -384,8 +384,6 @@ class TrainingPoints(BaseEstimator):
             raise rejected(name, "missing", expected, repr(self.missing))
         if self.method == "nufft":
             raise rejected(name, "method", "be another with n_neighbors: a transform has one bandwidth", "'nufft'")
-        if self.cv is not None and self.n_neighbors != "loo":
-            raise rejected(name, "cv", "come with n_neighbors='loo', which searches their number", repr(self.cv))
         if resolve_device(name, self.device).type != "cpu":
             raise rejected(name, "device", "be 'cpu' with n_neighbors, whose trees are there", repr(self.device))
 
@@ -480,7 +478,8 @@ class TrainingPoints(BaseEstimator):
         self._left_out: np.ndarray | None = None
         self._neighbors = 0  # for the smoothers of a search
         if self.n_neighbors is not None and self.n_neighbors != "loo" and self.n_neighbors > len(self._X):
-            raise rejected(name, "n_neighbors", f"be at most the number of rows, {len(self._X)}", self.n_neighbors)
+            came = f"{self.n_neighbors} for n_samples = {len(self._X)}"
+            raise rejected(name, "n_neighbors", "be at most the number of rows", came)
         for stale in ("loo_error_", "loo_curve_", "aicc_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)

@@ -24,10 +24,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, n_neighbors, metric, missing, max_iter, tol, subsample, cv
+    kernel, bandwidth, metric, missing, max_iter, tol, subsample, cv
         As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
     random_state, method, rtol, engine, device, dtype, verbose
         As in :class:`NadarayaWatsonRegressor`.
+    n_neighbors : int or "loo", optional
+        As in :class:`NadarayaWatsonRegressor`: bandwidths that adapt to the distance of the k-th nearest point.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
         warning that counts such queries), the class frequencies of the training data, NaN probabilities, or an error.

@@ -19,7 +19,7 @@ ESTIMATORS = [
     NadarayaWatsonRegressor(bandwidth="aicc"),
     NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
     NadarayaWatsonRegressor("epanechnikov", 0.8, method="tiles"),
-    NadarayaWatsonRegressor(n_neighbors=3),
+    NadarayaWatsonRegressor("epanechnikov", n_neighbors=3),
     NadarayaWatsonRegressor("epanechnikov", n_neighbors="loo", order=1),
     NadarayaWatsonClassifier(),
     NadarayaWatsonClassifier(method="nufft"),

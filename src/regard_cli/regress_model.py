@@ -151,8 +151,10 @@ def prepare(
     import pandas as pd
 
     names, angular = [str(each) for each in table.frame.columns], dict(angular or {})
-    ordered = {name: list(levels) for name, levels in (ordered or {}).items()}
-    kinds = {"categorical": categorical, "angular": angular, "ordered": ordered, "haversine": haversine}
+    levels_of = {name: list(levels) for name, levels in (ordered or {}).items()}
+    kinds: dict[str, Sequence[str]] = {
+        "categorical": categorical, "angular": [*angular], "ordered": [*levels_of], "haversine": haversine
+    }  # fmt: skip
     several = {"features": features or (), "ignore": ignore} | kinds
     named = [
         ("target", target),
@@ -165,8 +167,8 @@ def prepare(
     if weights == target:
         raise rejected("regress", "weights", "be another column than the target", repr(weights))
     listed = _listed(names, target, features, weights, ignore)
-    for option, given in kinds.items():
-        for each in given:
+    for option, those in kinds.items():
+        for each in those:
             before = next((other for other in list(kinds)[: list(kinds).index(option)] if each in kinds[other]), None)
             if each not in listed or before:
                 got = f"{each!r}, which is {before}" if each in listed else f"{each!r}, which is none"
@@ -179,7 +181,7 @@ def prepare(
     for name in listed:
         if features is None and _is_prediction(name, target, names):
             left_out[name] = "from earlier predictions of the target"
-        elif isinstance(column := table.column(name, _kind(name, categorical, [*angular, *haversine], ordered)), str):
+        elif isinstance(column := table.column(name, _kind(name, categorical, [*angular, *haversine], levels_of)), str):
             if features is not None and column not in _NOTHING:
                 raise rejected("regress", f"column {name!r} of {table.name}", "hold numbers, dates or text", column)
             left_out[name] = column
@@ -194,7 +196,7 @@ def prepare(
     X = pd.DataFrame(values)
     if columns:
         filled = pd.concat([y.rename(target), *([] if weight is None else [weight.rename(weights)]), X], axis=1)
-        for name, levels in ordered.items():
+        for name, levels in levels_of.items():
             _check_levels(table, name, levels, X)
         must = filled.drop(columns=list(columns)) if gaps else filled
         used, missing = must.notna().all(axis=1) & X.notna().any(axis=1), _missing(must)
@@ -210,10 +212,10 @@ def prepare(
         if name not in columns:
             raise rejected("regress", "haversine", "name features that differ between rows", repr(name))
     angular = {name: period for name, period in angular.items() if name in columns}
-    ordered = {name: levels for name, levels in ordered.items() if name in columns}
-    hints = _hints(table, goal, y, columns, X, (*angular, *ordered, *haversine))
+    levels_of = {name: levels for name, levels in levels_of.items() if name in columns}
+    hints = _hints(table, goal, y, columns, X, (*angular, *levels_of, *haversine))
     return Prepared(
-        table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, ordered,
+        table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, levels_of,
         tuple(haversine), gaps, hints,
     )  # fmt: skip
 

@@ -518,7 +518,7 @@ class TestAmongOthers:
         ({"max_iter": 1.5}, TypeError, "max_iter must be an int of at least 1, got 1.5"),
         ({"tol": -1.0}, ValueError, "tol must be a finite number of at least 0, got -1.0"),
         ({"subsample": 1}, ValueError, "subsample must be an int of at least 2, got 1"),
-        ({"metric": "cosine"}, ValueError, "metric must be 'euclidean', 'angular', 'categorical' or .* got 'cosine'"),
+        ({"metric": "cosine"}, ValueError, "metric must be 'euclidean', .*'ordered' or .* got 'cosine'"),
     ],
 )  # fmt: skip
 def test_wrong_parameters(options, kind, message):

@@ -12,6 +12,8 @@ whose next size would take longer than its budget is left out there. Parts, each
     where the transform overtakes all pairs, and where method="auto" changes over
 ``table``
     timings compared with other libraries
+``categories``
+    fit and predict with 3,000 categories, alone and beside a number
 ``coverage``
     what 90 % conformal intervals cover
 
@@ -256,9 +258,42 @@ def auto(repetitions: int = 3) -> list[dict[str, Any]]:
     return rows
 
 
+def categories(N: int = 100_000, count: int = 3_000) -> list[dict[str, Any]]:
+    """Return the processor time and memory of fit and predict with many categories, from processes of their own."""
+    rows = []
+    for mixed, L in ((False, N), (True, 1_000)):
+        what = f"print(json.dumps(categories_of({N}, {count}, {mixed}, {L})))"
+        code = f"import json; from benchmarks.large_regression import categories_of; {what}"
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print(rows[-1], file=sys.stderr)
+    return rows
+
+
+def categories_of(N: int, count: int, mixed: bool, L: int) -> dict[str, Any]:
+    """Return how long fit and predict take, and the gigabytes that they add."""
+    from regard.regression import NadarayaWatsonRegressor
+
+    rng = np.random.default_rng(0)
+    X = np.stack([rng.integers(count, size=N), rng.uniform(size=N)][: 1 + mixed], 1).astype(float)
+    y = np.sin(X[:, 0]) + np.sin(6 * X[:, -1]) * mixed + 0.3 * rng.normal(size=N)
+    bandwidth, metric = [0.3, 0.05][: 1 + mixed], ["categorical", "euclidean"][: 1 + mixed]
+    warm = X[:3_000], y[:3_000]
+    NadarayaWatsonRegressor(bandwidth=bandwidth, metric=metric).fit(*warm).predict(X[:3_000])
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    model = NadarayaWatsonRegressor(bandwidth=bandwidth, metric=metric).fit(X, y)
+    fitted = time.process_time()
+    model.predict(X[:L])
+    took = time.process_time() - fitted
+    gigabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    return {"points": N, "categories": count, "number": mixed, "queries": L, "fit": fitted - began, "predict": took,
+            "GB": gigabytes, "method": model.plan_.method}  # fmt: skip
+
+
 PARTS: dict[str, Callable[[], Any]] = {
     "sizes": sizes, "search": search, "crossover": crossover, "table": table, "coverage": coverage, "rim": rim,
-    "auto": auto,
+    "auto": auto, "categories": categories,
 }  # fmt: skip
 
 
@@ -288,6 +323,10 @@ def of_sizes(found: dict[str, Any]) -> str:
     for row in found.get("auto", []):
         what = f'`bandwidth="loo"`, `order=1`, 2,200 points with 8 features, {row["kernel"]} kernel'
         lines.append(f"| {what} | `auto` {seconds(row['auto'])}, all pairs {seconds(row['exact'])} of CPU time |")
+    for row in found.get("categories", []):
+        what = f"{row['points']:,} points with {row['categories']:,} categories" + " and a number" * row["number"]
+        took = f"fit {seconds(row['fit'])}, {row['queries']:,} queries {seconds(row['predict'])} of CPU time"
+        lines.append(f"| {what} | {took}, {row['GB']:.2g} GB more ({row['method']}) |")
     for name, value in found.get("coverage", {}).items():
         lines.append(f"| coverage of 90 % intervals, {name}, 200 repetitions | {value:.1%} |")
     return "\n".join(lines)

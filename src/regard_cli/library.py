@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from regard.scores.kernels import kernels
+from regard_cli.groups import grouped
 from regard_cli.messages import Command, JsonOutput, json_option, report_errors
 
 app = typer.Typer()
@@ -30,91 +32,147 @@ def catalogue(
     run(names or [], json=JsonOutput(as_json), markdown=markdown)
 
 
-@_command()
-def regress(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="CSV (plain, .gz, .zip) or Parquet with a header; - for stdin.")
-    ],
-    target: Annotated[str, typer.Option(help="Column to predict: numbers, or text for classification.")],
+# Options of regress --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of the table are."""
+
     features: Annotated[
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
-    ] = None,
-    ignore: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None,
+    ] = None
+    ignore: Annotated[str | None, typer.Option(help="Columns to leave out, separated by commas.")] = None
     weights: Annotated[
         str | None, typer.Option(help="Column of row weights; whole numbers count repetitions of a row.")
-    ] = None,
+    ] = None
     categorical: Annotated[
         str | None, typer.Option(help="Columns of numbers to treat as unordered categories, separated by commas.")
-    ] = None,
+    ] = None
     angular: Annotated[
         str | None,
         typer.Option(help="Columns of angles in radians, or with a period: hour:24,month:12."),
-    ] = None,
-    classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False,
+    ] = None
+    ordered: Annotated[
+        str | None,
+        typer.Option(help="Columns of ordered categories: numbers, or texts in order: stars,size:small<medium<large."),
+    ] = None
+    haversine: Annotated[
+        str | None, typer.Option(help="Columns of latitude and longitude in degrees: lat,lon. Distances are in km.")
+    ] = None
+    keep_missing: Annotated[
+        bool,
+        typer.Option(
+            "--keep-missing", help="Use rows that miss features: a missing category is one, a missing number any."
+        ),
+    ] = False
+    classify: Annotated[bool, typer.Option("--classify", help="Treat a target of numbers as classes.")] = False
     class_weight: Annotated[
         str | None,
         typer.Option(help="Weights of classes: balanced (all have the same), or by name such as yes:5,no:1."),
-    ] = None,
-    decimal: Annotated[str | None, typer.Option(help="Decimal mark, where cells leave a choice.")] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class Cells:
+    """How cells are read."""
+
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark, where cells leave a choice.")] = None
     thousands: Annotated[
         str | None, typer.Option(help="Mark of thousands where cells leave a choice: . or , or ' or a space.")
-    ] = None,
+    ] = None
     day_first: Annotated[
         bool | None,
         typer.Option("--day-first/--month-first", help="Order in dates such as 1/2/2024 where cells leave a choice."),
-    ] = None,
+    ] = None
     missing: Annotated[
         str | None, typer.Option(help="More texts that mean a missing value, separated by commas: 999,unknown.")
-    ] = None,
-    encoding: Annotated[str | None, typer.Option(help="Encoding of CSV, such as latin-1; UTF-8 by default.")] = None,
-    kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian",
+    ] = None
+    encoding: Annotated[str | None, typer.Option(help="Encoding of CSV, such as latin-1; UTF-8 by default.")] = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How to learn from the rows."""
+
+    kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian"
     bandwidth: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Kernel bandwidth: loo (least leave-one-out error), learned (one for each feature), aicc (least "
-            "corrected Akaike criterion), scott, silverman, a number, or a number for each feature such as 0.5,2."
+            help="Kernel bandwidth: loo (the default, least leave-one-out error), learned (one for each feature), aicc "
+            "(least corrected Akaike criterion), scott, silverman, a number, or a number for each feature such as "
+            "0.5,2."
         ),
-    ] = "loo",
-    order: Annotated[int, typer.Option(help="0 averages, 1 fits a line around each row.", min=0, max=1)] = 0,
+    ] = None
+    neighbors: Annotated[
+        str | None,
+        typer.Option(
+            help="Adapt the bandwidth to the density of rows: at each row the distance to so many nearest ones, or loo "
+            "to choose their number; --bandwidth then only scales the features."
+        ),
+    ] = None
+    order: Annotated[
+        int,
+        typer.Option(help="0 averages, 1 fits a line around each row, 2 a parabola in up to 3 features.", min=0, max=2),
+    ] = 0
     cv: Annotated[
         int | None,
         typer.Option(
             help="Leave out so many blocks of consecutive rows instead of single rows: for time series.", min=2
         ),
-    ] = None,
+    ] = None
     empty: Annotated[
         str, typer.Option(help="Prediction for rows out of the kernel's reach: nearest, mean, nan or raise.")
-    ] = "nearest",
+    ] = "nearest"
     method: Annotated[
         str, typer.Option(help="Algorithm: auto (fastest), exact, tiles, or nufft (errors below --rtol).")
-    ] = "auto",
-    rtol: Annotated[float | None, typer.Option(help="Largest relative error of nufft; 1e-6 by default.")] = None,
-    predict: Annotated[str | None, typer.Option(help="Table with the rows to predict; DATA by default.")] = None,
+    ] = "auto"
+    rtol: Annotated[float | None, typer.Option(help="Largest relative error of nufft; 1e-6 by default.")] = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What to predict, and where it goes."""
+
+    predict: Annotated[str | None, typer.Option(help="Table with the rows to predict; DATA by default.")] = None
     out: Annotated[
         str | None, typer.Option(help="Output file for rows and predictions: .csv, .tsv, .parquet; - for stdout.")
-    ] = None,
+    ] = None
     std: Annotated[
         bool, typer.Option("--std", help="Add the standard deviation of the target about each prediction.")
-    ] = False,
+    ] = False
     band: Annotated[
         float | None,
         typer.Option(help="Add, and draw, pointwise confidence bands of the mean with this coverage, such as 0.95."),
-    ] = None,
-    quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target such as 0.05,0.5,0.95.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Output file for a plot of the fit: .png, .svg, .pdf, ...")] = None,
-    as_json: Annotated[str | None, json_option("JSON")] = None,
+    ] = None
+    quantiles: Annotated[str | None, typer.Option(help="Add quantiles of the target such as 0.05,0.5,0.95.")] = None
+    slopes: Annotated[
+        bool, typer.Option("--slopes", help="Add how much the prediction rises with a unit of each feature.")
+    ] = False
+    plot: Annotated[Path | None, typer.Option(help="Output file for a plot of the fit: .png, .svg, .pdf, ...")] = None
+    as_json: Annotated[str | None, json_option("JSON")] = None
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+@_command()
+@grouped
+def regress(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="CSV (plain, .gz, .zip) or Parquet with a header; - for stdin.")
+    ],
+    target: Annotated[str, typer.Option(help="Column to predict: numbers, or text for classification.")],
+    columns: Columns,
+    cells: Cells,
+    fit: Fit,
+    output: Output,
 ) -> None:
     """Predict a table column from the others by kernel regression, and report the accuracy."""
     with report_errors("regard[regress]"):
         from regard_cli.regress import run
 
-    run(
-        data=data, target=target, features=features, ignore=ignore, weights=weights, categorical=categorical,
-        angular=angular, classify=classify, class_weight=class_weight, decimal=decimal, thousands=thousands,
-        day_first=day_first, missing=missing, encoding=encoding, kernel=kernel, bandwidth=bandwidth,
-        order=order, cv=cv, empty=empty, method=method, rtol=rtol, predict=predict, out=out, std=std,
-        band=band, quantiles=quantiles, plot=plot, json=JsonOutput(as_json),
-    )  # fmt: skip
+    run(data=data, target=target, **vars(columns), **vars(cells), **vars(fit), **vars(output))
 
 
 @_command(epilog="regard look --out and Record.save write records.")

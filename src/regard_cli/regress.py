@@ -16,11 +16,13 @@ from typing import Any
 from regard._utils.constraints import Number
 from regard._utils.errors import RegardWarning, rejected, unknown_name
 from regard.regression._sums.evaluator import METHODS
+from regard.regression._sums.smoother import resolve_kernel
+from regard.regression._training import CURVED, fewest_neighbors
 from regard.scores.kernels import kernels
 from regard_cli import regress_report as report
 from regard_cli import tables
 from regard_cli.cells import DECIMALS, THOUSANDS
-from regard_cli.messages import Console, echo, report_errors, require, require_writable
+from regard_cli.messages import Console, JsonOutput, echo, report_errors, require, require_writable
 from regard_cli.printing import printable
 from regard_cli.regress_model import (
     Added,
@@ -48,6 +50,7 @@ _SHOWN = 10
 def run(**options: Any) -> None:
     """Learn, say how well, predict, write and draw. What is wrong ends it before anything is written."""
     asked = SimpleNamespace(**options)
+    asked.json = JsonOutput(asked.as_json)
     with report_errors(EXTRA):
         for package in ("pandas", "sklearn"):
             require(package)
@@ -55,7 +58,8 @@ def run(**options: Any) -> None:
         table = tables.read(asked.data, least=2, options=asked.cells)
         prepared = prepare(
             table, asked.target, asked.names, asked.weights, ignore=asked.ignored, categorical=asked.unordered,
-            angular=asked.periods, classify=asked.classify,
+            angular=asked.periods, ordered=asked.ranks, haversine=asked.place, gaps=asked.keep_missing,
+            classify=asked.classify,
         )  # fmt: skip
         new = None if asked.predict is None else code(prepared, tables.read(asked.predict, options=asked.cells))
         _check_together(asked, prepared, table if new is None else new.table)
@@ -63,8 +67,9 @@ def run(**options: Any) -> None:
     say(report.of_table(prepared))
     with report_errors(EXTRA), _noting(say):
         fitted = fit(
-            prepared, kernel=asked.kernel, bandwidth=asked.widths, order=asked.order, cv=asked.cv, empty=asked.empty,
-            method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()), class_weight=asked.class_weights,
+            prepared, kernel=asked.kernel, bandwidth=asked.widths, n_neighbors=asked.count, order=asked.order,
+            cv=asked.cv, empty=asked.empty, method=asked.method, rtol=asked.rtol, verbose=int(sys.stderr.isatty()),
+            class_weight=asked.class_weights,
         )  # fmt: skip
     with report_errors(EXTRA), _noting(say), _waiting("Counting degrees of freedom..."):
         size = complexity(fitted)
@@ -76,7 +81,7 @@ def run(**options: Any) -> None:
     say.record = report.record(fitted, asked.widths, size, found)
     if new is not None:
         with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
-            added = fitted.predict(new, std=asked.std, band=asked.band, quantiles=asked.shares)
+            added = fitted.predict(new, std=asked.std, band=asked.band, quantiles=asked.shares, slopes=asked.slopes)
         say(["", *report.of_prediction(added, new, fitted)])
         if added.quality is not None:
             say(report.of_quality(added.quality, fitted, new.table.name))
@@ -178,8 +183,9 @@ def _check(asked: SimpleNamespace) -> None:
     """Raise ValueError if an option, or two of them together, cannot be; and say what lists of names and numbers are.
 
     Adds ``names``, the features or None for all; ``ignored``, ``unordered`` and ``periods``, columns to leave out, to
-    treat as categories and as angles; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers;
-    ``shares``, the quantiles in ascending order; ``class_weights``, a word or the weight of each class.
+    treat as categories and as angles; ``ranks`` and ``place``, those of ordered categories, and of a latitude and a
+    longitude; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers; ``shares``, the quantiles
+    in ascending order; ``class_weights``, a word or the weight of each class.
     """
     for option, given, name in (("--features", asked.features, "names"), ("--ignore", asked.ignore, "ignored"),
                                 ("--categorical", asked.categorical, "unordered")):  # fmt: skip
@@ -188,10 +194,19 @@ def _check(asked: SimpleNamespace) -> None:
             raise rejected("regress", option, "name columns, separated by commas", "''")
     asked.ignored, asked.unordered = asked.ignored or [], asked.unordered or []
     asked.periods = {} if asked.angular is None else _periods(asked.angular)
-    if asked.periods and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
-        raise rejected("regress", "--angular", "come with another kernel", f"--kernel {asked.kernel}")
     asked.class_weights = None if asked.class_weight is None else _weights_of_classes(asked.class_weight)
+    asked.ranks = {} if asked.ordered is None else _ranks(asked.ordered)
+    asked.place = [] if asked.haversine is None else _split(asked.haversine)
+    if asked.haversine is not None and (len(set(asked.place)) != 2 or len(asked.place) != 2):
+        expected = "name a column of latitudes and one of longitudes, such as lat,lon"
+        raise rejected("regress", "--haversine", expected, repr(asked.haversine))
+    for option, given in (("--angular", asked.periods), ("--haversine", asked.place)):
+        if given and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
+            raise rejected("regress", option, "come with another kernel", f"--kernel {asked.kernel}")
     asked.cells = _options_of_cells(asked)
+    asked.count = None if asked.neighbors is None else _check_neighbors(asked)
+    if asked.bandwidth is None:
+        asked.bandwidth = "loo" if asked.count is None else "scott"
     asked.widths = asked.bandwidth
     if asked.bandwidth not in WAYS:
         if not (widths := _numbers(asked.bandwidth)):
@@ -213,7 +228,7 @@ def _check(asked: SimpleNamespace) -> None:
         if asked.kernel != "gaussian":
             raise rejected("regress", "--method", "be another", f"'nufft' with --kernel {asked.kernel}")
         require("finufft")
-    if asked.cv is not None and asked.widths not in ("loo", "learned"):
+    if asked.cv is not None and asked.widths not in ("loo", "learned") and asked.count != "loo":
         raise rejected("regress", "--cv", "come with --bandwidth loo or learned, which choose one", asked.bandwidth)
     if asked.band is not None:
         Number(gt=0, lt=1)("regress", "--band", asked.band)
@@ -225,15 +240,15 @@ def _check(asked: SimpleNamespace) -> None:
     for wrong, option, expected, got in (
         (asked.std and asked.predict is None, "--std", "come with --predict", "none"),
         (asked.shares and asked.predict is None, "--quantiles", "come with --predict", "none"),
-        (
-            asked.band is not None and asked.predict is None and (asked.plot is None or asked.out is not None),
-            "--band",
-            "come with --predict, or with --plot and no --out",
-            "none" if asked.plot is None else "--out alone",
-        ),
+        (asked.band is not None and asked.predict is None and (asked.plot is None or asked.out is not None),
+         "--band", "come with --predict, or with --plot and no --out",
+         "none" if asked.plot is None else "--out alone"),
+        (asked.slopes and asked.predict is None, "--slopes", "come with --predict, which may be DATA itself", "none"),
+        (asked.slopes and not asked.order and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth),
+         "--slopes", "come with --order 1, or a kernel whose weights change smoothly", f"--kernel {asked.kernel}"),
         (asked.data == asked.predict == "-", "--predict", "be a file when the data come from standard input", "-"),
         (asked.out == "-" and asked.json.alone, "--out", "be a file with --json, which prints too", "-"),
-    ):
+    ):  # fmt: skip
         if wrong:
             raise rejected("regress", option, expected, got)
     if asked.out not in (None, "-"):
@@ -251,6 +266,27 @@ def _check(asked: SimpleNamespace) -> None:
     for option, path in (("--out", asked.out), ("--plot", asked.plot), ("--json", asked.json.file)):
         if path not in (None, "-") and os.path.realpath(path) in read:
             raise rejected("regress", option, "be another file than those that are read", str(path))
+
+
+def _check_neighbors(asked: SimpleNamespace) -> int | str:
+    """Return the number of neighbours, or "loo"; raise if another option does not go with it."""
+    for wrong, option, expected, got in (
+        (asked.bandwidth in ("loo", "learned", "aicc"), "--bandwidth", "be scott, silverman or numbers with "
+         "--neighbors, which chooses the width: it only scales the features", asked.bandwidth),
+        (asked.kernel == "constant", "--kernel", "be another with --neighbors", asked.kernel),
+        (asked.method == "nufft", "--method", "be another with --neighbors", asked.method),
+        (asked.keep_missing, "--keep-missing", "come without --neighbors, which needs all distances", "both"),
+        (asked.slopes and not asked.order, "--slopes", "come with --order 1 or 2 where --neighbors is given", "0"),
+    ):  # fmt: skip
+        if wrong:
+            raise rejected("regress", option, expected, got)
+    if asked.neighbors == "loo":
+        return "loo"
+    least = fewest_neighbors(resolve_kernel("regress", asked.kernel)) if asked.kernel in KERNELS else 1
+    if not asked.neighbors.isdecimal() or int(asked.neighbors) < least:
+        expected = f"be loo or a whole number of at least {least}" + f" with --kernel {asked.kernel}" * (least > 1)
+        raise rejected("regress", "--neighbors", expected, repr(asked.neighbors))
+    return int(asked.neighbors)
 
 
 def _options_of_cells(asked: SimpleNamespace) -> tables.Options:
@@ -305,6 +341,21 @@ def _weights_of_classes(text: str) -> dict[str, float] | str:
     return found
 
 
+def _ranks(text: str) -> dict[str, list[str]]:
+    """Return the texts in order of each column in ``stars,size:small<medium<large``; none where it has numbers."""
+    found: dict[str, list[str]] = {}
+    for each in _split(text):
+        name, colon, order = each.rpartition(":")
+        levels = [level.strip() for level in order.split("<")]
+        found[name if colon and len(levels) > 1 else each] = levels if colon and len(levels) > 1 else []
+    if not any(found):
+        raise rejected("regress", "--ordered", "name columns, separated by commas", repr(text))
+    for name, levels in found.items():
+        if len(set(levels)) < len(levels) or "" in levels:
+            raise rejected("regress", "--ordered", "name each category once", f"{'<'.join(levels)!r} for {name!r}")
+    return found
+
+
 def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
     """Raise now, rather than when all the work is done, if a file cannot be written."""
     if not path.name.lower().endswith(tuple(endings)):
@@ -325,15 +376,31 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
         for name in asked.class_weights:
             if name not in prepared.target.categories:
                 raise unknown_name("regress", "--class-weight", name, prepared.target.categories)
+    numeric = len(prepared.sloped)
+    if asked.order == 2 and numeric > CURVED:
+        expected = f"have at most {CURVED} features of numbers or dates for --order 2, which --features can choose"
+        raise rejected("regress", prepared.table.name, expected, numeric)
+    if isinstance(asked.count, int) and asked.count > (rows := int(prepared.learned.sum())):
+        raise rejected("regress", "--neighbors", f"be at most the {rows:,} rows to learn from", asked.count)
+    if asked.slopes and not numeric:
+        raise rejected("regress", "--slopes", "come with features of numbers or dates", "none")
     if prepared.classifies:
-        options = {"--order 1": asked.order, "--std": asked.std, "--quantiles": asked.shares, "--band": asked.band,
-                   "--bandwidth aicc": asked.widths == "aicc"}  # fmt: skip
+        options = {
+            f"--order {asked.order}": asked.order,
+            "--std": asked.std,
+            "--quantiles": asked.shares,
+            "--slopes": asked.slopes,
+            "--band": asked.band,
+            "--bandwidth aicc": asked.widths == "aicc",
+        }
         for option, given in options.items():
             if given:
                 got = f"text in {prepared.target.name!r}"
                 raise rejected("regress", option, "come with a target of numbers", got)
     new = asked.predict is not None
-    added = added_names(prepared, std=asked.std, band=asked.band is not None, quantiles=asked.shares, new=new)
+    added = added_names(
+        prepared, std=asked.std, band=asked.band is not None, quantiles=asked.shares, slopes=asked.slopes, new=new
+    )
     for name in added if asked.out is not None else ():
         if name in table.frame.columns:
             raise rejected("regress", table.name, f"have no column {name!r}, which predictions add", "one")

@@ -36,6 +36,8 @@ _APART = 1e-100
 _MANY, _FILLED = 100, 0.5
 #: Most pairs of rows that are compared for one bandwidth, and the fewest rows that are left out for it.
 _PAIRS, _LEAST = 5 * 10**8, 2000
+#: How often a value is at least that stands for a missing one, and different others.
+_OFTEN = 3
 #: Rows over which a slope is averaged.
 _SLOPES = 200
 #: Leaving out each row in turn compares all pairs: so many rows take a quarter of a minute. Of more, some are held out.
@@ -57,12 +59,20 @@ class Prepared:
     left_out: dict[str, str]  # columns that are not used, and why
     missing: dict[str, int]  # how many rows miss each column, where any does
     angular: dict[str, float]  # the period of features that are angles
+    ordered: dict[str, list[str]]  # the texts of features of ordered categories, none of numbers
+    haversine: tuple[str, ...]  # the latitude and the longitude, if there is a place
+    gaps: bool  # whether rows that miss features are used
     hints: tuple[str, ...] = ()  # what features look like, and the options for that
 
     @property
     def classifies(self) -> bool:
         """Whether the target is text."""
         return self.target.kind == "category"
+
+    @property
+    def sloped(self) -> list[int]:
+        """The places of the features that predictions have slopes along, which are no categories."""
+        return [i for i, each in enumerate(self.columns) if each.kind != "category" and each.name not in self.ordered]
 
     @property
     def weights(self) -> Series:
@@ -74,6 +84,14 @@ class Prepared:
         """The rows that miss nothing and have a weight."""
         return self.used & (self.weights > 0)
 
+    def complete(self, X: DataFrame) -> Series:
+        """Return which rows miss no feature that they must have."""
+        return X.notna().any(axis=1) if self.gaps else X.notna().all(axis=1)
+
+    def missed(self, X: DataFrame) -> dict[str, int]:
+        """Return how many rows miss each feature that they must have, where any does."""
+        return {} if self.gaps and self.complete(X).all() else _missing(X)
+
 
 def prepare(
     table: Table,
@@ -84,6 +102,9 @@ def prepare(
     ignore: Sequence[str] = (),
     categorical: Sequence[str] = (),
     angular: Mapping[str, float] | None = None,
+    ordered: Mapping[str, Sequence[str]] | None = None,
+    haversine: Sequence[str] = (),
+    gaps: bool = False,
     classify: bool = False,
 ) -> Prepared:
     """Choose the columns and rows of a table to learn a target from.
@@ -103,6 +124,12 @@ def prepare(
         Features whose values have no order, although they are numbers.
     angular : mapping of str to float, optional
         Features that are angles, with the length of their circle.
+    ordered : mapping of str to sequence of str, optional
+        Features of ordered categories, with their texts in order, or without if they are numbers.
+    haversine : sequence of str
+        The features of latitude and longitude, in degrees.
+    gaps : bool, default False
+        Whether rows are used that miss features.
     classify : bool, default False
         Whether a target of numbers is one of classes.
 
@@ -124,7 +151,11 @@ def prepare(
     import pandas as pd
 
     names, angular = [str(each) for each in table.frame.columns], dict(angular or {})
-    several = {"features": features or (), "ignore": ignore, "categorical": categorical, "angular": angular}
+    levels_of = {name: list(levels) for name, levels in (ordered or {}).items()}
+    kinds: dict[str, Sequence[str]] = {
+        "categorical": categorical, "angular": [*angular], "ordered": [*levels_of], "haversine": haversine
+    }  # fmt: skip
+    several = {"features": features or (), "ignore": ignore} | kinds
     named = [
         ("target", target),
         ("weights", weights),
@@ -136,10 +167,11 @@ def prepare(
     if weights == target:
         raise rejected("regress", "weights", "be another column than the target", repr(weights))
     listed = _listed(names, target, features, weights, ignore)
-    for option in ("categorical", "angular"):
-        for each in several[option]:
-            if each not in listed or (option == "angular" and each in categorical):
-                got = f"{each!r}, which is categorical" if each in listed else f"{each!r}, which is none"
+    for option, those in kinds.items():
+        for each in those:
+            before = next((other for other in list(kinds)[: list(kinds).index(option)] if each in kinds[other]), None)
+            if each not in listed or before:
+                got = f"{each!r}, which is {before}" if each in listed else f"{each!r}, which is none"
                 raise rejected("regress", option, "name features", got)
     goal, y = _target(table, target, classify=classify)
     weight = None if weights is None else _weights(table, weights)
@@ -149,12 +181,14 @@ def prepare(
     for name in listed:
         if features is None and _is_prediction(name, target, names):
             left_out[name] = "from earlier predictions of the target"
-        elif isinstance(column := table.column(name, _kind(name, categorical, angular)), str):
+        elif isinstance(column := table.column(name, _kind(name, categorical, [*angular, *haversine], levels_of)), str):
             if features is not None and column not in _NOTHING:
                 raise rejected("regress", f"column {name!r} of {table.name}", "hold numbers, dates or text", column)
             left_out[name] = column
         elif reason := _useless(
-            column, numbers := table.numbers(column), listed=features is not None or name in categorical
+            column,
+            numbers := table.numbers(column),
+            listed=features is not None or any(name in each for each in kinds.values()),
         ):
             left_out[name] = reason
         else:
@@ -162,7 +196,10 @@ def prepare(
     X = pd.DataFrame(values)
     if columns:
         filled = pd.concat([y.rename(target), *([] if weight is None else [weight.rename(weights)]), X], axis=1)
-        used, missing = filled.notna().all(axis=1), _missing(filled)
+        for name, levels in levels_of.items():
+            _check_levels(table, name, levels, X)
+        must = filled.drop(columns=list(columns)) if gaps else filled
+        used, missing = must.notna().all(axis=1) & X.notna().any(axis=1), _missing(must)
         _check_rows(table, target, y, weight, used, missing)
         for name in [each for each in columns if not _varies(X.loc[used, each])]:
             left_out[name] = "the same in all rows that miss nothing"
@@ -171,11 +208,16 @@ def prepare(
         reasons = "; ".join(f"{name!r} is {reason}" for name, reason in left_out.items()) or "none"
         raise rejected("regress", table.name, "have a column to learn from beside the target", reasons)
     X = X[list(columns)]
+    for name in haversine:
+        if name not in columns:
+            raise rejected("regress", "haversine", "name features that differ between rows", repr(name))
     angular = {name: period for name, period in angular.items() if name in columns}
-    hints = _hints(table, goal, y, columns, X, angular)
+    levels_of = {name: levels for name, levels in levels_of.items() if name in columns}
+    hints = _hints(table, goal, y, columns, X, (*angular, *levels_of, *haversine))
     return Prepared(
-        table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, hints
-    )
+        table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, levels_of,
+        tuple(haversine), gaps, hints,
+    )  # fmt: skip
 
 
 def _unknown(option: str, given: str, names: Sequence[str]) -> Exception:
@@ -187,18 +229,38 @@ def _unknown(option: str, given: str, names: Sequence[str]) -> Exception:
     return rejected("regress", option, f"be one of the {len(names):,} columns", f"{given!r}{hint}")
 
 
-def _kind(name: str, categorical: Sequence[str], angular: Mapping[str, float]) -> Kind | None:
-    return "category" if name in categorical else "number" if name in angular else None
+def _kind(
+    name: str, categorical: Sequence[str], numbers: Sequence[str], ordered: Mapping[str, list[str]]
+) -> Kind | None:
+    if name in categorical or ordered.get(name):
+        return "category"
+    return "number" if name in numbers or name in ordered else None
+
+
+def _check_levels(table: Table, name: str, levels: Sequence[str], X: DataFrame) -> None:
+    """Raise if a feature has a text that is not among its ordered ones."""
+    if levels and name in X and (other := X[name].notna() & ~X[name].isin(levels)).any():
+        row = int(np.flatnonzero(other)[0])
+        expected = f"hold {', '.join(map(repr, levels))}, as --ordered says"
+        raise rejected(
+            "regress", f"column {name!r} of {table.name}", expected, f"{X[name].iloc[row]!r} in {table.where(row)}"
+        )
 
 
 def _hints(
-    table: Table, target: Column, y: Series, columns: Mapping[str, Column], X: DataFrame, angular: Mapping[str, float]
+    table: Table, target: Column, y: Series, columns: Mapping[str, Column], X: DataFrame, known: Sequence[str]
 ) -> tuple[str, ...]:
-    """Say which numbers look like row counters, codes or classes, and which options treat them so."""
+    """Say which numbers look like row counters, codes, classes or missing values, and which options treat them so.
+
+    Features whose kind is ``known`` are no counters or codes.
+    """
     hints, codes = [], []
+    for column in (target, *columns.values()):
+        if column.kind == "number" and (hint := _odd_value(column.name, y if column is target else X[column.name])):
+            hints.append(hint)
     for name, column in columns.items():
         values = X[name].dropna()
-        if column.kind != "number" or name in angular or len(values) < _FEW:
+        if column.kind != "number" or name in known or len(values) < _FEW:
             continue
         whole = bool((values == values.round()).all())
         if whole and len(values) == len(X) and (values.diff().iloc[1:] == 1).all() and values.iloc[0] in (0, 1):
@@ -219,6 +281,28 @@ def _hints(
         low, high = sorted(y.dropna().unique())
         hints.append(f"{target.name} is {low:g} or {high:g}, and learned as a number; --classify learns two classes")
     return tuple(hints)
+
+
+def _odd_value(name: str, values: Series) -> str | None:
+    """Say that a value such as -999, which many rows have and which lies far from all others, may be a missing one.
+
+    It is the least or the largest and further from the others than these from each other: half as far if its digits are
+    all 9, three times as far if not; 0 may be a proper one.
+    """
+    values = values.dropna()
+    for value in (values.min(), values.max()):
+        rest = values[values != value]
+        count = len(values) - len(rest)
+        if count < _OFTEN or value == 0 or rest.nunique() < _OFTEN:
+            continue
+        low, high = float(rest.min()), float(rest.max())
+        gap = max(low - value, value - high)
+        if gap > (high - low) * (0.5 if re.fullmatch(r"-?9{2,}(\.9*0*)?", f"{value:.15g}") else 3.0):
+            return (
+                f"{name} is {value:g} in {count:,} rows, and from {low:g} to {high:g} in the others; "
+                f"--missing={value:g} counts {value:g} as missing"
+            )
+    return None
 
 
 def _quoted(name: str) -> str:
@@ -256,7 +340,7 @@ def _listed(
 
 def _is_prediction(name: str, target: str, names: list[str]) -> bool:
     """Return whether a column is from predictions of the target that were written before."""
-    added = rf"{re.escape(target)}_(predicted|extrapolated|std|band_low|band_high|q[\d.]+|probability_.*)"
+    added = rf"{re.escape(target)}_(predicted|extrapolated|std|band_low|band_high|q[\d.]+|probability_.*|slope_.*)"
     return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
 
 
@@ -348,7 +432,10 @@ def code(prepared: Prepared, table: Table) -> NewRows:
     import pandas as pd
 
     columns = [cast(Column, table.column(each.name, each.kind, each)) for each in prepared.columns]
-    return NewRows(table, columns, pd.DataFrame({each.name: table.numbers(each) for each in columns}))
+    X = pd.DataFrame({each.name: table.numbers(each) for each in columns})
+    for name, levels in prepared.ordered.items():
+        _check_levels(table, name, levels, X)
+    return NewRows(table, columns, X)
 
 
 @dataclass(frozen=True)
@@ -442,16 +529,24 @@ class Fitted:
         import pandas as pd
 
         X = self.prepared.X
-        rest = X.dropna().drop(index=self.left_out.index)  # the target is missing, or the weight is missing or 0
+        rest = X[self.prepared.complete(X)].drop(
+            index=self.left_out.index
+        )  # the target is missing, or the weight is missing or 0
         return self._added(X, pd.concat([self.left_out, self.raw(rest)]))
 
     def predict(
-        self, new: NewRows, *, std: bool = False, band: float | None = None, quantiles: Sequence[float] = ()
+        self,
+        new: NewRows,
+        *,
+        std: bool = False,
+        band: float | None = None,
+        quantiles: Sequence[float] = (),
+        slopes: bool = False,
     ) -> Added:
         """Return the predictions of the rows of another table."""
         import pandas as pd
 
-        X = new.X.dropna()
+        X = new.X[self.prepared.complete(new.X)]
         more = pd.DataFrame(index=X.index)
         if std:
             more[f"{self.name}_std"] = self._ask("predict", X, return_std=True)[1][: len(X)]
@@ -461,6 +556,9 @@ class Fitted:
         if quantiles:
             found = self._ask("predict_quantiles", X, quantiles=tuple(quantiles))
             more[[f"{self.name}_q{each:g}" for each in quantiles]] = found[: len(X)]
+        if slopes:
+            found = self._ask("predict_gradient", X)[: len(X)]
+            more[slope_names(self.prepared)] = found[:, self.prepared.sloped]
         beyond = np.asarray(self._ask("extrapolates", X))[: len(X)]
         more[f"{self.name}_extrapolated"] = beyond.astype(object)
         added = self._added(new.X, self.raw(X), more, int(beyond.sum()))
@@ -472,7 +570,7 @@ class Fitted:
         found = pd.concat([self.best(raw), raw], axis=1) if self.classifies else raw.copy()
         found.columns = pd.Index(added_names(self.prepared))
         found = pd.concat([found, more], axis=1).reindex(X.index)
-        return Added(found, X.notna().all(axis=1), _missing(X), extrapolated)
+        return Added(found, self.prepared.complete(X), self.prepared.missed(X), extrapolated)
 
     def slope(self, feature: str) -> float:
         """Return by how much predictions rise with a unit of a feature, on average over rows learned from."""
@@ -551,20 +649,35 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     # A row may lie beyond reach only because its neighbours are held out too: no reason to refuse.
     empty = "nan" if estimator.empty == "raise" else estimator.empty
     same = clone(estimator).set_params(bandwidth=estimator.bandwidth_, empty=empty, verbose=0)
+    if estimator.n_neighbors is not None:
+        same.set_params(n_neighbors=min(estimator.n_neighbors_, int(rest.sum())), cv=None)
     without = _fitted(prepared, rest, same)
     found = without.best(without.raw(prepared.X.loc[held]))
     return fitted.compare(found, prepared.y[held], prepared.weights[held], fitted.simplest(rest), exact=False)
 
 
 def added_names(
-    prepared: Prepared, *, std: bool = False, band: bool = False, quantiles: Sequence[float] = (), new: bool = False
+    prepared: Prepared,
+    *,
+    std: bool = False,
+    band: bool = False,
+    quantiles: Sequence[float] = (),
+    slopes: bool = False,
+    new: bool = False,
 ) -> list[str]:
     """Return the names of the columns that predictions add to a table, its own or a ``new`` one."""
     name = prepared.target.name
     shares = [f"{name}_probability_{each}" for each in prepared.target.categories]
     quantile = [f"{name}_q{each:g}" for each in quantiles]
     limits = [f"{name}_band_low", f"{name}_band_high"] if band else []
-    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *limits, *quantile, *[f"{name}_extrapolated"] * new]
+    slope = slope_names(prepared) if slopes else []
+    beyond = [f"{name}_extrapolated"] * new
+    return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *limits, *quantile, *slope, *beyond]
+
+
+def slope_names(prepared: Prepared) -> list[str]:
+    """Return the names of the columns of slopes, one for each feature that is no category."""
+    return [f"{prepared.target.name}_slope_{prepared.columns[i].name}" for i in prepared.sloped]
 
 
 @dataclass(frozen=True)
@@ -610,7 +723,10 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
     drawn = most < count and bandwidth in ("loo", "learned", "aicc") and options.get("cv") is None
     subsample = most if drawn and not _transforms(prepared, **options) else None
     options |= {"bandwidth": kept_bandwidth(prepared, bandwidth), "subsample": subsample, "random_state": 0}
-    options["metric"] = {name: ("angular", period) for name, period in prepared.angular.items()} or "euclidean"
+    metric: dict[Any, Any] = {name: ("angular", period) for name, period in prepared.angular.items()}
+    metric |= dict.fromkeys(prepared.ordered, "ordered")
+    metric |= {prepared.haversine: "haversine"} if prepared.haversine else {}
+    options |= {"metric": metric or "euclidean", "missing": "marginal" if prepared.gaps else "error"}
     class_weight = options.pop("class_weight", None)
     if isinstance(class_weight, dict):  # some rows of the table may lack a class
         class_weight = dict.fromkeys(prepared.target.categories, 1.0) | class_weight
@@ -626,6 +742,7 @@ def _transforms(prepared: Prepared, *, kernel: str = "gaussian", method: str = "
     numbers = all(column.kind != "category" for column in prepared.columns)
     able = (
         numbers
+        and not prepared.gaps
         and len(prepared.columns) <= AXES
         and not (prepared.target.kind == "category" and len(prepared.target.categories) > 8)
     )
@@ -634,7 +751,10 @@ def _transforms(prepared: Prepared, *, kernel: str = "gaussian", method: str = "
 
 def _fitted(prepared: Prepared, rows: Series, estimator: Any) -> Fitted:
     """Learn from these rows alone."""
-    text = {column.name: "category" for column in prepared.columns if column.kind == "category"}
+    import pandas as pd
+
+    text: dict[str, Any] = {column.name: "category" for column in prepared.columns if column.kind == "category"}
+    text |= {name: pd.CategoricalDtype(each, ordered=True) for name, each in prepared.ordered.items() if each}
     weight = None if prepared.weight is None else prepared.weight[rows].to_numpy()
     estimator.fit(prepared.X[rows].astype(text), prepared.y[rows].to_numpy(), sample_weight=weight)
     return Fitted(prepared, rows, estimator)

@@ -54,7 +54,9 @@ def of_table(prepared: Prepared) -> Iterator[str]:
     for column in (target, *prepared.columns):
         yield from _how_read(column)
     if gone := int((~prepared.used).sum()):
-        yield f"Left out: {_count(gone, 'row')} with missing values ({_missing(prepared.missing)})."
+        features = any(column.name in prepared.missing for column in prepared.columns)
+        hint = "; --keep-missing uses those that only miss features" if features else ""
+        yield f"Left out: {_count(gone, 'row')} with missing values ({_missing(prepared.missing)}){hint}."
     if zero := int((prepared.weights[prepared.used] == 0).sum()):
         yield f"Left out: {_count(zero, 'row')} of weight 0."
     for hint in prepared.hints:
@@ -97,19 +99,30 @@ def _how_read(column: Column) -> Iterator[str]:
 def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -> Iterator[str]:
     """Say how it was learned, and what was found for each feature."""
     estimator, columns = fitted.estimator, fitted.prepared.columns
-    how = "weighted votes" if fitted.classifies else "a line around each row" if _order(fitted) else "weighted averages"
+    around = ("weighted averages", "a line around each row", "a parabola around each row")
+    how = "weighted votes" if fitted.classifies else around[_order(fitted)]
     way = _WAYS[bandwidth] if isinstance(bandwidth, str) else "as given"
     drawn = f", seen on {estimator.subsample:,} rows drawn at random" if estimator.subsample else ""
     yield f"Learned from {_count(int(fitted.learned.sum()), 'row')}: {how}, kernel {estimator.kernel}."
-    yield f"Bandwidth: {way}{drawn}."
+    adapts = estimator.n_neighbors is not None
+    if adapts:
+        way = "chosen for the least leave-one-out error" if estimator.n_neighbors == "loo" else "as given"
+        yield f"Bandwidth: at each row, the distance to the {estimator.n_neighbors_:,} nearest rows ({way})."
+    else:
+        yield f"Bandwidth: {way}{drawn}."
     if bandwidth in ("loo", "aicc") and len(columns) > 1:
         yield "It is one multiple of each feature's spread; --bandwidth learned finds one for each feature."
     kinds = {"date": "date, in days", "number": "number"}
-    rows = [("feature", "treated as", "bandwidth")]
+    rows = [("feature", "treated as", "unit of distance" if adapts else "bandwidth")]
     for column, width in list(zip(columns, estimator.bandwidth_))[:_FEATURES]:
         kind = kinds.get(column.kind, f"{len(column.categories)} categories")
         if column.name in fitted.prepared.angular:
             kind = f"angle, period {number(fitted.prepared.angular[column.name])}"
+        elif column.name in fitted.prepared.ordered:
+            count = len(fitted.prepared.ordered[column.name]) or fitted.prepared.X[column.name].nunique()
+            kind = f"{count} ordered categories"
+        elif column.name in fitted.prepared.haversine:
+            kind = "latitude" if column.name == fitted.prepared.haversine[0] else "longitude"
         rows.append((_name(column.name), kind, _width(fitted, column, float(width))))
     sizes = [max(map(len, cells)) for cells in zip(*rows)]
     more = [f"  and {len(columns) - _FEATURES:,} more; --json lists all"] if len(columns) > _FEATURES else []
@@ -122,21 +135,30 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -
 def _width(fitted: Fitted, column: Column, width: float) -> str:
     """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
     prepared, kernel, is_date = fitted.prepared, fitted.estimator.kernel, column.kind == "date"
-    if column.kind == "category":
+    if fitted.estimator.n_neighbors is not None:
+        unit = " km" if column.name in prepared.haversine else " days" if is_date else ""
+        return f"{number(width)}{unit}"
+    if column.kind == "category" or column.name in prepared.ordered:
         weight = 1.0 if kernel == "constant" else float(kernels()[kernel].profile(1 / width))
-        return f"{number(width)} (another category counts {weight:.0%})"
+        which = "the next" if column.name in prepared.ordered else "another"
+        return f"{number(width)} ({which} category counts {weight:.0%})"
+    if column.name in prepared.haversine:
+        return f"{number(width)} km"
     text = number(width) + " days" * is_date
-    span = float(np.ptp(prepared.X[column.name][fitted.learned]))
+    span = float(np.ptp(prepared.X[column.name][fitted.learned].dropna()))
     if width <= _WIDE * span and kernel != "constant":
         return text
     if not _order(fitted):
         wide = "of no effect, as all rows count alike" if kernel == "constant" else "so wide that it hardly matters"
         return f"{text} ({wide})"
+    wide = "of no effect: it enters" if kernel == "constant" else "so wide that it enters"
+    if _order(fitted) == 2:
+        return f"{text} ({wide} as a parabola)"
     # A line is fitted across all rows then: what the feature does is in its slope.
     slope = fitted.slope(column.name)
     line = f"a straight line, slope {number(slope)}{' a day' * is_date}"
     line += ": it hardly matters" * (abs(slope) * span < _FLAT * float(np.ptp(prepared.y[fitted.learned])))
-    return f"{text} ({'of no effect: it enters' if kernel == 'constant' else 'so wide that it enters'} as {line})"
+    return f"{text} ({wide} as {line})"
 
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:
@@ -228,7 +250,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, q
     """Return what was learned, for JSON."""
     prepared, estimator = fitted.prepared, fitted.estimator
     features = [
-        {"name": column.name, "kind": "angle" if column.name in prepared.angular else column.kind}
+        {"name": column.name, "kind": _kind(prepared, column)}
         | ({"categories": column.categories} if column.kind == "category" else {})
         | {"bandwidth": float(width)}
         for column, width in zip(prepared.columns, estimator.bandwidth_)
@@ -246,11 +268,18 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, q
         "kernel": estimator.kernel,
         "order": _order(fitted),
         "bandwidth": bandwidth,
+        "n_neighbors": getattr(estimator, "n_neighbors_", None),
         "effective_dof": size.freedom,
         "aicc": size.aicc,
         "rows_for_dof": size.rows,
         "quality": quality_record(quality, fitted),
     }
+
+
+def _kind(prepared: Prepared, column: Column) -> str:
+    if column.name in prepared.haversine:
+        return "latitude" if column.name == prepared.haversine[0] else "longitude"
+    return "angle" if column.name in prepared.angular else "ordered" if column.name in prepared.ordered else column.kind
 
 
 def _way(quality: Quality) -> str:

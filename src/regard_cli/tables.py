@@ -189,8 +189,10 @@ class Table:
             if kind or share <= _ODD:
                 reading, as_in = self._decide(name, readings, like)
                 is_plain = reading.way in (Marks(), "") and not reading.unit and not _has_form(parsed, there)
-                blank = _each_once(text[also])
-                return Column(name, parsed, reading.values, _each_once(odd), blank, reading.way, as_in, reading.unit,
+                values = self._without_missing_numbers(reading.values) if parsed == "number" else reading.values
+                # --missing -999 is of -999.0 too.
+                blank = _each_once(text[also | (values.isna() & reading.values.notna())])
+                return Column(name, parsed, values, _each_once(odd), blank, reading.way, as_in, reading.unit,
                               is_plain)  # fmt: skip
             if share <= _MIXED:
                 mixed = mixed or f"{parsed}s in {1 - share:.0%} of its cells, but {_mixture(self, odd)}"
@@ -203,7 +205,7 @@ class Table:
         return Column(name, "category", text.mask(gone), (), _each_once(text[gone]))
 
     def _without_missing_numbers(self, raw: Series) -> Series:
-        """Return numbers of Parquet without those that --missing names."""
+        """Return numbers without those that --missing names."""
         import pandas as pd
 
         marks = pd.to_numeric(pd.Series(self.options.missing, dtype=object), errors="coerce").dropna()

@@ -1,4 +1,4 @@
-"""Bandwidths: rules of thumb, leave-one-out search, and gradient descent."""
+"""Bandwidths: rules of thumb, leave-one-out search, screening of features, and gradient descent."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def _silent(steps: int, note: str = "") -> None:
 STEPS, COARSE = 5, 2048
 #: The widest bandwidth, in spreads of the data.
 WIDEST = 10.0
+#: The relative precision of a number of neighbours.
+FINER = 0.02
 #: The number of minima of the coarse grid to refine, and the relative precision of the result.
 REFINED, EXACT = 3, 1e-3
 #: Two minima on a subsample are both refined if the error between them is higher by this factor.
@@ -66,8 +68,13 @@ EQUAL = 1e-12
 SHARING = 4
 #: The most points predicted by tiles per backward pass.
 GRAPH = 1 << 14
-#: The largest factor between the initial and a learned bandwidth.
+#: The largest factor between the initial and a learned bandwidth, and spreads at which a feature no longer counts.
 FAR = 1e3
+#: The standard deviation of the logarithm of learned bandwidths about where they begin, before the data are seen: by
+#: nested cross-validation of ten tables.
+PRIOR = 0.25
+#: The relative precision of a common factor of bandwidths, and how far it may be from the expected one, as a factor.
+ROUGH, RESCALED = 0.02, 3.0
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,13 @@ class Curve:
     ----------
     bandwidths : ndarray (m, n_features)
     errors : ndarray (m,)
+    n_neighbors : ndarray (m,) or None
+        The numbers of neighbours that a search tried, ascending; ``bandwidths`` are then the scales of the features.
     """
 
     bandwidths: np.ndarray
     errors: np.ndarray
+    n_neighbors: np.ndarray | None = None
 
 
 def rule_of_thumb(rule: str, count: float, width: int) -> float:
@@ -119,7 +129,8 @@ class LeaveOneOut:
     def __init__(self, smoother: Smoother, nearest: bool, evaluator: Evaluator, rows: Tensor | None = None) -> None:
         self._double, self.nearest, self.evaluator = smoother, nearest, evaluator
         # The dtype for sums over all pairs.
-        self.smoother = smoother = smoother if smoother.order else smoother.to(evaluator.dtype)
+        wide = smoother.order or smoother.neighbours
+        self.smoother = smoother = smoother if wide else smoother.to(evaluator.dtype)
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
         # The mask for all points at once holds no tensor, so engines can reuse its plan in later calls.
         self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
@@ -133,7 +144,7 @@ class LeaveOneOut:
         (W, n_features) must be multiples of one; results then have a leading dimension W.
         """
         query = self.smoother.key[rows]
-        if plan.method == "exact":
+        if plan.method == "exact" and not self.smoother.neighbours:
             self.evaluator.plan = plan
             mask = masks.leave_one_out(rows) if self._every is None else self._every
             found = self.smoother.estimate(query, bandwidth.to(query.dtype), mask)
@@ -157,6 +168,11 @@ class LeaveOneOut:
             fallback[some] = ((weight * target).sum(0) - weight[own] * target[own]) / rest
         return Estimate(torch.where(unreached[..., None], fallback, found.mean), found.reached)
 
+    @property
+    def count(self) -> int:
+        """How many points are predicted."""
+        return len(self.rows)
+
     def _plan(self, bandwidth: Tensor) -> Plan:
         """Return how all rows are to be predicted."""
         return self.evaluator.choose(self._double, len(self.rows), bandwidth.detach().to(self._double.key))
@@ -165,7 +181,7 @@ class LeaveOneOut:
         """Return how many rows to predict at once."""
         if plan.method == "exact":
             return self.smoother.rows_at_once
-        return GRAPH if plan.method == "tiles" and bandwidth.requires_grad else len(self.rows)
+        return GRAPH if plan.method in ("tiles", "table") and bandwidth.requires_grad else len(self.rows)
 
     def predictions(self, bandwidth: Tensor) -> Estimate:
         """Return the predictions of all rows."""
@@ -197,7 +213,14 @@ class LeaveOneOut:
 
         Adjacent bandwidths share calls if there are few points, and passes over tiles.
         """
-        together = {"exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)), "tiles": SHARING, "nufft": 1}
+        together = {
+            "exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)),
+            "tiles": SHARING,
+            "nufft": 1,
+            "table": 1,
+        }
+        if self.smoother.order == 2:  # the narrowest of them sets the number of groups for the moments of a parabola
+            together["exact"] = 1
         planned = [(self._plan(each), each) for each in bandwidths.to(self.smoother.key)]
         for method, some in groupby(planned, key=lambda each: each[0].method):
             group = list(some)
@@ -229,6 +252,11 @@ class HeldOut:
         self._evaluators = evaluators
         total = sum(float(fold.point_weights().sum()) for _, fold in self._folds)
         self._shares = [fold.point_weights()[:, 0] / total for _, fold in self._folds]
+
+    @property
+    def count(self) -> int:
+        """How many points are predicted."""
+        return sum(len(fold) for _, fold in self.splits)
 
     def error(self, bandwidth: Tensor) -> Tensor:
         """Return the mean squared error, weighted by point; differentiable with respect to the bandwidth."""
@@ -405,10 +433,79 @@ def search_bandwidth(
     return torch.from_numpy(curve.bandwidths[best]), curve, places[best] <= 1
 
 
+def search_neighbours(
+    error: Callable[[int], float], least: int, most: int, verbose: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of neighbours tried, ascending, and their errors, from ``least`` to ``most``.
+
+    On a logarithmic grid, and then by parabolas about its least few minima.
+    """
+    steps = np.arange(int(np.log(most / least) / FINER) + 1)
+    numbers = np.unique(np.append(np.round(least * np.exp(FINER * steps)), most)).astype(int)
+    last = len(numbers) - 1
+    spacing = max(1, round(math.log(10) / FINER / (2 * STEPS)))
+    grid = sorted({*range(0, last + 1, spacing), last})
+    seen: dict[int, float] = {}
+    with progress(verbose, "neighbours", None) as report:
+
+        def measure(places: Iterable[int]) -> None:
+            for place in sorted(set(places) - seen.keys()):
+                seen[place] = error(int(numbers[place]))
+                report(1, f"error {min(seen.values()):.4g}")
+
+        measure(grid)
+        padded = [math.inf, *(seen[place] for place in grid), math.inf]
+        minima = [i for i in range(len(grid)) if padded[i] >= padded[i + 1] <= padded[i + 2]]
+        minima = sorted(minima, key=lambda i: (padded[i + 1], -i))[:REFINED]
+        searches = [
+            ParabolaSearch(grid[max(i - 1, 0)], grid[min(i + 1, len(grid) - 1)], grid[i], spacing // 2, CLOSER_JUMPY)
+            for i in minima
+        ]
+        while any(search.step for search in searches):
+            measure(place for search in searches for place in search.places)
+            for search in searches:
+                search.advance(seen)
+        measure(search.center for search in searches)
+    places = sorted(seen)
+    return numbers[places], np.array([seen[place] for place in places])
+
+
 def widest_of_least(errors: np.ndarray) -> int:
     """Return the last place of an error that is the least but for rounding."""
     rounding = EQUAL * float(np.abs(errors[np.isfinite(errors)]).max(initial=0.0))
     return int(np.flatnonzero(errors <= errors.min() + rounding)[-1])
+
+
+@torch.no_grad()
+def screen_features(loo: LeaveOneOut | HeldOut, width: Tensor, unit: Tensor, verbose: int) -> Tensor:
+    """Return bandwidths (n_features,) that are so wide for irrelevant features that these no longer count.
+
+    A feature is irrelevant if the error without it is not higher. All features are tried once alone, then together in
+    ascending order of that error; the last one stays.
+    """
+    wide, found = FAR * unit.to(width), width.clone()
+
+    features = np.unique(loo.smoother.features.owner).tolist()  # a longitude goes with its latitude
+
+    def error_without(places: list[int]) -> float:
+        some = found.clone()
+        some[places] = wide[places]
+        error = float(loo.error(some))
+        report(1, f"error {error:.4g}")
+        return error
+
+    if len(features) == 1:
+        return found
+    with progress(verbose, "features", 2 * len(features)) as report:
+        least = error_without([])
+        alone = {place: error_without([place]) for place in features}
+        dropped: list[int] = []
+        for place in sorted(alone, key=lambda each: alone[each]):
+            error = error_without([place]) if dropped else alone[place]
+            if error <= least and len(dropped) < len(features) - 1:
+                least, found[place] = error, wide[place]
+                dropped.append(place)
+    return found
 
 
 def learn_bandwidths(
@@ -416,30 +513,57 @@ def learn_bandwidths(
 ) -> tuple[Tensor, int, Curve]:
     """Return a bandwidth for each feature by gradient descent (L-BFGS) on the leave-one-out error.
 
-    It stops when an iteration reduces the error by less than a share ``tol``, or after ``max_iter`` iterations. Returns
-    the best bandwidths, the number of iterations, and the error of each step.
+    The fewer points are predicted, the less are bandwidths h moved from where they begin, h₀: what is minimized is
+    ``log error + Σ_j log²(h_j / h₀_j) / (n τ²)``, as if ``log h`` had a normal prior with standard deviation τ
+    (:data:`PRIOR`) and residuals a normal distribution. It stops when an iteration reduces this by less than ``tol``,
+    or after ``max_iter`` iterations. Returns the best bandwidths, the number of iterations, and the error of each step.
     """
     unit = float(loo.error(begin)) or 1.0  # L-BFGS compares improvements with 1
-    best = (unit, begin)
+    best = (0.0, begin)
     trace = [(begin.double().cpu().numpy(), unit)]
+    origin = begin.log()
 
     def step(logs: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best
         log_width = torch.from_numpy(logs).to(begin).requires_grad_()
         error = loo.error(log_width.exp())
-        (slope,) = torch.autograd.grad(error, log_width)
-        value = float(error.detach())
-        trace.append((np.exp(logs), value))
+        moved = (log_width - origin).square().sum() / (loo.count * PRIOR**2)
+        goal = (error / unit + EQUAL).log() + moved
+        (slope,) = torch.autograd.grad(goal, log_width)
+        value = float(goal.detach())
+        trace.append((np.exp(logs), float(error.detach())))
         if value < best[0]:
             best = (value, log_width.detach().exp())
-        return value / unit, torch.nan_to_num(slope).double().cpu().numpy() / unit
+        return value, torch.nan_to_num(slope).double().cpu().numpy()
 
-    start = begin.log().double().cpu().numpy()
+    start = origin.double().cpu().numpy()
     bounds = [(at - np.log(FAR), at + np.log(FAR)) for at in start]
     with progress(verbose, "bandwidths", max_iter) as report, torch.enable_grad():
         found = minimize(
             step, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iter, "ftol": tol},
-            callback=lambda _: report(1, f"error {best[0]:.4g}"),
+            callback=lambda _: report(1, f"error {trace[-1][1]:.4g}"),
         )  # fmt: skip
     curve = Curve(np.stack([widths for widths, _ in trace]), np.array([error for _, error in trace]))
     return best[1], max(int(found.nit), 1), curve
+
+
+def rescale_bandwidths(loo: LeaveOneOut | HeldOut, begin: Tensor, factor: float, verbose: int) -> tuple[Tensor, Curve]:
+    """Return the multiple of bandwidths (n_features,) with the least error near an expected factor, and all errors."""
+    near = round(math.log(factor) / ROUGH)
+    reach = round(math.log(RESCALED) / ROUGH)
+    search = ParabolaSearch(near - reach, near + reach, near, reach // 2, CLOSER)
+    seen: dict[int, float] = {}
+
+    def multiples(places: list[int]) -> Tensor:
+        return torch.exp(ROUGH * torch.tensor(places).to(begin))[:, None] * begin
+
+    with progress(verbose, "bandwidth", None) as report:
+        while search.step:
+            new = sorted(set(search.places) - seen.keys())
+            for place, error in zip(new, loo.errors(multiples(new))):
+                seen[place] = error
+                report(1, f"error {min(seen.values()):.4g}")
+            search.advance(seen)
+    places = sorted(seen)
+    curve = Curve(multiples(places).double().cpu().numpy(), np.array([seen[place] for place in places]))
+    return multiples(places)[widest_of_least(curve.errors)], curve

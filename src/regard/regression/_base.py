@@ -135,7 +135,10 @@ class KernelEstimator(TrainingPoints):
         raise NotImplementedError
 
     def _query(self, X: Any, smoother: Smoother) -> Tensor:
-        X = validate_data(self, self._encoded(X), reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(
+            self, self._encoded(X), reset=False, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan"
+        )
+        self._check_values(X)
         return as_tensor(self._features.coordinates(X)).to(smoother.key)
 
     @torch.no_grad()
@@ -144,7 +147,7 @@ class KernelEstimator(TrainingPoints):
         check_is_fitted(self)
         smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
-        found = self._evaluate(smoother, query, bandwidth, spread)
+        found = self._evaluate(smoother, query, bandwidth, spread=spread)
         mean = found.mean.double().cpu().numpy() + self._center
         unreached = ~found.reached
         if bool(unreached.any()):
@@ -162,11 +165,15 @@ class KernelEstimator(TrainingPoints):
         )
         return Prediction(mean, spread_of_data, spread_of_mean, found.freedom.double().cpu().numpy())
 
-    def _evaluate(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, spread: bool = False) -> Estimate:
+    def _evaluate(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, *, spread: bool = False, slope: bool = False
+    ) -> Estimate:
         """Return the estimate at queries (L, C) by the chosen method."""
         peak = smoother.kernel.form is smoother.kernel.distance_score
         with progress(self.verbose, "predicting", len(query)) as report:
-            return self._evaluator.estimate(smoother, query, bandwidth, spread=spread, peak=peak, report=report)
+            return self._evaluator.estimate(
+                smoother, query, bandwidth, spread=spread, peak=peak, slope=slope, report=report
+            )
 
     @property
     def plan_(self) -> Plan | None:
@@ -253,22 +260,23 @@ class KernelEstimator(TrainingPoints):
         AttendedPoints
             ``weights`` (n, topk) and ``indices`` (n, topk), rows of the training data in the order of ``fit`` and
             ``partial_fit``, padded with weight 0 and index −1. A query without any point in reach has only padding (NaN
-            with ``empty="nan"``; with "nearest" the nearest point has weight 1). With ``order=1`` weights may be
+            with ``empty="nan"``; with "nearest" the nearest point has weight 1). With ``order=1`` or 2 weights may be
             negative; those largest in absolute value come first.
         """
         check_is_fitted(self)
         k = min(size(self, "topk", topk), len(self._X))
         smoother = self._smoother()
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
+        at = self._evaluator.with_own_widths(smoother, query, bandwidth)
         if self._order:
             parts = []
-            for effective in smoother.effective_weights(query, bandwidth):
+            for effective in smoother.effective_weights(at, bandwidth):
                 index = effective.abs().topk(k).indices
                 parts.append((effective.gather(1, index), index))
             weights, indices = (torch.cat(each) for each in zip(*parts)) if parts else (query[:, :0], query[:, :0])
             indices = torch.where(weights == 0, -1, indices)
         else:
-            weights, indices = smoother.top_k(query, bandwidth, k)
+            weights, indices = smoother.top_k(at, bandwidth, k)
             indices = torch.where(weights > 0, indices, -1)
         unreached = (indices < 0).all(1)
         if bool(unreached.any()) and self.empty == "nearest":
@@ -300,7 +308,8 @@ class KernelEstimator(TrainingPoints):
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = np.zeros((len(query), self._count), dtype=self._result_dtype())
         done = 0
-        for effective in smoother.effective_weights(query, bandwidth):
+        own = self._evaluator.with_own_widths(smoother, query, bandwidth)
+        for effective in smoother.effective_weights(own, bandwidth):
             found[done : done + len(effective), self._rows] = effective.cpu().numpy()
             done += len(effective)
         unreached = ~found.any(1)
@@ -344,21 +353,19 @@ class KernelEstimator(TrainingPoints):
         with torch.no_grad():
             smoother = self._smoother()
             query, bandwidth = self._query(one, smoother), self._bandwidth(smoother)
-            effective = 1 / float(smoother.concentration(query, bandwidth)[0])
+            own = self._evaluator.with_own_widths(smoother, query, bandwidth)
+            effective = 1 / float(smoother.concentration(own, bandwidth)[0])
             total = float(np.abs(np.asarray(self.weights(one))).sum())
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        width = bandwidth.cpu().numpy()[self._features.owner]
-        gaps = (smoother.key - query).cpu().numpy() / width
+        distances = smoother.distances(own, bandwidth)[0].tolist()
         rows = []
         for weight, index in zip(np.asarray(found.weights)[0], np.asarray(found.indices)[0]):
             if index >= 0:
                 place = int(np.searchsorted(self._rows, index))
-                gap = gaps[place]
-                distance = np.abs(gap).sum() if self._features.manhattan else np.sqrt((gap**2).sum())
                 values = [self._columns.decode(i, value) for i, value in enumerate(self._X[place].tolist())]
                 features = {_column_name(name): value for name, value in zip(names, values)}
                 target = self._display_target(place)
-                row = {"index": int(index), "weight": float(weight), "target": target, "distance": float(distance)}
+                row = {"index": int(index), "weight": float(weight), "target": target, "distance": distances[place]}
                 rows.append(row | features)
         share = float(np.abs(np.asarray(found.weights)).sum()) / total if total > 0 else 0.0
         return Explanation(self.predict(one)[0], rows, share, effective)
@@ -401,7 +408,7 @@ class KernelEstimator(TrainingPoints):
             if len(rest) < 3 or not len(fold):
                 continue
             model = clone(self).set_params(verbose=0)
-            model.metric = [kind if kind[0] == "angular" else kind[0] for kind in self._features.kinds]
+            model.metric = self._features.metric
             if self.cv is not None:
                 others = [
                     tuple(np.flatnonzero(np.isin(rest, each)) for each in both)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import multiprocessing
+import multiprocessing.util
+import os
 import sys
+import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import wraps
-from types import FrameType
+from functools import partial, wraps
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -26,14 +33,19 @@ from regard.engines.fused.morton import morton_order
 from regard.regression._bandwidth import (
     COARSE,
     CorrectedAIC,
+    Curve,
     HeldOut,
     LeaveOneOut,
     Split,
     learn_bandwidths,
+    rescale_bandwidths,
     rule_of_thumb,
+    screen_features,
     search_bandwidth,
+    search_neighbours,
+    widest_of_least,
 )
-from regard.regression._features import CATEGORICAL, ColumnEncoder, Features, kinds_of
+from regard.regression._features import CATEGORICAL, CORNERS, ColumnEncoder, Features, Kind, check_values, kinds_of
 from regard.regression._sums.evaluator import FEW_PAIRS, METHODS, Evaluator, resolve_rtol, validate_method
 from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_range, resolve_kernel
 
@@ -43,6 +55,7 @@ from regard.regression._sums.smoother import Estimate, Kernel, Smoother, column_
 EMPTY = ("nan", "nearest", "mean", "raise")
 RULES = ("scott", "silverman")
 CHOSEN = ("loo", "learned", "aicc")
+MISSING = ("error", "marginal")
 
 
 def as_array(X: Any) -> Any:
@@ -132,8 +145,10 @@ LEAST = 1e-3
 MOST_REPEATED, MANY_TIMES = 1 << 14, 4
 #: Rows from which dependence is looked for, the factor between errors that shows it, and the share of the variance.
 FEWEST_IN_SEQUENCE, DEPENDENT, NOTICEABLE = 50, 1.5, 0.03
-#: The most cells to allocate.
-CELLS = 1 << 28
+#: The most features that a parabola is fitted to.
+CURVED = 3
+#: The most cells to allocate; the parts into which their edges are divided, where that makes no more than so many.
+CELLS, PARTS, SMALL_CELLS = 1 << 28, (8, 4, 2, 1), 1 << 18
 
 
 class ExtrapolationWarning(RegardWarning):
@@ -167,17 +182,17 @@ class DataSupport:
     @classmethod
     def of(cls, smoother: Smoother, bandwidth: np.ndarray, spread: np.ndarray, evaluator: Evaluator) -> DataSupport:
         """Return the support of the training points; ``spread`` (n_features,) is the bandwidth equal to the spread."""
-        kernel = smoother.kernel
-        narrow = np.minimum(np.inf if kernel.flat else bandwidth, WIDEST * spread)
+        kernel, everywhere = smoother.kernel, smoother.kernel.flat or bool(smoother.neighbours)
+        narrow = np.minimum(np.inf if everywhere else bandwidth, WIDEST * spread)
         least = -kernel.radius if kernel.form.manhattan else -(kernel.radius**2) / 2
-        found = cls(narrow, not kernel.flat and bool((bandwidth <= narrow).all()), least)
+        found = cls(narrow, not everywhere and bool((bandwidth <= narrow).all()), least)
         if found._weights_suffice(smoother) or len(smoother.key) < 2:
             return found
         rows = torch.linspace(0, len(smoother.key) - 1, min(PROBES, len(smoother.key)), dtype=torch.float64).long()
         rows = rows.to(smoother.key.device)
         times = FURTHER if kernel.form.manhattan else FURTHER**2
         unit = torch.from_numpy(narrow).to(smoother.key)
-        if len(smoother.key) > SUBSAMPLE + PROBES:
+        if len(smoother.key) > SUBSAMPLE + PROBES and not smoother.features.is_table:
             # If the nearest neighbours in a subsample are near enough, so are those among all points.
             some = torch.linspace(0, len(smoother.key) - 1, SUBSAMPLE + PROBES, dtype=torch.float64).long()
             some = some.to(rows.device)[~torch.isin(some.to(rows.device), rows)]
@@ -210,26 +225,31 @@ class DataSupport:
     def _by_cells(self, smoother: Smoother, query: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return which queries certainly lie beyond (L,), the rows that are in doubt, and the points near those.
 
-        The points are None where they are many. In a grid of cells so small that a query is supported if it shares one
-        with a point, it lies beyond if no cell nearby has a point.
+        The points are None where they are many. In a grid of cells so small that a query is supported if a point is in
+        its cell or, as each is divided into parts, in one next to it, it lies beyond if no cell nearby has a point.
         """
         (L, C), device = query.shape, query.device
         nowhere, every = torch.zeros(L, dtype=torch.bool, device=device), torch.arange(L, device=device)
+        if not smoother.features.is_metric:  # codes lie in no grid
+            return nowhere, every, None
         narrow = smoother.coordinate_bandwidth(torch.from_numpy(self.narrow).to(query))
         manhattan = smoother.kernel.form.manhattan
         # Slightly smaller cells, so that rounding never marks an unsupported query.
         edge = narrow * ((-self.least / C if manhattan else math.sqrt(-2 * self.least / C)) * (1 - 1e-6))
-        reach = C + 1 if manhattan else math.isqrt(C) + 1
         low, high = column_range(smoother.key)
-        sizes = ((high - low) / edge).double().floor() + 3 + 2 * reach
-        if not float(sizes.prod()) <= CELLS:
+        for parts in PARTS:  # smaller cells leave fewer queries in doubt, and need fewer points to decide
+            reach = parts * C + 1 if manhattan else math.isqrt(parts * parts * C) + 1
+            sizes = ((high - low) / (edge / parts)).double().floor() + 3 + 2 * reach
+            if float(sizes.prod()) <= (CELLS if parts == 1 else SMALL_CELLS):
+                break
+        else:
             return nowhere, every, None
+        edge = edge / parts
         shape = tuple(int(size) for size in sizes)
         own, places = (_cells(points, low, edge, reach + 1, shape) for points in (smoother.key, query))
         taken = np.zeros(shape, dtype=bool)
         taken.reshape(-1)[own] = True
-        inside = ((query >= low) & (query <= high)).all(1).cpu().numpy()
-        supported = taken.reshape(-1)[places] & inside
+        supported = _grown(taken, parts - 1).reshape(-1)[places]
         beyond = ~_grown(taken, reach).reshape(-1)[places]
         outside = torch.maximum(low - query, query - high).clamp(min=0) / narrow  # from the box of all points
         distance = outside.sum(1) if manhattan else outside.norm(dim=1)
@@ -273,7 +293,9 @@ class TrainingPoints(BaseEstimator):
         self,
         kernel: Any,
         bandwidth: Any,
+        n_neighbors: Any,
         metric: Any,
+        missing: str,
         empty: str,
         max_iter: int,
         tol: float,
@@ -289,7 +311,9 @@ class TrainingPoints(BaseEstimator):
     ) -> None:
         self.kernel = kernel
         self.bandwidth = bandwidth
+        self.n_neighbors = n_neighbors
         self.metric = metric
+        self.missing = missing
         self.empty = empty
         self.max_iter = max_iter
         self.tol = tol
@@ -328,6 +352,7 @@ class TrainingPoints(BaseEstimator):
         resolve_kernel(name, self.kernel)
         resolve_device(name, self.device)
         OneOf(EMPTY)(name, "empty", self.empty)
+        OneOf(MISSING)(name, "missing", self.missing)
         size(name, "max_iter", self.max_iter)
         Number(ge=0)(name, "tol", self.tol)
         if self.subsample is not None:
@@ -338,7 +363,29 @@ class TrainingPoints(BaseEstimator):
         if self.rtol is not None:
             Number(gt=0, lt=1)(name, "rtol", self.rtol)
         validate_method(name, self.method, self.kernel)
+        if self.n_neighbors is not None:
+            self._validate_neighbors(name)
         return name
+
+    def _validate_neighbors(self, name: str) -> None:
+        """Check what goes with ``n_neighbors``."""
+        kernel = resolve_kernel(name, self.kernel)
+        if self.n_neighbors != "loo":
+            if isinstance(self.n_neighbors, str):
+                raise rejected(name, "n_neighbors", "be a whole number, 'loo' or None", repr(self.n_neighbors))
+            Integer(ge=fewest_neighbors(kernel))(name, "n_neighbors", self.n_neighbors)
+        if isinstance(self.bandwidth, str) and self.bandwidth in CHOSEN:
+            expected = "be a rule or numbers with n_neighbors, which sets the width: they only scale the features"
+            raise rejected(name, "bandwidth", expected, repr(self.bandwidth))
+        if kernel.flat:
+            raise rejected(name, "kernel", "have a bandwidth for n_neighbors", repr(self.kernel))
+        if self.missing != "error":
+            expected = "be 'error' with n_neighbors: the distance to a point that misses a value is unknown"
+            raise rejected(name, "missing", expected, repr(self.missing))
+        if self.method == "nufft":
+            raise rejected(name, "method", "be another with n_neighbors: a transform has one bandwidth", "'nufft'")
+        if resolve_device(name, self.device).type != "cpu":
+            raise rejected(name, "device", "be 'cpu' with n_neighbors, whose trees are there", repr(self.device))
 
     def _store_points(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> None:
         """Store the training points with a positive weight."""
@@ -371,7 +418,31 @@ class TrainingPoints(BaseEstimator):
         reset = bool(options.get("reset", True))
         if self._is_table(X, reset=reset):
             self._columns = ColumnEncoder.fit(X, None if reset else self._columns)
-        return validate_data(self, self._encoded(X), as_array(y), dtype=[np.float64, np.float32], **options)
+        allowed = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        X, y = validate_data(self, self._encoded(X), as_array(y), **allowed, **options)
+        self._check_values(X)
+        return X, y
+
+    def _check_values(self, X: np.ndarray) -> None:
+        """Raise if X (n, n_features) has values that its features cannot have."""
+        check_values(type(self).__name__, self._kinds(), X, self._names(), self.missing)
+
+    def _names(self) -> Any:
+        return getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        """Return the kind of each feature: that of the metric, unless a column of a frame is categorical."""
+        name = type(self).__name__
+        found = list(kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None)))
+        for place, values in self._columns.categories.items():
+            kind = found[place][0]
+            if kind == "ordered" and place not in self._columns.ordered:
+                got = f"text in {self._names()[place]}"
+                raise rejected(name, "metric 'ordered'", "be of numbers, or of an ordered Categorical of pandas", got)
+            # Codes have no order.
+            is_ordered = place in self._columns.ordered and kind != "categorical"
+            found[place] = ("ordered", np.arange(float(len(values)))) if is_ordered else CATEGORICAL
+        return tuple(found)
 
     def _is_table(self, X: Any, *, reset: bool = False) -> bool:
         """Return whether X may have two dimensions; raise if it is a frame with other columns than those of the fit."""
@@ -390,30 +461,52 @@ class TrainingPoints(BaseEstimator):
         """
         name = self._validate_parameters()
         kernel = resolve_kernel(name, self.kernel)
-        kinds = kinds_of(name, self.metric, self.n_features_in_, getattr(self, "feature_names_in_", None))
-        # Codes have no order.
-        kinds = tuple(CATEGORICAL if i in self._columns.categories else kind for i, kind in enumerate(kinds))
-        self._features = Features.of(name, kinds, self._X, kernel.form.manhattan)
+        gaps = self.missing == "marginal"
+        self._features = Features.of(name, self._kinds(), self._X, kernel.form.manhattan, gaps)
+        if self._order == 2 and (got := self._features.directions) > CURVED:
+            expected = f"have at most {CURVED} numeric features for order=2 (order=1 takes any number)"
+            raise rejected(name, "X", expected, got)
+        if self.n_neighbors is not None and self._features.coded:
+            count = sum(map(len, self._features.categories.values()))
+            expected = f"have a feature that is no category, and at most {CORNERS} categories, for n_neighbors"
+            raise rejected(name, "X", expected, f"{count:,} categories in {len(self._features.kinds)} features")
         self._dtype = resolve_dtype(name, self.dtype, self._X)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         given = validate_bandwidth(name, self.bandwidth, self.n_features_in_)
         self._residuals: np.ndarray | None = None
         self._left_out: np.ndarray | None = None
+        self._neighbors = 0  # for the smoothers of a search
+        if self.n_neighbors is not None and self.n_neighbors != "loo" and self.n_neighbors > len(self._X):
+            came = f"{self.n_neighbors} for n_samples = {len(self._X)}"
+            raise rejected(name, "n_neighbors", "be at most the number of rows", came)
         for stale in ("loo_error_", "loo_curve_", "aicc_curve_"):
             self.__dict__.pop(stale, None)
         coordinates = self._features.coordinates(self._X)
         spread, far = self._features.spread(coordinates, self._weight)
-        unit = spread * kernel.canonical_factor(coordinates.shape[1])
+        self._features = replace(self._features, scale=tuple(spread.tolist()))
+        unit = spread * kernel.canonical_factor(self._features.dimensions)
         far_places = np.unique(np.concatenate([np.zeros(0, int), *far.values()]))
         self.far_rows_ = self._rows[far_places]
-        if isinstance(given, str):
+        if self.n_neighbors is not None:
+            self.bandwidth_ = unit if isinstance(given, str) else given
+            self.n_iter_ = 1
+            if rechoose or self.n_neighbors != "loo" or not hasattr(self, "n_neighbors_"):
+                self.n_neighbors_: int = self._select_neighbors(name, kernel)
+            self._neighbors = self.n_neighbors_
+        elif isinstance(given, str):
             if rechoose or given in RULES or not hasattr(self, "bandwidth_"):
                 self._warn_of_far_rows(name, far)
                 self._select_bandwidth(name, kernel, given, unit, advise)
         else:
             self.bandwidth_ = given
             self.n_iter_ = 1
+        for latitude, longitude in self._features.partners.items():
+            one, other = self.bandwidth_[latitude], self.bandwidth_[longitude]
+            if not isinstance(given, str) and one != other:
+                expected = "be the same for a latitude and its longitude, in kilometres"
+                raise rejected(name, "bandwidth", expected, f"{one:g} and {other:g}")
+            self.bandwidth_[longitude] = one
         with torch.no_grad():
             smoother = self._smoother(double=True)
             self._support = DataSupport.of(smoother, self.bandwidth_, unit, self._evaluator)
@@ -467,33 +560,14 @@ class TrainingPoints(BaseEstimator):
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
-        smoother, evaluator, order = self._points_to_leave_out()
-        nearest = self.empty == "nearest"
-        # Rows far from all others are predicted by none, whatever the bandwidth.
-        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
-        kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
-        error: LeaveOneOut | HeldOut | CorrectedAIC
-        coarse: LeaveOneOut | CorrectedAIC | None
-        if way == "aicc":
-            # Rows far from all others would count as parameters.
-            if kept is not None:
-                smoother, evaluator = smoother.at(kept), self._new_evaluator(name)
-            error = CorrectedAIC(smoother, evaluator, self._subsample(None, len(smoother.key), self.subsample))
-            some = self._subsample(None, len(smoother.key), COARSE) if self.subsample is None else None
-            coarse = None if some is None else CorrectedAIC(smoother, evaluator, some)
-        elif self.cv is None:
-            rows = self._subsample(kept, len(order), self.subsample)
-            some = self._subsample(kept, len(order), COARSE) if self.subsample is None else None
-            error = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
-            coarse = None if some is None else LeaveOneOut(smoother, nearest, evaluator, some)
-        else:
-            splits = self._splits(order, close)
-            error, coarse = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits]), None
-        start = torch.from_numpy(unit)
-        begin, curve, narrowest = search_bandwidth(error, coarse, start, self._narrowest(smoother, unit), self.verbose)
+        error, coarse, pilot = self._criteria(name, way)
+        first, start = pilot or error, torch.from_numpy(unit)
+        begin, curve, narrowest = search_bandwidth(
+            first, None if pilot else coarse, start, self._narrowest(first.smoother, unit), self.verbose
+        )
         if not np.isfinite(curve.errors).any():
             expected = "have at least 3 rows more than the degrees of freedom that the widest bandwidth takes"
-            raise rejected(name, "X", expected, f"{len(smoother.key)} rows")
+            raise rejected(name, "X", expected, f"{len(error.smoother.key)} rows")
         if narrowest:
             blocks = "bandwidth='loo' with cv=" if way == "aicc" else "cv="
             text = (
@@ -502,18 +576,101 @@ class TrainingPoints(BaseEstimator):
                 "blocks of rows, and bandwidth= sets another."
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
+        least = float(curve.errors.min())
         if way == "learned":
-            assert not isinstance(error, CorrectedAIC)
-            begin, self.n_iter_, curve = learn_bandwidths(
-                error, begin.to(smoother.key), self.max_iter, self.tol, self.verbose
-            )
+            assert not isinstance(first, CorrectedAIC)
+            assert not isinstance(error, CorrectedAIC) and not isinstance(coarse, CorrectedAIC)
+            screened = screen_features(first, begin.to(first.smoother.key), start, self.verbose)
+            if bool((screened != begin).any()):  # in fewer dimensions, neighbours are closer
+                screened, _ = rescale_bandwidths(first, screened, 1.0, self.verbose)
+            begin, self.n_iter_, curve = learn_bandwidths(first, screened, self.max_iter, self.tol, self.verbose)
+            if pilot is not None:
+                factor = (len(first.smoother.key) / len(error.smoother.key)) ** (1 / (self.n_features_in_ + 4))
+                begin, curve = rescale_bandwidths(coarse or error, begin, factor, self.verbose)
+            with torch.no_grad():
+                least = float(error.error(begin))
         self.bandwidth_ = begin.double().cpu().numpy()
         if way == "aicc":
             self.aicc_curve_ = curve
         else:
-            self.loo_curve_, self.loo_error_ = curve, float(curve.errors.min())
+            self.loo_curve_, self.loo_error_ = curve, least
         if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
+
+    def _criteria(
+        self, name: str, way: str
+    ) -> tuple[LeaveOneOut | HeldOut | CorrectedAIC, LeaveOneOut | CorrectedAIC | None, LeaveOneOut | HeldOut | None]:
+        """Return what a search of the bandwidth minimizes, and two estimates of it where there are many points.
+
+        The first estimate is by some of the points for a coarse grid, or None. The second is within some of the points,
+        which learning compares with each other; otherwise None.
+        """
+        smoother, evaluator, order = self._points_to_leave_out()
+        nearest = self.empty == "nearest"
+        # Rows far from all others are predicted by none, whatever the bandwidth.
+        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_)).to(order.device)
+        kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+        if way == "aicc":
+            if kept is not None:  # such rows would count as parameters
+                smoother, evaluator = smoother.at(kept), self._new_evaluator(name)
+            whole = CorrectedAIC(smoother, evaluator, self._subsample(None, len(smoother.key), self.subsample))
+            some = self._subsample(None, len(smoother.key), COARSE) if self.subsample is None else None
+            return whole, None if some is None else CorrectedAIC(smoother, evaluator, some), None
+        some = self._subsample(kept, len(order), COARSE)
+        error: LeaveOneOut | HeldOut
+        coarse = None
+        if self.cv is None:
+            rows = self._subsample(kept, len(order), self.subsample)
+            error = LeaveOneOut(smoother, nearest, evaluator, kept if rows is None else rows)
+            if some is not None and rows is None:
+                coarse = LeaveOneOut(smoother, nearest, evaluator, some)
+        else:
+            splits = self._splits(order, close)
+            error = HeldOut(smoother, splits, nearest, [self._new_evaluator(name) for _ in splits])
+        return error, coarse, None if way == "loo" or some is None else self._pilot(name, error, some)
+
+    def _select_neighbors(self, name: str, kernel: Kernel) -> int:
+        """Return the number of neighbours: as given, or that with the least leave-one-out error."""
+        if self.n_neighbors != "loo":
+            return int(self.n_neighbors)
+        least = fewest_neighbors(kernel)
+        if len(self._X) < least + 2:
+            got = f"n_samples = {len(self._X)}"
+            raise rejected(name, "X", f"have at least {least + 2} rows for n_neighbors='loo'", got)
+        smoother, evaluator, order = self._points_to_leave_out()
+        nearest, most = self.empty == "nearest", len(order) - 1
+        unit = as_tensor(self.bandwidth_)
+        close = torch.from_numpy(~np.isin(self._rows[order.cpu().numpy()], self.far_rows_))
+        if self.cv is None:
+            kept = None if bool(close.all()) else torch.nonzero(close)[:, 0]
+            rows = self._subsample(kept, len(order), self.subsample or COARSE)
+            rows = kept if rows is None else rows
+        else:
+            splits = self._splits(order, close)
+            evaluators = [self._new_evaluator(name) for _ in splits]  # whose trees serve all numbers
+            most = min(len(rest) for rest, _ in splits)
+
+        def error(k: int) -> float:
+            some = replace(smoother, neighbours=k)
+            if self.cv is None:
+                return float(LeaveOneOut(some, nearest, evaluator, rows).error(unit))
+            return float(HeldOut(some, splits, nearest, evaluators).error(unit))
+
+        with torch.no_grad():
+            numbers, errors = search_neighbours(error, min(least, most), most, self.verbose)
+        best = widest_of_least(errors)
+        self.loo_curve_ = Curve(np.tile(self.bandwidth_, (len(numbers), 1)), errors, numbers)
+        self.loo_error_ = float(errors[best])
+        return int(numbers[best])
+
+    def _pilot(self, name: str, error: LeaveOneOut | HeldOut, some: Tensor) -> LeaveOneOut | HeldOut:
+        """Return the error within some of the points."""
+        smoother = error.smoother.at(some)
+        if isinstance(error, LeaveOneOut):
+            return LeaveOneOut(smoother, error.nearest, self._new_evaluator(name))
+        among = [tuple(torch.nonzero(torch.isin(some, each))[:, 0] for each in both) for both in error.splits]
+        splits = [(rest, fold) for rest, fold in among if len(rest) and len(fold)]
+        return HeldOut(smoother, splits, error.nearest, [self._new_evaluator(name) for _ in splits])
 
     def _narrowest(self, smoother: Smoother, unit: np.ndarray) -> float:
         """Return where a search begins, in units.
@@ -609,6 +766,11 @@ class TrainingPoints(BaseEstimator):
             )
             warnings.warn(text, RegardWarning, stacklevel=caller_stacklevel())
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "marginal"
+        return tags
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "bandwidth_")
 
@@ -633,12 +795,17 @@ class TrainingPoints(BaseEstimator):
         # Local lines and some methods suffer from cancellation in float32.
         place = self._device()
         double = double and place.type == "cpu" and self._evaluator.needs_double(len(self._X))
-        dtype = torch.float64 if order or double else self._dtype
+        dtype = torch.float64 if order or double or self._neighbors else self._dtype
         key = as_tensor(self._features.coordinates(self._X)).to(place, dtype)
         target = as_tensor(self._targets() - self._center).to(place, dtype)
         weight = None if self._weight is None else as_tensor(self._weight / self._weight.max()).to(place, dtype)
         repetition = 1 / float(self._weight.max()) if self._weight is not None and self._repeats else 0.0
-        return Smoother(self._features, kernel, key, target, weight, order, self.engine, repetition)
+        return Smoother(self._features, kernel, key, target, weight, order, self.engine, repetition, self._neighbors)
+
+
+def fewest_neighbors(kernel: Kernel) -> int:
+    """Return the fewest neighbours that leave any point a weight, which is 0 at one bandwidth with some kernels."""
+    return 2 if kernel.form.compact and kernel.form.smooth else 1
 
 
 def counts_repetitions(weight: np.ndarray | None) -> bool:
@@ -678,13 +845,16 @@ def caller_stacklevel() -> int:
 
 #: The callers that were warned, by a hash of the lines that led to the call.
 _warned: set[tuple[str, int]] = set()
+#: When this process began to count, and how much later than its siblings it may have begun, in seconds.
+_BEGAN, _LATER = time.time(), 60.0
 
 
 def warn_once_a_caller(text: str, category: type[Warning]) -> None:
     """Warn, but by Python's default filter only the first time that the same lines of code lead here.
 
     Python compares texts, in which numbers differ, and forgets them in ``catch_warnings``, which scikit-learn enters
-    for each fold. Filters such as "always", "error" and "ignore" hold as usual.
+    for each fold. Worker processes of one parent, such as those of ``n_jobs``, count as one. Filters such as "always",
+    "error" and "ignore" hold as usual.
     """
     level = caller_stacklevel()
     frame: FrameType | None = sys._getframe(level - 1)
@@ -698,7 +868,31 @@ def warn_once_a_caller(text: str, category: type[Warning]) -> None:
         if caller in _warned:
             return
         _warned.add(caller)
+        if multiprocessing.current_process().name != "MainProcess" and _sibling_warned(caller[0], lines):
+            return
     warnings.warn(text, category, stacklevel=level)
+
+
+def _sibling_warned(subject: str, lines: list[tuple[CodeType, int]]) -> bool:
+    """Return whether another child of the parent process has warned from the same lines; if not, note that this has.
+
+    The note is an empty file in the folder for temporary files until this process ends. One that is older than the
+    siblings is left from a process that was killed.
+    """
+    where = [(code.co_filename, line) for code, line in lines]
+    digest = hashlib.sha256(repr((subject, where)).encode()).hexdigest()[:16]
+    note = Path(tempfile.gettempdir()) / f"regard-warned-{os.getppid()}-{digest}"
+    try:
+        try:
+            note.touch(exist_ok=False)
+        except FileExistsError:
+            if note.stat().st_mtime > _BEGAN - _LATER:
+                return True
+            note.touch()
+    except OSError:  # without such a folder, each process warns
+        return False
+    multiprocessing.util.Finalize(None, partial(note.unlink, missing_ok=True), exitpriority=0)
+    return False
 
 
 def _action(text: str, category: type[Warning], module: str, line: int) -> str:

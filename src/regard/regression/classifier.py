@@ -24,8 +24,12 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
 
     Parameters
     ----------
-    kernel, bandwidth, metric, max_iter, tol, subsample, cv, random_state, method, rtol, engine, device, dtype, verbose
+    kernel, bandwidth, metric, missing, max_iter, tol, subsample, cv
         As in :class:`NadarayaWatsonRegressor`; the leave-one-out error is the Brier score.
+    random_state, method, rtol, engine, device, dtype, verbose
+        As in :class:`NadarayaWatsonRegressor`.
+    n_neighbors : int or "loo", optional
+        As in :class:`NadarayaWatsonRegressor`: bandwidths that adapt to the distance of the k-th nearest point.
     empty : {"nearest", "mean", "nan", "raise"}, default "nearest"
         What to predict for a query where every kernel weight is 0: the class of the nearest training point (with a
         warning that counts such queries), the class frequencies of the training data, NaN probabilities, or an error.
@@ -39,7 +43,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     Attributes
     ----------
     classes_ : ndarray (n_classes,)
-    bandwidth_, loo_error_, loo_curve_, far_rows_, n_iter_, n_features_in_, feature_names_in_
+    bandwidth_, n_neighbors_, loo_error_, loo_curve_, far_rows_, n_iter_, n_features_in_, feature_names_in_
         As in :class:`NadarayaWatsonRegressor`.
 
     Examples
@@ -57,7 +61,9 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         kernel: Any = "gaussian",
         bandwidth: Any = "scott",
         *,
+        n_neighbors: Any = None,
         metric: Any = "euclidean",
+        missing: str = "error",
         empty: str = "nearest",
         max_iter: int = 200,
         tol: float = 1e-5,
@@ -75,7 +81,9 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         super().__init__(
             kernel,
             bandwidth,
+            n_neighbors,
             metric,
+            missing,
             empty,
             max_iter,
             tol,

@@ -142,6 +142,7 @@ def plot_fit(
     name = _name(estimator, place)
     if style == "o":
         decoded = [estimator._columns.decode(place, value) for value in values]
+        decoded = ["missing" if each is None else each for each in decoded]
         texts = [each if isinstance(each, str) else f"{each:.3g}" for each in decoded]
         turned = {"rotation": 45, "ha": "right"} if sum(map(len, texts)) > 30 else {}
         ax.set_xticks(x, texts, **turned)
@@ -223,7 +224,7 @@ def label_dates(ax: Any) -> None:
 def plot_weights(estimator: Any, X: Any = None, ax: Any = None, *, feature: int | str = 0) -> Any:
     """Draw the weight of each training point in each prediction as a heat map.
 
-    Rows are queries and columns training points, both sorted by one feature. Weights of a local line (``order=1``) may
+    Rows are queries and columns training points, both sorted by one feature. Weights of a local line or parabola may
     be negative, which are drawn in another colour. The colour range covers the largest weights of 90 % of the queries;
     a pointed colour bar shows that some exceed it.
 
@@ -326,6 +327,9 @@ def plot_loo(estimator: Any, ax: Any = None, *, factors: Any = None) -> Any:
     ('bandwidth of x0', 'log')
     """
     _checked("plot_loo", estimator, ax, 0)
+    if estimator.n_neighbors is not None:
+        expected = "have one bandwidth; loo_curve_ has the errors over n_neighbors"
+        raise rejected("plot_loo", "estimator", expected, f"n_neighbors={estimator.n_neighbors!r}")
     times = FACTORS if factors is None else _factors(factors)
     errors = np.array([estimator.loo_error(factor * estimator.bandwidth_) for factor in times])
     single = estimator.n_features_in_ == 1
@@ -394,7 +398,7 @@ def _line(estimator: Any, place: int, count: int) -> np.ndarray:
         values, counts = np.unique(seen[:, place], return_counts=True)
         values = values[np.sort(counts.argsort(kind="stable")[::-1][:CATEGORIES])]
     else:
-        values = np.linspace(seen[:, place].min(), seen[:, place].max(), count)
+        values = np.linspace(np.nanmin(seen[:, place]), np.nanmax(seen[:, place]), count)
     X = np.tile(_held(estimator), (len(values), 1)).astype(seen.dtype)
     X[:, place] = values
     return X
@@ -412,8 +416,8 @@ def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
         return float(values[counts.argmax()])
     if name == "angular":
         turn = 2 * np.pi / period
-        return float(np.angle(np.exp(1j * turn * column).mean()) / turn % period)
-    return float(np.median(column))
+        return float(np.angle(np.nanmean(np.exp(1j * turn * column))) / turn % period)
+    return float(np.nanmedian(column))
 
 
 def _curve(

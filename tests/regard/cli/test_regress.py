@@ -115,7 +115,7 @@ def test_its_own_rows_are_predicted_from_the_others(regard, tmp_path: Path) -> N
     outcome = regard("regress", data, "--target", "y", "--features", "x", "--weights", "w", "--bandwidth", "1",
                      "--out", out)  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "Left out: 2 rows with missing values (y: 1, x: 1)." in outcome.out
+    assert "Left out: 2 rows with missing values (y: 1, x: 1); --keep-missing uses" in outcome.out
     assert "Left out: 1 row of weight 0." in outcome.out
     assert "from all the others and its own repetitions (whole-number weights count rows): off by" in outcome.out
     found = pd.read_csv(out, sep="\t")["y_predicted"]
@@ -143,7 +143,8 @@ def test_each_kind_of_column(regard, mixed: Path) -> None:
         "Not used: name, text that hardly repeats, such as 'row 0'.",
         "Not used: unit, the same in every row.",
         "In height, what is no number counts as missing: 'broken'.",
-        "Left out: 4 rows with missing values (temp: 1, city: 1, height: 2).",
+        "Left out: 4 rows with missing values (temp: 1, city: 1, height: 2); --keep-missing uses those that "
+        "only miss features.",
         "Learned from 56 rows: weighted averages, kernel gaussian.",
         "Bandwidth: by Scott's rule of thumb.",
     ):

@@ -67,10 +67,10 @@ def test_errors_and_bands_are_those_of_effective_weights(method, kernel, order, 
         line, variance, freedom = local(kernel, query[i], *repeated(X, y, weight)[:2], 0.7, order,
                                         repeated(X, y, weight)[2])  # fmt: skip
         expected = np.sqrt(variance * (line @ line))
-        np.testing.assert_allclose(se[i], expected, rtol=1e-6)
-        np.testing.assert_allclose(std[i], np.sqrt(variance), rtol=1e-6)
+        np.testing.assert_allclose(se[i], expected, rtol=5e-9)
+        np.testing.assert_allclose(std[i], np.sqrt(variance), rtol=5e-9)
         reach = student.ppf(0.95, freedom) * expected
-        np.testing.assert_allclose(band[i], np.stack([mean[i] - reach, mean[i] + reach], 1), rtol=1e-6)
+        np.testing.assert_allclose(band[i], np.stack([mean[i] - reach, mean[i] + reach], 1), rtol=5e-9)
 
 
 def test_what_predict_returns_and_its_dtypes():

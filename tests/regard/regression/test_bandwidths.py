@@ -85,7 +85,37 @@ def test_learned_tells_features_apart_that_say_nothing() -> None:
 
 def test_learned_bandwidth_is_a_minimum() -> None:
     X, y = waves(100, 2)
+    begin = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y).bandwidth_
     model = NadarayaWatsonRegressor(bandwidth="learned", tol=1e-10).fit(X, y)
-    least = model.loo_error()
+
+    def goal(width: np.ndarray) -> float:  # both features matter; a prior with a standard deviation of 1/4
+        return float(np.log(model.loo_error(width)) + (np.log(width / begin) ** 2).sum() / (100 / 16))
+
     for factor in ([1.05, 1.0], [0.95, 1.0], [1.0, 1.05], [1.0, 0.95]):
-        assert model.loo_error(model.bandwidth_ * factor) > least
+        assert goal(model.bandwidth_ * factor) > goal(model.bandwidth_)
+
+
+def test_learning_from_many_rows_compares_some_and_scales_to_all() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3_000, 4))
+    y = np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] + 0.2 * rng.normal(size=len(X))
+    model = NadarayaWatsonRegressor(bandwidth="learned", random_state=0).fit(X, y)
+    assert model.bandwidth_[2:].min() > 100 * model.bandwidth_[:2].max()
+    assert model.loo_error_ == pytest.approx(model.loo_error(), rel=1e-9), "of all rows"
+    for factor in (0.8, 1.25):
+        assert model.loo_error(model.bandwidth_ * factor) > model.loo_error_
+    few = NadarayaWatsonRegressor(bandwidth="learned").fit(X[:800], y[:800])
+    assert (few.bandwidth_[:2] > model.bandwidth_[:2]).all()
+    folds = NadarayaWatsonRegressor(bandwidth="learned", cv=4, random_state=0).fit(X, y)
+    assert model.loo_error(folds.bandwidth_) < 1.05 * model.loo_error_
+    assert folds.bandwidth_[2:].min() > 100 * folds.bandwidth_[:2].max()
+
+
+def test_a_feature_that_only_disturbs_is_screened_out() -> None:
+    X, y = waves(150, 3)
+    y = y - y.mean()
+    X[:, 2] = np.random.default_rng(1).normal(size=len(X))
+    model = NadarayaWatsonRegressor(bandwidth="learned").fit(X, y)
+    alone = NadarayaWatsonRegressor(bandwidth="learned").fit(X[:, :2], y)
+    assert model.bandwidth_[2] > 100 * X[:, 2].std()
+    np.testing.assert_allclose(model.predict(X), alone.predict(X[:, :2]), atol=0.1)

@@ -19,6 +19,8 @@ ESTIMATORS = [
     NadarayaWatsonRegressor(bandwidth="aicc"),
     NadarayaWatsonRegressor(bandwidth=0.8, method="nufft", order=1),
     NadarayaWatsonRegressor("epanechnikov", 0.8, method="tiles"),
+    NadarayaWatsonRegressor("epanechnikov", n_neighbors=3),
+    NadarayaWatsonRegressor("epanechnikov", n_neighbors="loo", order=1),
     NadarayaWatsonClassifier(),
     NadarayaWatsonClassifier(method="nufft"),
     NadarayaWatsonClassifier(kernel="triangular", bandwidth="loo"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
 
@@ -14,7 +17,12 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
-from regard.regression import ExtrapolationWarning, NadarayaWatsonClassifier, NadarayaWatsonRegressor
+from regard.regression import (
+    ExtrapolationWarning,
+    NadarayaWatsonClassifier,
+    NadarayaWatsonRegressor,
+    _training,
+)
 from regard.regression._sums.smoother import names
 
 NAMES = names()
@@ -163,6 +171,35 @@ class TestShownOnce:
         GridSearchCV(model, {"bandwidth": [0.001, 0.002]}, cv=KFold(6)).fit(self.X, self.X[:, 0])
         assert len(self.caught) == 2
         assert all("queries lie beyond the reach of the training data" in str(each.message) for each in self.caught)
+
+    def test_worker_processes_warn_once_together(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import numpy as np\n"
+            "from sklearn.model_selection import GridSearchCV, KFold, cross_val_score\n"
+            "from regard.regression import NadarayaWatsonRegressor\n"
+            "if __name__ == '__main__':\n"
+            "    X = np.linspace(0, 1, 60)[:, None] ** 3\n"
+            "    model = NadarayaWatsonRegressor(bandwidth=0.001)\n"
+            "    cross_val_score(model, X, X[:, 0], cv=KFold(6), n_jobs=2)\n"
+            "    GridSearchCV(model, {'bandwidth': [0.001, 0.002]}, cv=KFold(6), n_jobs=2).fit(X, X[:, 0])\n"
+        )
+        aside = tmp_path / "temporary"
+        aside.mkdir()
+        settings = {**os.environ, "TMPDIR": str(aside)}
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=settings, check=True)
+        assert done.stderr.count("queries lie beyond") == 2, done.stderr
+        assert not list(aside.glob("regard*")), "nothing is left behind"
+
+    def test_notes_of_killed_processes_do_not_silence(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_training.tempfile, "gettempdir", lambda: str(tmp_path))
+        lines = [(self.test_filters_hold.__code__, 1)]
+        assert [_training._sibling_warned(name, lines) for name in "AAB"] == [False, True, False]
+        for note in tmp_path.iterdir():
+            os.utime(note, (0, 0))
+        assert [_training._sibling_warned(name, lines) for name in "AAB"] == [False, True, False]
+        monkeypatch.setattr(_training.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+        assert not _training._sibling_warned("A", lines)
 
     def test_lines_and_estimators_warn_by_themselves(self):
         model = NadarayaWatsonRegressor(bandwidth=0.1).fit(self.X, self.X[:, 0])

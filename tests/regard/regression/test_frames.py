@@ -63,8 +63,9 @@ def test_what_was_not_there_is_like_nothing_else(weather):
     assert model.extrapolates(frame[:3]).tolist() == [False] * 3
     assert model.extrapolates(frame[:3].assign(city="Rom")).all()
     assert model.extrapolates(frame[:3].assign(day=pd.Timestamp("2031-01-01", tz="UTC"))).all()
+    assert model.extrapolates(frame[:3].assign(city=None)).all()
     with pytest.raises(ValueError, match="contains NaN"):
-        model.predict(frame[:3].assign(city=None))
+        model.predict(frame[:3].assign(day=pd.NaT))
 
 
 def test_further_rows_may_bring_further_categories(weather):

@@ -140,14 +140,14 @@ class TestWeights:
 class TestNested:
     def test_noise_is_not_explained(self):
         found, reported = [], []
-        for seed in range(3):
+        for seed in range(6):
             rng = np.random.default_rng(seed)
             X, y = rng.normal(size=(60, 20)), rng.normal(size=60)
             model = NadarayaWatsonRegressor(bandwidth="learned", max_iter=20).fit(X, y)
             reported.append(1 - model.loo_error_ / y.var())
             found.append(1 - np.mean((model.cross_val_predict() - y) ** 2) / y.var())
-        assert np.mean(reported) > 0.1
         assert np.mean(found) < 0
+        assert np.mean(found) < np.mean(reported) < 0.2
 
     @pytest.mark.parametrize("shape", ["sum", "noise", "varying"])
     def test_intervals_after_learning_cover_new_rows(self, shape):

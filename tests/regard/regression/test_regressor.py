@@ -511,14 +511,14 @@ class TestAmongOthers:
         ({"bandwidth": ["1", "1"]}, ValueError, "bandwidth must be a positive number"),
         ({"bandwidth": [True, 2.0]}, ValueError, "bandwidth must be a positive number"),
         ({"device": "nonsense"}, ValueError, "device must be the name of an available torch device"),
-        ({"order": 2}, ValueError, "order must be one of 0, 1, got 2"),
-        ({"order": True}, TypeError, "order must be one of 0, 1, got True"),
+        ({"order": 3}, ValueError, "order must be one of 0, 1, 2, got 3"),
+        ({"order": True}, TypeError, "order must be one of 0, 1, 2, got True"),
         ({"empty": "zero"}, ValueError, "empty must be one of 'mean', 'nan', 'nearest', 'raise', got 'zero'"),
         ({"max_iter": 0}, ValueError, "max_iter must be an int of at least 1, got 0"),
         ({"max_iter": 1.5}, TypeError, "max_iter must be an int of at least 1, got 1.5"),
         ({"tol": -1.0}, ValueError, "tol must be a finite number of at least 0, got -1.0"),
         ({"subsample": 1}, ValueError, "subsample must be an int of at least 2, got 1"),
-        ({"metric": "cosine"}, ValueError, "metric must be 'euclidean', 'angular', 'categorical' or .* got 'cosine'"),
+        ({"metric": "cosine"}, ValueError, "metric must be 'euclidean', .*'ordered' or .* got 'cosine'"),
     ],
 )  # fmt: skip
 def test_wrong_parameters(options, kind, message):

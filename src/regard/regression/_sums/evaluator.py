@@ -23,6 +23,7 @@ from regard.regression._sums.fourier import (
 )
 from regard.regression._sums.near import TILE, Neighbours, Tiles, unit_of
 from regard.regression._sums.smoother import Estimate, Report, Smoother, column_range
+from regard.regression._sums.table import Table, tabulates
 
 # What ran and why, and how long each method should take ---------------------------------------------------------------
 
@@ -37,8 +38,9 @@ class Plan:
 
     Attributes
     ----------
-    method : {"exact", "nufft", "tiles"}
-        All pairs; a Fourier transform; exact sums over the tiles of points that are near enough to count.
+    method : {"exact", "nufft", "tiles", "table"}
+        All pairs; a Fourier transform; exact sums over the tiles of points that are near enough to count; exact sums of
+        categories, looked up.
     reason : str
     queries : int
     by_tiles : int
@@ -83,12 +85,21 @@ FEW, FEW_PAIRS = 1 << 11, 1 << 22
 # By times of each method on seventy settings, 10,000 to 2,000,000 points in one to ten dimensions:
 #: Pairs that take as long as one frequency of a transform.
 PAIRS_OF_FREQUENCY = 1000
+#: Pairs that take as long as counting a point, or looking up a query, for one set of categorical features.
+PAIRS_OF_LOOKUP = 16
 #: The share of points that a query may need for a tree to find them, and points from which that is worth it: all
 #: pairs of a kernel that ends somewhere skip what is beyond, so that a tree gains less.
 TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
 #: The most coordinates in which a tree finds neighbours faster than comparing all pairs does: a point of 50,000 takes
 #: 0.15, 0.8, 2.2, 12 and 340 ns in 4, 6, 8, 12 and 26 coordinates by a tree, and 2 to 8 ns by pairs.
 TREE_AXES = 6
+#: The share of points that a parabola may need for a tree to find them: pairs have moments about their own query, which
+#: other methods take about many origins where bandwidths are narrow.
+PARABOLA_SHARE = 0.1
+#: The same for bandwidths by neighbours; and how many bandwidths the Gaussian and the Laplacian reach.
+NEIGHBOURS_SHARE, REACH, REACH_MANHATTAN = 0.1, 10.0, 50.0
+#: By how much such a bandwidth exceeds the distance of the last point, where rounding decides whether it counts.
+EDGE = 1e-9
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
 TILES_SHARE, TILES_AXES = 0.25, 2
 #: Points and queries that a look at the weights takes.
@@ -123,6 +134,7 @@ class Evaluator:
 
     def _forget(self) -> None:
         self._tiles: Tiles | None = None
+        self._table: Table | None = None
         self._transformed: dict[bytes, TransformedPoints] = {}
         self._trees: dict[bytes, Neighbours | None] = {}
         self._looks: dict[bytes, PilotStatistics] = {}
@@ -144,6 +156,12 @@ class Evaluator:
             self._tiles = Tiles.of(smoother.key)
         return self._tiles
 
+    def table(self, smoother: Smoother) -> Table:
+        """Return the points counted by category, which is done once."""
+        if self._table is None:
+            self._table = Table.of(smoother)
+        return self._table
+
     def _neighbours(self, smoother: Smoother, bandwidth: Tensor) -> Neighbours | None:
         """Return the points in a tree, which is made once for all multiples of a bandwidth."""
         place = unit_of(smoother, bandwidth).tobytes()
@@ -156,22 +174,29 @@ class Evaluator:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None, *,
-        spread: bool = False, peak: bool = False, leverage: bool = False, report: Report = lambda *_: None,
+        spread: bool = False, peak: bool = False, leverage: bool = False, slope: bool = False,
+        report: Report = lambda *_: None,
         plan: Plan | None = None,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if that is given.
 
-        The peak comes with ``peak`` from all but the transform. Differentiable with respect to the bandwidth.
+        The peak comes with ``peak`` from all but the transform, and no transform has the slopes. Differentiable with
+        respect to the bandwidth.
         """
+        self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread, slope)
+        query = self.with_own_widths(smoother, query, bandwidth, own)
         wanted = {"spread": spread, "leverage": leverage}
-        self.plan = plan = plan or self.choose(smoother, len(query), bandwidth, spread)
+        exactly = {**wanted, "peak": peak, "slope": slope}
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, report, None, peak=peak, **wanted)
+            return self._exact(smoother, query, bandwidth, own, report, **exactly)
+        if plan.method == "table":
+            report(len(query), "")
+            return self.table(smoother).estimate(smoother, query, bandwidth, own, peak=peak, **wanted)
         if plan.method == "tiles":
             near = self._neighbours(smoother, bandwidth) if plan.by_tree else None
             if near is not None:
-                return near.estimate(smoother, query, bandwidth, own, report, peak=peak, **wanted)
-            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, peak=peak, **wanted)
+                return near.estimate(smoother, query, bandwidth, own, report, **exactly)
+            return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, **exactly)
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, **wanted)
         lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
@@ -201,7 +226,7 @@ class Evaluator:
         dtype: torch.dtype | None = None, **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
-        dtype = dtype or (torch.float64 if smoother.order else self.dtype)
+        dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)
         smoother, query, bandwidth = smoother.to(dtype), query.to(dtype), bandwidth.to(dtype)
         parts = []
         for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
@@ -209,6 +234,21 @@ class Evaluator:
             parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
             report(len(rows), "")
         return Estimate.cat(parts) if parts else smoother.estimate(query, bandwidth, None, **wanted)
+
+    def with_own_widths(
+        self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None
+    ) -> Tensor:
+        """Return queries (L, C) with a column for the factor of their bandwidth, if that is one of neighbours."""
+        if not smoother.neighbours:
+            return query
+        near = self._neighbours(smoother, bandwidth)
+        if near is None:
+            raise rejected(self.name, "X", "have distances that float64 can hold, for n_neighbors", "larger ones")
+        width = smoother.coordinate_bandwidth(bandwidth.detach()).numpy() / near.unit
+        factor = torch.from_numpy(near.distance(smoother, query, own) / width[0])
+        if not smoother.kernel.form.smooth:  # the boxcar, at whose edge the k-th point lies
+            factor = factor * (1 + EDGE)
+        return torch.cat([query, factor[:, None].to(query)], 1)
 
     def nearest(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None = None) -> Tensor:
         """Return the nearest point of each query (L,) but its ``own``; −1 where there is none."""
@@ -224,6 +264,8 @@ class Evaluator:
 
         A tree of the ``whole`` of the points is kept for later calls.
         """
+        if whole and self._looks_up(smoother, len(query)):
+            return self.table(smoother).closeness(smoother, query, bandwidth, own)
         near = self._searchable(smoother, len(query), bandwidth, whole)
         if near is not None:
             width = float((smoother.coordinate_bandwidth(bandwidth).numpy() / near.unit)[0])
@@ -238,7 +280,13 @@ class Evaluator:
     def _searchable(self, smoother: Smoother, count: int, bandwidth: Tensor, whole: bool = True) -> Neighbours | None:
         """Return the points in a tree where that finds nearest points faster than comparing all pairs."""
         (_N, C), pairs = smoother.key.shape, float(count) * len(smoother.key)
-        if self.method == "exact" or smoother.key.device.type != "cpu" or pairs <= FEW_PAIRS or C > TREE_AXES:
+        if (
+            not smoother.features.is_metric
+            or self.method == "exact"
+            or smoother.key.device.type != "cpu"
+            or pairs <= FEW_PAIRS
+            or C > TREE_AXES
+        ):
             return None
         return self._neighbours(smoother, bandwidth) if whole else Neighbours.of(smoother, bandwidth)
 
@@ -262,21 +310,35 @@ class Evaluator:
 
     # The choice.
 
-    def choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False) -> Plan:
+    def choose(
+        self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False, slope: bool = False
+    ) -> Plan:
         """Return the plan for so many queries: the method, and why."""
         N, C = smoother.key.shape
         pairs = float(count) * N
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
+        cannot_tile = _cannot_tile(smoother)
+        if smoother.neighbours:
+            reach = (
+                1.0 if smoother.kernel.form.compact else REACH_MANHATTAN if smoother.kernel.form.manhattan else REACH
+            )
+            few = not cannot_tile and C <= TREE_AXES and smoother.neighbours * reach**C < NEIGHBOURS_SHARE * N
+            why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
+            return Plan("tiles" if few else "exact", why, count, by_tree=few)
+        if self._looks_up(smoother, count):
+            return Plan("table", "all features are categorical, and rows are counted by category", count)
+        if smoother.order == 2 and not cannot_tile and self._look(smoother, bandwidth).needed < PARABOLA_SHARE:
+            return Plan("tiles", "a parabola needs few of the points", count, by_tree=True)
         if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):
             return Plan("exact", "all pairs are few", count)
-        cannot_tile = _cannot_tile(smoother)
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)
             by_tree = C <= TREE_AXES and self._look(smoother, bandwidth).by_tree
             return Plan("tiles", "method='tiles'", count, by_tree=by_tree)
         cannot, series, memory = _cannot_transform(smoother), None, 0.0
+        cannot = cannot or ("slopes are summed up exactly" if slope else "")
         if not cannot:
             series = self._series(smoother, bandwidth, spread)
             memory, most = _memory(smoother, count, spread, series), available_memory()
@@ -301,6 +363,11 @@ class Evaluator:
             if not look.by_tree and not compact and C <= TILES_AXES and look.share < TILES_SHARE**C:
                 return Plan("tiles", f"queries need some of the points{but}", count)
         return Plan("exact", f"queries need many of the points, or these are few{but}", count)
+
+    def _looks_up(self, smoother: Smoother, count: int) -> bool:
+        """Return whether sums of categories are looked up."""
+        N, lookups = len(smoother.key), 2.0 ** len(smoother.features.kinds) * (len(smoother.key) + count)
+        return self.method == "auto" and tabulates(smoother) and PAIRS_OF_LOOKUP * lookups < float(count) * N
 
     def _eps(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> float:
         """Return what transforms are asked for, a power of ten, so that few queries' bounds exceed rtol."""
@@ -390,8 +457,12 @@ def _cannot_transform(smoother: Smoother) -> str:
         return "the kernel is not the Gaussian"
     if smoother.key.device.type != "cpu":
         return "it runs on the CPU"
+    if not smoother.features.is_metric:
+        return "categories are compared by code" if smoother.features.coded else "values may be missing"
     if not 1 <= C <= AXES:
         return f"points have {C} coordinates, more than {AXES}"
+    if smoother.order == 2:
+        return "parabolas are summed up exactly"
     if smoother.order and not smoother.features.is_plain:
         return "lines along angles and categories are summed up exactly"
     return "" if has_finufft() else "finufft is missing (pip install 'regard[nufft]')"
@@ -401,6 +472,8 @@ def _cannot_tile(smoother: Smoother) -> str:
     """Return why far tiles cannot be left out, or nothing."""
     if smoother.key.device.type != "cpu":
         return "tiles are of the CPU"
+    if not smoother.features.is_metric:
+        return "categories are compared by code" if smoother.features.coded else "values may be missing"
     if smoother.kernel.flat or not smoother.kernel.known:
         return "the kernel is not known to fall with the distance"
     return ""

@@ -446,13 +446,11 @@ class TransformedPoints:
         shifts, place, counts = np.unique(steps, axis=0, return_inverse=True, return_counts=True)
         chosen = np.flatnonzero((counts >= TOGETHER) & (np.abs(shifts).max(1) > 0))
         if any(shifts[i].tobytes() not in self._tilted for i in chosen):
-            columns = [smoother.key[:, axis] / width for axis, width in enumerate(self.width.tolist())]
-            scale = deviations(smoother)
+            tilt = Tilt.of(smoother, self.width, low, high, rtol)
         for i in chosen:
             rows, shift, name = np.flatnonzero(place.ravel() == i), SHIFT * shifts[i], shifts[i].tobytes()
             if name not in self._tilted:
-                corner = np.where(shift > 0, high, low)
-                self._tilted[name] = TiltedPoints.of(smoother, self.width, columns, scale, shift, corner, rtol)
+                self._tilted[name] = tilt.points(shift)
             there = query[rows] - torch.from_numpy(shift) * unit
             found, bound = self._tilted[name].estimate(there, bandwidth, spread)
             yield torch.from_numpy(rows), found, bound
@@ -616,37 +614,100 @@ class TiltedPoints:
     looser: float
     rounding: float
 
-    @classmethod
-    def of(
-        cls, smoother: Smoother, width: np.ndarray, columns: list[Tensor], scale: Tensor, shift: np.ndarray,
-        corner: np.ndarray, rtol: float,
-    ) -> TiltedPoints:  # fmt: skip
-        """Return points with weights ``w exp(v·(x − corner))`` for a shift v.
-
-        Shift, corner and ``columns``, the coordinates of the points, are in bandwidths; the corner is the furthest
-        along the shift. ``scale`` are the deviations of the targets.
-        """
-        eps = max(10.0 ** math.floor(math.log10(rtol * TILTED)), FINEST)
-        logs = torch.zeros_like(columns[0]) if smoother.weight is None else smoother.weight.log()
-        for axis in np.flatnonzero(shift).tolist():
-            logs = torch.add(logs, columns[axis] - corner[axis], alpha=shift[axis])
-        logs = logs - logs.max()
-        # Points left out together weigh less than a transform's error, in each sum; the heaviest point alone weighs 1.
-        size = (1 + float((torch.stack([column.abs().max() for column in smoother.target.T]) / scale).max())) ** 2
-        kept = torch.nonzero(logs > math.log(eps / size / len(logs)))[:, 0]
-        total = float(logs[kept].exp().sum())
-        kept = kept[logs[kept] > math.log(eps / size / len(logs) * total)]
-        logs = logs[kept]
-        tilted = replace(smoother, key=smoother.key[kept], target=smoother.target[kept], weight=logs.exp())
-        rounding = 4 * float(np.finfo(np.float64).eps) * (1 - float(logs.min()))
-        looser = float((deviations(tilted) / scale).clamp(min=1.0).max())
-        return cls(tilted, TransformedPoints(width, eps), looser, rounding)
-
     def estimate(self, query: Tensor, bandwidth: Tensor, spread: bool) -> tuple[Estimate, Tensor]:
         """Return the estimate at shifted queries (L, C), and a bound on its error beside ``|ŷ − ȳ| + σ`` (L,)."""
         self.transformed.transform(self.smoother)
         found, bound = self.transformed.estimate(self.smoother, query, bandwidth, None, spread)
         return found, 2 * self.looser * bound + self.rounding
+
+
+#: Points this much lighter than needed, as a logarithm, are looked at too, as the heaviest point may be lighter than 1.
+LIGHTER = 3.0
+
+
+@dataclass
+class Tilt:
+    """What the tilted points of several shifts have in common.
+
+    Attributes
+    ----------
+    smoother : Smoother
+    width : ndarray (C,)
+        The bandwidth of each coordinate.
+    columns : list of C Tensors (N,)
+        Coordinates in bandwidths.
+    low, high : ndarray (C,)
+        The bounding box, in bandwidths.
+    scale : Tensor (M,)
+        The deviations of the targets.
+    eps, least : float
+        The error to request of transforms. The logarithm of a weight, beside the largest, so small that all points
+        together would weigh less than a transform's error, in each sum.
+    near : dict
+        By axis and side of the box, the points that may count where weights grow towards it.
+    """
+
+    smoother: Smoother
+    width: np.ndarray
+    columns: list[Tensor]
+    low: np.ndarray
+    high: np.ndarray
+    scale: Tensor
+    eps: float
+    least: float
+    near: dict[tuple[int, bool], Tensor]
+
+    @classmethod
+    def of(cls, smoother: Smoother, width: np.ndarray, low: np.ndarray, high: np.ndarray, rtol: float) -> Tilt:
+        """Return what is needed to tilt the points of a smoother."""
+        columns = [smoother.key[:, axis] / each for axis, each in enumerate(width.tolist())]
+        scale, eps = deviations(smoother), max(10.0 ** math.floor(math.log10(rtol * TILTED)), FINEST)
+        size = (1 + float((torch.stack([column.abs().max() for column in smoother.target.T]) / scale).max())) ** 2
+        return cls(smoother, width, columns, low, high, scale, eps, math.log(eps / size / 2 / len(smoother.key)), {})
+
+    def points(self, shift: np.ndarray) -> TiltedPoints:
+        """Return points with weights ``w exp(v·(x − corner))`` for a shift v in bandwidths.
+
+        The corner of the box is the furthest along the shift.
+        """
+        axes, corner = np.flatnonzero(shift).tolist(), np.where(shift > 0, self.high, self.low)
+        some = min((self._near(axis, bool(shift[axis] > 0)) for axis in axes), key=len)
+        logs = self._logs(some, shift, corner)
+        heaviest = float(logs.max()) if len(some) else -math.inf
+        if heaviest < -LIGHTER:
+            some = torch.arange(len(self.smoother.key))
+            logs = self._logs(some, shift, corner)
+            heaviest = float(logs.max())
+        logs -= heaviest
+        # Leave out as many of the lightest points as weigh less together than a transform's error.
+        powers = np.bincount((-logs).clamp(max=-self.least).to(torch.int64).numpy())
+        left = np.append(np.cumsum((powers * np.exp(-np.arange(len(powers), dtype=float)))[::-1])[::-1], 0.0)
+        spared = math.exp(self.least) * len(self.smoother.key) * float(logs.exp().sum())
+        first = int(np.argmax(left <= spared))  # the lightest powers of e, from this one on, are left out
+        kept = logs > -first
+        some, logs = some[kept], logs[kept]
+        tilted = replace(
+            self.smoother, key=self.smoother.key[some], target=self.smoother.target[some], weight=logs.exp()
+        )
+        rounding = 4 * float(np.finfo(np.float64).eps) * (1 - float(logs.min()))
+        looser = float((deviations(tilted) / self.scale).clamp(min=1.0).max())
+        return TiltedPoints(tilted, TransformedPoints(self.width, self.eps), looser, rounding)
+
+    def _near(self, axis: int, above: bool) -> Tensor:
+        """Return the points that may weigh enough by this coordinate alone: all other factors are at most 1."""
+        if (axis, above) not in self.near:
+            reach, column = (LIGHTER - self.least) / SHIFT, self.columns[axis]
+            close = column >= self.high[axis] - reach if above else column <= self.low[axis] + reach
+            self.near[axis, above] = torch.nonzero(close)[:, 0]
+        return self.near[axis, above]
+
+    def _logs(self, some: Tensor, shift: np.ndarray, corner: np.ndarray) -> Tensor:
+        """Return the logarithms of weights, at most 0."""
+        weight = self.smoother.weight
+        logs = torch.zeros(len(some), dtype=torch.float64) if weight is None else weight[some].log()
+        for axis in np.flatnonzero(shift).tolist():
+            logs = logs.add_(self.columns[axis][some] - corner[axis], alpha=shift[axis])
+        return logs
 
 
 class _Sums(torch.autograd.Function):

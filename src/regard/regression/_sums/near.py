@@ -70,18 +70,18 @@ class Tiles:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False, leverage: bool = False, rtol: float = 0.0,
+        *, spread: bool = False, peak: bool = False, leverage: bool = False, slope: bool = False, rtol: float = 0.0,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
         Several bandwidths (W, n_features), which must be multiples of one, share the selection of tiles; results then
         have a leading dimension W. With ``rtol``, averages may be off by that times ``|ŷ − ȳ| + σ``, for which fewer
-        tiles suffice; local lines, variances and leverages, which magnify errors, are always exact.
+        tiles suffice; local polynomials, variances, leverages and slopes, which magnify errors, are always exact.
         """
         parts, rows = [], []
         ordered = smoother.at(self.order)  # contiguous tiles are faster to read
-        share = NOTHING if smoother.order or spread or leverage else max(NOTHING, rtol / 2)
-        wanted = {"spread": spread, "peak": peak, "leverage": leverage}
+        share = NOTHING if smoother.order or spread or leverage or slope else max(NOTHING, rtol / 2)
+        wanted = {"spread": spread, "peak": peak, "leverage": leverage, "slope": slope}
         for some, seen in self._selections(smoother, query, bandwidth, share):
             mask = None
             if own is not None:
@@ -115,8 +115,7 @@ class Tiles:
                 least, most = _log_weights(smoother, near * times, far * times)
                 if relative is not None and smoother.kernel.form is scores.Gaussian:
                     least, most = -relative[1] * (times**2 / 2), -relative[0] * (times**2 / 2)
-                if smoother.order:
-                    most = most + 4 * np.log1p(far * times)
+                most = most + 4 * smoother.order * np.log1p(far * times)  # by how much a polynomial magnifies
                 kept |= _matters(least + weight[0], most + weight[1], share)
             tiles = torch.from_numpy(np.flatnonzero(kept))
             seen = (tiles[:, None] * TILE + torch.arange(TILE)).flatten()
@@ -273,7 +272,7 @@ class Neighbours:
 
     def estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        *, spread: bool = False, peak: bool = False, leverage: bool = False,
+        **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C), each without its ``own`` point (L,) if given.
 
@@ -286,7 +285,7 @@ class Neighbours:
         cuts = np.flatnonzero(np.diff(ends)) + 1
         for rows in np.split(np.arange(len(query)), cuts):
             pairs = self._pairs(smoother, query[rows], radii[rows], None if own is None else own[rows])
-            parts.append(smoother.estimate(query[rows], bandwidth, pairs, spread=spread, peak=peak, leverage=leverage))
+            parts.append(smoother.estimate(query[rows], bandwidth, pairs, **wanted))
             report(len(rows), "")
         return Estimate.cat(parts)
 
@@ -295,19 +294,51 @@ class Neighbours:
 
         The distance is infinite, and the point −1, where there is none.
         """
-        distance, point = self.tree.query(query.numpy() / self.unit, k=2, p=_norm(smoother))
+        distance, point = self.tree.query(query[:, : len(self.unit)].numpy() / self.unit, k=2, p=_norm(smoother))
         rank = np.zeros(len(query), int) if own is None else (point[:, 0] == own.numpy()).astype(int)
         distance, point = (np.take_along_axis(each, rank[:, None], 1)[:, 0] for each in (distance, point))
         return distance, np.where(np.isfinite(distance), point, -1)
 
+    def distance(self, smoother: Smoother, query: Tensor, own: Tensor | None) -> np.ndarray:
+        """Return the distance to the k-th nearest point of each query but its ``own``, in units (L,).
+
+        k is the smoother's ``neighbours``. Where points are repeated, each repetition counts. If the distance is 0, it
+        is that to the nearest point elsewhere, and 1 if there is none.
+        """
+        at, p, N = query.numpy() / self.unit, _norm(smoother), len(smoother.key)
+        weight = smoother.point_weights()[:, 0].numpy()
+        counts = np.round(weight / smoother.repetition) if smoother.repetition else np.ones(N)
+        # A query's own point is as near as any, so that without it all others move up by one.
+        k = min(smoother.neighbours + (own is not None), N)
+        parts = [np.zeros(0)]
+        for rows in np.array_split(np.arange(len(at)), -(-len(at) * k // HELD)) if len(at) else ():
+            if (counts == 1).all():
+                parts.append(self.tree.query(at[rows], k=[k], p=p)[0][:, 0])
+                continue
+            distance, point = self.tree.query(at[rows], k=np.arange(1, k + 1), p=p)
+            count = counts[point]
+            if own is not None:
+                count[point == own[rows].numpy()[:, None]] = 0.0
+            enough = count.cumsum(1) >= min(smoother.neighbours, counts.sum())
+            last = np.where(enough.any(1), enough.argmax(1), k - 1)
+            parts.append(np.take_along_axis(distance, last[:, None], 1)[:, 0])
+        found = np.concatenate(parts)
+        while k < N and (zero := np.flatnonzero(found == 0)).size:
+            k = min(2 * k, N)
+            distance = self.tree.query(at[zero], k=np.arange(1, k + 1), p=p)[0]
+            found[zero] = np.where(distance > 0, distance, np.inf).min(1)
+            found[np.isinf(found)] = 0.0
+        return np.where(found > 0, found, 1.0)
+
     def counts(self, smoother: Smoother, query: Tensor, radii: np.ndarray) -> np.ndarray:
         """Return the number of points within radii (L,) of queries (L, C)."""
-        at, p = query.numpy() / self.unit, _norm(smoother)
+        at, p = query[:, : len(self.unit)].numpy() / self.unit, _norm(smoother)
         return np.asarray(self.tree.query_ball_point(at, radii, p, return_length=True))
 
     def _pairs(self, smoother: Smoother, query: Tensor, radii: np.ndarray, own: Tensor | None) -> Pairs:
         """Return the points within radii (L,) of queries, except their own."""
-        lists = self.tree.query_ball_point(query.numpy() / self.unit, radii, _norm(smoother), return_sorted=False)
+        at = query[:, : len(self.unit)].numpy() / self.unit
+        lists = self.tree.query_ball_point(at, radii, _norm(smoother), return_sorted=False)
         counts = torch.tensor([len(each) for each in lists], dtype=torch.int64)
         points = torch.from_numpy(np.concatenate([np.asarray(each, np.int64) for each in lists] or [np.zeros(0, int)]))
         rows = torch.arange(len(query)).repeat_interleave(counts)
@@ -323,7 +354,8 @@ class Neighbours:
         most = float(heaviest.max() - lightest.min()) - math.log(NOTHING / len(smoother.key))
         widths = np.atleast_2d(smoother.coordinate_bandwidth(bandwidth.detach()).numpy())
         found = np.zeros(len(query))
-        for width in (widths / self.unit)[:, 0]:
+        times = query[:, len(self.unit) :].numpy().T if smoother.neighbours else np.ones((1, 1))
+        for width in (widths / self.unit)[:, 0, None] * times:
             found = np.maximum(found, width * _radius(smoother, nearest / width, most))
         return np.where(np.isfinite(nearest), found * (1 + 1e-12), 0.0)  # allow for rounding
 
@@ -347,8 +379,8 @@ def _radius(smoother: Smoother, nearest: np.ndarray, most: float) -> np.ndarray:
     if smoother.kernel.form.compact:
         return np.ones_like(nearest)
     found = nearest
-    # A line magnifies by the distance to the fourth power.
+    # A line magnifies by the distance to the fourth power, a parabola to the eighth.
     for _ in range(16 if smoother.order else 1):
-        decay = most + (4 * np.log1p(found) if smoother.order else 0.0)
+        decay = most + 4 * smoother.order * np.log1p(found)
         found = nearest + decay if smoother.kernel.form.manhattan else np.hypot(nearest, np.sqrt(2 * decay))
     return found

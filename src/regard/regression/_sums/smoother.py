@@ -1,4 +1,4 @@
-"""Kernel averages, their moments and local lines from one call of attention."""
+"""Kernel averages, their moments and local polynomials from one call of attention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from regard import Aux, AuxRequest, attention, masks, scores
 from regard._utils.errors import described, rejected, unknown_name
-from regard.masks import Mask
+from regard.masks import LeaveOneOut, Mask
 from regard.regression._features import Features
+from regard.regression._sums.mixed import MixedScore
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
 
@@ -90,7 +91,7 @@ class Shaped(Radial):
     def log_weight(self, square: Tensor) -> Tensor:
         positive = square > 0  # the root has no gradient at 0
         distance = torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
-        expected = "have weights that are differentiable in torch for bandwidth='learned'"
+        expected = "have weights that are differentiable in torch for bandwidth='learned' and slopes of order=0"
         try:
             weight = torch.as_tensor(self.function(distance), dtype=square.dtype, device=square.device)
         except RuntimeError as error:
@@ -108,6 +109,28 @@ class Shaped(Radial):
             raise rejected("NadarayaWatson", "kernel", "return finite weights of at least 0", came)
         seen = weight > 0
         return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
+
+
+class OwnWidth(Score):
+    """A distance whose unit is the score's width times a factor of the query's own, its last feature."""
+
+    mixed_widths = True
+    can_return_neg_inf = True
+
+    def __init__(self, score: Score) -> None:
+        self.score = score
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        gap = (query[..., :-1].unsqueeze(-2) - key.unsqueeze(-3)) / query[..., -1:].unsqueeze(-2)
+        return self.score.compare(gap.unsqueeze(-2), torch.zeros_like(key[..., :1, :])[..., None, None, :, :])[
+            ..., 0, 0
+        ]
+
+    def pair_size(self, width: int) -> int:
+        return 3 * width
+
+    def pair_flops(self, width: int) -> int:
+        return 6 * width
 
 
 def names() -> tuple[str, ...]:
@@ -152,16 +175,18 @@ class Pairs:
     def attend(
         self, scorer: Callable[[Tensor], Score], query: Tensor, key: Tensor, value: Tensor, width: Tensor, scale: float
     ) -> tuple[Tensor, Aux]:
-        """Return the averages (L, ·) of values (N, ·) by softmax over each query's pairs, with lse and max.
+        """Return the averages (L, ·) of values (P, ·) of pairs by softmax over each query's pairs, with lse and max.
 
         For several widths (W, C) of the score, results have a leading dimension W.
         """
-        gap, here = (query[self.rows] - key[self.points])[:, None], torch.zeros_like(key[:1])
+        at, own = query[self.rows].tensor_split([key.shape[1]], 1)
+        gap, here = (at - key[self.points])[:, None], torch.zeros_like(key[:1])
+        gap = gap / own[:, None] if own.shape[1] else gap
         each = [scorer(one).compare(gap, here)[:, 0, 0] for one in width.reshape(-1, key.shape[1])]
         return self._read(torch.stack(each, 1) * scale, value, width.shape[:-1])
 
     def _read(self, score: Tensor, value: Tensor, lead: torch.Size) -> tuple[Tensor, Aux]:
-        """Return the averages of values by softmax of scores (P, W)."""
+        """Return the averages of values (P, ·) by softmax of scores (P, W)."""
         shape = (*lead, self.count)
         if not len(self.rows):  # torch cannot reduce empty segments only
             nothing = score.new_full(shape, -torch.inf)
@@ -170,14 +195,14 @@ class Pairs:
         peak = torch.segment_reduce(score.detach(), "max", lengths=counts, axis=0)  # (L, W)
         weight = (score - peak.clamp(min=torch.finfo(score.dtype).min)[self.rows]).exp()
         total = torch.segment_reduce(weight, "sum", lengths=counts, axis=0)
-        terms = (weight[..., None] * value[self.points][:, None]).flatten(1)  # (P, W ·)
+        terms = (weight[..., None] * value[:, None]).flatten(1)  # (P, W ·)
         read = torch.segment_reduce(terms, "sum", lengths=counts, axis=0).unflatten(1, (-1, value.shape[1]))
         read = read / torch.where(total > 0, total, 1.0)[..., None]
         aux = Aux(lse=(peak + total.log()).T.reshape(shape), max=peak.T.reshape(shape))
         return read.transpose(0, 1).reshape(*shape, -1), aux
 
 
-# Weighted averages of targets, and the moments for a local line, from one call of attention ---------------------------
+# Weighted averages of targets, and the moments for a local polynomial, from one call of attention ---------------------
 
 
 #: The pairs that one call compares, and its fewest queries: about a second on two cores.
@@ -185,9 +210,16 @@ PAIRS, ROWS = 1 << 30, 4096
 #: The most numbers held at once: materialized weights or moments of lines; and columns to average.
 HELD, COLUMNS = 1 << 23, 1 << 24
 #: The query axis of each field of an estimate; several bandwidths come before it.
-_QUERIES = {"mean": -2, "reached": -1, "peak": -1, "variance": -2, "noise": -1, "freedom": -1, "leverage": -1}
+_QUERIES = {
+    "mean": -2, "reached": -1, "peak": -1, "variance": -2, "noise": -1, "freedom": -1, "leverage": -1, "slope": -3,
+}  # fmt: skip
 #: With features scaled to a spread of 1, directions with a spread below this have no slope.
 FLAT = 1e-10
+#: A feature whose direction is known to this share has a slope.
+KNOWN = 1 - 1e-6
+#: The moments of a parabola are those about a point within half so many bandwidths of the query along each coordinate:
+#: their fourth powers, about the query, lose digits to cancellation.
+TOGETHER = 32.0
 
 Report = Callable[[int, str], None]
 #: The points that a query sees; all by default.
@@ -206,14 +238,16 @@ class Estimate:
     peak : Tensor (L,) or None
         Logarithm of the largest kernel weight of any point, if requested.
     variance : Tensor (L, M) or None
-        The variance of the targets about the mean or the local line; NaN if too few points have a weight.
+        The variance of the targets about the mean or the local polynomial; NaN if too few points have a weight.
     noise : Tensor (L,) or None
         With the variance, the sum of the squared effective weights: the variance of the estimate is their product.
     freedom : Tensor (L,) or None
         With the variance, its degrees of freedom, ``(1 − tr) / Σ α²``: for n points of equal weight n − 1, or n less
-        the coefficients of a line.
+        the coefficients of a line or parabola.
     leverage : Tensor (L,) or None
         The effective weight of a point of weight 1 at the query itself, if requested.
+    slope : Tensor (L, P, M) or None
+        The slope along each of P sloped features, if requested; NaN where no point with a weight says what it is.
     """
 
     mean: Tensor
@@ -223,6 +257,7 @@ class Estimate:
     noise: Tensor | None = None
     freedom: Tensor | None = None
     leverage: Tensor | None = None
+    slope: Tensor | None = None
 
     @classmethod
     def cat(cls, parts: list[Estimate]) -> Estimate:
@@ -231,6 +266,12 @@ class Estimate:
             return parts[0]
         present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts], _QUERIES[name]) for name in present})
+
+    @classmethod
+    def stack(cls, parts: list[Estimate]) -> Estimate:
+        """Return the estimates at the same queries for several bandwidths as one, with a leading dimension."""
+        present = [name for name in _QUERIES if getattr(parts[0], name) is not None]
+        return cls(**{name: torch.stack([getattr(part, name) for part in parts]) for name in present})
 
     def at(self, rows: Tensor) -> Estimate:
         """Return the estimate at these queries, in this order."""
@@ -250,18 +291,19 @@ class Averages:
     Attributes
     ----------
     query : Tensor (L, C)
-    origin : Tensor () or (L, Z)
+    origin : Tensor () or (Z,) or (L, Z)
         Subtracted from the coordinates z along which a line has slopes.
     reached : Tensor (L, 1), bool
     mean : Tensor (L, M)
         The averages of the targets y.
     moments : Tensor (L, ·)
-        With a line, the averages of z, of the upper triangle of z zᵀ, and of z yᵀ.
+        With a line, the averages of z, of the upper triangle of z zᵀ, and of z yᵀ; with a parabola, those of the
+        regressors φ in place of z: z, and the upper triangle of z zᵀ.
     squares : Tensor (L, M) or None
         The averages of y², for a variance.
     repeated : Tensor (L, ·) or None
-        With ``squares``, ``Σ α²``, and with a line ``Σ α² z`` and the upper triangle of ``Σ α² z zᵀ``, for weights α
-        that sum to 1.
+        With ``squares``, ``Σ α²``, and with a line ``Σ α² z`` and the upper triangle of ``Σ α² z zᵀ`` (φ in place of z
+        with a parabola), for weights α that sum to 1.
     own : Tensor (L,) or None
         The weight α of a point of weight 1 at the query, for its leverage.
     """
@@ -290,10 +332,13 @@ class Smoother:
     weight : Tensor (N,) or None
         How often each point counts; positive.
     order : int
-        0 for the weighted average, 1 for the local line.
+        0 for the weighted average, 1 for the local line, 2 for the local parabola.
     engine : str or Engine
     repetition : float
         The weight of a point that counts once, where weights count repetitions; otherwise 0.
+    neighbours : int
+        If above 0, a bandwidth is that times the distance of a query to so many nearest points, in bandwidths. Queries
+        then have this factor as another column (L, C + 1), from :meth:`Evaluator.with_own_widths`.
     """
 
     features: Features
@@ -304,30 +349,55 @@ class Smoother:
     order: int = 0
     engine: Any = "auto"
     repetition: float = 0.0
+    neighbours: int = 0
 
     def estimate(
         self, query: Tensor, bandwidth: Tensor, mask: Seen = None, *,
-        spread: bool = False, peak: bool = False, leverage: bool = False,
+        spread: bool = False, peak: bool = False, leverage: bool = False, slope: bool = False,
     ) -> Estimate:  # fmt: skip
         """Return the estimate at queries (L, C) for a bandwidth per feature in one call; differentiable.
 
-        ``spread`` adds the variance with what goes with it, ``peak`` the peak, ``leverage`` the leverage. For several
-        bandwidths (W, n_features), results have a leading dimension W and no variance.
+        ``spread`` adds the variance with what goes with it, ``peak`` the peak, ``leverage`` the leverage, ``slope`` the
+        slopes. For several bandwidths (W, n_features), results have a leading dimension W and neither variance nor
+        slopes.
         """
-        read, aux = self._averages(query, bandwidth, mask, AuxRequest(max=peak, lse=spread or leverage), spread)
+        wanted = {"spread": spread, "peak": peak, "leverage": leverage}
+        if bandwidth.dim() > 1 and not self.features.is_metric:  # codes cannot be scaled
+            return Estimate.stack([self.estimate(query, one, mask, **wanted) for one in bandwidth])
+        if slope and not self.order:
+            return self._with_gradient(query, bandwidth, mask, **wanted)
+        groups = [] if isinstance(mask, Pairs) else self._groups(query, bandwidth)
+        if len(groups) < 2:
+            origin = query[:, self._axes] if isinstance(mask, Pairs) else groups[0][1]
+            return self._estimate(query, bandwidth, mask, origin, slope=slope, **wanted)
+        parts = []
+        for rows, origin in groups:
+            seen = mask
+            if isinstance(mask, LeaveOneOut):
+                seen = masks.leave_one_out(rows if mask.own is None else mask.own[rows])
+            parts.append(self._estimate(query[rows], bandwidth, seen, origin, slope=slope, **wanted))
+        return Estimate.cat(parts).at(torch.cat([rows for rows, _ in groups]).argsort())
+
+    def _estimate(
+        self, query: Tensor, bandwidth: Tensor, mask: Seen, origin: Tensor, *,
+        spread: bool, peak: bool, leverage: bool, slope: bool,
+    ) -> Estimate:  # fmt: skip
+        """Return the estimate, with moments about an origin () or (Z,), or of pairs about the queries (L, Z)."""
+        request = AuxRequest(max=peak, lse=spread or leverage)
+        read, aux = self._averages(query, bandwidth, mask, origin, request, spread)
         total = read[..., :1]
         reached = total > 0
         read = torch.where(reached, read[..., 1:] / torch.where(reached, total, 1.0), 0.0)
         M = self.target.shape[1]
         mean, squares, moments = read.tensor_split([M, M + M * spread], -1)
-        averages = Averages(query, query.new_zeros(()), reached, mean, moments)
+        averages = Averages(query, origin, reached, mean, moments)
         if spread:
-            repeated = self._squared_weights(query, bandwidth, mask, aux.lse, total)
+            repeated = self._squared_weights(query, bandwidth, mask, origin, aux.lse, total)
             averages = replace(averages, squares=squares, repeated=repeated)
         if leverage:
             own = (self._log_at_zero(bandwidth) - aux.lse).exp() / torch.where(reached, total, 1.0)[..., 0]
             averages = replace(averages, own=torch.where(reached[..., 0], own, 0.0))
-        return replace(self.finish(averages), peak=aux.max.detach() if peak else None)
+        return replace(self.finish(averages, slope=slope), peak=aux.max.detach() if peak else None)
 
     def _log_at_zero(self, bandwidth: Tensor) -> Tensor:
         """Return the logarithm of the kernel at distance 0, as a tensor without dimensions."""
@@ -335,8 +405,18 @@ class Smoother:
         here = torch.zeros_like(self.key[:1])
         return self.kernel.score(width).compare(here, here)[0, 0]
 
-    def finish(self, averages: Averages) -> Estimate:
-        """Compute the estimate from averages; with a variance if they include squares."""
+    def _with_gradient(self, query: Tensor, bandwidth: Tensor, mask: Seen, **wanted: bool) -> Estimate:
+        """Return the estimate with the slopes of the weighted average, its derivatives."""
+        with torch.enable_grad():
+            at = query.detach().requires_grad_()
+            found = self.estimate(at, bandwidth, mask, **wanted)
+            each = [torch.autograd.grad(column.sum(), at, retain_graph=True)[0] for column in found.mean.unbind(1)]
+        slope = self.features.tangents(query) @ torch.stack(each, 2)[:, self.features.sloped_coordinates]
+        found = Estimate(**{name: value.detach() for name in _QUERIES if (value := getattr(found, name)) is not None})
+        return replace(found, slope=torch.where(found.reached[:, None, None], slope, torch.nan))
+
+    def finish(self, averages: Averages, *, slope: bool = False) -> Estimate:
+        """Compute the estimate from averages; with a variance if they include squares, with slopes on request."""
         mean, reached = averages.mean, averages.reached
         line = self.line(averages) if self.order else None
         variance = noise = points = None
@@ -348,11 +428,24 @@ class Smoother:
             variance = variance.clamp(min=0) / freedom[:, None]
             assert averages.repeated is not None
             points = freedom / averages.repeated[:, 0]
-        leverage = averages.own
+        leverage, slopes = averages.own, None
         if line is not None:
             mean = torch.where(reached, mean + line.rise(), 0.0)
             leverage = None if leverage is None else leverage * (1 + line.distance())
-        return Estimate(mean, reached[..., 0], None, variance, noise, points, leverage)
+            slopes = line.slope(self.features.directions) if slope else None
+        return Estimate(mean, reached[..., 0], None, variance, noise, points, leverage, slopes)
+
+    def _groups(self, query: Tensor, bandwidth: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return rows of queries (L, C) with an origin for their moments; with a parabola, one that is near them."""
+        if self.order < 2 or not len(query) or not self._axes:
+            return [(torch.arange(len(query), device=query.device), query.new_zeros(()))]
+        at, own = query.detach().tensor_split([self.key.shape[1]], 1)
+        width = self.coordinate_bandwidth(bandwidth.detach()).reshape(-1, at.shape[1]).amin(0)[self._axes]
+        times = 2 ** own.log2().floor() if own.shape[1] else torch.ones_like(at[:, :1])  # queries of similar widths
+        cells = torch.cat([(at[:, self._axes] / (TOGETHER * width * times)).round(), times], 1)
+        which, place = cells.unique(dim=0, return_inverse=True)
+        origins = which[:, :-1] * (TOGETHER * width * which[:, -1:])
+        return [(torch.nonzero(place == i)[:, 0], origin) for i, origin in enumerate(origins)]
 
     def to(self, dtype: torch.dtype) -> Smoother:
         """Return the smoother in another dtype."""
@@ -369,19 +462,21 @@ class Smoother:
     @property
     def rows_at_once(self) -> int:
         """The number of queries per call, by time and by memory."""
-        P = len(self.features.sloped_coordinates) if self.order else 0
+        P = self._regressor_count
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
         return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
 
     def _averages(
-        self, query: Tensor, bandwidth: Tensor, mask: Seen, wanted: AuxRequest, spread: bool
+        self, query: Tensor, bandwidth: Tensor, mask: Seen, origin: Tensor, wanted: AuxRequest, spread: bool
     ) -> tuple[Tensor, Any]:
-        """Return averages (..., L, ·) of weights, targets, with ``spread`` their squares, and line moments; and aux.
+        """Return averages (..., L, ·) of weights, targets, with ``spread`` their squares, and moments; and aux fields.
 
-        Line moments are averages of z, then of z zᵀ (the upper triangle) and z yᵀ; each column is a product of two.
+        Moments are averages of the regressors φ, then of φ φᵀ (the upper triangle) and φ yᵀ; each column is a product
+        of two.
         """
-        M, z = self.target.shape[1], self._sloped
-        factors = torch.cat([torch.ones_like(self.target[:, :1]), self.target, z], 1)
+        M = self.target.shape[1]
+        target, phi = self._seen(self.target, mask), self._regressors(mask, origin)
+        factors = torch.cat([torch.ones_like(target[:, :1]), target, phi], 1)
         y, c = torch.arange(1, 1 + M), torch.arange(1 + M, factors.shape[1])
         one, pairs = torch.zeros(1, dtype=torch.long), torch.triu_indices(len(c), len(c)) + 1 + M
         left = [one, one.expand(M), *([y] if spread else [])]
@@ -390,19 +485,20 @@ class Smoother:
             left += [one.expand(len(c)), pairs[0], c.repeat_interleave(M)]
             right += [c, pairs[1], y.repeat(len(c))]
         # Multiply the values by the weights instead of adding a bias log w: an equal result from simpler kernels.
-        ones = self.point_weights()
-        size = max(16, COLUMNS // max(len(self.key), 1))
+        ones = self._seen(self.point_weights(), mask)
+        size = max(16, COLUMNS // max(len(ones), 1))
         parts: list[tuple[Tensor, Any]] = []
         for a, b in zip(torch.cat(left).to(ones.device).split(size), torch.cat(right).to(ones.device).split(size)):
             value, request = ones * factors[:, a] * factors[:, b], AuxRequest() if parts else wanted
             parts.append(self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request))
         return torch.cat([part for part, _ in parts], -1), parts[0][1]
 
-    def _squared_weights(self, query: Tensor, bandwidth: Tensor, mask: Seen, lse: Tensor, total: Tensor) -> Tensor:
-        """Return Σ α², Σ α² z and the upper triangle of Σ α² z zᵀ (L, ·), for weights α that sum to 1."""
-        z = self._sloped
-        first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
-        value = self.squared_weights() * torch.cat([torch.ones_like(self.key[:, :1]), z, z[:, first] * z[:, second]], 1)
+    def _squared_weights(
+        self, query: Tensor, bandwidth: Tensor, mask: Seen, origin: Tensor, lse: Tensor, total: Tensor
+    ) -> Tensor:
+        """Return Σ α², Σ α² φ and the upper triangle of Σ α² φ φᵀ (L, ·), for weights α that sum to 1."""
+        ones, phi = self._seen(self.squared_weights(), mask), self._regressors(mask, origin)
+        value = ones * torch.cat([torch.ones_like(ones), phi, products(phi)], 1)
         request = AuxRequest(lse=True)
         read, aux = self._attend(query, value, bandwidth, attn_mask=mask, return_aux=request, scale=2.0)
         share = (aux.lse - 2 * lse).exp() / total[:, 0].square().clamp(min=torch.finfo(total.dtype).tiny)
@@ -426,14 +522,33 @@ class Smoother:
     def _split(self, averages: Averages) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``Σ α²`` (L, 1), ``Σ α² z`` (L, Z) and ``Σ α² z zᵀ`` (L, Z, Z)."""
         assert averages.repeated is not None
-        Z = len(self.features.sloped_coordinates) if self.order else 0
-        squares, center, triangle = averages.repeated.tensor_split([1, 1 + Z], 1)
-        return squares, center, symmetric(triangle, Z)
+        T = self._regressor_count
+        squares, center, triangle = averages.repeated.tensor_split([1, 1 + T], 1)
+        return squares, center, symmetric(triangle, T)
 
     @property
-    def _sloped(self) -> Tensor:
-        """Return the coordinates (N, Z) along which a line has slopes; none without a line."""
-        return self.key[:, self.features.sloped_coordinates if self.order else []]
+    def _axes(self) -> list[int]:
+        """Return the coordinates along which there are slopes; none for a weighted average."""
+        return self.features.sloped_coordinates if self.order else []
+
+    @property
+    def _regressor_count(self) -> int:
+        """Return the number T of regressors besides the constant: Z coordinates, and for a parabola their products."""
+        Z = len(self._axes)
+        return Z + Z * (Z + 1) // 2 * (self.order == 2)
+
+    def _regressors(self, mask: Seen, origin: Tensor) -> Tensor:
+        """Return the regressors φ of the points (N, T), about an origin; of pairs (P, T), about the queries (L, Z)."""
+        z = self._seen(self.key, mask)[:, self._axes]
+        return self._powers(z - (origin[mask.rows] if isinstance(mask, Pairs) else origin))
+
+    def _powers(self, z: Tensor) -> Tensor:
+        """Return the regressors φ (n, T) at coordinates (n, Z)."""
+        return torch.cat([z, products(z)], 1) if self.order == 2 else z
+
+    def _seen(self, rows: Tensor, mask: Seen) -> Tensor:
+        """Return rows of the points (N, ·), or of those of pairs (P, ·)."""
+        return rows[mask.points] if isinstance(mask, Pairs) else rows
 
     def concentration(self, query: Tensor, bandwidth: Tensor) -> Tensor:
         """Return Σ α² of the kernel weights at each query (L,), the inverse of the effective number of points."""
@@ -471,7 +586,7 @@ class Smoother:
 
     def _attend_by_distance(self, query: Tensor, width: Tensor, mask: Mask | None, request: AuxRequest) -> Any:
         """Return auxiliary outputs for scores that decrease with the distance, for any kernel."""
-        score = self.kernel.distance_score(width)
+        score = self.score(query, width, self.kernel.distance_score)
         return attention(
             query, self.key, self.target[:, :0], mask, score=score, engine=self.engine, return_aux=request
         )[1]  # fmt: skip
@@ -479,21 +594,24 @@ class Smoother:
     def effective_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[Tensor]:
         """Yield effective weights (l, N) for consecutive blocks of queries.
 
-        Their products with the targets are the estimate; with a local line they may be negative.
+        Their products with the targets are the estimate; with a local polynomial they may be negative.
         """
         for rows, weights in self._kernel_weights(query, bandwidth):
-            yield weights * (1 + self._local_line_of(rows, weights).leverage(self._sloped)) if self.order else weights
+            leverage = torch.zeros_like(weights)
+            for some, line, phi in self._local_lines(rows, bandwidth, weights) if self.order else ():
+                leverage[some] = line.leverage(phi)
+            yield weights * (1 + leverage)
 
     def shifted_targets(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield kernel weights (l, N) and targets (M, l, N) shifted along the line, for consecutive blocks of queries.
 
-        A target shifts by the slope around the query times the distance from its point to the query.
+        A target shifts by the difference of the local polynomial between the query and its point.
         """
-        z, columns = self._sloped, self.features.sloped_coordinates
         for rows, weights in self._kernel_weights(query, bandwidth):
-            slope = self._local_line_of(rows, weights).slope()  # (l, Z, M)
-            shift = slope.permute(2, 0, 1) @ z.T - torch.einsum("lz,lzm->ml", rows[:, columns], slope)[..., None]
-            yield weights, self.target.T[:, None] - shift
+            targets = self.target.T[:, None].repeat(1, len(rows), 1)
+            for some, line, phi in self._local_lines(rows, bandwidth, weights):
+                targets[:, some] -= line.difference(phi)
+            yield weights, targets
 
     def _kernel_weights(self, query: Tensor, bandwidth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield consecutive blocks of queries (l, C) with their kernel weights (l, N), which sum to 1 or are all 0."""
@@ -503,14 +621,20 @@ class Smoother:
             total = weights.sum(1, keepdim=True)
             yield rows, torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
 
-    def _local_line_of(self, query: Tensor, weights: Tensor) -> _Line:
-        """Return the local line at queries (L, C) for kernel weights (L, N)."""
-        z = self._sloped
-        first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
-        cross = (z.unsqueeze(2) * self.target.unsqueeze(1)).flatten(1)
-        moments = weights @ torch.cat([z, z[:, first] * z[:, second], cross], 1)
-        reached = torch.ones_like(weights[:, :1], dtype=torch.bool)
-        return self.line(Averages(query, query.new_zeros(()), reached, weights @ self.target, moments))
+    def _local_lines(self, query: Tensor, bandwidth: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, _Line, Tensor]]:
+        """Yield rows of queries (L, C) with kernel weights (L, N), their local line, and the regressors (N, T)."""
+        for some, origin in self._groups(query, bandwidth):
+            phi = self._regressors(None, origin)
+            cross = (phi.unsqueeze(2) * self.target.unsqueeze(1)).flatten(1)
+            moments = weights[some] @ torch.cat([phi, products(phi), cross], 1)
+            reached = torch.ones_like(moments[:, :1], dtype=torch.bool)
+            yield some, self.line(Averages(query[some], origin, reached, weights[some] @ self.target, moments)), phi
+
+    def distances(self, query: Tensor, bandwidth: Tensor) -> Tensor:
+        """Return the distance of each point from queries, in bandwidths (L, N)."""
+        width = self.coordinate_bandwidth(bandwidth)
+        score = self.score(query, width, self.kernel.distance_score).compare(query, self.key)
+        return -score if self.kernel.form.manhattan else (-2 * score).sqrt()
 
     def coordinate_bandwidth(self, bandwidth: Tensor) -> Tensor:
         """Return a bandwidth for each coordinate (..., C)."""
@@ -530,36 +654,103 @@ class Smoother:
         width, key = self.coordinate_bandwidth(bandwidth), self.key
         if isinstance(pairs := options.get("attn_mask"), Pairs):
             return pairs.attend(self.kernel.score, query, key, value, width, options.get("scale", 1.0))
-        score = self.kernel.score(width if width.dim() == 1 else 1.0)
+        score = self.score(query, width if width.dim() == 1 else 1.0)
         if width.dim() > 1:  # one call for all bandwidths, with scaled coordinates
             query, key, value = query / width[:, None], key / width[:, None], value.expand(len(width), -1, -1)
         return attention(query, key, value, score=score, engine=self.engine, **options)
 
+    def score(self, query: Tensor, width: float | Tensor, kernel: Callable[[Any], Score] | None = None) -> Score:
+        """Return the score of queries (L, C or C + 1) for a width of each coordinate (C,).
+
+        That of the kernel, or of another one of the same distance.
+        """
+        kernel = kernel or self.kernel.score
+        if not self.features.is_metric and isinstance(one := kernel(1.0), Distance):
+            assert isinstance(width, Tensor)
+            return MixedScore(one, width, self.features.code_coordinates, self.features.gaps)
+        score = kernel(width)
+        return score if query.shape[-1] == self.key.shape[1] else OwnWidth(score)
+
     def line(self, averages: Averages) -> _Line:
-        """Return the local line from averages of z, z zᵀ, z yᵀ and the targets."""
-        columns = self.features.sloped_coordinates
+        """Return the local line or parabola from averages of φ, φ φᵀ, φ yᵀ and the targets."""
         query, mean = averages.query, averages.mean
-        Z, M = len(columns), mean.shape[-1]
-        center, triangle, cross = averages.moments.tensor_split([Z, Z + Z * (Z + 1) // 2], -1)
-        squares = symmetric(triangle, Z)
+        T, M = self._regressor_count, mean.shape[-1]
+        center, triangle, cross = averages.moments.tensor_split([T, T + T * (T + 1) // 2], -1)
+        squares = symmetric(triangle, T)
         covariance = squares - center.unsqueeze(-1) * center.unsqueeze(-2)
-        with_target = cross.unflatten(-1, (Z, M)) - center.unsqueeze(-1) * mean.unsqueeze(-2)
-        terms = self.features.tangents(query)
-        squares, covariance, with_target = (
-            terms @ squares @ terms.mT,
-            terms @ covariance @ terms.mT,
-            terms @ with_target,
-        )
-        # Scale by the spread of the points. Spread below the cancellation error of the subtraction is noise.
-        noise = 16 * torch.finfo(query.dtype).eps * squares.diagonal(dim1=-2, dim2=-1).detach()
-        spread = covariance.diagonal(dim1=-2, dim2=-1).detach()
-        flat = spread <= noise
-        unit = torch.where(flat, 0.0, torch.where(flat, 1.0, spread).rsqrt())
-        doubt = (noise * unit.square()).amax(-1) if unit.shape[-1] else noise.new_zeros(noise.shape[:-1])
-        scaled = covariance * unit.unsqueeze(-1) * unit.unsqueeze(-2)
-        inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
-        inverse = inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)
-        return _Line(terms, query[:, columns] - averages.origin, center, inverse, with_target)
+        with_target = cross.unflatten(-1, (T, M)) - center.unsqueeze(-1) * mean.unsqueeze(-2)
+        away = query[:, self._axes] - averages.origin
+        tangents = self.features.tangents(query[:, : self.key.shape[1]])
+        terms = _about(tangents, away) if self.order == 2 else tangents
+        # Spread below the cancellation error of the subtraction is noise.
+        size = terms.abs().detach()
+        noise = 16 * torch.finfo(query.dtype).eps * (size @ squares.abs().detach() @ size.mT).diagonal(dim1=-2, dim2=-1)
+        covariance, with_target = terms @ covariance @ terms.mT, terms @ with_target
+        inverse, known = _inverse(covariance, noise, tangents.shape[-2])
+        return _Line(terms, self._powers(away), center, inverse, with_target, known)
+
+
+def _about(tangents: Tensor, away: Tensor) -> Tensor:
+    """Return what makes regressors of a parabola about an origin those about queries, but for constants (L, P, T).
+
+    Given the directions of slopes (L or 1, p, Z) and the queries about that origin (L, Z). With s = t·(z − x) for each
+    direction t, these are s, and the products of two s.
+    """
+    (p, Z), L = tangents.shape[1:], len(away)
+    tangents = tangents.expand(L, -1, -1)
+    (i, j), (a, b) = (torch.triu_indices(n, n, device=away.device) for n in (p, Z))
+    one, other = tangents[:, i], tangents[:, j]
+    square = one[..., a] * other[..., b] + torch.where(a == b, 0.0, 1.0).to(away) * one[..., b] * other[..., a]
+    step = tangents @ away.unsqueeze(-1)  # (L, p, 1)
+    linear = -step[:, j] * one - step[:, i] * other
+    return torch.cat([torch.cat([tangents, tangents.new_zeros(L, p, len(a))], 2), torch.cat([linear, square], 2)], 1)
+
+
+def _inverse(covariance: Tensor, noise: Tensor, slopes: int) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Return a pseudoinverse of covariances (..., P, P), and a function for which slopes are determined (..., p).
+
+    Directions without spread get no slope. The first p terms are linear; what they leave of the others, the curvature,
+    is fitted to the rest: where points say nothing about it, a parabola is the line, as a line is the mean.
+    """
+    linear, level = covariance[..., :slopes, :slopes], noise[..., :slopes]
+    inverse = _pseudoinverse(linear, level)
+
+    def known() -> Tensor:
+        scaled, _, doubt = _scaled(linear, level)
+        values, vectors = torch.linalg.eigh(scaled)
+        kept = values > torch.maximum(doubt, FLAT * values.abs().amax(-1)).unsqueeze(-1)
+        return (vectors.square() * kept.unsqueeze(-2)).sum(-1) > KNOWN
+
+    if covariance.shape[-1] == slopes:
+        return inverse, known
+    mixed, square = covariance[..., :slopes, slopes:], covariance[..., slopes:, slopes:]
+    along = inverse @ mixed
+    floor = torch.maximum(noise[..., slopes:], FLAT * square.diagonal(dim1=-2, dim2=-1).detach())
+    curved = _pseudoinverse(square - mixed.mT @ along, floor)
+    corner = -along @ curved
+    above = torch.cat([inverse - corner @ along.mT, corner], -1)
+    return torch.cat([above, torch.cat([corner.mT, curved], -1)], -2), known
+
+
+def _scaled(covariance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return covariances scaled by the spread of the points, the scale (..., P), and the noise in them (...)."""
+    spread = covariance.diagonal(dim1=-2, dim2=-1).detach()
+    flat = spread <= noise
+    unit = torch.where(flat, 0.0, torch.where(flat, 1.0, spread).rsqrt())
+    doubt = (noise * unit.square()).amax(-1) if unit.shape[-1] else noise.new_zeros(noise.shape[:-1])
+    return covariance * unit.unsqueeze(-1) * unit.unsqueeze(-2), unit, doubt
+
+
+def _pseudoinverse(covariance: Tensor, noise: Tensor) -> Tensor:
+    scaled, unit, doubt = _scaled(covariance, noise)
+    inverse = torch.linalg.pinv(scaled, atol=doubt, rtol=torch.full_like(doubt, FLAT), hermitian=True)
+    return inverse * unit.unsqueeze(-1) * unit.unsqueeze(-2)
+
+
+def products(z: Tensor) -> Tensor:
+    """Return the products of each two columns (n, Z), the upper triangle of z zᵀ."""
+    first, second = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
+    return z[:, first] * z[:, second]
 
 
 def column_range(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -585,11 +776,11 @@ def symmetric(triangle: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Line:
-    """A least-squares line through the points around each query.
+    """A least-squares line, or parabola, through the points around each query.
 
-    ``terms`` (L or 1, P, Z) are the directions of its P slopes, ``query`` (L, Z) the coordinates at which to evaluate
-    it, ``center`` (L, Z) the mean of the points, ``inverse`` (L, P, P) the inverse of their covariance, and
-    ``with_target`` (L, P, M) their covariance with the targets.
+    ``terms`` (L or 1, P, T) make the P terms of the fit of the regressors φ, ``query`` (L, T) are these at the query,
+    ``center`` (L, T) is their mean over the points, ``inverse`` (L, P, P) the inverse of the covariance of the terms,
+    ``with_target`` (L, P, M) their covariance with the targets, and ``known`` a function for which slopes there are.
     """
 
     terms: Tensor
@@ -597,6 +788,7 @@ class _Line:
     center: Tensor
     inverse: Tensor
     with_target: Tensor
+    known: Callable[[], Tensor]
 
     def _away(self) -> Tensor:
         """Return the distance of the query from the mean of the points (L, P, 1)."""
@@ -613,20 +805,20 @@ class _Line:
     def trace(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
         """Return the trace of the line's part of ``(Σ α x xᵀ)⁻¹ Σ α² x xᵀ`` (L,).
 
-        Given ``Σ α²`` (L, 1), ``Σ α² z`` (L, Z) and ``Σ α² z zᵀ`` (L, Z, Z).
+        Given ``Σ α²`` (L, 1), ``Σ α² φ`` (L, T) and ``Σ α² φ φᵀ`` (L, T, T).
         """
         about = self._about(total, center, squares)
         return (self.inverse * (self.terms @ about @ self.terms.mT)).sum((1, 2))
 
     def noise(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
-        """Return the sum of squared weights with the line, ``Σ α² (1 + d·(z − c))²`` (L,); arguments as of trace."""
+        """Return the sum of squared weights with the line, ``Σ α² (1 + d·(φ − c))²`` (L,); arguments as of trace."""
         d = self.terms.mT @ self.inverse @ self._away()
         first = (center - total * self.center).unsqueeze(1) @ d
         second = d.mT @ self._about(total, center, squares) @ d
         return total[:, 0] + (2 * first + second)[:, 0, 0]
 
     def _about(self, total: Tensor, center: Tensor, squares: Tensor) -> Tensor:
-        """Return ``Σ α² (z − c) (z − c)ᵀ`` (L, Z, Z) for the mean c of the points."""
+        """Return ``Σ α² (φ − c) (φ − c)ᵀ`` (L, T, T) for the mean c of the points."""
         outer = center.unsqueeze(2) * self.center.unsqueeze(1)
         return squares - outer - outer.mT + total.unsqueeze(2) * self.center.unsqueeze(2) * self.center.unsqueeze(1)
 
@@ -635,11 +827,16 @@ class _Line:
         away = self._away()
         return (away.mT @ self.inverse @ away)[..., 0, 0]
 
-    def slope(self) -> Tensor:
-        """Return the slope of each target along each coordinate (L, Z, M)."""
-        return self.terms.mT @ self.inverse @ self.with_target
+    def slope(self, count: int) -> Tensor:
+        """Return the slopes at the query, the coefficients of the first terms (L, count, M); NaN where unknown."""
+        return torch.where(self.known()[..., None], (self.inverse @ self.with_target)[:, :count], torch.nan)
+
+    def difference(self, key: Tensor) -> Tensor:
+        """Return the line at points with regressors (N, T) minus that at the query (M, L, N)."""
+        slope = self.terms.mT @ self.inverse @ self.with_target  # (L, T, M)
+        return slope.permute(2, 0, 1) @ key.T - torch.einsum("lt,ltm->ml", self.query, slope)[..., None]
 
     def leverage(self, key: Tensor) -> Tensor:
-        """Return the relative change of each point's weight by the line, for points (N, Z): (L, N)."""
+        """Return the relative change of each point's weight by the line, for regressors of points (N, T): (L, N)."""
         direction = (self._away().mT @ self.inverse @ self.terms)[:, 0]
         return direction @ key.T - (direction * self.center).sum(1, keepdim=True)

@@ -8,7 +8,7 @@ error is at most that tolerance times ``|ŷ − ȳ| + σ`` of the targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from regard import masks, scores
 from regard.engines.fused.morton import morton_order
 from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother, column_range, deviations
+from regard.scores import Gaussian, Laplacian
 
 # Exact sums by tiles of points along a space-filling curve, skipping far tiles ----------------------------------------
 
@@ -30,6 +31,8 @@ TILE, TOGETHER, BLOCK = 256, 128, 64
 NEAR, LOOK_PAIRS = 2.0, 1_000_000
 #: The largest share of the weight to skip: far below rounding, because a local line magnifies it.
 NOTHING = 2.0**-60
+#: The least and the largest distance in bandwidths between which a kernel's reach is found, and how many halvings find it.
+_CLOSEST, _FARTHEST, _HALVINGS = 1e-150, 1e150, 60
 
 
 @dataclass(frozen=True)
@@ -374,13 +377,35 @@ def _norm(smoother: Smoother) -> float:
 def _radius(smoother: Smoother, nearest: np.ndarray, most: float) -> np.ndarray:
     """Return the radius in bandwidths beyond which points are negligible, given the nearest distance (L,).
 
-    All points beyond it together weigh ``exp(−most)`` times as much as the nearest one.
+    All points beyond it together weigh ``exp(−most)`` times as much as the nearest one. It is infinite for a kernel
+    whose weights never fall so far.
     """
-    if smoother.kernel.form.compact:
+    form, order = smoother.kernel.form, smoother.order
+    if form.compact:
         return np.ones_like(nearest)
+    if form not in (Gaussian, Laplacian):
+        return _reach(form.log_profile, nearest, most, order)
     found = nearest
     # A line magnifies by the distance to the fourth power, a parabola to the eighth.
-    for _ in range(16 if smoother.order else 1):
-        decay = most + 4 * smoother.order * np.log1p(found)
-        found = nearest + decay if smoother.kernel.form.manhattan else np.hypot(nearest, np.sqrt(2 * decay))
+    for _ in range(16 if order else 1):
+        decay = most + 4 * order * np.log1p(found)
+        found = nearest + decay if form is Laplacian else np.hypot(nearest, np.sqrt(2 * decay))
     return found
+
+
+def _reach(profile: Callable[[Any], Any], nearest: np.ndarray, most: float, order: int) -> np.ndarray:
+    """Return :func:`_radius` of any kernel, by bisection of its falling logarithm ``profile``."""
+    low, high = np.log(np.maximum(nearest, _CLOSEST)), np.full_like(nearest, np.log(_FARTHEST))
+
+    def is_beyond(log_radius: np.ndarray) -> np.ndarray:
+        radius = np.exp(log_radius)
+        with np.errstate(all="ignore"):
+            beyond: np.ndarray = profile(nearest) - profile(radius) >= most + 4 * order * np.log1p(radius)
+        return beyond
+
+    reached = is_beyond(high)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        beyond = is_beyond(middle)
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    return np.where(reached, np.exp(high), np.inf)

@@ -31,7 +31,7 @@ TILE, TOGETHER, BLOCK = 256, 128, 64
 NEAR, LOOK_PAIRS = 2.0, 1_000_000
 #: The largest share of the weight to skip: far below rounding, because a local line magnifies it.
 NOTHING = 2.0**-60
-#: The least and the largest distance in bandwidths between which a kernel's reach is found, and how many halvings find it.
+#: The least and the largest distance, in bandwidths, of the search for a kernel's reach, and its number of halvings.
 _CLOSEST, _FARTHEST, _HALVINGS = 1e-150, 1e150, 60
 
 

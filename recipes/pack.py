@@ -67,7 +67,8 @@ aligner's links too, of {aligned} pairs to validate with.
 
 **Made by** `make pretrained`: a run with `recipes/english-french.toml`, one that starts from it with
 `recipes/english-french-final.toml`, whose rate falls to 0 and whose pairs have more phrases, short sentences and
-numbers, and one with `recipes/english-french-words.toml`, where sentences of one word count most. `recipes.pack` stored the parameters as float16 and wrote this card. {note}
+numbers, and one with `recipes/english-french-words.toml`, where sentences of one word count most. `recipes.pack` stored
+the parameters as float16 and wrote this card. {note}
 """
 
 

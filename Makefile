@@ -66,6 +66,7 @@ bench: $(BENCH_READY)
 regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.bandwidths
 	$(BIN)/python -m benchmarks.real_data
+	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.large_regression
 	$(BIN)/python -m benchmarks.readme
 

@@ -51,6 +51,7 @@ from benchmarks import (
     real_report,
     short_runs,
     small_model,
+    tables,
     translation,
 )
 from benchmarks.joeynmt import report as joeynmt
@@ -259,6 +260,7 @@ def of_bandwidths(numbers: Path) -> Marks:
 def of_regression() -> Marks:
     """Return the marks of docs/regression.md."""
     made = real_report.contents(_numbers("real-data")) | of_bandwidths(RESULTS / "bandwidths.json")
+    made |= tables.contents(_numbers("tables"))
     if found := newest("regress-predict"):
         made |= {"speeds": lambda: comparisons(found, "regress-"), "speeds:machine": lambda: machine(found)}
     return made
@@ -306,6 +308,7 @@ REPORTS: dict[str, Callable[[Found], str]] = {
     "real-data": real_report.document,
     "short-runs": short_runs.report,
     "small-model": small_model.report,
+    "tables": tables.document,
     "translation": translation.markdown,
 }
 

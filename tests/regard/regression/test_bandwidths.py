@@ -104,7 +104,7 @@ def test_learning_from_many_rows_compares_some_and_scales_to_all() -> None:
     assert model.loo_error_ == pytest.approx(model.loo_error(), rel=1e-9), "of all rows"
     for factor in (0.8, 1.25):
         assert model.loo_error(model.bandwidth_ * factor) > model.loo_error_
-    few = NadarayaWatsonRegressor(bandwidth="learned").fit(X[:800], y[:800])
+    few = NadarayaWatsonRegressor(bandwidth="learned").fit(X[:200], y[:200])
     assert (few.bandwidth_[:2] > model.bandwidth_[:2]).all()
     folds = NadarayaWatsonRegressor(bandwidth="learned", cv=4, random_state=0).fit(X, y)
     assert model.loo_error(folds.bandwidth_) < 1.05 * model.loo_error_

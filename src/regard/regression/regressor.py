@@ -537,8 +537,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         if self.empty == "raise" and bool(unreached.any()):
             self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
         self._warn_of_extrapolation(self._support.extrapolates(smoother, query, found, self._evaluator), unreached)
-        slopes = self._features.slopes(query, torch.where(unreached[:, None, None], torch.nan, found.slope))
-        slopes = slopes.cpu().numpy().astype(self._result_dtype())
+        by_feature = self._features.slopes(query, torch.where(unreached[:, None, None], torch.nan, found.slope))
+        slopes = by_feature.cpu().numpy().astype(self._result_dtype())
         return like_input(X, slopes if self._y.ndim == 2 else slopes[..., 0])
 
     @torch.no_grad()

@@ -188,7 +188,7 @@ class Evaluator:
         wanted = {"spread": spread, "leverage": leverage}
         exactly = {**wanted, "peak": peak, "slope": slope}
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, report, **exactly)
+            return self._exact(smoother, query, bandwidth, own, report, None, **exactly)
         if plan.method == "table":
             report(len(query), "")
             return self.table(smoother).estimate(smoother, query, bandwidth, own, peak=peak, **wanted)
@@ -223,7 +223,7 @@ class Evaluator:
 
     def _exact(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        dtype: torch.dtype | None = None, **wanted: bool,
+        dtype: torch.dtype | None, **wanted: bool,
     ) -> Estimate:  # fmt: skip
         """Return the estimate by all pairs."""
         dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)

@@ -349,6 +349,8 @@ class Evaluator:
         but = f"; no transform: {cannot}" if cannot else ""
         if cannot and cannot_tile:
             return Plan("exact", f"{cannot_tile}{but}", count)
+        if cannot and max(TREE_AXES, TILES_AXES) < C:  # whatever a look at the weights would say, and it takes long
+            return Plan("exact", f"points have many coordinates{but}", count)
         look = self._look(smoother, bandwidth)
         if series is not None and not cannot:
             # Queries whose sums are too small for its bound are summed up exactly.

@@ -470,6 +470,10 @@ def search_neighbours(
     return numbers[places], np.array([seen[place] for place in places])
 
 
+#: Multiples of a common bandwidth at which a screened feature is tried again.
+READMITTED = (1.0, 2.0, 4.0)
+
+
 def widest_of_least(errors: np.ndarray) -> int:
     """Return the last place of an error that is the least but for rounding."""
     rounding = EQUAL * float(np.abs(errors[np.isfinite(errors)]).max(initial=0.0))
@@ -505,6 +509,29 @@ def screen_features(loo: LeaveOneOut | HeldOut, width: Tensor, unit: Tensor, ver
             if error <= least and len(dropped) < len(features) - 1:
                 least, found[place] = error, wide[place]
                 dropped.append(place)
+    return found
+
+
+@torch.no_grad()
+def readmit_features(loo: LeaveOneOut | HeldOut, width: Tensor, begin: Tensor, verbose: int) -> Tensor:
+    """Return learned bandwidths (n_features,) with those of screened features that count after all.
+
+    What a feature adds shows only once the others have bandwidths of their own. It counts again if that lowers the
+    logarithm of the error by more than 2 / n, the price of a parameter in Akaike's criterion. ``begin`` are the
+    bandwidths before screening.
+    """
+    found, least = width.clone(), float(loo.error(width))
+    features = np.unique(loo.smoother.features.owner).tolist()
+    screened = [place for place in features if float(width[place] / begin[place]) > FAR / 10]
+    with progress(verbose, "features", len(READMITTED) * len(screened)) as report:
+        for place in screened:
+            for factor in READMITTED:
+                some = found.clone()
+                some[place] = factor * begin[place]
+                error = float(loo.error(some))
+                report(1, f"error {error:.4g}")
+                if error < least * math.exp(-2 / loo.count):
+                    least, found = error, some
     return found
 
 

@@ -38,6 +38,7 @@ from regard.regression._bandwidth import (
     LeaveOneOut,
     Split,
     learn_bandwidths,
+    readmit_features,
     rescale_bandwidths,
     rule_of_thumb,
     screen_features,
@@ -583,7 +584,15 @@ class TrainingPoints(BaseEstimator):
             screened = screen_features(first, begin.to(first.smoother.key), start, self.verbose)
             if bool((screened != begin).any()):  # in fewer dimensions, neighbours are closer
                 screened, _ = rescale_bandwidths(first, screened, 1.0, self.verbose)
+            before = begin.to(screened)
             begin, self.n_iter_, curve = learn_bandwidths(first, screened, self.max_iter, self.tol, self.verbose)
+            again = readmit_features(first, begin, before, self.verbose)
+            left = self.max_iter - self.n_iter_
+            if bool((again != begin).any()) and left > 0:
+                begin, more, curve = learn_bandwidths(first, again, left, self.tol, self.verbose)
+                self.n_iter_ += more
+            else:
+                begin = again
             if pilot is not None:
                 factor = (len(first.smoother.key) / len(error.smoother.key)) ** (1 / (self.n_features_in_ + 4))
                 begin, curve = rescale_bandwidths(coarse or error, begin, factor, self.verbose)

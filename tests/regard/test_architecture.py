@@ -102,7 +102,9 @@ def test_the_version_is_stated_once() -> None:
         text = (ROOT / project / "pyproject.toml").read_text(encoding="utf-8")
         settings = tomllib.loads(text)
         assert "version" not in settings["project"] and settings["project"]["dynamic"] == ["version"]
-        path = ROOT / project / settings["tool"]["hatch"]["version"]["path"]
+        tools = settings["tool"]
+        stated = tools["hatch"]["version"]["path"] if project else tools["scikit-build"]["metadata"]["version"]["input"]
+        path = ROOT / project / stated
         assert path.samefile(package.__file__ or "")
         name = settings["project"]["name"]
         assert version(name) == package.__version__, f"install {name} again: its version has changed"

@@ -111,7 +111,7 @@ pretrained: $(BENCH_READY)
 		--share 0.25 --copies 30000 --quantities 20000 --seed 2
 	$(BIN)/regard train translation --options recipes/english-french-words.toml --out build/english-french-words \
 		--data build/english-french-words-pairs/train.tsv $(VALID) --start build/english-french-final
-	$(BIN)/python -m recipes.pack $(TATOEBA) build/english-french-pairs lab/src/regard_lab/pretrained/english-french \
+	$(BIN)/python -m recipes.pack $(TATOEBA) build/english-french-words-pairs lab/src/regard_lab/pretrained/english-french \
 		build/english-french build/english-french-final build/english-french-words
 
 # Trained models beside published scores: DATA holds multi30k, cmudict and tatoeba.
@@ -153,7 +153,7 @@ planning: $(READY)
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz
 
-# The kernels' laws and tests with AddressSanitizer and UndefinedBehaviorSanitizer.
+# The laws on the kernels with AddressSanitizer and UndefinedBehaviorSanitizer; needs cmake and GCC.
 SANITIZED := build/sanitized
 CASES ?= 500
 sanitize: $(READY)

@@ -10,7 +10,7 @@
 namespace {
 
 // Features that are summed before they are added to a partial sum, and those of a partial sum.
-constexpr i64 TERMS = 6, FEATURES = 18;
+constexpr i64 TERMS = 4, FEATURES = 16;
 // What `distances` sums besides the Laplacian's absolute values.
 constexpr int SQUARES = -1;
 

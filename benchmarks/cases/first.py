@@ -1,4 +1,4 @@
-"""What the first call of a process costs: loading, and compiling where nothing was kept."""
+"""What the first call of a process costs: loading and planning."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ register(
         quick=16,
         goals=(Goal("first-call", "seconds", 0.3, 512),),
         bound="",
-        notes="From after `import regard, torch` to the end of the call; the check, which comes before, has filled the "
-        "cache of kernels. Memory contains code that is loaded.",
+        notes="From after `import regard, torch` to the end of the call. Memory contains code that is loaded.",
     )
 )

@@ -148,13 +148,12 @@ class KernelEstimator(TrainingPoints):
         smoother = self._smoother(double=True)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = self._evaluate(smoother, query, bandwidth, spread=spread)
+        beyond = self._check_reach(smoother, query, bandwidth, found)
         mean = found.mean.double().cpu().numpy() + self._center
         unreached = ~found.reached
         if bool(unreached.any()):
             fallback = self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
             mean[unreached.cpu().numpy()] = fallback
-        beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
-        self._warn_of_extrapolation(beyond, unreached)
         mean = mean.astype(self._result_dtype())
         if found.variance is None or found.noise is None or found.freedom is None:
             return Prediction(mean)
@@ -183,6 +182,15 @@ class KernelEstimator(TrainingPoints):
 
     def _result_dtype(self) -> np.dtype:
         return np.dtype(str(self._dtype).removeprefix("torch."))
+
+    def _check_reach(self, smoother: Smoother, query: Tensor, bandwidth: Tensor, found: Estimate) -> Tensor:
+        """Return which queries lie beyond the training data, and warn of them, or raise as ``empty`` says."""
+        unreached = ~found.reached
+        if self.empty == "raise" and bool(unreached.any()):
+            self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
+        beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
+        self._warn_of_extrapolation(beyond, unreached)
+        return beyond
 
     def _warn_of_extrapolation(self, beyond: Tensor, unreached: Tensor) -> None:
         """Warn with the number of queries beyond the training data, except those that ``empty`` handles."""

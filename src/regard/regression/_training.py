@@ -855,7 +855,7 @@ def caller_stacklevel() -> int:
 #: The callers that were warned, by a hash of the lines that led to the call.
 _warned: set[tuple[str, int]] = set()
 #: When this process began to count, and how much later than its siblings it may have begun, in seconds.
-_BEGAN, _LATER = time.time(), 60.0
+_BEGAN, _LATER = time.time(), 600.0
 
 
 def warn_once_a_caller(text: str, category: type[Warning]) -> None:

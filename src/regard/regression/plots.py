@@ -22,6 +22,8 @@ POINTS, QUERIES = 2000, 100
 CLASSES, CATEGORIES = 10, 20
 #: The height of all ticks of training points below a classifier's curves, and of one class.
 STRIP, ROW = 0.2, 0.04
+#: The kinds of features whose values stand side by side.
+DISCRETE = ("categorical", "ordered")
 #: The days of the years 2 to 9998, since 1970.
 YEARS = (-718_000, 2_932_000)
 #: The default multiples of the bandwidth for a curve of errors.
@@ -52,7 +54,7 @@ def plot_fit(
         Where to draw; a new figure by default.
     feature : int or str, default 0
         Index or name of the feature. The others are held at the median of the training data, an angular one at the
-        mean direction, a categorical one at the most frequent category.
+        mean direction, a categorical one at the most frequent category, an ordered one at its median category.
     output : int, default 0
         Which target of a regressor with several.
     band : bool, default True
@@ -66,7 +68,8 @@ def plot_fit(
         class. With several features, a regressor's are partial residuals: what is predicted at a point's value of the
         feature, with the others held, plus the residual of the point.
     grid : int, default 200
-        The number of queries between the smallest and the largest value. A categorical feature has one per category.
+        The number of queries between the smallest and the largest value. A categorical or ordered feature has one per
+        category.
 
     Returns
     -------
@@ -110,7 +113,7 @@ def plot_fit(
             mean, deviation = _column(estimator.predict(X), output), None
         limits = None if confidence is None else estimator.predict_band(X, confidence).reshape(len(X), -1, 2)[:, output]
     ax = _axes(ax)
-    style = "o" if estimator._features.kinds[place][0] == "categorical" else "-"
+    style = "o" if estimator._features.kinds[place][0] in DISCRETE else "-"
     rows = np.arange(len(seen))
     if len(rows) > POINTS:
         rows = np.sort(np.random.default_rng(0).choice(rows, POINTS, replace=False))
@@ -146,7 +149,7 @@ def plot_fit(
         texts = [each if isinstance(each, str) else f"{each:.3g}" for each in decoded]
         turned = {"rotation": 45, "ha": "right"} if sum(map(len, texts)) > 30 else {}
         ax.set_xticks(x, texts, **turned)
-        if (count_all := len(estimator._features.categories[place])) > len(values):
+        if (count_all := len(_categories(estimator, place)[0])) > len(values):
             name += f" (the {len(values)} most frequent of {count_all:,})"
     elif place in estimator._columns.dates:
         label_dates(ax)
@@ -204,8 +207,12 @@ def _partial_residuals(estimator: Any, place: int, rows: np.ndarray, output: int
 def held(estimator: Any, place: int | None = None) -> str:
     """Return where the features are held that a plot does not vary."""
     kinds = {kind for i, (kind, _) in enumerate(estimator._features.kinds) if i != place}
-    names = {"euclidean": "median", "angular": "mean direction", "categorical": "most frequent category"}
-    return "others held at their " + " or ".join(name for kind, name in names.items() if kind in kinds)
+    names = {
+        "median": {"euclidean", "ordered", "haversine", "longitude"},
+        "mean direction": {"angular"},
+        "most frequent category": {"categorical"},
+    }
+    return "others held at their " + " or ".join(name for name, those in names.items() if kinds & those)
 
 
 def label_dates(ax: Any) -> None:
@@ -394,14 +401,22 @@ def _name(estimator: Any, place: int) -> str:
 def _line(estimator: Any, place: int, count: int) -> np.ndarray:
     """Return queries (n, n_features) that vary one feature."""
     seen = estimator._X
-    if place in estimator._features.categories:
-        values, counts = np.unique(seen[:, place], return_counts=True)
+    if estimator._features.kinds[place][0] in DISCRETE:
+        values, counts = _categories(estimator, place)
         values = values[np.sort(counts.argsort(kind="stable")[::-1][:CATEGORIES])]
     else:
         values = np.linspace(np.nanmin(seen[:, place]), np.nanmax(seen[:, place]), count)
     X = np.tile(_held(estimator), (len(values), 1)).astype(seen.dtype)
     X[:, place] = values
     return X
+
+
+def _categories(estimator: Any, place: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a discrete feature in the training data, ascending, and how often each occurs."""
+    column = estimator._X[:, place]
+    if estimator._features.kinds[place][0] == "ordered":
+        column = column[~np.isnan(column)]
+    return np.unique(column, return_counts=True)
 
 
 def _held(estimator: Any) -> list[float]:
@@ -417,6 +432,8 @@ def _usual(kind: tuple[str, float], column: np.ndarray) -> float:
     if name == "angular":
         turn = 2 * np.pi / period
         return float(np.angle(np.nanmean(np.exp(1j * turn * column))) / turn % period)
+    if name == "ordered":  # nothing lies between two categories
+        return float(np.nanquantile(column, 0.5, method="lower"))
     return float(np.nanmedian(column))
 
 

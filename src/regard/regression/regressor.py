@@ -533,11 +533,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = self._evaluate(smoother, query, bandwidth, slope=True)
         assert found.slope is not None
-        unreached = ~found.reached
-        if self.empty == "raise" and bool(unreached.any()):
-            self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
-        self._warn_of_extrapolation(self._support.extrapolates(smoother, query, found, self._evaluator), unreached)
-        by_feature = self._features.slopes(query, torch.where(unreached[:, None, None], torch.nan, found.slope))
+        self._check_reach(smoother, query, bandwidth, found)
+        by_feature = self._features.slopes(query, torch.where(found.reached[:, None, None], found.slope, torch.nan))
         slopes = by_feature.cpu().numpy().astype(self._result_dtype())
         return like_input(X, slopes if self._y.ndim == 2 else slopes[..., 0])
 
@@ -571,11 +568,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         query, bandwidth = self._query(X, smoother), self._bandwidth(smoother)
         found = self._evaluate(smoother, query, bandwidth, spread=True)
         assert found.variance is not None
-        unreached = ~found.reached
-        if self.empty == "raise" and bool(unreached.any()):
-            self._fallback_predictions(smoother, query[unreached], bandwidth, len(query))
-        beyond = self._support.extrapolates(smoother, query, found, self._evaluator)
-        self._warn_of_extrapolation(beyond, unreached)
+        beyond = self._check_reach(smoother, query, bandwidth, found)
         smoother = self._smoother()
         query, bandwidth = query.to(smoother.key), bandwidth.to(smoother.key)
         wanted = torch.from_numpy(shares).to(query)

@@ -299,8 +299,6 @@ class Late(scores.Score):
 @pytest.mark.slow
 def test_ranks_agree_with_one_process() -> None:
     """All of it in one group of processes, as starting them takes longer than what they do."""
-    for score in SCORES:  # a kernel that is not in the cache yet is compiled once, not by every process
-        call(Case(score, "window"), sample(L, H), regard.attention)
     results = ranks.run(compare_all, 4)
     worst: dict[str, float] = {}
     for found in results:

@@ -313,3 +313,29 @@ def test_a_band_that_cannot_be_is_a_sentence(make, confidence, message) -> None:
     with pytest.raises(ValueError) as caught:
         plot_fit(make().fit(X, y > 0), confidence=confidence)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_ordered_categories_stand_side_by_side_in_their_order(as_text) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 3, 60)
+    sizes = ["small", "medium", "large"]
+    column = pd.Categorical.from_codes(codes, sizes, ordered=True) if as_text else 10.0 * codes
+    X = pd.DataFrame({"size": column, "x": rng.uniform(size=60)})
+    metric = "euclidean" if as_text else {"size": "ordered"}
+    model = NadarayaWatsonRegressor(bandwidth=0.3, metric=metric).fit(X, codes + X["x"])
+    ax = plot_fit(model, feature="size")
+    assert [each.get_text() for each in ax.get_xticklabels()] == (sizes if as_text else ["0", "10", "20"])
+    x, y = line(ax, "prediction").get_data()
+    np.testing.assert_array_equal(x, [0, 1, 2])
+    values = pd.Categorical(sizes, sizes, ordered=True) if as_text else [0.0, 10.0, 20.0]
+    np.testing.assert_allclose(y, model.predict(pd.DataFrame({"size": values, "x": X["x"].median()})))
+    np.testing.assert_array_equal(np.sort(line(ax, "partial residuals").get_xdata()), np.sort(codes))
+    assert plot_fit(model, feature="x").get_title() == "others held at their median"
+
+
+def test_places_on_the_earth_are_held_at_their_median() -> None:
+    rng = np.random.default_rng(0)
+    X = np.stack([rng.uniform(40, 50, 60), rng.uniform(0, 10, 60), rng.uniform(size=60)], 1)
+    model = NadarayaWatsonRegressor(metric={(0, 1): "haversine"}).fit(X, X[:, 2])
+    assert plot_fit(model, feature=2).get_title() == "others held at their median"

@@ -1,1 +1,1 @@
-"""Fused CPU kernels: compiled once, kept as machine code, run tile by tile."""
+"""Compiled CPU kernels that run tile by tile."""

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-# The arguments of a kernel: one array of integers (addresses, sizes, strides) by name, and one real number
-
-
 #: Keys that a tile has at most.
 TILE = 512
 #: Values or features that a chunk has: the distance of the rows of an array whose lanes are these.

@@ -16,7 +16,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.engines.fused import library, pool
 
 DTYPES = (torch.float32, torch.float64)
-
 #: Numbers that the largest register holds.
 _REGISTER = 16
 #: Multiplications that are worth a thread.

@@ -37,7 +37,7 @@ class KernelCall:
         As :func:`library.load` takes it.
     dtype : torch.dtype
     sizes : dict of str to int
-        Every size that the shapes in ``fields.SHAPES`` speak of, by its name.
+        Every size that the shapes in ``arguments.SHAPES`` speak of, by its name.
     arrays : dict of str to Tensor or None
         Those that all calls have in common; None is none.
     numbers : dict of str to int

@@ -183,7 +183,7 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
     key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C
-    common = {"score": (2 * GROUP + 1) * ROW, "query": GROUP * C}
+    common = {"score": 2 * GROUP * ROW, "query": GROUP * C}
     if not backward:
         value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
         return common | {

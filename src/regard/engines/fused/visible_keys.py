@@ -147,11 +147,7 @@ class VisibleKeys:
             return None
         H, L = self.extent.H, self.extent.L
         b = torch.arange(unit.first // H, -(-unit.last // H), device="cpu")
-        h = (
-            torch.arange(H, device="cpu")
-            if unit.last - unit.first >= H
-            else torch.tensor([unit.first % H], device="cpu")
-        )
+        h = unit.first % H + torch.arange(min(unit.last - unit.first, H), device="cpu")
         q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
         return mask.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
 

@@ -62,13 +62,14 @@ void table_values(T* o, const T* v, i64 kv_row, const i64* rows, i64 n, i64 D, c
 // Write softmax(scale · q kᵀ) v for queries `first` to `last`, each of H heads of width D.
 //
 // Query r reads the rows of keys and values that row `which[r]` of the table begins with, as many as its count says;
-// heads of keys are G. `s` has room for the scores of all heads of a query, each of a whole number of vectors.
+// heads of keys are G. `s` has room for the scores of all heads of a query, each filled up as vectors and loops need.
 template <class T>
 void read_rows(
     const T* q, i64 q_row, const T* k, const T* v, i64 kv_row, const i64* which, const i64* table, i64 table_row,
     const i64* counts, i64 first, i64 last, i64 H, i64 G, i64 D, T scale, T* out, i64 out_row, T* s) {
   for (i64 r = first; r < last; ++r) {
-    const i64 n = counts[which[r]], width = parts(n, WIDTH<T>) * WIDTH<T>;
+    constexpr i64 step = WIDTH<T> > TOGETHER ? WIDTH<T> : TOGETHER;
+    const i64 n = counts[which[r]], width = parts(n, step) * step;
     const i64* rows = table + which[r] * table_row;
     for (i64 h = 0; h < H; ++h) {
       T* line = s + h * width;

@@ -24,6 +24,8 @@ FILE: Final = Path(os.environ.get("REGARD_KERNELS") or Path(__file__).parent / "
 #: The kinds of processors of each machine, the most capable last; torch's names of what they can do.
 _X86: Final = {"DEFAULT": "v2", "AVX2": "v3", "AVX512": "v4"}
 _PLAIN: Final = "baseline"
+#: What an ELF file calls each machine.
+_ELF_MACHINES: Final = {"x86_64": 62, "amd64": 62, "aarch64": 183, "arm64": 183}
 
 _DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
@@ -67,15 +69,23 @@ def load(name: str, dtype: torch.dtype) -> Function:
 @cache
 def processor() -> str:
     """Return the kind of processor whose code is used."""
-    kinds = list(_X86.values()) if platform.machine().lower() in ("x86_64", "amd64") else [_PLAIN]
-    able = _X86.get(torch.backends.cpu.get_cpu_capability(), kinds[0]) if len(kinds) > 1 else _PLAIN
+    kinds = _kinds()
     asked = os.environ.get("REGARD_CPU")
     if not asked:
-        return able
-    if asked not in kinds[: kinds.index(able) + 1]:
-        expected = f"be one of {', '.join(kinds[: kinds.index(able) + 1])}, which this processor can run"
+        return kinds[-1]
+    if asked not in kinds:
+        expected = f"be one of {', '.join(kinds)}, which this processor can run"
         raise rejected("regard", "REGARD_CPU", expected, repr(asked))
     return asked
+
+
+def _kinds() -> list[str]:
+    """Return the kinds of processors whose code this one can run, the most capable last."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return [_PLAIN]
+    kinds = list(_X86.values())
+    able = _X86.get(torch.backends.cpu.get_cpu_capability(), kinds[0])
+    return kinds[: kinds.index(able) + 1]
 
 
 def problem() -> str | None:
@@ -88,8 +98,8 @@ def _opened() -> tuple[Any, str | None]:
     if not FILE.exists():
         return None, "its compiled kernels are missing; installing regard with a C++ compiler builds them"
     try:
-        if _is_cut_off(FILE.read_bytes()):
-            raise OSError("the file is cut off")
+        if (flaw := _flaw(FILE.read_bytes())) is not None:
+            raise OSError(flaw)
         library = ctypes.CDLL(str(FILE))
         library.regard_fields.restype = ctypes.c_char_p
         library.regard_sizes.restype = ctypes.POINTER(ctypes.c_int64)
@@ -98,16 +108,26 @@ def _opened() -> tuple[Any, str | None]:
         fits = fits and tuple(library.regard_sizes()[: len(sizes)]) == sizes
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         return None, f"its compiled kernels cannot be loaded ({error}); install regard again"
-    return (library, None) if fits else (None, "its compiled kernels are of another version; install regard again")
+    if not fits:
+        return None, "its compiled kernels are of another version; install regard again"
+    if not hasattr(library, f"regard_dot_forward_float32_{_kinds()[-1]}"):
+        return None, f"its compiled kernels have no code for this processor ({_kinds()[-1]}); install regard again"
+    return library, None
 
 
-def _is_cut_off(data: bytes) -> bool:
-    """Whether an ELF file ends before its table of sections, which comes last: loading it could crash the process."""
+def _flaw(data: bytes) -> str | None:
+    """Return what is wrong with an ELF file if loading it could crash the process, or fail without a reason."""
     if data[:4] != b"\x7fELF":
-        return False
+        return None
+    # The table of sections comes last.
     offset = int.from_bytes(data[40:48], "little")
     size, count = (int.from_bytes(data[at : at + 2], "little") for at in (58, 60))
-    return len(data) < max(offset + size * count, 64)
+    if len(data) < max(offset + size * count, 64):
+        return "the file is cut off"
+    machine = _ELF_MACHINES.get(platform.machine().lower())
+    if machine not in (None, int.from_bytes(data[18:20], "little")):
+        return "they are for another kind of processor"
+    return None
 
 
 _LIBRARY, _PROBLEM = _opened()

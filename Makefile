@@ -12,17 +12,23 @@ KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
 .PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated wheel wheel-check demo-time docs gallery notebook viewer viewer-check campaign clean
 
+# What pip is silent about: compiling the kernels is most of an installation once the packages are here.
+define install
+echo "Installing into $(VENV), and compiling the CPU kernels: about a minute, or a few seconds with ccache's copies."
+PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable $(1) --editable $(2)
+endef
+
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
 $(READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]' --editable './lab[dev]'
+	@$(call install,'.[dev]','./lab[dev]')
 	$(BIN)/python -m pip install --quiet --no-deps rxnmapper==0.4.3
 	touch $@
 
 # What the demo needs, and nothing else.
 $(DEMO_READY): pyproject.toml lab/pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable . --editable ./lab
+	@$(call install,.,./lab)
 	touch $@
 
 # The model in the box translates, and shows what it looked at.
@@ -196,20 +202,24 @@ wheel:
 	rm -rf dist $(BUILT)
 	$(BIN)/python -m build --outdir $(BUILT) .
 	! ls $(BUILT)/*-none-any.whl 2> /dev/null
-	if [ "$$(uname)" = Linux ]; then PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat --wheel-dir dist \
-		$(BUILT)/*.whl; else mkdir -p dist && mv $(BUILT)/*.whl dist; fi
+	if [ "$$(uname)" = Linux ]; then \
+		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat --wheel-dir dist $(BUILT)/*.whl; \
+	else mkdir -p dist && mv $(BUILT)/*.whl dist; fi
 	mv $(BUILT)/*.tar.gz dist
 	$(BIN)/python -m build --wheel -C wheel.cmake=false -C wheel.platlib=false --outdir dist .
 	$(BIN)/python -m build --outdir dist lab
 
-# The core's wheels in an environment of their own, outside the clone, where no compiler is found.
+# The core's wheels, with kernels and then without, in an environment of their own, outside the clone, where no compiler
+# is found.
+FRESH := $(abspath $(BUILT))/fresh
+CHECKED = cd / && PATH="$(FRESH)/bin" "$(FRESH)/bin/python" "$(CURDIR)/tests/helpers/installed_package.py"
 wheel-check:
-	for kind in "" pure; do \
-		rm -rf $(BUILT)/fresh && $(PYTHON) -m venv $(BUILT)/fresh && \
-		PIP_CONSTRAINT=constraints.txt $(BUILT)/fresh/bin/python -m pip install --quiet --only-binary :all: \
-			"$$(ls dist/regard-*.whl | grep $${kind:+-e} $${kind:--v} none-any)[cli]" && \
-		(cd / && PATH="$(abspath $(BUILT))/fresh/bin" "$(abspath $(BUILT))/fresh/bin/python" \
-			$(CURDIR)/tests/helpers/installed_package.py $$kind) || exit 1; done
+	rm -rf "$(FRESH)" && $(PYTHON) -m venv "$(FRESH)"
+	PIP_CONSTRAINT=constraints.txt "$(FRESH)/bin/python" -m pip install --quiet --only-binary :all: \
+		"$$(ls dist/regard-*.whl | grep -v none-any)[cli]"
+	$(CHECKED)
+	"$(FRESH)/bin/python" -m pip install --quiet --no-deps --force-reinstall dist/regard-*-none-any.whl
+	$(CHECKED) pure
 
 # How long the demo takes once it is set up.
 demo-time: $(READY)

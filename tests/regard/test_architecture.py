@@ -251,3 +251,15 @@ except AttributeError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "module 'regard' has no attribute 'nothing'\n"
+
+
+def test_the_first_call_imports_no_other_package() -> None:
+    code = """
+import sys, torch, regard
+before, q = set(sys.modules), torch.randn(1, 2, 9, 4)
+for score in ("dot", "gaussian"):
+    for engine in ("auto", "fused", "streaming", "reference"):
+        regard.attention(q, q, q, score=score, engine=engine)
+assert {name for name in set(sys.modules) - before if not name.startswith("importlib.")} == set()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,7 +23,7 @@ from regard._utils.torch_private import (
     is_jit_tracing,
     recording,
 )
-from regard._utils.tracing import autocast_suspended, in_transform
+from regard._utils.tracing import autocast_suspended, in_transform, is_exported_to_onnx
 from regard.engines import EngineOutput, aux_pass
 from regard.engines.aux import AuxRequest
 from regard.engines.problem import Call, Problem
@@ -204,7 +204,7 @@ def _class(module: str, name: str) -> type[Part]:
 
 def is_recorded(query: Tensor) -> bool:
     """Whether a compiler or ``torch.jit.trace`` records calls; exporters do not count: their programs run elsewhere."""
-    if in_functorch() or in_forward_mode() or torch.onnx.is_in_onnx_export():
+    if in_functorch() or in_forward_mode() or is_exported_to_onnx():
         return False
     if is_jit_tracing():
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -50,6 +51,8 @@ def is_symbolic(size: int) -> bool:
 
 def is_exported_to_onnx() -> bool:
     """Whether the call is exported to ONNX, which supports only some of torch's own operations."""
+    if not torch.compiler.is_compiling() and "torch.onnx" not in sys.modules:
+        return False  # an export has imported it; that takes longer than all else in the first call of a process
     return torch.onnx.is_in_onnx_export()
 
 

@@ -6,8 +6,8 @@
 // tests/helpers/driven_kernels.py writes batches and reads results, in 64-bit words:
 //
 //   batch   blocks, size in bytes of each; their contents, padded to words; calls
-//   call    name (48 bytes), real (a double), scratch (bytes, and which argument or −1), arguments; for each which block it is
-//           the address of (or −1), and its value
+//   call    name (48 bytes), real (a double), scratch (bytes, and which argument or −1), arguments; for each of these
+//           which block it is the address of (or −1), and its value
 #include <dlfcn.h>
 
 #include <atomic>

@@ -1,7 +1,7 @@
 """Checks of an installation of the package by its wheel: ``python installed_package.py [pure]``.
 
-The package is not the clone's; unless the wheel is the pure one, it has compiled kernels, and they run; the command line
-starts; the laws hold. It is run by an interpreter that has the package and its extra ``cli``, and no test framework.
+The package is not the clone's; unless the wheel is the pure one, its compiled kernels run; the command line starts; the
+laws hold. The interpreter needs the package and its extra ``cli``, and no test framework.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels in a program without Python, as `make emulated` and `make sanitize` run them, on one thread and on several."""
+"""Kernels in a program without Python, as `make emulated` and `make sanitize` run them."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ wheel:
 # is found.
 FRESH := $(abspath $(BUILT))/fresh
 CHECKED = cd / && PATH="$(FRESH)/bin" "$(FRESH)/bin/python" "$(CURDIR)/tests/helpers/installed_package.py"
-wheel-check:
+wheel-check: wheel
 	rm -rf "$(FRESH)" && $(PYTHON) -m venv "$(FRESH)"
 	PIP_CONSTRAINT=constraints.txt "$(FRESH)/bin/python" -m pip install --quiet --only-binary :all: \
 		"$$(ls dist/regard-*.whl | grep -v none-any)[cli]"

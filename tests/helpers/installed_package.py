@@ -25,10 +25,10 @@ def main(*kinds: str) -> None:
     print(plan)
     if "pure" in kinds:
         assert library.problem() is not None
-        assert plan.engine != "fused"
+        assert plan.engine.name != "fused"
     else:
         assert library.problem() is None, library.problem()
-        assert plan.engine == "fused"
+        assert plan.engine.name == "fused"
     for command in (["regard", "--help"], ["regard.testing", "--cases", "200"]):
         subprocess.run([sys.executable, "-m", *command], check=True)
 

@@ -131,6 +131,17 @@ INLINE X absolute(X x) {
   return bits_as<X>(bits_as<B>(x) & all);
 }
 
+// A product that several sums share: the compiler would rather repeat it within each.
+template <class X>
+INLINE X product_alone(X x) {
+#if defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 template <class X>
 INLINE X smaller(X x, X y) {
   return x < y ? x : y;

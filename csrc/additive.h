@@ -23,8 +23,8 @@ constexpr i64 WITH_SMALL = 1, WITH_RAW = 2, WITH_LARGE = 4;
 // Features up to here lose precision to exponentials.
 constexpr double SMALL_FEATURE = 0.5;
 
-// Write e^2x / 2 of a row, x its features times `sign` and the signs of the weights, filled up to `width` features with
-// that of 0; return the row's class.
+// Write e^2x / 2 of a row, x being its features times `sign` and the signs of the weights, filled up to `width` features
+// with that of 0; return the row's class.
 template <class T>
 Class powers(const T* source, const T* w, T sign, i64 C, T limit, T* target, i64 width) {
   over<T>(0, C, [&](i64 c, auto x) {
@@ -36,7 +36,7 @@ Class powers(const T* source, const T* w, T sign, i64 C, T limit, T* target, i64
     store(target + c, T(0.5) * exponential(factor * value));
   });
   fill(target + C, width - C, T(0.5));
-  const T peak = combined(source, 0, C, T(0), [](auto x, auto y) { return larger(absolute(y), x); });
+  const T peak = peak_of(source, C);
   const T zero = combined(source, 0, C, T(0), [](auto x, auto y) { return x + (y - y); });
   if (zero != T(0) || peak > limit) return RAW;  // NaN shows in the former alone
   if (peak > T(0.5) * limit) return LARGE;
@@ -107,7 +107,7 @@ INLINE void add_features(T* s, const T* k, const T* q, const T* w, i64 lanes) {
   });
 }
 
-// Write scale Σ |w| tanh of `count` rows. No weight is larger than ¼: what their sum multiplies must not overflow either.
+// Write scale Σ |w| tanh of `count` rows. No weight is larger than ¼: what their sum multiplies must not overflow.
 template <class T>
 OUTLINE void normal(T* s, const T* k, const T* q, const T* w, T scale, i64 count, i64 C, i64 lanes) {
   for (i64 i = 0; i < GROUP; ++i) fill(s + i * ROW, lanes, T(0));
@@ -148,36 +148,39 @@ T raw_pair(const T* q, const T* k, const T* w, i64 C) {
   return sum.total();
 }
 
-// ds / (A + B)² of two features, up to a product each.
-template <bool ANY_LARGE, class X>
+// Gradients of scores up to here, and down to its inverse, may be divided by the squares of two NORMAL features' sums.
+constexpr double MODERATE = 1e12;
+
+// ds / (A + B)² of two features, up to a product each. The product of both squares is a normal number, but its quotient
+// need not be: where features are LARGE or ds is not MODERATE, ds comes LAST.
+template <bool LAST, class X>
 struct Quotients {
   X ds, square0, square1, share;
 
-  // Between LARGE features the product of both squares, though not its reciprocal's product with ds, is a normal number.
   INLINE Quotients(X ds, X d0, X d1) : ds(ds), square0(d0 * d0), square1(d1 * d1) {
-    share = (ANY_LARGE ? wide<X>(1) : ds) / (square0 * square1);
+    share = (LAST ? wide<X>(1) : ds) / (square0 * square1);
   }
-  INLINE X first() const { return ANY_LARGE ? ds * (share * square1) : share * square1; }
-  INLINE X second() const { return ANY_LARGE ? ds * (share * square0) : share * square0; }
+  INLINE X first() const { return LAST ? ds * (share * square1) : share * square1; }
+  INLINE X second() const { return LAST ? ds * (share * square0) : share * square0; }
 };
 
-// Add Σ ds (1 − tanh²) / 4 of two features, h = ds A B / (A + B)², to dq and dk of a row, and Σ ds (1 − tanh) / 2 to dw:
-// ds A / (A + B) is A z A + h with z = ds / (A + B)², where nothing cancels.
-template <bool ANY_LARGE, class T>
+// Add Σ ds (1 − tanh²) / 4 of two features, which is h = A z B with z = ds / (A + B)², to dq and dk of a row; and
+// Σ ds (1 − tanh) / 2, which is A z A + h, to dw. Nothing cancels.
+template <bool LAST, class T>
 INLINE void pull_pair(const T* ds, const T* k, const T* q, const T* w, i64 lanes, T* dq, T* dk, T* dw) {
   using X = Vector<T>;
   const X a0 = wide<X>(q[0]), a1 = wide<X>(q[1]);
   const auto quotients = [&](i64 j) {
-    return Quotients<ANY_LARGE, X>(load<X>(ds + j), a0 + load<X>(k + j), a1 + load<X>(k + ROW + j));
+    return Quotients<LAST, X>(load<X>(ds + j), a0 + load<X>(k + j), a1 + load<X>(k + ROW + j));
   };
   X x0{}, x1{}, y0{}, y1{};
-  Quotients<ANY_LARGE, X> next = quotients(0);
+  Quotients<LAST, X> next = quotients(0);
   over_lanes<T>(lanes, [&](i64 j) {
-    const Quotients<ANY_LARGE, X> now = next;
-    next = quotients(j + WIDTH<T>);  // what follows a division waits long: divide early, behind the last lane in vain
+    const Quotients<LAST, X> now = next;
+    next = quotients(j + WIDTH<T>);  // what follows a division waits long: divide early, in vain behind the last lane
     const X z0 = a0 * now.first(), z1 = a1 * now.second();
     const T* again = k;
-    asm("" : "+r"(again));
+    asm("" : "+r"(again));  // load keys again, which kept in registers would drive sums out
     const X h0 = product_alone(z0 * load<X>(again + j)), h1 = product_alone(z1 * load<X>(again + ROW + j));
     y0 += z0;
     y1 += z1;
@@ -195,13 +198,14 @@ INLINE void pull_pair(const T* ds, const T* k, const T* q, const T* w, i64 lanes
 }
 
 // The same for all features of `count` rows; a row without ds has none.
-template <bool ANY_LARGE, class T>
+template <bool LAST, class T>
 OUTLINE void pull_normal(
-    const T* const (&ds)[GROUP], const T* k, const T* q, const T* w, i64 count, i64 C, i64 lanes, T* dq, T* dk, T* dw) {
+    const T* const (&ds)[GROUP], const T* k, const T* q, const T* w, i64 count, i64 C, i64 lanes, T* dq, T* dk,
+    T* dw) {
   for (i64 c = 0; c < C; c += 2)
     for (i64 i = 0; i < count; ++i)
       if (ds[i] != nullptr)
-        pull_pair<ANY_LARGE>(ds[i], k + c * ROW, q + i * C + c, w + c, lanes, dq + i * C + c, dk + c * ROW, dw + c);
+        pull_pair<LAST>(ds[i], k + c * ROW, q + i * C + c, w + c, lanes, dq + i * C + c, dk + c * ROW, dw + c);
 }
 
 // Add Σ ds (1 − tanh²) / 4 to dq and dk, and Σ ds tanh to dw, for one row of SMALL pairs.
@@ -302,6 +306,7 @@ struct Additive {
     const i64 count = least(GROUP, last - row + 1);
     const T *classes = k + C * ROW + j0, *w = a.array(F::weight) + head % a[F::H] * a[F::weight_head];
     const T* normal_ds[GROUP] = {};
+    bool is_last = (mixed & WITH_LARGE) != 0;
     for (i64 i = 0; i < count; ++i) {
       T *dsi = ds + i * ROW + j0, *other = s + (GROUP + i) * ROW, *dqi = dq + i * C;
       const i64 own = mixed != 0 ? a.bytes(F::query_class)[head * a[F::L] + row + i] : i64(NORMAL);
@@ -323,11 +328,13 @@ struct Additive {
         dsi = other;
       }
       normal_ds[i] = dsi;
+      const T peak = peak_of(dsi, lanes);
+      is_last = is_last || peak > T(MODERATE) || (peak < T(1 / MODERATE) && peak > T(0));
       const T total = sum_of(dsi, 0, lanes);
       for (i64 c = 0; c < C; ++c) dw[c] += w[c] < T(0) ? -total : total;
     }
     const T* query = a.array(F::query) + place;
-    if (mixed & WITH_LARGE)
+    if (is_last)
       pull_normal<true>(normal_ds, k + j0, query, w, count, C, lanes, dq, dk + j0, dw + C);
     else
       pull_normal<false>(normal_ds, k + j0, query, w, count, C, lanes, dq, dk + j0, dw + C);

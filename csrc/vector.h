@@ -256,6 +256,12 @@ INLINE T largest_of(const T* s, i64 j0, i64 j1) {
   return combined(s, j0, j1, -std::numeric_limits<T>::infinity(), [](auto x, auto y) { return larger(y, x); });
 }
 
+// The largest absolute value; NaN counts for nothing.
+template <class T>
+INLINE T peak_of(const T* s, i64 count) {
+  return combined(s, 0, count, T(0), [](auto x, auto y) { return larger(absolute(y), x); });
+}
+
 template <class T>
 INLINE T sum_of(const T* s, i64 j0, i64 j1) {
   return combined(s, j0, j1, T(0), [](auto x, auto y) { return x + y; });

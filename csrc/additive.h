@@ -151,8 +151,8 @@ T raw_pair(const T* q, const T* k, const T* w, i64 C) {
 // Gradients of scores up to here, and down to its inverse, may be divided by the squares of two NORMAL features' sums.
 constexpr double MODERATE = 1e12;
 
-// ds / (A + B)² of two features, up to a product each. The product of both squares is a normal number, but its quotient
-// need not be: where features are LARGE or ds is not MODERATE, ds comes LAST.
+// ds A / (A + B)² of two features, up to two products each. The product of both squares is a normal number, but its
+// quotient need not be: where features are LARGE or ds is not MODERATE, ds comes LAST.
 template <bool LAST, class X>
 struct Quotients {
   X ds, square0, square1, share;
@@ -160,12 +160,12 @@ struct Quotients {
   INLINE Quotients(X ds, X d0, X d1) : ds(ds), square0(d0 * d0), square1(d1 * d1) {
     share = (LAST ? wide<X>(1) : ds) / (square0 * square1);
   }
-  INLINE X first() const { return LAST ? ds * (share * square1) : share * square1; }
-  INLINE X second() const { return LAST ? ds * (share * square0) : share * square0; }
+  INLINE X first(X a) const { return LAST ? ds * (a * (share * square1)) : a * (share * square1); }
+  INLINE X second(X a) const { return LAST ? ds * (a * (share * square0)) : a * (share * square0); }
 };
 
-// Add Σ ds (1 − tanh²) / 4 of two features, which is h = A z B with z = ds / (A + B)², to dq and dk of a row; and
-// Σ ds (1 − tanh) / 2, which is A z A + h, to dw. Nothing cancels.
+// Add Σ ds (1 − tanh²) / 4 of two features, which is h = z B with z = ds A / (A + B)², to dq and dk of a row; and
+// Σ ds (1 − tanh) / 2, which is z A + h, to dw. Nothing cancels.
 template <bool LAST, class T>
 INLINE void pull_pair(const T* ds, const T* k, const T* q, const T* w, i64 lanes, T* dq, T* dk, T* dw) {
   using X = Vector<T>;
@@ -178,7 +178,7 @@ INLINE void pull_pair(const T* ds, const T* k, const T* q, const T* w, i64 lanes
   over_lanes<T>(lanes, [&](i64 j) {
     const Quotients<LAST, X> now = next;
     next = quotients(j + WIDTH<T>);  // what follows a division waits long: divide early, in vain behind the last lane
-    const X z0 = a0 * now.first(), z1 = a1 * now.second();
+    const X z0 = now.first(a0), z1 = now.second(a1);
     const T* again = k;
     asm("" : "+r"(again));  // load keys again, which kept in registers would drive sums out
     const X h0 = product_alone(z0 * load<X>(again + j)), h1 = product_alone(z1 * load<X>(again + ROW + j));

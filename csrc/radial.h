@@ -71,44 +71,91 @@ void few(T* s, const T* k, const T* q, const T* inverse, const T* rest, T factor
     few<1, KIND, RIM>(s, k, q, inverse, rest, factor, lanes);
 }
 
-// Write sums of squares, or for the Laplacian of absolute values, of four rows and the keys of a tile, in units of the
-// width and times a factor. Partial sums of a few features keep the error of a long sum small.
-template <int KIND, bool RIM, class T>
-OUTLINE void distances(
-    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, T factor, i64 C, i64 lanes) {
+// Whether one factor is the inverse width of all features, and may be applied after squares of differences are summed.
+template <class T>
+bool is_uniform(const T* inverse, i64 C) {
+  constexpr T limit = T(1 << 30);
+  bool same = inverse[0] <= limit && inverse[0] * limit >= T(1);
+  for (i64 c = 1; c < C; ++c) same = same && inverse[c] == inverse[0];
+  return same;
+}
+
+// Add up squares, or for the Laplacian absolute values, of four rows and VECTORS vectors of keys, in units of the width
+// unless that is UNIFORM. Partial sums of a few features keep the error of a long sum small.
+template <int KIND, bool RIM, bool UNIFORM, int VECTORS, class T>
+INLINE void sum_features(
+    Vector<T> (&totals)[GROUP][VECTORS], const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest,
+    i64 C) {
   using X = Vector<T>;
+  for (i64 first = 0; first < C; first += FEATURES) {
+    X sums[GROUP][VECTORS] = {};
+    for (i64 c0 = first; c0 < least(first + FEATURES, C); c0 += TERMS) {
+      X terms[GROUP][VECTORS] = {};
+      const auto add = [&](i64 c) {
+        X keys[VECTORS];
+        UNROLLED
+        for (int n = 0; n < VECTORS; ++n) keys[n] = load<X>(k + c * ROW + n * WIDTH<T>);
+        UNROLLED
+        for (int i = 0; i < GROUP; ++i) {
+          const X query = wide<X>(q[i][c]);
+          UNROLLED
+          for (int n = 0; n < VECTORS; ++n) {
+            X d = query - keys[n];
+            if constexpr (!UNIFORM) d = apart<RIM>(query, keys[n], wide<X>(inverse[c]), wide<X>(rest[c]));
+            terms[i][n] += KIND == LAPLACIAN ? absolute(d) : d * d;
+          }
+        }
+      };
+      if (c0 + TERMS <= C)
+        UNROLLED
+        for (i64 c = 0; c < TERMS; ++c) add(c0 + c);
+      else
+        for (i64 c = c0; c < C; ++c) add(c);
+      UNROLLED
+      for (int i = 0; i < GROUP; ++i)
+        UNROLLED
+        for (int n = 0; n < VECTORS; ++n) sums[i][n] += terms[i][n];
+    }
+    UNROLLED
+    for (int i = 0; i < GROUP; ++i)
+      UNROLLED
+      for (int n = 0; n < VECTORS; ++n) totals[i][n] += sums[i][n];
+  }
+}
+
+// Write those sums times a factor for all keys of a tile.
+template <int KIND, bool RIM, bool UNIFORM, class T>
+OUTLINE void many(
+    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, T factor, i64 C, i64 lanes) {
+  constexpr int VECTORS = PAD % (2 * WIDTH<T>) == 0 ? 2 : 1;
+  for (i64 j = 0; j < lanes; j += VECTORS * WIDTH<T>) {
+    Vector<T> totals[GROUP][VECTORS] = {};
+    sum_features<KIND, RIM, UNIFORM>(totals, k + j, q, inverse, rest, C);
+    UNROLLED
+    for (int i = 0; i < GROUP; ++i)
+      UNROLLED
+      for (int n = 0; n < VECTORS; ++n) store(s + i * ROW + j + n * WIDTH<T>, factor * totals[i][n]);
+  }
+}
+
+// Write sums of squares, or for the Laplacian of absolute values, of four rows and the keys of a tile, in units of the
+// width and times a factor. LATE allows to apply the width after summation, which moves keys that are on the rim.
+template <int KIND, bool RIM, bool LATE, class T>
+void distances(
+    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, T factor, i64 C, i64 lanes) {
   if (0 < C && C <= 3) {
     for (i64 i = 0; i < GROUP; ++i) few<KIND, RIM>(s + i * ROW, k, q[i], inverse, rest, factor, C, lanes);
     return;
   }
-  over_lanes<T>(lanes, [&](i64 j) {
-    X totals[GROUP] = {};
-    for (i64 first = 0; first < C; first += FEATURES) {
-      X sums[GROUP] = {};
-      for (i64 c0 = first; c0 < least(first + FEATURES, C); c0 += TERMS) {
-        X terms[GROUP] = {};
-        const auto add = [&](i64 c) {
-          const X key = load<X>(k + c * ROW + j);
-          UNROLLED
-          for (int i = 0; i < GROUP; ++i) {
-            const X d = apart<RIM>(wide<X>(q[i][c]), key, wide<X>(inverse[c]), wide<X>(rest[c]));
-            terms[i] += KIND == LAPLACIAN ? absolute(d) : d * d;
-          }
-        };
-        if (c0 + TERMS <= C)
-          UNROLLED
-          for (i64 c = 0; c < TERMS; ++c) add(c0 + c);
-        else
-          for (i64 c = c0; c < C; ++c) add(c);
-        UNROLLED
-        for (int i = 0; i < GROUP; ++i) sums[i] += terms[i];
-      }
-      UNROLLED
-      for (int i = 0; i < GROUP; ++i) totals[i] += sums[i];
+  if constexpr (LATE)
+    if (C > 0 && is_uniform(inverse, C)) {
+      const T unit = KIND == LAPLACIAN ? inverse[0] : inverse[0] * inverse[0];
+      many<KIND, RIM, true>(s, k, q, inverse, rest, factor * unit, C, lanes);
+      T peak = 0;
+      for (i64 i = 0; i < GROUP; ++i) peak = larger(peak, peak_of(s + i * ROW, lanes));
+      if (peak <= std::numeric_limits<T>::max()) return;  // else squares overflow that may not in units of the width
     }
-    UNROLLED
-    for (int i = 0; i < GROUP; ++i) store(s + i * ROW + j, factor * totals[i]);
-  });
+  many<KIND, RIM, false>(s, k, q, inverse, rest, factor, C, lanes);
 }
 
 // Replace each score by a function of it.
@@ -275,11 +322,11 @@ struct Radial {
     T* to = s + j0;
     k += j0;
     if (kind == GAUSSIAN) {
-      distances<SQUARES, false>(to, k, q, inverse, rest, T(-0.5) * a.real, C, lanes);
+      distances<SQUARES, false, true>(to, k, q, inverse, rest, T(-0.5) * a.real, C, lanes);
       return true;
     }
     if (kind == LAPLACIAN) {
-      distances<LAPLACIAN, false>(to, k, q, inverse, rest, -a.real, C, lanes);
+      distances<LAPLACIAN, false, true>(to, k, q, inverse, rest, -a.real, C, lanes);
       return true;
     }
     if (a[F::direct] != 0 && a[F::d_query] == 0 && 0 < C && C <= 3) {
@@ -293,9 +340,9 @@ struct Radial {
       return true;
     }
     if (kind == BOXCAR)
-      distances<SQUARES, false>(to, k, q, inverse, rest, T(1), C, lanes);
+      distances<SQUARES, false, false>(to, k, q, inverse, rest, T(1), C, lanes);
     else
-      distances<SQUARES, true>(to, k, q, inverse, rest, T(1), C, lanes);
+      distances<SQUARES, true, false>(to, k, q, inverse, rest, T(1), C, lanes);
     for (i64 i = 0; i < GROUP; ++i, to += ROW) {
       if (a[F::d_query] != 0) copy(to, to + GROUP * ROW, lanes);  // for the backward pass
       if (a[F::direct] == 0)

@@ -91,12 +91,13 @@ void hide(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s
   }
 }
 
-// Copy rows, each filled with zeros to `height` lanes.
+// Copy rows, each filled to `height` lanes.
 template <class T>
-void pack_rows(const T* source, i64 source_row, i64 rows, i64 lanes, T* target, i64 target_row, i64 height) {
+void pack_rows(
+    const T* source, i64 source_row, i64 rows, i64 lanes, T* target, i64 target_row, i64 height, T filling = T(0)) {
   for (i64 row = 0; row < rows; ++row) {
     copy(source + row * source_row, target + row * target_row, lanes);
-    fill(target + row * target_row + lanes, height - lanes, T(0));
+    fill(target + row * target_row + lanes, height - lanes, filling);
   }
 }
 

@@ -131,6 +131,17 @@ INLINE X absolute(X x) {
   return bits_as<X>(bits_as<B>(x) & all);
 }
 
+// A product that several sums share: the compiler would rather repeat it within each.
+template <class X>
+INLINE X product_alone(X x) {
+#if defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 template <class X>
 INLINE X smaller(X x, X y) {
   return x < y ? x : y;
@@ -243,6 +254,12 @@ INLINE T combined(const T* s, i64 j0, i64 j1, T neutral, Combine combine) {
 template <class T>
 INLINE T largest_of(const T* s, i64 j0, i64 j1) {
   return combined(s, j0, j1, -std::numeric_limits<T>::infinity(), [](auto x, auto y) { return larger(y, x); });
+}
+
+// The largest absolute value; NaN counts for nothing.
+template <class T>
+INLINE T peak_of(const T* s, i64 count) {
+  return combined(s, 0, count, T(0), [](auto x, auto y) { return larger(absolute(y), x); });
 }
 
 template <class T>

@@ -170,6 +170,7 @@ SIZES = {
     "tiny": [1e-30],
     "small": [1e-3],
     "ordinary": [1.0],
+    "large": [4.0, 35.0],
     "huge": [1e4],
     "mixed": [1e-30, 1e-3, 0.5, 1.0, 6.0, 50.0, 1e4],
 }
@@ -189,6 +190,32 @@ def test_additive_features_of_every_size(by_query: str, by_key: str, dtype: str)
     call = call.but(query=scaled(L, SIZES[by_query], 0).to(kind), key=scaled(S, SIZES[by_key], 1).to(kind))
     leaves = call.leaves()
     Trial(call).check_call(call.run("fused"), leaves)
+
+
+@pytest.mark.parametrize("size", [0.1, 2.0, 5.0])
+def test_additive_gradients_scale_with_the_upstream_gradient(size: float) -> None:
+    leaves = [(normal(1, 1, 33, 8, seed=i) * size).requires_grad_() for i in range(2)]
+    leaves += [normal(1, 1, 33, 3, seed=2).requires_grad_(), normal(8, seed=3).requires_grad_()]
+
+    def run(unit: float) -> tuple[Tensor, ...]:
+        output = regard.attention(*leaves[:3], score=scores.Additive(leaves[3]), engine="fused")
+        return torch.autograd.grad(output, leaves, normal(*output.shape, seed=7) * unit)
+
+    for unit in (2.0**-80, 2.0**80):
+        for a, b in zip(run(unit), run(1.0)):
+            torch.testing.assert_close(a / unit, b)
+
+
+@pytest.mark.parametrize("score", [scores.Gaussian, scores.Laplacian])
+def test_distances_whose_squares_overflow_without_the_width(score: Callable[[float], Score]) -> None:
+    query, key, value = torch.zeros(1, 1, 5, 6), normal(1, 1, 40, 6, seed=1) * 3e19, normal(1, 1, 40, 2, seed=2)
+    found, right = (
+        regard.attention(query, key, value, score=score(1e8), engine=engine, return_aux=AuxRequest(max=True))
+        for engine in ("fused", "reference")
+    )
+    torch.testing.assert_close(found[0], right[0])
+    assert right[1].max.isfinite().all()
+    torch.testing.assert_close(found[1].max, right[1].max)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])

@@ -88,7 +88,7 @@ _BACKWARD = {
     "d_weight": "share_heads two C",
     "d_added": "added_numbers",
 }
-_PREPARE = {"query": "B S C", "query_class": "B S", "output": "B S V"}
+_PREPARE = {"query": "B S C", "weight": "H V", "query_class": "B S", "output": "B S V"}
 
 #: How many numbers every array of a kernel holds, as a product of sizes; in which order they stand is the kernel's own.
 #: Scratch memory is no array: it has ``scratch_numbers`` of the compute dtype.

@@ -21,7 +21,7 @@ from regard.scores.dot_products import DotLike
 from regard.scores.kernels import kernels
 
 #: Feature size of the additive score above which a product of four denominators overflows.
-LARGE = {torch.float32: 5.4, torch.float64: 44.0}
+LARGEST = {torch.float32: 10.8, torch.float64: 88.0}
 #: Minimum number of elements per preparation task.
 PREPARED = 1 << 17
 #: Number of elements up to which NumPy transposes faster than torch.
@@ -130,46 +130,51 @@ def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
 def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     query, key = query.contiguous(), key.contiguous()
     width = -(-query.shape[-1] // 4) * 4
-    powers_q, classes_q, tasks_q = _powers(query, width, True)
-    powers_k, classes_k, tasks_k = _powers(key, width, False)
-    pool.run([*tasks_q, *tasks_k])
-    # The kernels take weights up to 1; dividing by a power of two is exact.
+    extra = (0, width - query.shape[-1])
+    # The kernels take weights up to ¼; dividing by a power of two is exact.
     weights = weight.detach().numpy()
     largest = float(np.abs(weights).max(initial=0.0))
-    unit = 2.0 ** min(max(math.frexp(largest)[1], -100), 126)
-    scaled, extra = torch.from_numpy(weights / unit), (0, width - query.shape[-1])
-    arrays = {"query": powers_q, "key": powers_k, "weight": (pad(scaled, extra) if extra[1] else scaled).contiguous()}
+    unit = 2.0 ** min(max(math.frexp(largest)[1] + 2, -100), math.frexp(torch.finfo(weight.dtype).max)[1] - 1)
+    scaled = torch.from_numpy(weights / unit)
+    scaled = (pad(scaled, extra) if extra[1] else scaled).contiguous()
+    powers_q, classes_q, tasks_q = _powers(query, scaled, True)
+    powers_k, classes_k, tasks_k = _powers(key, scaled[: key.shape[1]], False)
+    pool.run([*tasks_q, *tasks_k])
+    arrays = {"query": powers_q, "key": powers_k, "weight": scaled}
     found = [classes.numpy().tobytes() for classes in (classes_q, classes_k)]
     # A pair is compared as SMALL where both rows are, and as RAW where one is.
-    has_small, has_raw = all(0 in each for each in found), any(2 in each for each in found)
-    if has_small or has_raw:
+    has_small = all(0 in each for each in found)
+    has_large, has_raw = (any(row_class in each for each in found) for row_class in (2, 3))
+    if has_small or has_raw or has_large:
         arrays |= {"query_class": classes_q, "key_class": classes_k}
     if has_small:
         small = [pad(t, extra).clamp(-SMALL_FEATURE, SMALL_FEATURE).tanh() for t in (query, key)]
         arrays |= {"query_small": small[0], "key_small": small[1].mT.contiguous()}
     if has_raw:
         arrays |= {"query_raw": pad(query, extra).contiguous(), "key_raw": pad(key, extra).contiguous()}
-    mixed = has_small + 2 * has_raw
+    mixed = has_small + 2 * has_raw + 4 * has_large
     return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed}, unit)
 
 
 @lru_cache(256)
-def _preparation(rows: int, length: int, C: int, width: int, dtype: torch.dtype, as_they_come: bool) -> KernelCall:
+def _preparation(shape: tuple[int, ...], width: int, dtype: torch.dtype, is_query: bool) -> KernelCall:
     """Return the preparation kernel for rows of these sizes."""
-    sizes = {"B": rows, "C": C, "V": width, "S": length, "scratch_numbers": PAD * width}
-    return KernelCall("additive.prepare", dtype, sizes, {}, {"direct": int(as_they_come)}).given({}, LARGE[dtype])
+    B, H, S, C = shape
+    sizes = {"B": B * H, "H": H, "C": C, "V": width, "S": S, "scratch_numbers": PAD * width}
+    return KernelCall("additive.prepare", dtype, sizes, {}, {"direct": int(is_query)}).given({}, LARGEST[dtype])
 
 
-def _powers(rows: Tensor, width: int, as_they_come: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
-    """Return buffers for e^{2x} of the features and the rows' classes, and the tasks that fill them.
+def _powers(rows: Tensor, weight: Tensor, is_query: bool) -> tuple[Tensor, Tensor, list[pool.Task]]:
+    """Return buffers for powers of the features and the rows' classes, and the tasks that fill them.
 
-    Features are transposed (lanes) unless ``as_they_come``.
+    The powers are e^{−2x} / 2 of queries, and e^{2x} / 2 of keys, transposed (lanes), with the signs of ``weight``.
     """
-    B, H, N, C = rows.shape
-    powers = rows.new_empty((B, H, N, width) if as_they_come else (B, H, width, N))
+    B, H, N, _ = rows.shape
+    width = weight.shape[-1]
+    powers = rows.new_empty((B, H, N, width) if is_query else (B, H, width, N))
     classes = torch.empty(B, H, N, dtype=torch.uint8, device="cpu")
-    call = _preparation(B * H, N, C, width, rows.dtype, as_they_come)
-    arrays = {"query": rows, "output": powers, "query_class": classes}
+    call = _preparation(tuple(rows.shape), width, rows.dtype, is_query)
+    arrays = {"query": rows, "weight": weight, "output": powers, "query_class": classes}
     items, threads = B * H * -(-N // PAD), torch.get_num_threads()
     count = min(2 * threads if threads > 1 else 1, -(-items * PAD * width // PREPARED))
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard import masks, scores
 from regard._utils.errors import available_memory, rejected
+from regard.engines.fused import library
+from regard.engines.fused.families import KINDS
 from regard.regression._sums.fourier import (
     AXES,
     COARSEST,
@@ -101,8 +103,9 @@ TREE_AXES = 6
 #: The share of points that a parabola may need for a tree to find them: pairs have moments about their own query, which
 #: other methods take about many origins where bandwidths are narrow.
 PARABOLA_SHARE = 0.1
-#: The same for bandwidths by neighbours; and how many bandwidths the Gaussian and the Laplacian reach.
-NEIGHBOURS_SHARE, REACH, REACH_MANHATTAN = 0.1, 10.0, 50.0
+#: The same for bandwidths by neighbours, without and with a compiled kernel for all pairs (a point takes 0.3 µs by a
+#: tree, and 5 ns by a compiled kernel); and how many bandwidths the Gaussian and the Laplacian reach.
+NEIGHBOURS_SHARE, NEIGHBOURS_SHARE_COMPILED, REACH, REACH_MANHATTAN = 0.1, 0.005, 10.0, 50.0
 #: By how much such a bandwidth exceeds the distance of the last point, where rounding decides whether it counts.
 EDGE = 1e-9
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
@@ -321,9 +324,10 @@ class Evaluator:
         """Return the plan for so many queries: the method, and why."""
         plan = self._choose(smoother, count, bandwidth, spread, slope)
         # All pairs of a compact kernel skip points out of reach, but each call sorts the points.
-        skips = smoother.kernel.form.compact and smoother.features.is_metric and not smoother.neighbours
+        skips = smoother.kernel.form.compact and smoother.features.is_metric
         if plan.method == "exact" and skips and count > smoother.rows_at_once():
-            return replace(plan, share=self._look(smoother, bandwidth).needed)
+            share = smoother.neighbours / len(smoother.key) or self._look(smoother, bandwidth).needed
+            return replace(plan, share=min(share, 1.0))
         return plan
 
     def _choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool, slope: bool) -> Plan:
@@ -333,10 +337,7 @@ class Evaluator:
             return Plan("exact", "method='exact'", count)
         cannot_tile = _cannot_tile(smoother)
         if smoother.neighbours:
-            reach = (
-                1.0 if smoother.kernel.form.compact else REACH_MANHATTAN if smoother.kernel.form.manhattan else REACH
-            )
-            few = not cannot_tile and C <= TREE_AXES and smoother.neighbours * reach**C < NEIGHBOURS_SHARE * N
+            few = not cannot_tile and C <= TREE_AXES and _reaches_few(smoother)
             why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
             return Plan("tiles" if few else "exact", why, count, by_tree=few)
         if self._looks_up(smoother, count):
@@ -457,6 +458,18 @@ class PilotStatistics:
     def by_tree(self) -> bool:
         """Whether a tree should find the points that a query needs, rather than tiles."""
         return self.needed < TREE_SHARE
+
+
+def _reaches_few(smoother: Smoother) -> bool:
+    """Return whether bandwidths by neighbours reach so few points that a tree should find them."""
+    form, N, k = smoother.kernel.form, len(smoother.key), smoother.neighbours
+    # With a parabola, all pairs are compared in many calls, one for each group of queries.
+    compiled = form in KINDS and library.problem() is None and smoother.order < 2
+    if form.compact and compiled:
+        return N >= TREE_POINTS_COMPACT and k < TREE_NEEDED_COMPACT
+    reach = 1.0 if form.compact else REACH_MANHATTAN if form.manhattan else REACH
+    share = NEIGHBOURS_SHARE_COMPILED if compiled else NEIGHBOURS_SHARE
+    return k * float(reach) ** smoother.key.shape[1] < share * N
 
 
 def _memory(smoother: Smoother, count: int, spread: bool, series: Series) -> float:

@@ -18,6 +18,7 @@ from regard.regression._features import Features
 from regard.regression._sums.mixed import MixedScore
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
+from regard.scores.own_width import OwnWidth
 
 # Kernels by name or from a function: their scores and the scale of their bandwidths -----------------------------------
 
@@ -110,28 +111,6 @@ class Shaped(Radial):
             raise rejected("NadarayaWatson", "kernel", "return finite weights of at least 0", came)
         seen = weight > 0
         return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
-
-
-class OwnWidth(Score):
-    """A distance whose unit is the score's width times a factor of the query's own, its last feature."""
-
-    mixed_widths = True
-    can_return_neg_inf = True
-
-    def __init__(self, score: Score) -> None:
-        self.score = score
-
-    def compare(self, query: Tensor, key: Tensor) -> Tensor:
-        gap = (query[..., :-1].unsqueeze(-2) - key.unsqueeze(-3)) / query[..., -1:].unsqueeze(-2)
-        return self.score.compare(gap.unsqueeze(-2), torch.zeros_like(key[..., :1, :])[..., None, None, :, :])[
-            ..., 0, 0
-        ]
-
-    def pair_size(self, width: int) -> int:
-        return 3 * width
-
-    def pair_flops(self, width: int) -> int:
-        return 6 * width
 
 
 def names() -> tuple[str, ...]:

@@ -9,13 +9,14 @@
   field(query) field(query_small) field(query_raw) field(query_class)                                           \
   field(key) field(key_small) field(key_raw) field(key_class)                                                   \
   field(weight) field(weight_rest) field(weight_head) field(mixed) field(kind) field(direct) field(boxes)       \
+  field(factor)                                                                                                 \
   field(value) field(value_keys) field(value_lanes)                                                             \
   /* Results. */                                                                                                \
   field(output) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
   /* Of the backward pass. */                                                                                   \
   field(grad) field(d_query) field(d_key) field(d_value) field(d_weight) field(d_added)                         \
-  /* The mask: an interval of keys for each row, or segments of one block with a bias. */                       \
-  field(start) field(stop) field(interval_b) field(interval_h) field(interval_r)                                \
+  /* The mask: an interval of keys for each row, or segments of one block with a bias; the hidden key of a row. */\
+  field(own) field(start) field(stop) field(interval_b) field(interval_h) field(interval_r)                     \
   field(segments) field(segment_count) field(added) field(added_at) field(added_b) field(added_h)               \
   field(added_r) field(has_added)                                                                               \
   /* Sizes; a work item is a block of rows of one head. */                                                      \

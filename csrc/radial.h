@@ -55,7 +55,7 @@ OUTLINE void few(T* s, const T* k, const T* q, const T* inverse, const T* rest, 
       total = c == 0 ? size : total + size;
     }
     if constexpr (KIND >= COMPACT)
-      store(s + j, kernel_weight<KIND>(total));
+      store(s + j, kernel_weight<KIND>(factor * total));
     else
       store(s + j, factor * total);
   }
@@ -123,10 +123,11 @@ INLINE void sum_features(
   }
 }
 
-// Write those sums times a factor for all keys of a tile.
+// Write those sums times a unit and each row's factor for all keys of a tile.
 template <int KIND, bool RIM, bool UNIFORM, class T>
 OUTLINE void many(
-    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, T factor, i64 C, i64 lanes) {
+    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, const T (&factors)[GROUP], T unit,
+    i64 C, i64 lanes) {
   constexpr int VECTORS = PAD % (2 * WIDTH<T>) == 0 ? 2 : 1;
   for (i64 j = 0; j < lanes; j += VECTORS * WIDTH<T>) {
     Vector<T> totals[GROUP][VECTORS] = {};
@@ -134,28 +135,29 @@ OUTLINE void many(
     UNROLLED
     for (int i = 0; i < GROUP; ++i)
       UNROLLED
-      for (int n = 0; n < VECTORS; ++n) store(s + i * ROW + j + n * WIDTH<T>, factor * totals[i][n]);
+      for (int n = 0; n < VECTORS; ++n) store(s + i * ROW + j + n * WIDTH<T>, factors[i] * unit * totals[i][n]);
   }
 }
 
 // Write sums of squares, or for the Laplacian of absolute values, of four rows and the keys of a tile, in units of the
-// width and times a factor. LATE allows to apply the width after summation, which moves keys that are on the rim.
+// width and times each row's factor. LATE allows to apply the width after summation, which moves keys that are on the rim.
 template <int KIND, bool RIM, bool LATE, class T>
 void distances(
-    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, T factor, i64 C, i64 lanes) {
+    T* s, const T* k, const T* const (&q)[GROUP], const T* inverse, const T* rest, const T (&factors)[GROUP], i64 C,
+    i64 lanes) {
   if (0 < C && C <= 3) {
-    for (i64 i = 0; i < GROUP; ++i) few<KIND, RIM>(s + i * ROW, k, q[i], inverse, rest, factor, C, lanes);
+    for (i64 i = 0; i < GROUP; ++i) few<KIND, RIM>(s + i * ROW, k, q[i], inverse, rest, factors[i], C, lanes);
     return;
   }
   if constexpr (LATE)
     if (C > 0 && is_uniform(inverse, C)) {
       const T unit = KIND == LAPLACIAN ? inverse[0] : inverse[0] * inverse[0];
-      many<KIND, RIM, true>(s, k, q, inverse, rest, factor * unit, C, lanes);
+      many<KIND, RIM, true>(s, k, q, inverse, rest, factors, unit, C, lanes);
       T peak = 0;
       for (i64 i = 0; i < GROUP; ++i) peak = larger(peak, peak_of(s + i * ROW, lanes));
       if (peak <= std::numeric_limits<T>::max()) return;  // else squares overflow that may not in units of the width
     }
-  many<KIND, RIM, false>(s, k, q, inverse, rest, factor, C, lanes);
+  many<KIND, RIM, false>(s, k, q, inverse, rest, factors, T(1), C, lanes);
 }
 
 // Replace each score by a function of it.
@@ -208,15 +210,15 @@ void box_of(const T* points, i64 step, i64 feature_step, i64 count, i64 C, T* bo
   }
 }
 
-// Whether two boxes come within one width of each other.
+// Whether two boxes come within one width of each other, where squares count times a factor.
 template <class T>
-bool in_reach(i64 C, const T* one, const T* other, const T* inverse) {
+bool in_reach(i64 C, const T* one, const T* other, const T* inverse, T factor) {
   T square = 0;
   for (i64 c = 0; c < C; ++c) {
     const T gap = larger(larger(other[c] - one[C + c], one[c] - other[C + c]), T(0)) * inverse[c];
     square += gap * gap;
   }
-  return square <= T(1.001);  // a little more than one, so that rounding excludes nothing
+  return factor * square <= T(1.001);  // a little more than one, so that rounding excludes nothing
 }
 
 // Replace the gradients of scores by those of squared distances; by half of those of Manhattan distances.
@@ -281,22 +283,39 @@ OUTLINE void pull_rows(
 struct Radial {
   static constexpr bool linear = false;
 
+  // The factor of a row's squared distances, for the Laplacian of its distances.
+  template <class T>
+  static T factor(const Arguments<T>& a, i64 head, i64 row) {
+    return a[F::factor] != 0 ? a.array(F::factor)[head * a[F::L] + row] : T(1);
+  }
+
+  // The least factor of some rows.
+  template <class T>
+  static T least_factor(const Arguments<T>& a, i64 head, i64 first, i64 last) {
+    T found = factor(a, head, first);
+    if (a[F::factor] != 0)
+      for (i64 row = first + 1; row < last; ++row) found = smaller(found, factor(a, head, row));
+    return found;
+  }
+
   // Pack the features of a tile of keys, keys as lanes, and the box around them; not if it is out of reach.
   template <class T>
   static bool pack(const Arguments<T>& a, i64 head, i64 kv, i64 r0, i64 r1, i64 t0, i64 n, T* k) {
     const i64 C = a[F::C], S = a[F::S], tile = a[F::tile];
     const T* keys = a.array(F::key) + kv * C * S + t0;
     if (a[F::kind] >= COMPACT) {
-      T* box = k + C * ROW;
+      T *box = k + C * ROW, *least_of_block = box + (4 + 2 * BLOCK / GROUP) * C;
       if (a[F::boxes] != 0) {
         if (t0 == 0) {  // a block begins: the boxes around all of its rows, and around each group
           const T* rows = a.array(F::query) + (head * a[F::L] + r0) * C;
           box_of(rows, C, 1, r1 - r0, C, box + 2 * C);
+          *least_of_block = least_factor(a, head, r0, r1);
           for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g)
             box_of(rows + g * GROUP * C, C, 1, least(GROUP, r1 - r0 - g * GROUP), C, box + (4 + 2 * g) * C);
         }
         copy(a.array(F::boxes) + (kv * parts(S, tile) + t0 / tile) * 2 * C, box, 2 * C);
-        if (!in_reach(C, box + 2 * C, box, a.array(F::weight) + head % a[F::H] * a[F::weight_head])) return false;
+        const T* inverse = a.array(F::weight) + head % a[F::H] * a[F::weight_head];
+        if (!in_reach(C, box + 2 * C, box, inverse, *least_of_block)) return false;
       } else {
         box_of(keys, 1, S, n, C, box);
       }
@@ -315,34 +334,39 @@ struct Radial {
     if (kind >= COMPACT) {
       T *box = k + C * ROW, *mine = box + (4 + 2 * (row % BLOCK / GROUP)) * C;
       if (a[F::boxes] == 0) box_of(query, C, 1, count, C, mine);
-      if (!in_reach(C, mine, box, inverse)) return false;
+      if (!in_reach(C, mine, box, inverse, least_factor(a, head, row, row + count))) return false;
     }
     const T* q[GROUP];
-    for (i64 i = 0; i < GROUP; ++i) q[i] = query + least(i, count - 1) * C;
+    const T unit = kind == GAUSSIAN ? T(-0.5) * a.real : kind == LAPLACIAN ? -a.real : T(1);
+    T factors[GROUP];
+    for (i64 i = 0; i < GROUP; ++i) {
+      q[i] = query + least(i, count - 1) * C;
+      factors[i] = unit * factor(a, head, row + least(i, count - 1));
+    }
     T* to = s + j0;
     k += j0;
     if (kind == GAUSSIAN) {
-      distances<SQUARES, false, true>(to, k, q, inverse, rest, T(-0.5) * a.real, C, lanes);
+      distances<SQUARES, false, true>(to, k, q, inverse, rest, factors, C, lanes);
       return true;
     }
     if (kind == LAPLACIAN) {
-      distances<LAPLACIAN, false, true>(to, k, q, inverse, rest, -a.real, C, lanes);
+      distances<LAPLACIAN, false, true>(to, k, q, inverse, rest, factors, C, lanes);
       return true;
     }
     if (a[F::direct] != 0 && a[F::d_query] == 0 && 0 < C && C <= 3) {
       for (i64 i = 0; i < GROUP; ++i, to += ROW)
         if (kind == BOXCAR)
-          few<BOXCAR, false>(to, k, q[i], inverse, rest, T(1), C, lanes);
+          few<BOXCAR, false>(to, k, q[i], inverse, rest, factors[i], C, lanes);
         else if (kind == TRIANGULAR)
-          few<TRIANGULAR, true>(to, k, q[i], inverse, rest, T(1), C, lanes);
+          few<TRIANGULAR, true>(to, k, q[i], inverse, rest, factors[i], C, lanes);
         else
-          few<EPANECHNIKOV, true>(to, k, q[i], inverse, rest, T(1), C, lanes);
+          few<EPANECHNIKOV, true>(to, k, q[i], inverse, rest, factors[i], C, lanes);
       return true;
     }
     if (kind == BOXCAR)
-      distances<SQUARES, false, false>(to, k, q, inverse, rest, T(1), C, lanes);
+      distances<SQUARES, false, false>(to, k, q, inverse, rest, factors, C, lanes);
     else
-      distances<SQUARES, true, false>(to, k, q, inverse, rest, T(1), C, lanes);
+      distances<SQUARES, true, false>(to, k, q, inverse, rest, factors, C, lanes);
     for (i64 i = 0; i < GROUP; ++i, to += ROW) {
       if (a[F::d_query] != 0) copy(to, to + GROUP * ROW, lanes);  // for the backward pass
       if (a[F::direct] == 0)

@@ -71,7 +71,8 @@ INLINE i64 place_of_added(const Arguments<T>& a, i64 head, i64 row, i64 column) 
   return a[F::added_at] + b * a[F::added_b] + h * a[F::added_h] + row * a[F::added_r] + column;
 }
 
-// Replace the scores of a row's hidden keys by `hidden`, and add the bias to the others; keys begin at t0.
+// Replace the scores of a row's hidden keys by `hidden`, and add the bias to the others; keys begin at t0. A row may have
+// a single hidden key of its own.
 template <class T>
 void hide(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s, i64 column, T hidden) {
   if (a[F::start] != 0) {
@@ -79,6 +80,10 @@ void hide(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s
     const i64 lo = a.integers(F::start)[at] - t0, hi = a.integers(F::stop)[at] - t0;
     for (i64 j = j0; j < least(j1, lo); ++j) s[j] = hidden;
     for (i64 j = most(j0, hi); j < j1; ++j) s[j] = hidden;
+  }
+  if (a[F::own] != 0) {
+    const i64 own = a.integers(F::own)[head * a[F::L] + row] - t0;
+    if (j0 <= own && own < j1) s[own] = hidden;
   }
   if (a[F::has_added] != 0 && column >= 0) {
     const T* added = a.array(F::added) + place_of_added(a, head, row, column);
@@ -143,7 +148,7 @@ Range tile_scores(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0
   const i64 j0 = keys.start, j1 = keys.stop;
   if (j1 <= j0 || !Family::compare(a, head, row, last, t0, j0, padded(j1 - j0), k, s)) return {0, 0};
   const T hidden = a[F::direct] != 0 ? T(0) : -std::numeric_limits<T>::infinity();
-  if (a[F::start] != 0 || a[F::has_added] != 0)
+  if (a[F::start] != 0 || a[F::has_added] != 0 || a[F::own] != 0)
     for (i64 i = 0; i < GROUP; ++i) hide(a, head, least(row + i, last), t0, j0, j1, s + i * ROW, column, hidden);
   return {j0, j1};
 }

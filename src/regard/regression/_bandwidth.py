@@ -133,7 +133,7 @@ class LeaveOneOut:
         self.smoother = smoother = smoother if wide else smoother.to(evaluator.dtype)
         self.rows = torch.arange(len(smoother.key), device=smoother.key.device) if rows is None else rows
         # The mask for all points at once holds no tensor, so engines can reuse its plan in later calls.
-        self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once else None
+        self._every = masks.leave_one_out() if rows is None and len(self.rows) <= smoother.rows_at_once() else None
         weight = smoother.point_weights()
         self._share = weight[self.rows, 0] / weight[self.rows, 0].sum()
 
@@ -180,7 +180,7 @@ class LeaveOneOut:
     def _parts(self, bandwidth: Tensor, plan: Plan) -> int:
         """Return how many rows to predict at once."""
         if plan.method == "exact":
-            return self.smoother.rows_at_once
+            return self.smoother.rows_at_once(plan.share)
         return GRAPH if plan.method in ("tiles", "table") and bandwidth.requires_grad else len(self.rows)
 
     def predictions(self, bandwidth: Tensor) -> Estimate:
@@ -214,7 +214,7 @@ class LeaveOneOut:
         Adjacent bandwidths share calls if there are few points, and passes over tiles.
         """
         together = {
-            "exact": max(1, self.smoother.rows_at_once // len(self.smoother.key)),
+            "exact": max(1, self.smoother.rows_at_once() // len(self.smoother.key)),
             "tiles": SHARING,
             "nufft": 1,
             "table": 1,

@@ -18,6 +18,7 @@ from regard import AuxRequest, masks, scores
 from regard.engines.fused.arguments import RADIAL
 from regard.scores import Score
 from regard.scores.kernels import kernels
+from regard.scores.own_width import OwnWidth
 from regard.testing import case as samples
 from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.conformance import judge
@@ -129,6 +130,43 @@ def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
     sizes = {"group": 2, "queries": 9, "keys": 515, "width": 5, "value_width": 13}
     for law in LAWS:
         holds(law, score=score, mask=recipe, dtype=dtype, learned=learned, **sizes)
+
+
+@pytest.mark.parametrize("mask", [None, "others named", "causal"])
+@pytest.mark.parametrize("width", [2, 5])
+@pytest.mark.parametrize("kernel", RADIAL)
+def test_widths_of_queries(kernel: str, width: int, mask: str | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.rand(2, 2, n, width, generator=generator) for n in (90, 700))
+    value = torch.randn(2, 2, 700, 3, generator=generator)
+    own = 0.3 + torch.rand(2, 2, 90, 1, generator=generator)
+    score = OwnWidth(kernels()[kernel](0.5 * width**0.5))
+    hidden = {
+        None: None,
+        "others named": masks.leave_one_out(torch.arange(90) * 7),
+        "causal": masks.causal("lower_right"),
+    }
+    rows = [torch.cat([query, own], -1), key, value]
+
+    def outputs(engine: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ends = [t.to(dtype) for t in rows]
+        found, aux = regard.attention(*ends, hidden[mask], score=score, engine=engine, return_aux=AuxRequest(lse=True))
+        return found, aux.lse
+
+    for found, eager, oracle in zip(outputs("fused", F32), outputs("reference", F32), outputs("reference", F64)):
+        known = oracle.isfinite()
+        assert bool((found.isfinite() == known).all())
+        scale = float(oracle[known].abs().max())
+        allowed = 2 * float((eager - oracle)[known].abs().max()) + torch.finfo(F32).eps * scale
+        assert float((found - oracle)[known].abs().max()) <= allowed
+
+
+def test_no_derivative_with_widths_of_queries() -> None:
+    query, key = torch.ones(3, 3, requires_grad=True), torch.ones(4, 2)
+    plan = regard.explain(query, key, key, score=OwnWidth(scores.Gaussian(1.0)))
+    assert "no derivative with a width per query" in str(plan)
+    regard.attention(query, key, key, score=OwnWidth(scores.Gaussian(1.0))).sum().backward()
+    assert query.grad is not None
 
 
 @pytest.mark.campaign(keep=7)

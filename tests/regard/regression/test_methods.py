@@ -21,6 +21,7 @@ from regard._utils.errors import RegardWarning
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 from regard.regression._bandwidth import LeaveOneOut
 from regard.regression._sums import evaluator as _evaluator
+from regard.regression._sums import smoother as _smoother
 from regard.scores.kernels import kernels
 
 #: By transforms, by tiles looked at together, and by points that a tree finds near each query.
@@ -187,6 +188,7 @@ def test_auto_chooses_by_sizes_and_says_so(monkeypatch):
         ("laplacian", 100_000, 10_000, 1, 0.0002, "tiles", False),
         ("epanechnikov", 100_000, 10_000, 3, 0.02, "exact", False),
         ("epanechnikov", 1_000_000, 10_000, 3, 0.01, "tiles", True),
+        ("epanechnikov", 1_000_000, 10_000, 2, 0.02, "exact", False),
     ],
 )  # fmt: skip
 def test_what_was_fastest_is_chosen(kernel, n, count, d, bandwidth, method, by_tree):
@@ -195,6 +197,19 @@ def test_what_was_fastest_is_chosen(kernel, n, count, d, bandwidth, method, by_t
     smoother = model._smoother(double=True)
     plan = model._evaluator.choose(smoother, count, model._bandwidth(smoother))
     assert (plan.method, plan.by_tree) == (method, by_tree)
+
+
+@pytest.mark.parametrize(("bandwidth", "calls"), [(0.01, 1), (0.5, 8)])
+def test_queries_that_reach_few_points_share_a_call(bandwidth, calls, monkeypatch):
+    X, query = np.random.default_rng(0).random((2, 4_000, 2))
+    model = NadarayaWatsonRegressor("boxcar", bandwidth).fit(X, X[:, 0])
+    whole = model.predict(query)
+    monkeypatch.setattr(_evaluator, "FEW_PAIRS", 0)
+    monkeypatch.setattr(_smoother, "ROWS", 500)
+    monkeypatch.setattr(_smoother, "PAIRS", 500 * len(X) // 2)
+    with patch.object(_smoother, "attention", wraps=_smoother.attention) as attention:
+        np.testing.assert_allclose(model.predict(query), whole, rtol=1e-13)
+    assert sum(call.args[2].shape[1] == 2 for call in attention.call_args_list) == calls
 
 
 def test_points_are_transformed_once(monkeypatch):

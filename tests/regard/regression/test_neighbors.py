@@ -10,6 +10,7 @@ from reference import predicted
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor, plot_loo
+from regard.regression._sums import evaluator as _evaluator
 from regard.scores.kernels import kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore::regard.regression.ExtrapolationWarning")
@@ -55,8 +56,10 @@ def test_predictions_are_those_of_the_bandwidth_at_each_query(kernel, width, ord
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", "laplacian"])
-@pytest.mark.parametrize("order", [0, 2])
-def test_a_tree_and_all_pairs_agree(kernel, order):
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_a_tree_and_all_pairs_agree(kernel, order, monkeypatch):
+    monkeypatch.setattr(_evaluator, "NEIGHBOURS_SHARE_COMPILED", 0.1)
+    monkeypatch.setattr(_evaluator, "TREE_POINTS_COMPACT", 0)
     X, y, query = data(1, 3000)
     model = NadarayaWatsonRegressor(kernel, n_neighbors=5 if kernel == "laplacian" else 20, order=order).fit(X, y)
     found = model.predict(query, return_std=True)
@@ -65,6 +68,17 @@ def test_a_tree_and_all_pairs_agree(kernel, order):
     pairs._evaluator.choose = lambda *_, **__: type(model.plan_)("exact", "", 0)
     for mine, theirs in zip(found, pairs.predict(query, return_std=True)):
         np.testing.assert_allclose(mine, theirs, atol=1e-8)
+
+
+@pytest.mark.parametrize(("kernel", "k", "by_tree"), [
+    ("gaussian", 5, True), ("gaussian", 20, False), ("laplacian", 5, False), ("epanechnikov", 5, False),
+])  # fmt: skip
+def test_a_tree_finds_few_neighbours_faster_than_compiled_kernels(kernel, k, by_tree):
+    X, y, query = data(1, 12_000)
+    model = NadarayaWatsonRegressor(kernel, n_neighbors=k).fit(X, y)
+    model.predict(query)
+    assert model.plan_.by_tree is by_tree
+    assert model.plan_.method == ("tiles" if by_tree else "exact")
 
 
 @pytest.mark.parametrize("k", [1, 5, 40])

@@ -32,13 +32,15 @@ _NAMES = (
     "query query_small query_raw query_class",
     "key key_small key_raw key_class",
     "weight weight_rest weight_head mixed kind direct boxes",
+    "factor",
     "value value_keys value_lanes",
     # Results.
     "output peak total top entropy received best best_key",
     # Of the backward pass.
     "grad d_query d_key d_value d_weight d_added",
-    # The mask: an interval of keys for each row, or segments of one block with what is added to their scores.
-    "start stop interval_b interval_h interval_r",
+    # The mask: an interval of keys for each row, or segments of one block with what is added to their scores; the key
+    # that is hidden from each row.
+    "own start stop interval_b interval_h interval_r",
     "segments segment_count added added_at added_b added_h added_r has_added",
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K tile first last block head_first kv_first",
@@ -63,11 +65,13 @@ _ROWS = {
     "weight": "H C",
     "weight_rest": "H C",
     "boxes": "B G tiles two C",
+    "factor": "B H L",
     "value": "B G S V",
     "value_keys": "B G S V",
     "output": "B H L V",
     "peak": "B H L",
     "total": "B H L",
+    "own": "B H L",
     "start": "intervals",
     "stop": "intervals",
     "segments": "segment_count three",

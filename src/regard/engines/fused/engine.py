@@ -17,7 +17,7 @@ from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.fused import library, morton
 from regard.engines.fused.arguments import COMPACT
-from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
+from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
@@ -27,6 +27,7 @@ from regard.masks.base import reached
 from regard.normalizers import Softmax
 from regard.scores import Score
 from regard.scores.kernels import Distance
+from regard.scores.own_width import OwnWidth
 
 #: Number of keys above which points are sorted along a curve for compact kernels.
 ORDERED = 512
@@ -59,6 +60,11 @@ class Fused(Engine):
             return "no softcap"
         if problem.dropout_p:
             return "no dropout"
+        if isinstance(problem.score, OwnWidth):
+            if problem.wants_grad:
+                return "no derivative with a width per query (engines 'streaming' and 'reference' have one)"
+            if is_traced(problem.query) or in_dispatch_mode():
+                return "no width per query in traced calls"
         if in_forward_mode():
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None
@@ -119,7 +125,7 @@ class Fused(Engine):
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are computed without scores, as log(1 − r) loses precision for small r."""
     plain = problem.mask is None or not problem.mask.has_bias
-    return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain)
+    return is_direct(kind_of(problem.score), problem.scale, plain)
 
 
 @dataclass(frozen=True)
@@ -143,10 +149,10 @@ class _Prepared:
         if request is not None:
             k = min(request.topk, problem.extent.S)
             wants = ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
-        family, kind = family_of(score), KINDS.get(type(score), 0)
+        family, kind = family_of(score), kind_of(score)
         assert family is not None
         weight = inverse = None
-        if not score.tensors() and type(score).project is Score.project:
+        if not score.tensors() and type(score).project is Score.project and not isinstance(score, OwnWidth):
             weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
             inverse = inverse_of(weight) if family == "radial" else None
         if mask is not None and not mask.is_fixed:
@@ -156,12 +162,16 @@ class _Prepared:
 
 @dataclass(slots=True, eq=False)
 class _Projected:
-    """The projected rows of a problem in the compute dtype, and the weight (H, C) of its score."""
+    """The projected rows of a problem in the compute dtype, and the weight (H, C) of its score.
+
+    ``own_width`` (B, H, L) is a factor of each query's width.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     weight: Tensor
+    own_width: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem, weight: Tensor | None = None) -> _Projected:
@@ -172,6 +182,9 @@ class _Projected:
         if weight is not None:  # nothing is projected
             return cls(query, key, value, weight)
         score = problem.score.cast(dtype)
+        if isinstance(score, OwnWidth):
+            query, own_width = query[..., :-1], query[..., -1]
+            return cls(query, key, value, _weight(score.score, query), own_width)
         query, key = score.project(query, key)
         if score.per_head:
             key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
@@ -195,20 +208,20 @@ def _attend(fixed: _Prepared, wants_aux: bool, problem: Problem) -> EngineOutput
         setting = _setting(problem, fixed.wants)
     if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
-    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight)
+    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight, rows.own_width)
     return _outcome(problem, found) if wants_aux else EngineOutput(found.output.to(problem.query.dtype))
 
 
 def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
-    return StaticArguments(family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), wants)
+    return StaticArguments(family, kind_of(problem.score), problem.scale, VisibleKeys.of(problem), wants)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
     """Whether sorting points along a curve is worth its cost."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
-    return setting.kind >= COMPACT and setting.visible.everything and many
+    return setting.kind >= COMPACT and setting.visible.in_any_order and many
 
 
 def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:
@@ -218,16 +231,22 @@ def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResul
     query, key, value = (
         morton.take(t, o) for t, o in ((rows.query, q_order), (rows.key, k_order), (rows.value, k_order))
     )
+    own_width = None if rows.own_width is None else morton.take(rows.own_width, q_order)
+    R, S = rows.query.shape[1] // rows.key.shape[1], rows.key.shape[2]
+    by_head = k_order.repeat_interleave(R, 1)
+    if (visible := setting.visible).own is not None:
+        own = morton.take(visible.own, q_order)
+        places = torch.take_along_dim(morton.inverse(by_head), own.clamp(0, S - 1), 2)
+        own = torch.where((own >= 0) & (own < S), places, -1)
+        setting = replace(setting, visible=replace(visible, own=own))
     by_row: dict[str, Any]
     if (known := setting.precomputed) is not None:
         by_row = {name: morton.take(getattr(known, name), q_order) for name in ("output", "peak", "total")}
         setting = replace(setting, precomputed=ForwardResult(**by_row))
-    found = attend_differentiably(setting, query, key, value, rows.weight)
+    found = attend_differentiably(setting, query, key, value, rows.weight, own_width)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
-    R = rows.query.shape[1] // rows.key.shape[1]
-    by_head = k_order.repeat_interleave(R, 1)
     if "best_key" in by_row:
         keys = by_row["best_key"]
         named = torch.take_along_dim(by_head, keys.clamp(min=0).flatten(2), 2).view_as(keys)
@@ -241,7 +260,7 @@ def _traced(problem: Problem) -> EngineOutput:
     """Run a traced call, with the mask as intervals, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
-    constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale
+    constants = family_of(problem.score), kind_of(problem.score), problem.scale
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)

@@ -14,11 +14,12 @@ from torch.nn.functional import pad
 
 from regard import scores
 from regard.engines.fused import pool
-from regard.engines.fused.arguments import COMPACT, PAD, RADIAL, SMALL_FEATURE
+from regard.engines.fused.arguments import COMPACT, LAPLACIAN, PAD, RADIAL, SMALL_FEATURE
 from regard.engines.fused.kernel_call import KernelCall
 from regard.scores import Score
 from regard.scores.dot_products import DotLike
 from regard.scores.kernels import kernels
+from regard.scores.own_width import OwnWidth
 
 #: Feature size of the additive score above which a product of four denominators overflows.
 LARGEST = {torch.float32: 10.8, torch.float64: 88.0}
@@ -30,8 +31,15 @@ FEW = 1 << 15
 KINDS: dict[type[Score], int] = {kernels()[name]: kind for kind, name in enumerate(RADIAL)}
 
 
+def kind_of(score: Score) -> int:
+    """Return the kernel index of a distance score, also with own widths; 0 for other scores."""
+    return KINDS.get(type(score.score if isinstance(score, OwnWidth) else score), 0)
+
+
 def family_of(score: Score) -> str | None:
     """Return the name of the kernel module for a score, or None."""
+    if isinstance(score, OwnWidth):
+        return "radial" if type(score.score) in KINDS else None
     if type(score) in (scores.Additive, scores.Concat):
         return "additive"
     if type(score) in KINDS:
@@ -94,11 +102,13 @@ def rows_of(
     kind: int,
     direct: bool,
     inverse: tuple[Tensor, Tensor] | None = None,
+    own_width: Tensor | None = None,
 ) -> Rows:
     """Convert projected rows (B, H, L, C) and (B, G, S, C) to the layout of the kernels.
 
     ``weight`` (H, C) is w_v of the additive score, or the widths of a distance score, with their optional ``inverse``.
-    ``direct`` says that a compact kernel's weights are computed without logarithms.
+    ``direct`` says that a compact kernel's weights are computed without logarithms. ``own_width`` (B, H, L) multiplies
+    the widths of each query.
     """
     if family == "dot":
         arrays = {"query": query.contiguous(), "key": lanes(key), "key_raw": key.contiguous()}
@@ -106,6 +116,9 @@ def rows_of(
     if family == "radial":
         whole, rest = inverse_of(weight) if inverse is None else inverse
         arrays = {"query": query.contiguous(), "key": lanes(key), "weight": whole, "weight_rest": rest}
+        if own_width is not None:
+            factor = 1 / (own_width if kind == LAPLACIAN else own_width.square())
+            arrays["factor"] = factor.clamp(max=torch.finfo(factor.dtype).max).contiguous()
         numbers = {"kind": kind, "direct": int(direct), "weight_head": query.shape[-1]}
         return Rows(family, query.shape[-1], arrays, numbers, scale)
     return _additive(query, key, weight if scale == 1.0 else weight * scale)

@@ -18,6 +18,7 @@ _DTYPES = {
     "query_class": torch.uint8,
     "key_class": torch.uint8,
     "best_key": torch.int64,
+    "own": torch.int64,
     "start": torch.int64,
     "stop": torch.int64,
     "segments": torch.int64,

@@ -49,9 +49,9 @@ class StaticArguments:
         """Whether the kernels compute weights instead of scores."""
         return is_direct(self.kind, self.scale, self.visible.plain)
 
-    def rows(self, query: Tensor, key: Tensor, weight: Tensor) -> Rows:
+    def rows(self, query: Tensor, key: Tensor, weight: Tensor, own_width: Tensor | None = None) -> Rows:
         """Return the inputs of the kernels."""
-        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.inverse)
+        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.inverse, own_width)
 
 
 class Fused(torch.autograd.Function):
@@ -98,14 +98,19 @@ def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:
 
 
 def attend_differentiably(
-    setting: StaticArguments, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
+    setting: StaticArguments,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    own_width: Tensor | None = None,
 ) -> ForwardResult:
-    """Run the kernels; the output is differentiable."""
+    """Run the kernels; the output is differentiable, except with widths per query (B, H, L)."""
     given = [query, key, value, weight]
     if setting.visible.mask is not None:
         given += setting.visible.mask.tensors()
     if not torch.is_grad_enabled() or not any(map(_requires_grad, given)):
-        rows = setting.rows(query, key, weight)
+        rows = setting.rows(query, key, weight, own_width)
         return run.forward(rows, value.contiguous(), setting.visible, setting.wants, setting.passes)
     output, peak, total, *rest = Fused.apply(setting, *given)
     wants = setting.wants

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -182,7 +182,7 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict
     C = rows.width
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
-    key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C
+    key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C + 1
     common = {"score": 2 * GROUP * ROW, "query": GROUP * C}
     if not backward:
         value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
@@ -312,7 +312,7 @@ class Pass:
         ends = {"start": visible.start, "stop": visible.stop}
         self.call = KernelCall(f"{rows.family}.{name}", value.dtype, sizes, ends, numbers)
         self.partitions = partitions(visible, value.shape[1], rows.width + V, backward)
-        self.near = visible.everything and rows.is_compact
+        self.near = visible.in_any_order and rows.is_compact
         self.visible = visible
         self._kept: dict[int, Arguments] | None = {} if visible.is_small_and_fixed else None
 
@@ -339,7 +339,7 @@ class Pass:
             kept[id(unit)] = own
         return own
 
-    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor]) -> KernelCall:
+    def given(self, rows: Rows, value: Tensor, arrays: Mapping[str, Tensor | None]) -> KernelCall:
         """Return the kernel with the arrays that all shares use."""
         boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
         return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
@@ -364,7 +364,7 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
         arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
-    call = made.given(rows, value, arrays)
+    call = made.given(rows, value, {**arrays, "own": visible.own})
     received: dict[int, Tensor] = {}
 
     def task(i: int) -> None:
@@ -424,7 +424,8 @@ def backward(
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
     made = Pass.of(kept, "backward", rows, value, visible)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
-    call = made.given(rows, value, {"grad": grad.contiguous(), "value_keys": value.mT.contiguous(), **arrays})
+    ends = {"grad": grad.contiguous(), "value_keys": value.mT.contiguous(), "own": visible.own}
+    call = made.given(rows, value, {**ends, **arrays})
     d_added = None if visible.added is None or not any(wanted) else torch.zeros_like(visible.added)
     key_shape = (S, C) if linear else (C, S)
     totals = {

@@ -1,4 +1,4 @@
-"""Convert a mask for the kernels: to an interval of keys per row, or to the visible tiles of each block."""
+"""Convert a mask for the kernels: to an interval or a hidden key per row, or to the visible tiles of each block."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.engines.fused.arguments import BLOCK
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
+from regard.masks import LeaveOneOut
 from regard.masks.base import EMPTY, FULL, Extent, Mask
 
 #: Number of keys per tile of a mask without intervals.
@@ -51,6 +52,8 @@ class VisibleKeys:
         The mask to evaluate per block; None if intervals suffice.
     added : Tensor (B or 1, H or 1, L, S), or None
         A materialized bias, −inf where masked, for traced calls and function masks.
+    own : Tensor (B, H, L), int64, or None
+        The key that is hidden from each row, of all keys; an index that is not a key hides nothing.
     numbers : dict of str to int
         Strides of the intervals, by kernel argument.
     """
@@ -60,6 +63,7 @@ class VisibleKeys:
     stop: Tensor | None = None
     mask: Mask | None = None
     added: Tensor | None = None
+    own: Tensor | None = None
     numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -68,6 +72,9 @@ class VisibleKeys:
         extent, mask = problem.extent, problem.mask
         if mask is None:
             return cls(extent)
+        if isinstance(mask, LeaveOneOut):
+            own = torch.arange(extent.L, device="cpu") if mask.own is None else mask.own.long()
+            return cls(extent, own=own.expand(extent.B, extent.H, extent.L).contiguous())
         spans = None if mask.has_bias else problem.intervals
         if spans is not None:
             return cls.between(extent, *spans)
@@ -89,8 +96,8 @@ class VisibleKeys:
         return cls(extent, start, stop, numbers=dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
 
     @property
-    def everything(self) -> bool:
-        """Whether every query sees every key."""
+    def in_any_order(self) -> bool:
+        """Whether keys may be reordered, as every query sees every key, or all but its own."""
         return self.start is None and self.mask is None and self.added is None
 
     @property

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard import masks, scores
 from regard._utils.errors import available_memory, rejected
+from regard.engines.fused import library
+from regard.engines.fused.families import KINDS
 from regard.regression._sums.fourier import (
     AXES,
     COARSEST,
@@ -53,6 +55,8 @@ class Plan:
         Bytes that the transforms take while they run, by estimate.
     by_tree : bool
         With "tiles", whether a tree finds the points that are near each query, instead.
+    share : float
+        With "exact", the share of the points that a query meets: those in reach, where the others are skipped.
     """
 
     method: str
@@ -63,6 +67,7 @@ class Plan:
     rtol: float = 0.0
     memory: int = 0
     by_tree: bool = False
+    share: float = 1.0
 
     def __str__(self) -> str:
         lines = [f"{self.method}, {self.queries:,} queries: {self.reason}."]
@@ -87,17 +92,20 @@ FEW, FEW_PAIRS = 1 << 11, 1 << 22
 PAIRS_OF_FREQUENCY = 1000
 #: Pairs that take as long as counting a point, or looking up a query, for one set of categorical features.
 PAIRS_OF_LOOKUP = 16
-#: The share of points that a query may need for a tree to find them, and points from which that is worth it: all
-#: pairs of a kernel that ends somewhere skip what is beyond, so that a tree gains less.
-TREE_SHARE, TREE_POINTS, TREE_POINTS_COMPACT = 0.002, 20_000, 1_000_000
+#: The share of points that a query may need for a tree to find them, and points from which that is worth it.
+TREE_SHARE, TREE_POINTS = 0.002, 20_000
+#: All pairs of a compact kernel skip what is out of reach, so that a tree gains only among so many points of which a
+#: query needs so few.
+TREE_POINTS_COMPACT, TREE_NEEDED_COMPACT = 1_000_000, 32
 #: The most coordinates in which a tree finds neighbours faster than comparing all pairs does: a point of 50,000 takes
 #: 0.15, 0.8, 2.2, 12 and 340 ns in 4, 6, 8, 12 and 26 coordinates by a tree, and 2 to 8 ns by pairs.
 TREE_AXES = 6
 #: The share of points that a parabola may need for a tree to find them: pairs have moments about their own query, which
 #: other methods take about many origins where bandwidths are narrow.
 PARABOLA_SHARE = 0.1
-#: The same for bandwidths by neighbours; and how many bandwidths the Gaussian and the Laplacian reach.
-NEIGHBOURS_SHARE, REACH, REACH_MANHATTAN = 0.1, 10.0, 50.0
+#: The same for bandwidths by neighbours, without and with a compiled kernel for all pairs (a point takes 0.3 µs by a
+#: tree, and 5 ns by a compiled kernel); and how many bandwidths the Gaussian and the Laplacian reach.
+NEIGHBOURS_SHARE, NEIGHBOURS_SHARE_COMPILED, REACH, REACH_MANHATTAN = 0.1, 0.005, 10.0, 50.0
 #: By how much such a bandwidth exceeds the distance of the last point, where rounding decides whether it counts.
 EDGE = 1e-9
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
@@ -188,7 +196,7 @@ class Evaluator:
         wanted = {"spread": spread, "leverage": leverage}
         exactly = {**wanted, "peak": peak, "slope": slope}
         if plan.method == "exact":
-            return self._exact(smoother, query, bandwidth, own, report, None, **exactly)
+            return self._exact(smoother, query, bandwidth, own, report, None, plan.share, **exactly)
         if plan.method == "table":
             report(len(query), "")
             return self.table(smoother).estimate(smoother, query, bandwidth, own, peak=peak, **wanted)
@@ -214,7 +222,7 @@ class Evaluator:
             return found
         rest_own = None if own is None else own[lost]
         if len(lost) <= TILE:  # fewer pairs than putting points in order takes
-            rest = self._exact(smoother, query[lost], bandwidth, rest_own, report, torch.float64, **wanted)
+            rest = self._exact(smoother, query[lost], bandwidth, rest_own, report, torch.float64, 1.0, **wanted)
         else:
             rest = self.tiles(smoother).estimate(
                 smoother, query[lost], bandwidth, rest_own, report, rtol=self.rtol, **wanted
@@ -223,13 +231,13 @@ class Evaluator:
 
     def _exact(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
-        dtype: torch.dtype | None, **wanted: bool,
+        dtype: torch.dtype | None, share: float, **wanted: bool,
     ) -> Estimate:  # fmt: skip
-        """Return the estimate by all pairs."""
+        """Return the estimate by all pairs, of which a share counts."""
         dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)
         smoother, query, bandwidth = smoother.to(dtype), query.to(dtype), bandwidth.to(dtype)
         parts = []
-        for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
+        for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once(share)):
             mask = None if own is None else masks.leave_one_out(own[rows])
             parts.append(smoother.estimate(query[rows], bandwidth, mask, **wanted))
             report(len(rows), "")
@@ -272,7 +280,7 @@ class Evaluator:
             distance = torch.from_numpy(near.nearest(smoother, query, own)[0] / width)
             return -distance if smoother.kernel.form.manhattan else -distance.square() / 2
         parts = [query.new_zeros(0)]
-        for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once):
+        for rows in torch.arange(len(query), device=query.device).split(smoother.rows_at_once()):
             mask = None if own is None else masks.leave_one_out(own[rows])
             parts.append(smoother.closeness(query[rows], bandwidth, mask))
         return torch.cat(parts)
@@ -314,16 +322,22 @@ class Evaluator:
         self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool = False, slope: bool = False
     ) -> Plan:
         """Return the plan for so many queries: the method, and why."""
+        plan = self._choose(smoother, count, bandwidth, spread, slope)
+        # All pairs of a compact kernel skip points out of reach, but each call sorts the points.
+        skips = smoother.kernel.form.compact and smoother.features.is_metric
+        if plan.method == "exact" and skips and count > smoother.rows_at_once():
+            share = smoother.neighbours / len(smoother.key) or self._look(smoother, bandwidth).needed
+            return replace(plan, share=min(share, 1.0))
+        return plan
+
+    def _choose(self, smoother: Smoother, count: int, bandwidth: Tensor, spread: bool, slope: bool) -> Plan:
         N, C = smoother.key.shape
         pairs = float(count) * N
         if self.method == "exact":
             return Plan("exact", "method='exact'", count)
         cannot_tile = _cannot_tile(smoother)
         if smoother.neighbours:
-            reach = (
-                1.0 if smoother.kernel.form.compact else REACH_MANHATTAN if smoother.kernel.form.manhattan else REACH
-            )
-            few = not cannot_tile and C <= TREE_AXES and smoother.neighbours * reach**C < NEIGHBOURS_SHARE * N
+            few = not cannot_tile and C <= TREE_AXES and _reaches_few(smoother)
             why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
             return Plan("tiles" if few else "exact", why, count, by_tree=few)
         if self._looks_up(smoother, count):
@@ -360,7 +374,8 @@ class Evaluator:
                 return Plan("nufft", why, count, rtol=self.rtol, memory=round(memory))
         if not cannot_tile:
             compact = smoother.kernel.form.compact
-            if look.by_tree and C <= TREE_AXES and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
+            few = not compact or look.needed * N < TREE_NEEDED_COMPACT
+            if look.by_tree and few and C <= TREE_AXES and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
                 return Plan("tiles", f"queries need few of the points{but}", count, by_tree=True)
             if not look.by_tree and not compact and C <= TILES_AXES and look.share < TILES_SHARE**C:
                 return Plan("tiles", f"queries need some of the points{but}", count)
@@ -443,6 +458,18 @@ class PilotStatistics:
     def by_tree(self) -> bool:
         """Whether a tree should find the points that a query needs, rather than tiles."""
         return self.needed < TREE_SHARE
+
+
+def _reaches_few(smoother: Smoother) -> bool:
+    """Return whether bandwidths by neighbours reach so few points that a tree should find them."""
+    form, N, k = smoother.kernel.form, len(smoother.key), smoother.neighbours
+    # With a parabola, all pairs are compared in many calls, one for each group of queries.
+    compiled = form in KINDS and library.problem() is None and smoother.order < 2
+    if form.compact and compiled:
+        return N >= TREE_POINTS_COMPACT and k < TREE_NEEDED_COMPACT
+    reach = 1.0 if form.compact else REACH_MANHATTAN if form.manhattan else REACH
+    share = NEIGHBOURS_SHARE_COMPILED if compiled else NEIGHBOURS_SHARE
+    return k * float(reach) ** smoother.key.shape[1] < share * N
 
 
 def _memory(smoother: Smoother, count: int, spread: bool, series: Series) -> float:

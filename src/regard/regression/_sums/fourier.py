@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.regression._sums.smoother import Averages, Estimate, Smoother, column_range, deviations, symmetric
+from regard.regression._sums.smoother import Averages, Estimate, Smoother, column_range, symmetric
 
 # Propagate errors of sums to errors of an estimate --------------------------------------------------------------------
 
@@ -494,7 +494,7 @@ class TransformedPoints:
     def _estimate(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, spread: bool, leverage: bool
     ) -> tuple[Estimate, Tensor]:
-        powers, scale = self._powers(smoother), deviations(smoother)
+        powers, scale = self._powers(smoother), smoother.deviations
         sums, errors = self._read("mean", smoother, query, bandwidth, own, powers)
         reached = sums[0, 0] > 0
         total, doubt = torch.where(reached, sums[0, 0], 1.0), errors[0, 0]
@@ -661,7 +661,7 @@ class Tilt:
     def of(cls, smoother: Smoother, width: np.ndarray, low: np.ndarray, high: np.ndarray, rtol: float) -> Tilt:
         """Return what is needed to tilt the points of a smoother."""
         columns = [smoother.key[:, axis] / each for axis, each in enumerate(width.tolist())]
-        scale, eps = deviations(smoother), max(10.0 ** math.floor(math.log10(rtol * TILTED)), FINEST)
+        scale, eps = smoother.deviations, max(10.0 ** math.floor(math.log10(rtol * TILTED)), FINEST)
         size = (1 + float((torch.stack([column.abs().max() for column in smoother.target.T]) / scale).max())) ** 2
         return cls(smoother, width, columns, low, high, scale, eps, math.log(eps / size / 2 / len(smoother.key)), {})
 
@@ -690,7 +690,7 @@ class Tilt:
             self.smoother, key=self.smoother.key[some], target=self.smoother.target[some], weight=logs.exp()
         )
         rounding = 4 * float(np.finfo(np.float64).eps) * (1 - float(logs.min()))
-        looser = float((deviations(tilted) / self.scale).clamp(min=1.0).max())
+        looser = float((tilted.deviations / self.scale).clamp(min=1.0).max())
         return TiltedPoints(tilted, TransformedPoints(self.width, self.eps), looser, rounding)
 
     def _near(self, axis: int, above: bool) -> Tensor:
@@ -738,7 +738,7 @@ class _Sums(torch.autograd.Function):
 
 def _columns(kind: str, smoother: Smoother, rows: Tensor | None = None) -> list[np.ndarray]:
     """Return the terms to sum, for all points or some."""
-    weight, target = smoother.point_weights()[:, 0], smoother.target / deviations(smoother)
+    weight, target = smoother.point_weights()[:, 0], smoother.target / smoother.deviations
     if kind == "repeated":
         squared = smoother.squared_weights()[:, 0]
         return [(squared if rows is None else squared[rows]).numpy()]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard import masks, scores
 from regard.engines.fused.morton import morton_order
-from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother, column_range, deviations
+from regard.regression._sums.smoother import Estimate, Pairs, Report, Smoother, column_range
 from regard.scores import Gaussian, Laplacian
 
 # Exact sums by tiles of points along a space-filling curve, skipping far tiles ----------------------------------------
@@ -188,7 +188,7 @@ def _sums(smoother: Smoother, order: Tensor, exact: bool) -> tuple[np.ndarray, n
     """
     light, heavy = lightest_and_heaviest(smoother)
     if not exact:
-        heavy = light + np.log((smoother.target.abs() / deviations(smoother)).numpy().max(1, initial=1.0))
+        heavy = light + np.log((smoother.target.abs() / smoother.deviations).numpy().max(1, initial=1.0))
     light, heavy = light[order.numpy()], heavy[order.numpy()]
     starts = np.arange(0, len(light), TILE)
     weight, heaviest = np.exp(light), np.maximum.reduceat(light, starts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from regard.regression._features import Features
 from regard.regression._sums.mixed import MixedScore
 from regard.scores import Score
 from regard.scores.kernels import Distance, Radial, kernels
+from regard.scores.own_width import OwnWidth
 
 # Kernels by name or from a function: their scores and the scale of their bandwidths -----------------------------------
 
@@ -111,28 +113,6 @@ class Shaped(Radial):
         return torch.where(seen, torch.where(seen, weight, 1.0).log(), -torch.inf)
 
 
-class OwnWidth(Score):
-    """A distance whose unit is the score's width times a factor of the query's own, its last feature."""
-
-    mixed_widths = True
-    can_return_neg_inf = True
-
-    def __init__(self, score: Score) -> None:
-        self.score = score
-
-    def compare(self, query: Tensor, key: Tensor) -> Tensor:
-        gap = (query[..., :-1].unsqueeze(-2) - key.unsqueeze(-3)) / query[..., -1:].unsqueeze(-2)
-        return self.score.compare(gap.unsqueeze(-2), torch.zeros_like(key[..., :1, :])[..., None, None, :, :])[
-            ..., 0, 0
-        ]
-
-    def pair_size(self, width: int) -> int:
-        return 3 * width
-
-    def pair_flops(self, width: int) -> int:
-        return 6 * width
-
-
 def names() -> tuple[str, ...]:
     """Return the names of all kernels: those of a distance, and "constant"."""
     return (*kernels(), "constant")
@@ -207,6 +187,8 @@ class Pairs:
 
 #: The pairs that one call compares, and its fewest queries: about a second on two cores.
 PAIRS, ROWS = 1 << 30, 4096
+#: The least share of the points that a query counts as meeting: it takes some time to skip the others.
+LEAST_SHARE = 1e-3
 #: The most numbers held at once: materialized weights or moments of lines; and columns to average.
 HELD, COLUMNS = 1 << 23, 1 << 24
 #: The query axis of each field of an estimate; several bandwidths come before it.
@@ -459,12 +441,19 @@ class Smoother:
         weight = None if self.weight is None else self.weight[rows]
         return replace(self, key=self.key[rows], target=self.target[rows], weight=weight)
 
-    @property
-    def rows_at_once(self) -> int:
-        """The number of queries per call, by time and by memory."""
+    @cached_property
+    def deviations(self) -> Tensor:
+        """The standard deviation of each target (M,); 1 where it is 0."""
+        weight = self.point_weights()
+        variance = (weight * self.target.square()).sum(0) / weight.sum()
+        return torch.where(variance > 0, variance, 1.0).sqrt()
+
+    def rows_at_once(self, share: float = 1.0) -> int:
+        """Return the number of queries per call, by time and by memory, where each meets a share of the points."""
         P = self._regressor_count
         columns = 1 + 2 * self.target.shape[1] + P * (P + self.target.shape[1])
-        return max(1, min(max(ROWS, PAIRS // max(len(self.key), 1)), HELD // (columns + 4 * P * P)))
+        pairs = max(share, LEAST_SHARE) * len(self.key)
+        return max(1, min(max(ROWS, int(PAIRS / max(pairs, 1.0))), HELD // (columns + 4 * P * P)))
 
     def _averages(
         self, query: Tensor, bandwidth: Tensor, mask: Seen, origin: Tensor, wanted: AuxRequest, spread: bool
@@ -554,7 +543,7 @@ class Smoother:
         """Return Σ α² of the kernel weights at each query (L,), the inverse of the effective number of points."""
         ones = self.point_weights()
         found = []
-        for rows in query.split(self.rows_at_once):
+        for rows in query.split(self.rows_at_once()):
             (sums, lse), (squares, lse_squares) = (
                 self._attend(rows, value, bandwidth, return_aux=AuxRequest(lse=True), scale=scale)
                 for value, scale in ((ones, None), (self.squared_weights(), 2.0))
@@ -757,13 +746,6 @@ def column_range(points: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and largest value of each column (C,); torch reduces long narrow tensors slowly."""
     columns = [torch.aminmax(points[:, axis].contiguous()) for axis in range(points.shape[1])]
     return torch.stack([low for low, _ in columns]), torch.stack([high for _, high in columns])
-
-
-def deviations(smoother: Smoother) -> Tensor:
-    """Return the standard deviation of each target (M,); 1 where it is 0."""
-    weight = smoother.point_weights()
-    variance = (weight * smoother.target.square()).sum(0) / weight.sum()
-    return torch.where(variance > 0, variance, 1.0).sqrt()
 
 
 def symmetric(triangle: Tensor, width: int) -> Tensor:

@@ -220,7 +220,8 @@ void add_received(const Arguments<T>& a, i64 head, i64 r0, i64 r1, T* k, T* s, c
 template <class Family, class T>
 void forward(const Arguments<T>& a) {
   constexpr T minus = -std::numeric_limits<T>::infinity();
-  T *k = a.scratch(F::at_key), *v = a.scratch(F::at_value), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);
+  [[maybe_unused]] T* v = a.scratch(F::at_value);
+  T *k = a.scratch(F::at_key), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);
   T *state = a.scratch(F::at_state), *o = a.scratch(F::at_output);
   const i64 L = a[F::L], tile = a[F::tile];
   const T lowest = a[F::direct] != 0 ? T(0) : minus;
@@ -237,14 +238,18 @@ void forward(const Arguments<T>& a) {
       for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {
         const i64 n = least(tile, keys.stop - t0), column = keys.column >= 0 ? keys.column + t0 - keys.start : -1;
         if (!Family::pack(a, head, kv, r0, r1, t0, n, k)) continue;
-        bool is_packed = false;
+        [[maybe_unused]] bool is_packed = false;
         for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g) {
           const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, k, s);
           const i64 j0 = seen.start, j1 = seen.stop;
           if (j1 <= j0 || !tile_weights(a, r0, r1, g, t0, j0, j1, head, s, p, state, o)) continue;
-          if (!is_packed) pack_values(a, kv, t0, n, v);
-          is_packed = true;
-          read(a, g * GROUP, j0, j1, a[F::direct] != 0 ? s : p, v, o);
+          if constexpr (Family::in_place) {
+            Family::read(a, head, g * GROUP, least(GROUP, r1 - r0 - g * GROUP), t0, j0, j1, p, o);
+          } else {
+            if (!is_packed) pack_values(a, kv, t0, n, v);
+            is_packed = true;
+            read(a, g * GROUP, j0, j1, a[F::direct] != 0 ? s : p, v, o);
+          }
         }
       }
     }

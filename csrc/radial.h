@@ -233,6 +233,7 @@ OUTLINE void pull_rows(
 
 struct Radial {
   static constexpr bool linear = false;
+  static constexpr bool in_place = false;
 
   // Pack the features of a tile of keys, keys as lanes, and the box around them; not if it is out of reach.
   template <class T>

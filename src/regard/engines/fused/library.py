@@ -25,7 +25,12 @@ FILE: Final = Path(os.environ.get("REGARD_KERNELS") or Path(__file__).parent / "
 _X86: Final = {"DEFAULT": "v2", "AVX2": "v3", "AVX512": "v4"}
 _PLAIN: Final = "baseline"
 
-_DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+_DTYPES: Final = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
 _SIGNATURES: Final = {"decoding.read_rows": "pippippipiiiiirpip", "decoding.log_sums": "piiiiipp"}
 
@@ -46,7 +51,8 @@ def load(name: str, dtype: torch.dtype) -> Function:
     ----------
     name : str
         ``"family.pass"``, such as ``"additive.forward"``.
-    dtype : {torch.float32, torch.float64}
+    dtype : torch.dtype
+        That of keys and values: float32 or float64; for ``"rows.forward"`` also float16 or bfloat16.
 
     Raises
     ------
@@ -56,7 +62,7 @@ def load(name: str, dtype: torch.dtype) -> Function:
     if _LIBRARY is None:
         raise MissingLibraryError(_PROBLEM)
     function = getattr(_LIBRARY, f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{processor()}")
-    real = ctypes.c_float if dtype == torch.float32 else ctypes.c_double
+    real = ctypes.c_double if dtype == torch.float64 else ctypes.c_float
     types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "r": real}
     function.argtypes = [types[each] for each in _SIGNATURES.get(name, "pp")]
     function.restype = None

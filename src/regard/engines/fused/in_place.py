@@ -15,18 +15,12 @@ from regard.engines.fused.visible_keys import KEPT, VisibleKeys
 from regard.engines.problem import Problem
 from regard.masks import Dense
 from regard.masks.base import Extent
-from regard.scores import Score
-
-#: Maximum number of rows of a key head: with more, kernels that pack keys first are faster.
-FEW = 16
 
 
 def applies(problem: Problem) -> bool:
-    """Whether keys and values can be read in place: dot products of few queries, without gradients."""
-    score, mask, extent = problem.score, problem.mask, problem.extent
-    if problem.wants_grad or extent.H // problem.key.shape[1] * extent.L > FEW:
-        return False
-    if family_of(score) != "dot" or type(score).project is not Score.project or score.tensors():
+    """Whether keys and values can be read in place."""
+    mask, extent = problem.mask, problem.extent
+    if not problem.is_step or family_of(problem.score) != "dot":
         return False
     if mask is None or isinstance(mask, Dense) or extent.L * extent.S <= KEPT:
         return True

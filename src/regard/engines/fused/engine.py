@@ -39,7 +39,8 @@ class Fused(Engine):
 
     For the additive and concat scores, a pair costs a few operations per feature and no transcendental function. For
     the Gaussian, Laplacian and compact kernels, the engine is meant for distances in few dimensions, and skips tiles
-    beyond the width. For dot products, it computes only visible pairs.
+    beyond the width. For dot products, it computes only visible pairs. Where few queries read many keys, as in
+    decoding, keys and values are read in place; elsewhere 16-bit inputs are converted first.
     """
 
     name = "fused"

@@ -205,6 +205,17 @@ def test_a_cache_is_read_where_it_is(dtype: torch.dtype, monkeypatch: pytest.Mon
     assert torch.equal(found, apart)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("G", [2, 8])
+def test_auto_reads_a_long_cache_of_16_bits_in_place(G: int, dtype: torch.dtype) -> None:
+    query, key = normal(1, 8, 1, 64).to(dtype), normal(1, G, 2048, 64, seed=1).to(dtype)
+    assert regard.explain(query, key, key, enable_gqa=True).engine.name == "fused"
+    found = regard.attention(query, key, key, enable_gqa=True)
+    assert torch.equal(found, regard.attention(query, key, key, enable_gqa=True, engine="fused"))
+    observed, _ = regard.attention(query, key, key, enable_gqa=True, return_aux=ASKED)
+    assert torch.equal(found, observed)
+
+
 @pytest.mark.campaign(keep=7)
 @pytest.mark.parametrize("scale", [0.3, -1.0, 0.0, 2.5])
 @pytest.mark.parametrize("score", ["additive", *RADIAL, "scaled_dot"])

@@ -44,6 +44,7 @@ class Setting:
     C: int
     V: int
     backward: bool
+    group: int = 1
 
 
 def settings() -> Iterator[Setting]:
@@ -66,6 +67,11 @@ def settings() -> Iterator[Setting]:
             H = 8 if score == "dot" else 1
             if B * H * L * S * max(C, V) <= LARGEST / (4 if score != "dot" else 1):
                 yield Setting(score, mask, B, L, S, H, C, V, backward)
+    steps = ((1, 1, 64), (1, 1, 1024), (1, 1, 8192), (8, 1, 512), (4, 1, 2048), (1, 4, 1024))
+    for mask, (B, L, S), C, group in itertools.product(
+        ("all", "structure", "bias", "matrix", "ragged"), steps, (64, 128), (1, 4)
+    ):
+        yield Setting("step", mask, B, L, S, 8, C, C, False, group)
 
 
 def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,29 +81,29 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def new(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).requires_grad_(s.backward)
 
-    ends = new(s.B, s.H, s.L, s.C), new(s.B, s.H, s.S, s.C), new(s.B, s.H, s.S, s.V)
+    ends = new(s.B, s.group * s.H, s.L, s.C), new(s.B, s.H, s.S, s.C), new(s.B, s.H, s.S, s.V)
     score: scores.Score | None = None
     if s.score == "additive":
         score = scores.Additive(new(s.C))
-    elif s.score != "dot":
+    elif s.score not in ("dot", "step"):
         score = scores.Gaussian(1.0) if s.score == "gaussian" else scores.Epanechnikov(1.5 * s.C**0.5)
     window = masks.window(s.S // 4, 0, align="lower_right")
     mask = {
         "all": None,
         "structure": masks.causal(align="lower_right") & window,
         "bias": masks.causal(align="lower_right")
-        & masks.alibi(torch.rand(s.H, generator=generator), align="lower_right"),
+        & masks.alibi(torch.rand(s.group * s.H, generator=generator), align="lower_right"),
         "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator)),
         "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
     }[s.mask]
-    return ends, {"attn_mask": mask, "score": score}
+    return ends, {"attn_mask": mask, "score": score, "enable_gqa": s.group > 1}
 
 
 def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
     """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
     ends, options = made(s)
     mask = options["attn_mask"]
-    problem = Problem.of(Call(*ends, mask, score=options["score"]))
+    problem = Problem.of(Call(*ends, mask, score=options["score"], enable_gqa=options["enable_gqa"]))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
         if engine.refusal(problem) is None and not engine.grows(problem):
@@ -111,7 +117,7 @@ def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
         for name, call in calls.items():
             best[name] = min(best[name], sample(call, loops[name]))
     for name, seconds in best.items():
-        yield f"{name}/{cost_model.lane(problem)}", cost_model.terms(problem), seconds
+        yield f"{name}/{cost_model.cost_key(problem)}", cost_model.terms(problem), seconds
 
 
 def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Callable[[], object]:
@@ -140,9 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, fit, write, and report the quality of the fit."""
     parser = argparse.ArgumentParser("python -m benchmarks.costs", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="measure this share of the grid only")
+    parser.add_argument("--score", help="measure calls of this score only, and keep the rates of all others")
     parser.add_argument("--out", type=Path, default=TARGET, help="where to write")
     options = parser.parse_args(argv)
-    grid = [s for s in settings() if random.Random(repr(s)).random() < options.share]
+    grid = [
+        s for s in settings() if options.score in (None, s.score) and random.Random(repr(s)).random() < options.share
+    ]
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     times: defaultdict[str, list[float]] = defaultdict(list)
     began = time.monotonic()
@@ -155,6 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for lane, rates in lanes.items():
         ratios = np.array(rows[lane]) @ np.array(rates) / np.array(times[lane])
         print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
+    if options.score is not None:
+        old = json.loads(TARGET.read_text(encoding="utf-8"))
+        body = old | {"lanes": dict(sorted((old["lanes"] | lanes).items()))}
+        options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return 0
     where = facts() | {
         "command": "python -m benchmarks.costs",
         "took": f"{(time.monotonic() - began) / 60:.1f} minutes",

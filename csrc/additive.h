@@ -252,6 +252,7 @@ void separate(const T* ds, const T* classes, bool is_small, i64 lanes, T* target
 
 struct Additive {
   static constexpr bool linear = false;
+  static constexpr bool in_place = false;
 
   // Pack a tile of keys, in the SMALL form too where pairs of such may occur, and the keys' classes.
   template <class T>

@@ -11,6 +11,8 @@
   field(weight) field(weight_rest) field(weight_head) field(mixed) field(kind) field(direct) field(boxes)       \
   field(factor)                                                                                                 \
   field(value) field(value_keys) field(value_lanes)                                                             \
+  /* Distances of sequences, heads and rows that are read where they are. */                                    \
+  field(key_b) field(key_g) field(key_s) field(value_b) field(value_g) field(value_s)                           \
   /* Results. */                                                                                                \
   field(output) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
   /* Of the backward pass. */                                                                                   \

@@ -8,6 +8,15 @@ namespace {
 
 // Keys that a loop handles together.
 constexpr i64 TOGETHER = 4;
+// How many keys ahead memory is asked for: rows that a table names have no order that the processor could guess.
+constexpr i64 AHEAD = 8;
+
+// Ask for the rows that a loop reads later.
+template <class T>
+INLINE void ask_for(const T* x, i64 row, const i64* rows, i64 t, i64 n, i64 D) {
+  for (i64 i = t + AHEAD; i < least(t + AHEAD + TOGETHER, n); ++i)
+    for (i64 d = 0; d < D; d += 64 / i64(sizeof(T))) __builtin_prefetch(x + rows[i] * row + d);
+}
 
 // Write scale · q·k for each of n keys, and others behind them up to a multiple of TOGETHER.
 template <class T>
@@ -24,6 +33,7 @@ void table_scores(const T* q, const T* k, i64 kv_row, const i64* rows, i64 n, i6
   for (i64 t = 0; t < n; t += TOGETHER) {
     const T* keys[TOGETHER];
     for (i64 i = 0; i < TOGETHER; ++i) keys[i] = k + rows[least(t + i, n - 1)] * kv_row;
+    ask_for(k, kv_row, rows, t, n, D);
     Vector<T> sums[TOGETHER] = {};
     for (i64 d = 0; d < D; d += WIDTH<T>) {
       const Vector<T> query = load<Vector<T>>(q + d);
@@ -50,6 +60,7 @@ void table_values(T* o, const T* v, i64 kv_row, const i64* rows, i64 n, i64 D, c
   for (i64 t = 0; t < n; t += TOGETHER) {
     const T* values[TOGETHER];
     for (i64 i = 0; i < TOGETHER; ++i) values[i] = v + rows[least(t + i, n - 1)] * kv_row;
+    ask_for(v, kv_row, rows, t, n, D);
     for (i64 d = 0; d < D; d += WIDTH<T>) {
       Vector<T> total = load<Vector<T>>(o + d);
       UNROLLED

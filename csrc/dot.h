@@ -8,6 +8,7 @@ namespace {
 
 struct Dot {
   static constexpr bool linear = true;
+  static constexpr bool in_place = false;
 
   // Pack the features of a tile of keys, keys as lanes.
   template <class T>

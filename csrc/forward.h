@@ -9,57 +9,72 @@
 
 namespace {
 
-// Merge the scores of a row into its K best so far, largest first.
+// Put a score among the K best of a row, largest first, if it is one of them.
 template <class T>
-void keep_best(const T* s, i64 j0, i64 j1, i64 t0, T* best, i64* keys, i64 K) {
-  for (i64 j = j0; j < j1; ++j)
-    if (s[j] > best[K - 1]) {
-      i64 i = K - 1;
-      for (; i > 0 && best[i - 1] < s[j]; --i) {
-        best[i] = best[i - 1];
-        keys[i] = keys[i - 1];
-      }
-      best[i] = s[j];
-      keys[i] = t0 + j;
-    }
+INLINE void insert(T score, i64 key, T* best, i64* keys, i64 K) {
+  if (!(score > best[K - 1])) return;
+  i64 i = K - 1;
+  for (; i > 0 && best[i - 1] < score; --i) {
+    best[i] = best[i - 1];
+    keys[i] = keys[i - 1];
+  }
+  best[i] = score;
+  keys[i] = key;
 }
 
-// Write exp(s − peak) and return the sum.
+// Merge the scores of a row into its K best so far; few of a long row are among them.
 template <class T>
-OUTLINE T exponentials(const T* s, T* p, i64 j0, i64 j1, T peak) {
+OUTLINE void keep_best(const T* s, i64 j0, i64 j1, i64 t0, T* best, i64* keys, i64 K) {
   using X = Vector<T>;
-  X first{}, second{};
+  constexpr i64 together = 4 * WIDTH<T>;
+  for (; j0 + together <= j1; j0 += together) {
+    X peak = wide<X>(best[K - 1]);
+    UNROLLED
+    for (int i = 0; i < 4; ++i) peak = larger(load<X>(s + j0 + i * WIDTH<T>), peak);
+    if (lanes_above<T>(peak, best[K - 1]) == 0) continue;
+    for (i64 j = j0; j < j0 + together; j += WIDTH<T>)
+      for (uint32_t above = lanes_above<T>(load<X>(s + j), best[K - 1]); above != 0; above &= above - 1) {
+        const i64 at = j + __builtin_ctz(above);
+        insert(s[at], t0 + at, best, keys, K);
+      }
+  }
+  for (; j0 < j1; ++j0) insert(s[j0], t0 + j0, best, keys, K);
+}
+
+// Write p = exp(s − peak) and return the sum; where `logs`, add Σ p (s − peak) over visible keys to `weighted`.
+template <bool logs, class T>
+OUTLINE T exponentials(const T* s, T* p, i64 j0, i64 j1, T peak, T& weighted) {
+  using X = Vector<T>;
+  constexpr T lowest = Constants<T>::lowest;  // weights of smaller ones are 0
+  X first{}, second{}, first_log{}, second_log{};
   i64 j = j0;
   for (; j + 2 * WIDTH<T> <= j1; j += 2 * WIDTH<T>) {
-    const X one = exponential(load<X>(s + j) - peak), other = exponential(load<X>(s + j + WIDTH<T>) - peak);
+    const X x = load<X>(s + j) - peak, y = load<X>(s + j + WIDTH<T>) - peak;
+    const X one = exponential(x), other = exponential(y);
     store(p + j, one);
     store(p + j + WIDTH<T>, other);
     first += one;
     second += other;
+    if constexpr (logs) {
+      first_log += one * larger(x, wide<X>(lowest));
+      second_log += other * larger(y, wide<X>(lowest));
+    }
   }
   for (; j + WIDTH<T> <= j1; j += WIDTH<T>) {
-    const X one = exponential(load<X>(s + j) - peak);
+    const X x = load<X>(s + j) - peak, one = exponential(x);
     store(p + j, one);
     first += one;
+    if constexpr (logs) first_log += one * larger(x, wide<X>(lowest));
   }
-  T rest = 0;
+  T rest = 0, rest_log = 0;
   for (; j < j1; ++j) {
-    p[j] = exponential(s[j] - peak);
+    const T x = s[j] - peak;
+    p[j] = exponential(x);
     rest += p[j];
+    if constexpr (logs) rest_log += p[j] * larger(x, lowest);
   }
+  if constexpr (logs) weighted += sum_of_lanes<T>(first_log + second_log) + rest_log;
   return sum_of_lanes<T>(first + second) + rest;
-}
-
-// Return Σ p (s − peak) over visible keys.
-template <class T>
-OUTLINE T weighted_logs(const T* s, const T* p, i64 j0, i64 j1, T peak) {
-  Sum<T> sum;
-  over<T>(j0, j1, [&](i64 j, auto x) {
-    using X = decltype(x);
-    const X weight = load<X>(p + j);
-    sum.add(weight > T(0) ? weight * (load<X>(s + j) - peak) : X{});
-  });
-  return sum.total();
 }
 
 // Return Σ p log p.
@@ -157,9 +172,9 @@ bool tile_weights(
       m[row] = peak;
     }
     if (m[row] > minus) {
-      totals[row] += exponentials(si, pi, j0, j1, m[row]);
+      totals[row] += entropy ? exponentials<true>(si, pi, j0, j1, m[row], e[row])
+                             : exponentials<false>(si, pi, j0, j1, m[row], e[row]);
       seen = true;
-      if (entropy) e[row] += weighted_logs(si, pi, j0, j1, m[row]);
     } else {  // nothing is visible, or what is visible is NaN
       fill(pi + j0, j1 - j0, T(0));
       for (i64 j = j0; j < j1; ++j) totals[row] = si[j] != si[j] ? si[j] : totals[row];
@@ -220,7 +235,8 @@ void add_received(const Arguments<T>& a, i64 head, i64 r0, i64 r1, T* k, T* s, c
 template <class Family, class T>
 void forward(const Arguments<T>& a) {
   constexpr T minus = -std::numeric_limits<T>::infinity();
-  T *k = a.scratch(F::at_key), *v = a.scratch(F::at_value), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);
+  [[maybe_unused]] T* v = a.scratch(F::at_value);
+  T *k = a.scratch(F::at_key), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);
   T *state = a.scratch(F::at_state), *o = a.scratch(F::at_output);
   const i64 L = a[F::L], tile = a[F::tile];
   const T lowest = a[F::direct] != 0 ? T(0) : minus;
@@ -237,14 +253,18 @@ void forward(const Arguments<T>& a) {
       for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {
         const i64 n = least(tile, keys.stop - t0), column = keys.column >= 0 ? keys.column + t0 - keys.start : -1;
         if (!Family::pack(a, head, kv, r0, r1, t0, n, k)) continue;
-        bool is_packed = false;
+        [[maybe_unused]] bool is_packed = false;
         for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g) {
           const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, k, s);
           const i64 j0 = seen.start, j1 = seen.stop;
           if (j1 <= j0 || !tile_weights(a, r0, r1, g, t0, j0, j1, head, s, p, state, o)) continue;
-          if (!is_packed) pack_values(a, kv, t0, n, v);
-          is_packed = true;
-          read(a, g * GROUP, j0, j1, a[F::direct] != 0 ? s : p, v, o);
+          if constexpr (Family::in_place) {
+            Family::read(a, head, g * GROUP, least(GROUP, r1 - r0 - g * GROUP), t0, j0, j1, p, o);
+          } else {
+            if (!is_packed) pack_values(a, kv, t0, n, v);
+            is_packed = true;
+            read(a, g * GROUP, j0, j1, a[F::direct] != 0 ? s : p, v, o);
+          }
         }
       }
     }

@@ -282,6 +282,7 @@ OUTLINE void pull_rows(
 
 struct Radial {
   static constexpr bool linear = false;
+  static constexpr bool in_place = false;
 
   // The factor of a row's squared distances, for the Laplacian of its distances.
   template <class T>

@@ -24,9 +24,13 @@ def _tiny(point: Point) -> Work:
     return Work(*seeded(*[(1, 1, point.size, 8)] * 3), backward=point.backward, visible=visible)
 
 
+#: The dtypes of a cache.
+CACHES = {"": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
 def _decode(point: Point) -> Work:
-    keys = (1, 8, point.size, 128)
-    return Work(*seeded((1, 32, 1, 128), keys, keys))
+    keys, dtype = (1, 8, point.size, 128), CACHES[point.variant]
+    return Work(*(t.to(dtype) for t in seeded((1, 32, 1, 128), keys, keys)))
 
 
 register(
@@ -72,7 +76,7 @@ register(
             "regard": by_regard(lambda _: {"enable_gqa": True}),
         },
         baseline=SDPA,
-        points=(Point(16384),),
+        points=tuple(Point(16384, variant=dtype) for dtype in CACHES),
         quick=32,
         goals=(Goal("decode", "speed", 1.3, 16384, share=0.8),),
         bound="bytes",

@@ -30,7 +30,7 @@ from regard._utils.torch_private import in_forward_mode, in_functorch, is_eager,
 from regard._utils.tracing import autocast_suspended
 from regard.engines import EngineLike, EngineOutput, aux_pass, nonfinite
 from regard.engines.aux import Aux, AuxRequest
-from regard.engines.problem import DTYPES, Call, Problem, check_request, unbound_mask
+from regard.engines.problem import DTYPES, Call, Problem, check_request, is_narrow_step, unbound_mask
 from regard.masks import MaskLike
 from regard.masks.band import Band
 from regard.normalizers import NormalizerLike
@@ -278,6 +278,7 @@ def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         and shape[2] > 1
         and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
         and (eager or not (in_forward_mode() or in_functorch()))
+        and not is_narrow_step(query, key)
         and not (torch.is_grad_enabled() and _has_narrow_gradients(query, key, value))
     )
 

@@ -18,7 +18,16 @@ from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, 
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
 from regard.engines.base import Runner
-from regard.engines.problem import Call, Problem, as_normalizer, as_score, bound_mask, canonical, check_request
+from regard.engines.problem import (
+    Call,
+    Problem,
+    as_normalizer,
+    as_score,
+    bound_mask,
+    canonical,
+    check_request,
+    is_narrow_step,
+)
 from regard.masks import Dense
 from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer, Softmax
@@ -243,8 +252,10 @@ def engine_candidates(problem: Problem) -> list[Engine]:
 def is_plain_sdpa(problem: Problem) -> bool:
     """Whether torch's function computes the same thing; the output is then bit-identical, with or without aux.
 
-    Not for 16-bit gradients on a CPU, which engine "sdpa" computes in float32.
+    Not for 16-bit gradients on a CPU, which engine "sdpa" computes in float32, and for steps of decoding in 16 bits.
     """
+    if is_narrow_step(problem.query, problem.key):
+        return False
     if problem.wants_grad and problem.query.device.type == "cpu" and problem.query.dtype in cost_model.NARROW:
         return False
     plain = problem.mask is None and problem.softcap is None and not problem.dropout_p

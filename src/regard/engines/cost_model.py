@@ -29,6 +29,12 @@ NARROW = {torch.float16: 2.5, torch.bfloat16: 1.0}
 #: The same for bfloat16 on processors that multiply it in tiles (AMX).
 TILED = 0.4
 
+#: The same for steps of decoding, which are bound by reading keys and values.
+NARROW_STEP = {
+    "sdpa": {torch.float16: 5.0, torch.bfloat16: 0.7},
+    "fused": {torch.float16: 0.5, torch.bfloat16: 0.5},
+}
+
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
 
@@ -40,6 +46,8 @@ def family(problem: Problem) -> str:
         return "additive"
     if isinstance(score, Distance):
         return "compact" if score.can_return_neg_inf else "gaussian"
+    if problem.is_step:
+        return "step"
     return "dot" if isinstance(score, DotLike) and type(score).compare is DotLike.compare else "other"
 
 
@@ -96,6 +104,9 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     rates = {name: found for name in names if (found := table().get(f"{name}/{key}")) is not None}
     amounts = terms(problem) if rates else ()
     times = {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}
+    if problem.is_step:
+        narrow = {name: NARROW_STEP.get(name, {}).get(problem.query.dtype, 1.0) for name in times}
+        return {name: narrow[name] * time for name, time in times.items()}
     if "sdpa" in times and not problem.wants_grad:
         tiled = problem.query.dtype == torch.bfloat16 and _has_amx()
         times["sdpa"] *= TILED if tiled else NARROW.get(problem.query.dtype, 1.0)

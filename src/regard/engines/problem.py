@@ -28,6 +28,7 @@ from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores.base import TABLE as SCORES
 from regard.scores.base import Score
+from regard.scores.dot_products import DotLike
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -231,6 +232,17 @@ def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
 # The canonical form of a call -----------------------------------------------------------------------------------------
 
 
+#: Maximum number of queries of a key head in a step of decoding.
+FEW_QUERIES = 16
+#: Minimum number of keys for which torch's CPU kernel is slower in 16 bits than a kernel that converts in registers.
+MANY_KEYS = 256
+
+
+def is_narrow_step(query: Tensor, key: Tensor) -> bool:
+    """Whether few queries read many keys of 16 bits on a CPU, which torch's kernel does slowly."""
+    return query.itemsize == 2 and query.is_cpu and query.shape[2] <= FEW_QUERIES and key.shape[2] >= MANY_KEYS
+
+
 #: Side of the tiles that estimate the visible share of a mask without intervals.
 SHARE_TILE = 128
 
@@ -314,6 +326,15 @@ class Problem:
             return True
         parts = (self.score,) if self.mask is None else (self.score, self.mask)
         return any(tensor.requires_grad for part in parts for tensor in part.tensors())
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is like a step of decoding: dot products of few queries as they are, without gradients."""
+        score, extent = self.score, self.extent
+        if FEW_QUERIES * self.key.shape[1] < extent.H * extent.L or not isinstance(score, DotLike):
+            return False
+        as_they_are = type(score).compare is DotLike.compare and type(score).project is Score.project
+        return as_they_are and not score.tensors() and not self.wants_grad
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor] | None:

@@ -91,16 +91,23 @@ def guarded_kernels() -> Iterator[None]:
         filled = dict(zip(FIELDS, arguments))
         with lock, ExitStack() as stack:
             for name, tensor in given.items():
-                size = tensor.numel() * tensor.element_size()
+                size = _extent(tensor)
                 filled[name] = stack.enter_context(guarded(size))
                 ctypes.memmove(filled[name], tensor.data_ptr(), size)
             _guard_scratch(stack, filled, call.sizes["scratch_numbers"], call.dtype.itemsize)
             call.execute(array("q", filled.values()))
             for name, tensor in given.items():
-                ctypes.memmove(tensor.data_ptr(), filled[name], tensor.numel() * tensor.element_size())
+                ctypes.memmove(tensor.data_ptr(), filled[name], _extent(tensor))
 
     with patch.object(KernelCall, "__call__", run):
         yield
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the number of bytes from the first element of a tensor to the end of its last one."""
+    if tensor.numel() == 0:
+        return 0
+    return (1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
 
 
 def _guard_scratch(stack: ExitStack, filled: dict[str, int], size: int, item: int) -> None:

@@ -16,12 +16,15 @@ from torch import Tensor
 import regard
 from regard import AuxRequest, masks, scores
 from regard.engines.fused.arguments import RADIAL
+from regard.engines.fused.kernel_call import KernelCall
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.scores.own_width import OwnWidth
 from regard.testing import case as samples
 from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.conformance import judge
+from regard.testing.guarded_memory import guarded_kernels
+from regard.testing.laws.base import LAWS as LAWS_BY_NAME
 from regard.testing.trial import Trial
 
 F32, F64 = torch.float32, torch.float64
@@ -167,6 +170,88 @@ def test_no_derivative_with_widths_of_queries() -> None:
     assert "no derivative with a width per query" in str(plan)
     regard.attention(query, key, key, score=OwnWidth(scores.Gaussian(1.0))).sum().backward()
     assert query.grad is not None
+
+
+#: Steps of decoding, whose keys and values are read in place: several tiles, widths that fill no vector, all groups.
+STEPS: dict[str, dict[str, Any]] = {
+    "one query": {"key_heads": 2, "group": 4, "queries": 1, "keys": 1030, "width": 64, "value_width": 64},
+    "odd widths": {"lead": (2,), "group": 3, "queries": 1, "keys": 515, "width": 35, "value_width": 71},
+    "a few queries": {"key_heads": 2, "group": 2, "queries": 5, "keys": 130, "width": 20, "value_width": 130},
+    "short": {"lead": (3,), "key_heads": 2, "queries": 2, "keys": 3, "width": 7, "value_width": 1},
+}
+
+
+@pytest.mark.campaign(keep=20)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("mask", [None, "causal", "window", "padding", "documents", "alibi", "dense", "bias"])
+@pytest.mark.parametrize("step", STEPS)
+def test_steps_of_decoding(step: str, mask: str | None, dtype: str) -> None:
+    recipe = None if mask is None else MASKS[mask]
+    for layout in ("plain", "transposed"):
+        case = Case(score="scaled_dot", mask=recipe, dtype=dtype, layout=layout, **STEPS[step])
+        with torch.no_grad():
+            assert CaseCall.of(case).problem().is_step
+        with guarded_kernels():
+            for law in ("budget", "aux"):
+                verdict = judge(law, "fused", case)
+                assert verdict.outcome == "held", str(verdict)
+
+
+@pytest.mark.parametrize("law", ["no leak", "contained", "bad queries", "determinism"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_laws_of_steps_in_16_bits(law: str, dtype: str) -> None:
+    for step in STEPS.values():
+        case = Case(score="scaled_dot", mask=MASKS["causal"], dtype=dtype, **step)
+        adapted = LAWS_BY_NAME[law].adapt(case)
+        assert adapted is not None
+        verdict = judge(law, "fused", adapted)
+        assert verdict.outcome == "held", str(verdict)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_number_is_read_exactly(dtype: torch.dtype) -> None:
+    numbers = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+    numbers = numbers[numbers.isfinite()]
+    numbers = torch.cat([numbers, numbers.new_zeros(-len(numbers) % 96)]).view(1, 1, -1, 96)
+    for row in numbers.split(1, 2):  # a weight of 1
+        assert torch.equal(regard.attention(torch.zeros_like(row), row, row, engine="fused"), row)
+    one = torch.zeros_like(numbers[:, :, :1])
+    for column in (0, 1, 37, 95):
+        one[..., column] = 1.0
+        chosen = numbers[..., column].float()
+        _, aux = regard.attention(one, numbers, numbers, scale=1.0, engine="fused", return_aux=AuxRequest(max=True))
+        assert aux.max is not None and float(aux.max) == float(chosen.max())
+        one.zero_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cache_is_read_where_it_is(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = normal(2, 600, 2, 3, 2, 32).to(dtype)  # (sequence, token, key or value, head, unused, width)
+    key, value = (cache[:, :, i, :, 1].transpose(1, 2)[:, :, :500] for i in range(2))
+    query = normal(2, 6, 1, 32, seed=1).to(dtype)
+    called: list[Tensor] = []
+    filled = KernelCall.filled
+
+    def watched(call: KernelCall, arrays: Any, *rest: Any) -> Any:
+        called.extend(arrays[name] for name in ("key", "value") if name in arrays)
+        return filled(call, arrays, *rest)
+
+    monkeypatch.setattr(KernelCall, "filled", watched)
+    found = regard.attention(query, key, value, enable_gqa=True, engine="fused")
+    assert {t.data_ptr() for t in called} == {key.data_ptr(), value.data_ptr()}
+    apart = regard.attention(query, key.contiguous(), value.contiguous(), enable_gqa=True, engine="fused")
+    assert torch.equal(found, apart)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("G", [2, 8])
+def test_auto_reads_a_long_cache_of_16_bits_in_place(G: int, dtype: torch.dtype) -> None:
+    query, key = normal(1, 8, 1, 64).to(dtype), normal(1, G, 2048, 64, seed=1).to(dtype)
+    assert regard.explain(query, key, key, enable_gqa=True).engine.name == "fused"
+    found = regard.attention(query, key, key, enable_gqa=True)
+    assert torch.equal(found, regard.attention(query, key, key, enable_gqa=True, engine="fused"))
+    observed, _ = regard.attention(query, key, key, enable_gqa=True, return_aux=ASKED)
+    assert torch.equal(found, observed)
 
 
 @pytest.mark.campaign(keep=7)

@@ -34,6 +34,8 @@ _NAMES = (
     "weight weight_rest weight_head mixed kind direct boxes",
     "factor",
     "value value_keys value_lanes",
+    # Distances of sequences, heads and rows that are read where they are.
+    "key_b key_g key_s value_b value_g value_s",
     # Results.
     "output peak total top entropy received best best_key",
     # Of the backward pass.

@@ -15,11 +15,11 @@ from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_trac
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
-from regard.engines.fused import library, morton
+from regard.engines.fused import in_place, library, morton
 from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
-from regard.engines.fused.run import ForwardRequest, ForwardResult
+from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
@@ -40,7 +40,8 @@ class Fused(Engine):
 
     For the additive and concat scores, a pair costs a few operations per feature and no transcendental function. For
     the Gaussian, Laplacian and compact kernels, the engine is meant for distances in few dimensions, and skips tiles
-    beyond the width. For dot products, it computes only visible pairs.
+    beyond the width. For dot products, it computes only visible pairs. Where few queries read many keys, as in
+    decoding, keys and values are read in place; elsewhere 16-bit inputs are converted first.
     """
 
     name = "fused"
@@ -83,7 +84,8 @@ class Fused(Engine):
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
-        fields = frozenset(("lse", "entropy", "topk", "received"))
+        fields = frozenset(("lse", "entropy", "topk"))
+        fields = fields if in_place.applies(problem) else fields | {"received"}  # of one head's rows, not of a group's
         return fields if _is_direct(problem) else fields | {"max"}
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
@@ -91,6 +93,12 @@ class Fused(Engine):
             return dense.attend_nothing
         if is_traced(problem.query) or (request is None and in_dispatch_mode()):
             return _traced
+        if in_place.applies(problem):
+            return _prepare_in_place(problem, request)
+        return self._prepare_tiles(problem, request)
+
+    def _prepare_tiles(self, problem: Problem, request: AuxRequest | None) -> Runner:
+        """Return a runner for kernels that pack tiles of keys."""
         fixed = _Prepared.of(problem, request)
         attend = partial(_attend, fixed, request is not None)
         differentiated = problem.wants_grad and problem.mask is not None
@@ -145,10 +153,7 @@ class _Prepared:
 
     @classmethod
     def of(cls, problem: Problem, request: AuxRequest | None) -> _Prepared:
-        wants, score, mask = ForwardRequest(), problem.score, problem.mask
-        if request is not None:
-            k = min(request.topk, problem.extent.S)
-            wants = ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
+        wants, score, mask = _wants(problem, request), problem.score, problem.mask
         family, kind = family_of(score), kind_of(score)
         assert family is not None
         weight = inverse = None
@@ -158,6 +163,14 @@ class _Prepared:
         if mask is not None and not mask.is_fixed:
             return cls(None, weight, wants)
         return cls(StaticArguments(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
+
+
+def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
+    """Return the statistics that a request asks of the kernels."""
+    if request is None:
+        return ForwardRequest()
+    k = min(request.topk, problem.extent.S)
+    return ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
 
 
 @dataclass(slots=True, eq=False)
@@ -200,6 +213,20 @@ def _weight(score: Score, query: Tensor) -> Tensor:
         width = score.width
         return width.expand(H, C) if isinstance(width, Tensor) else query.new_full((H, C), width)
     return query.new_empty(H, 0)
+
+
+def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
+    """Return a runner for few queries, whose keys and values are read where they are."""
+    fixed = problem.mask is None or problem.mask.is_fixed
+    visible = in_place.visible_keys(problem) if fixed else None
+    wants, passes = replace(_wants(problem, request), received=False), Passes()
+
+    def attend(problem: Problem) -> EngineOutput:
+        seen = in_place.visible_keys(problem) if visible is None else visible
+        found = in_place.forward(problem, seen, wants, passes if visible is not None else {})
+        return EngineOutput(found.output.to(problem.query.dtype)) if request is None else _outcome(problem, found)
+
+    return partial(nonfinite.recomputed, attend=attend)
 
 
 def _attend(fixed: _Prepared, wants_aux: bool, problem: Problem) -> EngineOutput:

@@ -59,7 +59,7 @@ class Rows:
     width : int
         Features C of a row.
     arrays : dict of str to Tensor
-        By kernel argument: ``query`` (B, H, L, C), ``key`` (B, G, C, S) and so on.
+        By kernel argument: ``query`` (B, H, L, C), ``key`` (B, G, C, S) or, if ``in_place``, (B, H, S, C), and so on.
     numbers : dict of str to int
         Flags by kernel argument.
     scale : float
@@ -71,6 +71,11 @@ class Rows:
     arrays: dict[str, Tensor]
     numbers: dict[str, int] = field(default_factory=dict)
     scale: float = 1.0
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the kernels read keys and values where they are, with any strides and in 16 bits too."""
+        return self.family == "rows"
 
     @property
     def is_direct(self) -> bool:

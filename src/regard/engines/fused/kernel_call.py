@@ -27,6 +27,8 @@ _DTYPES = {
 
 #: The place of each argument by its name.
 PLACES = dict(zip(FIELDS, F))
+#: The arguments that say how far sequences, heads and rows lie apart, of arrays that are read where they are.
+_STRIDES = {name: tuple(PLACES[f"{name}_{size}"] for size in "bgs") for name in ("key", "value")}
 
 
 class KernelCall:
@@ -43,6 +45,9 @@ class KernelCall:
         Those that all calls have in common; None is none.
     numbers : dict of str to int
         The same for numbers.
+    stored : torch.dtype, optional
+        The dtype of keys and values (B, G, S, width), if the kernel reads them where they are: with any strides, as
+        long as the numbers of a row are adjacent.
     """
 
     def __init__(
@@ -52,8 +57,10 @@ class KernelCall:
         sizes: Mapping[str, int],
         arrays: Mapping[str, Tensor | None],
         numbers: Mapping[str, int],
+        stored: torch.dtype | None = None,
     ) -> None:
-        self.function = library.load(name, dtype)
+        self.function = library.load(name, dtype if stored is None else stored)
+        self.stored = stored
         self.name, self.dtype, self.sizes = name, dtype, sizes
         self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
         self.shapes = SHAPES[name.partition(".")[2]]
@@ -100,6 +107,9 @@ class KernelCall:
         for name, tensor in arrays.items():
             if tensor is None:
                 continue
+            if self.stored is not None and name in _STRIDES:
+                self._place(arguments, name, tensor)
+                continue
             expected, dtype = self.counts.get(name), _DTYPES.get(name, self.dtype)
             if expected is None:
                 known = {**self.sizes, **(sizes or {})}
@@ -112,3 +122,16 @@ class KernelCall:
                 )
             arguments[PLACES[name]] = tensor.data_ptr()
         return arguments
+
+    def _place(self, arguments: array[int], name: str, tensor: Tensor) -> None:
+        """Set the arguments of an array that is read where it is."""
+        expected, strides = tuple([self.sizes[size] for size in self.shapes[name]]), tensor.stride()
+        if not (tensor.shape == expected and strides[3] == 1 and tensor.dtype == self.stored and tensor.is_cpu):
+            raise RuntimeError(
+                f"kernel {self.name}: array {name!r} must have shape {expected}, adjacent numbers in each row and type "
+                f"{self.stored}, and be on the CPU, "
+                f"got {tuple(tensor.shape)}, strides {strides}, {tensor.dtype}, {tensor.device}."
+            )
+        arguments[PLACES[name]] = tensor.data_ptr()
+        for place, stride in zip(_STRIDES[name], strides):
+            arguments[place] = stride

@@ -27,7 +27,12 @@ _PLAIN: Final = "baseline"
 #: What an ELF file calls each machine.
 _ELF_MACHINES: Final = {"x86_64": 62, "amd64": 62, "aarch64": 183, "arm64": 183}
 
-_DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+_DTYPES: Final = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
 _SIGNATURES: Final = {"decoding.read_rows": "pippippipiiiiirpip", "decoding.log_sums": "piiiiipp"}
 
@@ -48,7 +53,8 @@ def load(name: str, dtype: torch.dtype) -> Function:
     ----------
     name : str
         ``"family.pass"``, such as ``"additive.forward"``.
-    dtype : {torch.float32, torch.float64}
+    dtype : torch.dtype
+        That of keys and values: float32 or float64; for ``"rows.forward"`` also float16 or bfloat16.
 
     Raises
     ------
@@ -58,7 +64,7 @@ def load(name: str, dtype: torch.dtype) -> Function:
     if _LIBRARY is None:
         raise MissingLibraryError(_PROBLEM)
     function = getattr(_LIBRARY, f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{processor()}")
-    real = ctypes.c_float if dtype == torch.float32 else ctypes.c_double
+    real = ctypes.c_double if dtype == torch.float64 else ctypes.c_float
     types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "r": real}
     function.argtypes = [types[each] for each in _SIGNATURES.get(name, "pp")]
     function.restype = None

@@ -184,6 +184,17 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict
     spare = 4 * CHUNK
     key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C + 1
     common = {"score": 2 * GROUP * ROW, "query": GROUP * C}
+    if rows.in_place:
+        pair = 2 * PAD
+        return {
+            "score": GROUP * ROW,
+            "query": GROUP * -(-C // pair) * pair,
+            "key": 0,
+            "weight": GROUP * ROW,
+            "value": GROUP * -(-V // pair) * pair,
+            "state": 4 * BLOCK,
+            "output": max(v_chunks, 1) * BLOCK * CHUNK,
+        }
     if not backward:
         value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
         return common | {
@@ -301,7 +312,8 @@ class Pass:
         if extent.H % value.shape[1]:
             raise RuntimeError(f"kernel {name}: {value.shape[1]} key heads must divide {extent.H} query heads.")
         lanes = not backward and V >= FEW_VALUES
-        self.memory = Scratch(scratch_sizes(rows, V, backward, lanes), value.dtype)
+        dtype = rows.arrays["query"].dtype
+        self.memory = Scratch(scratch_sizes(rows, V, backward, lanes), dtype)
         self.tile = tile = _tile(rows, V, S)
         sizes = {
             **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
@@ -310,7 +322,8 @@ class Pass:
         }  # fmt: skip
         numbers = {**rows.numbers, **visible.numbers, **self.memory.places, "value_lanes": int(lanes)}
         ends = {"start": visible.start, "stop": visible.stop}
-        self.call = KernelCall(f"{rows.family}.{name}", value.dtype, sizes, ends, numbers)
+        stored = value.dtype if rows.in_place else None
+        self.call = KernelCall(f"{rows.family}.{name}", dtype, sizes, ends, numbers, stored)
         self.partitions = partitions(visible, value.shape[1], rows.width + V, backward)
         self.near = visible.in_any_order and rows.is_compact
         self.visible = visible
@@ -350,17 +363,21 @@ Passes = dict[tuple[Any, ...], Pass]
 
 
 def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:
-    """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
+    """Run the forward kernel over all of a problem.
+
+    value (B, G, S, V) is contiguous and in the rows' dtype, unless the rows are read in place.
+    """
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
-    new = value.new_empty
+    query = rows.arrays["query"]
+    new = query.new_empty
     arrays = {"output": new(B, H, L, V), "peak": new(B, H, L), "total": new(B, H, L)}
     if wants.top:
         arrays["top"] = new(B, H, L)
     if wants.entropy:
         arrays["entropy"] = new(B, H, L)
     if wants.k:
-        arrays["best"] = value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf)
+        arrays["best"] = query.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf)
         arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
@@ -370,14 +387,14 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
     def task(i: int) -> None:
         share, common = made.partitions[i], {}
         if wants.received:
-            common["received"] = received[i] = value.new_zeros(len(share.heads), S)
+            common["received"] = received[i] = query.new_zeros(len(share.heads), S)
         with made.memory.lent() as scratch:
             for unit in share.units:
                 _run_unit(call, scratch, common, made.arguments(share, unit))
 
     pool.run([partial(task, i) for i in range(len(made.partitions))])
     if wants.received:
-        found.received = value.new_zeros(B * H, S)
+        found.received = query.new_zeros(B * H, S)
         for i, share in enumerate(made.partitions):
             found.received[share.heads[0] : share.heads[-1] + 1] += received[i]
     return found

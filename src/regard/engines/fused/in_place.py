@@ -1,0 +1,65 @@
+"""Few queries over many keys, as in decoding: the kernels read keys and values where they are, 16-bit ones too.
+
+All queries of a key head are rows of one head, so that keys and values are read once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.engines.fused import run
+from regard.engines.fused.families import Rows, family_of
+from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
+from regard.engines.fused.visible_keys import KEPT, VisibleKeys
+from regard.engines.problem import Problem
+from regard.masks import Dense
+from regard.masks.base import Extent
+
+
+def applies(problem: Problem) -> bool:
+    """Whether keys and values can be read in place."""
+    mask, extent = problem.mask, problem.extent
+    if not problem.is_step or family_of(problem.score) != "dot":
+        return False
+    if mask is None or isinstance(mask, Dense) or extent.L * extent.S <= KEPT:
+        return True
+    return not mask.has_bias and problem.intervals is not None
+
+
+def visible_keys(problem: Problem) -> VisibleKeys:
+    """Convert the mask of a problem, for rows of key heads."""
+    extent, mask, G = problem.extent, problem.mask, problem.key.shape[1]
+    rows = Extent(extent.B, G, extent.H // G * extent.L, extent.S)
+    if mask is None:
+        return VisibleKeys(rows)
+    intervals = None if mask.has_bias else problem.intervals
+    if intervals is not None:
+        return VisibleKeys.between(rows, *(_folded(t, extent, G) for t in intervals))
+    b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
+    dtype = problem.compute_dtype
+    added = mask.cast(dtype).matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx, dtype)
+    return VisibleKeys(rows, added=_folded(run.compact(added), extent, G).contiguous())
+
+
+def _folded(tensor: Tensor, extent: Extent, G: int) -> Tensor:
+    """Return (1 or B, 1 or H, 1 or L, ...) as (1 or B, G, H // G · L, ...); unchanged if all rows share it."""
+    b, h, row, *rest = tensor.shape
+    if h == row == 1:
+        return tensor
+    return tensor.expand(b, extent.H, extent.L, *rest).reshape(b, G, -1, *rest)
+
+
+def forward(problem: Problem, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:
+    """Run the forward kernel; the results are of the problem's heads and queries."""
+    (B, H, L, C), G = problem.query.shape, problem.key.shape[1]
+    query = problem.query.to(problem.compute_dtype).reshape(B, G, H // G * L, C).contiguous()
+    key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (problem.key, problem.value))
+    rows = Rows("rows", C, {"query": query, "key": key}, scale=problem.scale)
+    found = run.forward(rows, value, visible, wants, kept)
+    unfolded = {
+        name: t.view(B, H, L, *t.shape[3:])
+        for name in ("output", "peak", "total", "top", "entropy", "best", "best_key")
+        if (t := getattr(found, name)) is not None
+    }
+    return ForwardResult(**unfolded)

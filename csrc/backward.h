@@ -37,18 +37,33 @@ void weight_gradients(const Arguments<T>& a, i64 place, i64 count, i64 j0, i64 l
   for (i64 i = 0; i < count; ++i) product<1>(dp + i * ROW + j0, ROW, v + j0, ROW, grad + i * V, V, 1, V, lanes);
 }
 
-// Add gradients of a row's scores to those of the bias tensor; keys begin at t0. Where rows share a bias, those of a
-// block share the gradient: a thread that runs a block adds to no other's.
+// Add gradients of the scores of four rows to those of the bias tensor; keys begin at t0, and rows that do not exist
+// are zeros. Where rows share a bias, each block has a sum of its own, to which no other thread adds.
 template <class T>
-void add_bias_gradient(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, const T* ds) {
-  const i64 H = a[F::H], place = a[F::d_bias_by_row] != 0 ? row : row / BLOCK;
-  T* target = a.array(F::d_bias) + head / H * a[F::d_bias_b] + head % H * a[F::d_bias_h] + place * a[F::d_bias_r];
+void add_bias_gradients(const Arguments<T>& a, i64 head, i64 row, i64 last, i64 t0, i64 j0, i64 j1, const T* ds) {
+  const i64 H = a[F::H], step = a[F::d_bias_r];
+  const bool by_row = a[F::d_bias_by_row] != 0;
+  T* target = a.array(F::d_bias) + head / H * a[F::d_bias_b] + head % H * a[F::d_bias_h];
+  target += (by_row ? row : row / BLOCK) * step;
   if (a[F::d_bias_c] == 0) {
-    target[0] += sum_of(ds, j0, j1);
+    for (i64 i = 0; i < least(GROUP, last - row + 1); ++i) target[by_row ? i * step : 0] += sum_of(ds + i * ROW, j0, j1);
     return;
   }
   target += t0;
-  over<T>(j0, j1, [&](i64 j, auto x) { store(target + j, load<decltype(x)>(target + j) + load<decltype(x)>(ds + j)); });
+  if (by_row) {
+    for (i64 i = 0; i < least(GROUP, last - row + 1); ++i) {
+      T* to = target + i * step;
+      const T* from = ds + i * ROW;
+      over<T>(j0, j1, [&](i64 j, auto x) { store(to + j, load<decltype(x)>(to + j) + load<decltype(x)>(from + j)); });
+    }
+    return;
+  }
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X one = load<X>(ds + j) + load<X>(ds + ROW + j);
+    const X other = load<X>(ds + 2 * ROW + j) + load<X>(ds + 3 * ROW + j);
+    store(target + j, load<X>(target + j) + (one + other));
+  });
 }
 
 // Replace the gradients of weights by those of scores in four rows, and add them to those of biases if wanted.
@@ -72,8 +87,8 @@ OUTLINE void score_gradients(
         store(target + j, load<decltype(x)>(target + j) + load<decltype(x)>(di + j));
       });
     }
-    if (a[F::d_bias] != 0 && row + i <= last) add_bias_gradient(a, head, row + i, t0, j0, j1, di);
   }
+  if (a[F::d_bias] != 0) add_bias_gradients(a, head, row, last, t0, j0, j1, dp);
 }
 
 // Set four rows to zero in the part of a band that is not their own.

@@ -592,12 +592,13 @@ def backward(
                 _backward_unit(made, call, scratch, visible, unit, share, sums, rest)
 
     pool.run([partial(task, *each) for each in zip(made.partitions, own_sums)])
-    masks: list[Tensor | None] = [None] * len(rest)
+    tensors = [] if visible.rest is None else visible.rest.tensors()
+    pulled = {i: torch.zeros_like(t) for i, t in enumerate(tensors) if rest[i]}
     for sums in own_sums:
         sums.end()
         for i, part in sums.masks.items():
-            total = masks[i]
-            masks[i] = part if total is None else total + part
+            pulled[i] += part
+    masks = [pulled.get(i) for i in range(len(rest))]
     if visible.bias is not None:
         masks = [None if d_bias is None else d_bias.total(), *masks]
     d_key, d_value, d_weight = (order.by_sequences(total) for total in totals.values())

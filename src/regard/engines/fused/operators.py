@@ -173,7 +173,7 @@ def _backward(
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
     d_added = pulled.mask[0] if wants_added else value.new_empty(0)
     assert d_added is not None
-    return d_query.contiguous(), d_key.contiguous(), pulled.value, d_weight.contiguous(), d_added
+    return d_query.contiguous(), d_key.contiguous(), pulled.value.contiguous(), d_weight.contiguous(), d_added
 
 
 def _backward_shapes(grad, query, key, value, weight, start, stop, added, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001

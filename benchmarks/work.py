@@ -48,6 +48,8 @@ class Work:
     parameters : dict of str to Tensor
         Learned parameters of the score.
     visible : callable or None
+    bias : Tensor (B or 1, H or 1, L, S), or None
+        Added to the scores; learned like the parameters.
     topk : int
         Largest weights wanted of each row, with the entropy; 0 for neither.
     features : int
@@ -70,6 +72,7 @@ class Work:
     pair_flops: float | None = None
     kernel: str = ""
     weigh: Weigh = softmax
+    bias: Tensor | None = None
 
     def __post_init__(self) -> None:
         size = (*self.query.shape[:3], self.value.shape[-1])
@@ -81,7 +84,8 @@ class Work:
     @property
     def inputs(self) -> dict[str, Tensor]:
         """What gradients are taken to, by name."""
-        return {"query": self.query, "key": self.key, "value": self.value, **self.parameters}
+        bias = {} if self.bias is None else {"bias": self.bias}
+        return {"query": self.query, "key": self.key, "value": self.value, **bias, **self.parameters}
 
     def dense(self) -> Tensor | None:
         """Return the mask as a matrix."""
@@ -107,8 +111,9 @@ class Work:
         return self.pairs() * pair * (3.5 if self.backward else 1.0)
 
     def bytes(self) -> float:
-        """Return the bytes that must be read once: query, key and value."""
-        return float(sum(t.numel() * t.element_size() for t in (self.query, self.key, self.value)))
+        """Return the bytes that must be read once: query, key, value and the bias."""
+        read = [self.query, self.key, self.value] + ([] if self.bias is None else [self.bias])
+        return float(sum(t.numel() * t.element_size() for t in read))
 
     def achieved(self, result: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the value to compare with :meth:`expected`; by default the contender's result itself."""
@@ -162,6 +167,8 @@ class Work:
         parameters = {name: leaves[name] for name in self.parameters}
         # The query heads of a group are further rows of its key head.
         scores = self.scores(query.reshape(B, G, H // G * L, E), key, parameters).reshape(B, H, L, -1)
+        if self.bias is not None:
+            scores = scores + leaves["bias"][:, :, rows]
         if self.visible is not None:
             scores = scores.masked_fill(~self.visible(rows), -torch.inf)
         # A query that may attend to nothing gets zeros.

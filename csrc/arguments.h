@@ -17,10 +17,15 @@
   field(output) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
   /* Of the backward pass. */                                                                                   \
   field(grad) field(d_query) field(d_key) field(d_value) field(d_weight) field(d_added)                         \
-  /* The mask: an interval of keys for each row, or segments of one block with a bias; the hidden key of a row. */\
+  field(d_bias) field(d_bias_b) field(d_bias_h) field(d_bias_r) field(d_bias_c) field(d_bias_by_row)            \
+  field(order) field(kv_b) field(kv_h) field(head_b) field(head_h)                                              \
+  /* The mask: an interval of keys for each row, or segments of one block with what is added to their scores;   \
+     the hidden key of a row. */                                                                                \
   field(own) field(start) field(stop) field(interval_b) field(interval_h) field(interval_r)                     \
   field(segments) field(segment_count) field(added) field(added_at) field(added_b) field(added_h)               \
-  field(added_r) field(has_added)                                                                               \
+  field(added_r)                                                                                                \
+  /* A bias given as a tensor, with its strides. */                                                             \
+  field(bias) field(bias_b) field(bias_h) field(bias_r) field(bias_c)                                           \
   /* Sizes; a work item is a block of rows of one head. */                                                      \
   field(H) field(G) field(L) field(S) field(C) field(V) field(K) field(tile) field(first) field(last)           \
   field(block) field(head_first) field(kv_first)                                                                \

@@ -37,10 +37,40 @@ void weight_gradients(const Arguments<T>& a, i64 place, i64 count, i64 j0, i64 l
   for (i64 i = 0; i < count; ++i) product<1>(dp + i * ROW + j0, ROW, v + j0, ROW, grad + i * V, V, 1, V, lanes);
 }
 
-// Replace the gradients of weights by those of scores in four rows, and add them to the bias' if wanted.
+// Add gradients of the scores of four rows to those of the bias tensor; keys begin at t0, and rows that do not exist
+// are zeros. Where rows share a bias, each block has a sum of its own, to which no other thread adds.
+template <class T>
+void add_bias_gradients(const Arguments<T>& a, i64 head, i64 row, i64 last, i64 t0, i64 j0, i64 j1, const T* ds) {
+  const i64 H = a[F::H], step = a[F::d_bias_r];
+  const bool by_row = a[F::d_bias_by_row] != 0;
+  T* target = a.array(F::d_bias) + head / H * a[F::d_bias_b] + head % H * a[F::d_bias_h];
+  target += (by_row ? row : row / BLOCK) * step;
+  if (a[F::d_bias_c] == 0) {
+    for (i64 i = 0; i < least(GROUP, last - row + 1); ++i) target[by_row ? i * step : 0] += sum_of(ds + i * ROW, j0, j1);
+    return;
+  }
+  target += t0;
+  if (by_row) {
+    for (i64 i = 0; i < least(GROUP, last - row + 1); ++i) {
+      T* to = target + i * step;
+      const T* from = ds + i * ROW;
+      over<T>(j0, j1, [&](i64 j, auto x) { store(to + j, load<decltype(x)>(to + j) + load<decltype(x)>(from + j)); });
+    }
+    return;
+  }
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X one = load<X>(ds + j) + load<X>(ds + ROW + j);
+    const X other = load<X>(ds + 2 * ROW + j) + load<X>(ds + 3 * ROW + j);
+    store(target + j, load<X>(target + j) + (one + other));
+  });
+}
+
+// Replace the gradients of weights by those of scores in four rows, and add them to those of biases if wanted.
 template <class T>
 OUTLINE void score_gradients(
-    const Arguments<T>& a, i64 head, i64 row, i64 last, i64 j0, i64 j1, const T* p, T* dp, const T* delta, i64 column) {
+    const Arguments<T>& a, i64 head, i64 row, i64 last, i64 t0, i64 j0, i64 j1, const T* p, T* dp, const T* delta,
+    i64 column) {
   for (i64 i = 0; i < GROUP; ++i) {
     const T* pi = p + i * ROW;
     T* di = dp + i * ROW;
@@ -52,12 +82,13 @@ OUTLINE void score_gradients(
     });
     fill(di + j1, padded(j1 - j0) - (j1 - j0), T(0));
     if (a[F::d_added] != 0 && column >= 0 && row + i <= last) {
-      T* target = a.array(F::d_added) + place_of_added(a, head, least(row + i, last), column);
+      T* target = a.array(F::d_added) + place_of_added(a, head, row + i, column);
       over<T>(j0, j1, [&](i64 j, auto x) {
         store(target + j, load<decltype(x)>(target + j) + load<decltype(x)>(di + j));
       });
     }
   }
+  if (a[F::d_bias] != 0) add_bias_gradients(a, head, row, last, t0, j0, j1, dp);
 }
 
 // Set four rows to zero in the part of a band that is not their own.
@@ -165,14 +196,15 @@ void pull_group(
   for (i64 i = 0; i < GROUP; ++i)
     row_weights(a, head, least(row + i, last), j0, j1, in.s + i * ROW, p + i * ROW, row + i <= last);
   weight_gradients(a, head * a[F::L] + row, least(GROUP, r1 - row), j0, lanes, in.v, ds);
-  score_gradients(a, head, row, last, j0, j1, p, ds, in.delta + g * GROUP, column);
+  score_gradients(a, head, row, last, t0, j0, j1, p, ds, in.delta + g * GROUP, column);
   clear_outside(p, b0, b1, j0, least(j0 + lanes, b1));
   if constexpr (Family::linear) {
     clear_outside(ds, b0, b1, j0, least(j0 + lanes, b1));
     pull_queries(a[F::C], g * GROUP, j0, j1, ds, in.keys, in.dq);
   } else {
     T* d_query = a.array(F::d_query) + (head * a[F::L] + row) * a[F::C];
-    T* d_weight = a.array(F::d_weight) + (head - a[F::head_first]) * 2 * a[F::C];
+    const i64 H = a[F::H], mine = head / H * a[F::head_b] + head % H * a[F::head_h] - a[F::head_first];
+    T* d_weight = a.array(F::d_weight) + mine * 2 * a[F::C];
     Family::pull(a, head, row, last, t0, j0, lanes, in.k, in.s, ds, d_query, in.dk, d_weight);
   }
 }
@@ -182,9 +214,11 @@ void backward(const Arguments<T>& a) {
   const Parts<T> in(a);
   const i64 L = a[F::L], C = a[F::C], V = a[F::V], tile = a[F::tile];
   const i64 blocks = a[F::segment_count] != 0 ? 1 : parts(L, BLOCK);
-  for (i64 item = a[F::first]; item < a[F::last]; ++item) {
+  for (i64 turn = a[F::first]; turn < a[F::last]; ++turn) {
+    const i64 item = a[F::order] != 0 ? a.integers(F::order)[turn] : turn;
     const i64 head = item / blocks, r0 = (a[F::block] + item % blocks) * BLOCK, r1 = least(L, r0 + BLOCK);
-    const i64 kv = kv_head(a, head);
+    const i64 kv = kv_head(a, head), G = a[F::G];
+    const i64 mine = kv / G * a[F::kv_b] + kv % G * a[F::kv_h] - a[F::kv_first];  // the place of its gradients
     begin_block<Family>(a, head, r0, r1, in);
     for (i64 index = 0; index < most(a[F::segment_count], 1); ++index) {
       const Segment keys = segment(a, head, r0, r1, index);
@@ -203,7 +237,7 @@ void backward(const Arguments<T>& a) {
           pull_band(V, first, count, b0, b1, in.p, in.grads, in.dv);
           if constexpr (Family::linear) pull_band(C, first, count, b0, b1, in.ds, in.rows, in.dk);
         }
-        end_tile<Family>(a, kv - a[F::kv_first], t0, n, in);
+        end_tile<Family>(a, mine, t0, n, in);
       }
     }
     if constexpr (Family::linear)

@@ -43,7 +43,7 @@ Range bounds(const Arguments<T>& a, i64 head, i64 first, i64 last) {
 }
 
 struct Segment {
-  i64 start, stop, column;  // column of the bias, −1 for none
+  i64 start, stop, column;  // column of what is added, −1 for nothing
 };
 
 // One range of keys of a block.
@@ -51,7 +51,7 @@ template <class T>
 Segment segment(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 index) {
   if (a[F::segment_count] == 0) {
     const Range seen = bounds(a, head, r0, r1 - 1);
-    return {seen.start, seen.stop, a[F::has_added] != 0 ? seen.start : -1};
+    return {seen.start, seen.stop, -1};
   }
   const i64* segments = a.integers(F::segments) + 3 * index;
   return {most(segments[0], 0), least(segments[1], a[F::S]), segments[2]};
@@ -64,14 +64,41 @@ INLINE Range group_range(const Arguments<T>& a, i64 head, i64 first, i64 last, i
   return {most(seen.start - t0, 0) / PAD * PAD, least(seen.stop - t0, n)};
 }
 
-// The place of a row's bias, at a column.
+// The place of what is added to a row, at a column.
 template <class T>
 INLINE i64 place_of_added(const Arguments<T>& a, i64 head, i64 row, i64 column) {
   const i64 b = head / a[F::H], h = head % a[F::H];
   return a[F::added_at] + b * a[F::added_b] + h * a[F::added_h] + row * a[F::added_r] + column;
 }
 
-// Replace the scores of a row's hidden keys by `hidden`, and add the bias to the others; keys begin at t0. A row may have
+// Add numbers to scores, and replace scores by `hidden` where these are −inf.
+template <class T>
+void add_or_hide(const T* added, i64 j0, i64 j1, T* s, T hidden) {
+  constexpr T masked = -std::numeric_limits<T>::infinity();
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X bias = load<X>(added + j);
+    store(s + j, bias == masked ? wide<X>(hidden) : load<X>(s + j) + bias);
+  });
+}
+
+// Add a bias tensor to the scores of a row; keys begin at t0.
+template <class T>
+void add_bias(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s, T hidden) {
+  const i64 H = a[F::H], at = head / H * a[F::bias_b] + head % H * a[F::bias_h] + row * a[F::bias_r];
+  const T* bias = a.array(F::bias) + at;
+  if (a[F::bias_c] != 0) {
+    add_or_hide(bias + t0, j0, j1, s, hidden);
+    return;
+  }
+  const T same = bias[0];
+  if (same == -std::numeric_limits<T>::infinity())
+    fill(s + j0, j1 - j0, hidden);
+  else
+    over<T>(j0, j1, [&](i64 j, auto x) { store(s + j, load<decltype(x)>(s + j) + same); });
+}
+
+// Replace the scores of a row's hidden keys by `hidden`, and add biases to the others; keys begin at t0. A row may have
 // a single hidden key of its own.
 template <class T>
 void hide(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s, i64 column, T hidden) {
@@ -85,15 +112,8 @@ void hide(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s
     const i64 own = a.integers(F::own)[head * a[F::L] + row] - t0;
     if (j0 <= own && own < j1) s[own] = hidden;
   }
-  if (a[F::has_added] != 0 && column >= 0) {
-    const T* added = a.array(F::added) + place_of_added(a, head, row, column);
-    constexpr T masked = -std::numeric_limits<T>::infinity();
-    over<T>(j0, j1, [&](i64 j, auto x) {
-      using X = decltype(x);
-      const X bias = load<X>(added + j);
-      store(s + j, bias == masked ? wide<X>(hidden) : load<X>(s + j) + bias);
-    });
-  }
+  if (column >= 0) add_or_hide(a.array(F::added) + place_of_added(a, head, row, column), j0, j1, s, hidden);
+  if (a[F::bias] != 0) add_bias(a, head, row, t0, j0, j1, s, hidden);
 }
 
 // Copy rows, each filled to `height` lanes.
@@ -148,7 +168,7 @@ Range tile_scores(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0
   const i64 j0 = keys.start, j1 = keys.stop;
   if (j1 <= j0 || !Family::compare(a, head, row, last, t0, j0, padded(j1 - j0), k, s)) return {0, 0};
   const T hidden = a[F::direct] != 0 ? T(0) : -std::numeric_limits<T>::infinity();
-  if (a[F::start] != 0 || a[F::has_added] != 0 || a[F::own] != 0)
+  if (a[F::start] != 0 || a[F::bias] != 0 || a[F::own] != 0 || column >= 0)
     for (i64 i = 0; i < GROUP; ++i) hide(a, head, least(row + i, last), t0, j0, j1, s + i * ROW, column, hidden);
   return {j0, j1};
 }

@@ -1,4 +1,4 @@
-"""Structured masks against the same mask as a bool matrix."""
+"""Structured masks against the same mask as a bool matrix, and a learned bias of all pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from regard import masks
 
 LEFT = 256
 DOCUMENTS = 32
-DENSE, FLEX, WINDOW = "torch SDPA, dense mask", "FlexAttention, compiled", f"causal() & window({LEFT}, 0)"
+DENSE, BIASED, FLEX = "torch SDPA, dense mask", "torch SDPA, same bias", "FlexAttention, compiled"
+WINDOW = f"causal() & window({LEFT}, 0)"
 FORWARD, STRIPS = "regard, forward alone", "regard, strips of torch SDPA"
 MADE_BEFORE = "The bool matrix is made before the clock starts; regard's tiling is part of its call."
 
@@ -72,6 +73,15 @@ def _causal_padding(point: Point) -> Work:
         backward=point.backward,
         visible=lambda rows: (kv <= rows.unsqueeze(-1)) & (kv < lengths),
     )
+
+
+def _pair_bias(point: Point) -> Work:
+    query, key, value, bias = seeded(*[(8, 4, point.size, 32)] * 3, (1, 4, point.size, point.size))
+    return Work(query, key, value, backward=point.backward, bias=bias)
+
+
+def _bias(work: Work) -> dict[str, Any]:
+    return {"attn_mask": work.bias}
 
 
 def _flex_window(work: Work) -> Call:
@@ -162,5 +172,23 @@ register(
         points=(Point(2048), Point(2048, backward=True)),
         quick=160,
         notes=MADE_BEFORE,
+    )
+)
+
+register(
+    Case(
+        name="pair-bias",
+        title="A bias of each head and pair, which all 8 sequences share, and its gradient: 4 heads of 32",
+        unit="queries and keys",
+        build=_pair_bias,
+        contenders={BIASED: by_torch(_bias), "regard": by_regard(_bias)},
+        baseline=BIASED,
+        points=(Point(1024), Point(256, backward=True), Point(1024, backward=True)),
+        quick=160,
+        goals=(
+            Goal("pair-bias", "speed", 1.5, 1024, backward=True),
+            Goal("pair-bias-memory", "memory", 100, 1024, backward=True),
+        ),
+        notes="The memory goal is less than one tensor of a score for each pair of each sequence and head: 134 MB.",
     )
 )

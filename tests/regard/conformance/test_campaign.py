@@ -103,7 +103,7 @@ def test_the_laws_hold_on_guarded_memory():
 @pytest.mark.parametrize("score", ["gaussian", "epanechnikov", "scaled_dot", "additive"])
 def test_blocks_and_tiles_that_are_not_full_stay_within_guarded_memory(score):
     shared = Case(score, key_heads=2, queries=67, keys=131, width=5, value_width=13, learned=True)
-    for mask in (None, ("bias", "Ls", 0.8), ("and", ("bias", "BhLs", 0.8), ("causal", 40))):
+    for mask in (None, ("bias", "Ls", 0.8), ("and", ("bias", "BhLs", 0.8), ("causal", 40)), ("bias", "bHLS", 1.0)):
         with guarded_kernels():
             verdict = judge("gradient budget", "fused", shared.but(mask=mask))
         assert verdict.outcome == "held", str(verdict)

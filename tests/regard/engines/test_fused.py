@@ -58,6 +58,10 @@ MASKS: dict[str, Recipe] = {
     "dense": ("dense", "BhLS", 0.5),
     "bias": ("and", ("bias", "bHLS", 1.0), ("dense", "LS", 0.7)),
     "bias by key": ("bias", "bHlS", 0.9),
+    "bias by query": ("bias", "BhLs", 1.0),
+    "bias and window": ("and", ("bias", "bHLS", 1.0), ("window", 37, 5, "upper_left")),
+    "bias and alibi": ("and", ("bias", "BhlS", 1.0), ("alibi", False, "upper_left")),
+    "bias and dilated": ("and", ("bias", "bhLS", 0.9), ("dilated", 3, "upper_left")),
 }
 
 
@@ -87,13 +91,18 @@ def test_what_an_additive_score_learns_over_tiles_and_blocks(score: str) -> None
     holds("gradient budget", score=score, width=3, value_width=12, learned=True, queries=67, keys=515)
 
 
+def has_pair_bias(mask: str) -> bool:
+    """Return whether a mask of this name has a bias for each query and key."""
+    return mask in ("bias", "bias and window", "bias and dilated")
+
+
 @pytest.mark.campaign(keep=24)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("score", ["additive", "gaussian", "laplacian", "triangular", "scaled_dot"])
 def test_every_mask(score: str, mask: str, law: str) -> None:
     # The oracle's derivative of a bias is (L·S)² numbers, and slow for an additive score.
-    learned = score != "additive" and mask != "bias"
+    learned = score != "additive" and not has_pair_bias(mask)
     holds(law, score=score, mask=MASKS[mask], width=3, value_width=5, learned=learned, queries=67, keys=515)
     holds(law, score=score, mask=MASKS[mask], width=3, learned=True, **SHAPES["few"])
 
@@ -285,6 +294,98 @@ def test_scale(score: str, scale: float) -> None:
 )
 def test_any_problem(sizes: dict[str, Any], score: str, mask: Recipe | None, law: str) -> None:
     holds(law, score=score, mask=mask, **sizes)
+
+
+# The gradient of a bias -----------------------------------------------------------------------------------------------
+
+B, H, L, S, E = 3, 4, 131, 530, 8
+HIDING: dict[str, Callable[[], masks.Mask]] = {
+    "nothing": masks.everything,
+    "causal": lambda: masks.causal("lower_right"),
+    "dilated": lambda: masks.dilated(3, align="upper_left"),
+}
+
+
+def call_with_bias(size: tuple[int, ...], dtype: torch.dtype, hidden: float = 0.0) -> tuple[list[Tensor], Tensor]:
+    """Return leaves (query, key, value and a bias of this size), and the gradient of the output."""
+    bias = normal(*size, seed=4)
+    bias = bias.masked_fill(torch.rand(size, generator=torch.Generator().manual_seed(5)) < hidden, -torch.inf)
+    given = [normal(B, H, L, E, seed=1), normal(B, 2, S, E, seed=2), normal(B, 2, S, 13, seed=3), bias]
+    return [t.to(dtype).requires_grad_() for t in given], normal(B, H, L, 13, seed=6).to(dtype)
+
+
+def gradients(leaves: list[Tensor], grad: Tensor, hiding: str = "nothing", engine: str = "fused") -> list[Tensor]:
+    query, key, value, bias = leaves
+    mask = HIDING[hiding]() & masks.dense(bias)
+    output = regard.attention(query, key, value, mask, enable_gqa=True, engine=engine)
+    return list(torch.autograd.grad(output, leaves, grad))
+
+
+@across(
+    {
+        "b": [1, B],
+        "h": [1, H],
+        "q": [1, L],
+        "k": [1, S],
+        "hidden": [0.0, 0.3],
+        "hiding": list(HIDING),
+    }
+)
+def test_the_gradient_of_a_bias(b: int, h: int, q: int, k: int, hidden: float, hiding: str) -> None:
+    leaves, grad = call_with_bias((b, h, q, k), F64, hidden)
+    right = gradients(leaves, grad, hiding, "reference")
+    for found, expected in zip(gradients(leaves, grad, hiding), right):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@across({"b": [1, B], "h": [1, H], "q": [1, L], "hiding": list(HIDING)})
+def test_the_number_of_threads_changes_no_bit_of_it(b: int, h: int, q: int, hiding: str) -> None:
+    leaves, grad = call_with_bias((b, h, q, S), F32, 0.1)
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(gradients(leaves, grad, hiding)[3])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_the_gradient_of_a_narrow_bias_is_summed_in_float32() -> None:
+    leaves, grad = call_with_bias((1, 1, 1, S), torch.bfloat16)
+    exact = gradients([t.detach().double().requires_grad_() for t in leaves], grad.double(), engine="reference")[3]
+    found = gradients(leaves, grad)[3]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=2**-8 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "gaussian", "laplacian"])
+def test_rows_that_a_bias_hides_get_zeros(score: str) -> None:
+    query, key, value = (normal(2, 2, 70, 4, seed=i).requires_grad_() for i in range(3))
+    bias = normal(2, 70, 70).index_fill(1, torch.tensor([0, 5, 69]), -torch.inf).requires_grad_()
+    output = regard.attention(query, key, value, masks.dense(bias.unsqueeze(0)), score=score, engine="fused")
+    found = torch.autograd.grad(output, (query, key, value, bias), normal(*output.shape))
+    assert not output[:, :, [0, 5, 69]].any()
+    assert not found[0][:, :, [0, 5, 69]].any()
+    assert not found[3][:, [0, 5, 69]].any()
+    assert all(gradient.isfinite().all() for gradient in found)
+
+
+def test_a_learned_bias_that_hides_everything_gives_zeros() -> None:
+    query, slopes = normal(1, 2, 5, 4).requires_grad_(), torch.rand(2, requires_grad=True)
+    bias = torch.full((5, 5), -torch.inf, requires_grad=True)
+    mask = masks.alibi(slopes, align="upper_left") & masks.dense(bias)
+    output = regard.attention(query, query, query, mask, engine="fused")
+    for gradient in torch.autograd.grad(output.sum(), (query, slopes, bias)):
+        assert not gradient.any()
+
+
+def test_auto_takes_this_engine_for_a_bias_that_needs_a_gradient() -> None:
+    query = normal(8, 4, 256, 32).requires_grad_()
+    plan = regard.explain(query, query, query, normal(1, 4, 256, 256).requires_grad_())
+    assert plan.engine.name == "fused"
+    assert "sdpa: unsupported, no gradient to a bias" in str(plan)
 
 
 # Magnitudes -----------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "epanechnikov": {"score": scores.Epanechnikov(3.5)},
     "sinks": {"attn_mask": masks.causal("upper_left") & (masks.window(9, 0, align="upper_left") | masks.sinks(4))},
     "relative": {"attn_mask": masks.relative(normal(4, 81), align="upper_left")},
+    "bias": {"attn_mask": masks.causal("upper_left") & masks.dense(normal(1, 4, 131, 530))},
 }
 REQUEST = AuxRequest(lse=True, max=True, entropy=True, topk=2, received=True)
 

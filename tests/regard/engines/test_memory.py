@@ -140,6 +140,21 @@ def test_sparsemax_asked_for_its_topk() -> None:
     assert at_long <= max(2 * at_short, 8 * TILE)
 
 
+@pytest.mark.parametrize("score", ["scaled_dot", "gaussian"])
+@pytest.mark.parametrize("hidden", ["nothing", "window", "some"])
+def test_a_bias_of_pairs_costs_its_own_size_and_not_that_of_all_scores(score: str, hidden: str) -> None:
+    B, H, L = 6, 2, 256
+    x, bias = normal(B, H, L, E).requires_grad_(), normal(H, L, L)
+    if hidden == "some":
+        bias = bias.masked_fill(normal(L, L, seed=1) > 1, -torch.inf)
+    mask = masks.dense(bias.unsqueeze(0).requires_grad_())
+    with Largest() as seen:
+        regard.attention(
+            x, x, x, mask & masks.window(40, 9) if hidden == "window" else mask, score=score
+        ).sum().backward()
+    assert seen.elements <= H * L * L
+
+
 def test_every_layout_gets_the_kernel_that_does_not_grow() -> None:
     x = torch.stack((leaf(512), leaf(512)), -1)[..., 0]
     assert x.stride(-1) != 1

@@ -40,10 +40,14 @@ _NAMES = (
     "output peak total top entropy received best best_key",
     # Of the backward pass.
     "grad d_query d_key d_value d_weight d_added",
+    "d_bias d_bias_b d_bias_h d_bias_r d_bias_c d_bias_by_row",
+    "order kv_b kv_h head_b head_h",
     # The mask: an interval of keys for each row, or segments of one block with what is added to their scores; the key
     # that is hidden from each row.
     "own start stop interval_b interval_h interval_r",
-    "segments segment_count added added_at added_b added_h added_r has_added",
+    "segments segment_count added added_at added_b added_h added_r",
+    # A bias given as a tensor, with its strides.
+    "bias bias_b bias_h bias_r bias_c",
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K tile first last block head_first kv_first",
     # Where the parts of the scratch memory begin.
@@ -78,6 +82,7 @@ _ROWS = {
     "stop": "intervals",
     "segments": "segment_count three",
     "added": "added_numbers",
+    "bias": "bias_numbers",
 }
 _FORWARD = {
     "top": "B H L",
@@ -93,6 +98,8 @@ _BACKWARD = {
     "d_value": "share_kv_heads S V",
     "d_weight": "share_heads two C",
     "d_added": "added_numbers",
+    "d_bias": "d_bias_numbers",
+    "order": "items",
 }
 _PREPARE = {"query": "B S C", "weight": "H V", "query_class": "B S", "output": "B S V"}
 

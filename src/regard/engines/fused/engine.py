@@ -20,10 +20,10 @@ from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
-from regard.engines.fused.visible_keys import VisibleKeys
+from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
-from regard.masks.base import reached
+from regard.masks.base import Extent, reached
 from regard.normalizers import Softmax
 from regard.scores import Score
 from regard.scores.kernels import Distance
@@ -284,18 +284,18 @@ def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResul
 
 
 def _traced(problem: Problem) -> EngineOutput:
-    """Run a traced call, with the mask as intervals, or materialized for a strip of queries at a time."""
+    """Run a traced call, with the mask as intervals and a bias, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
     constants = family_of(problem.score), kind_of(problem.score), problem.scale
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
-    if mask is None:
-        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
-        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
-    intervals = None if mask.has_bias else mask.intervals(extent)
-    if intervals is not None:
-        rows = _cleared(rows, reached(*intervals, extent.S))
-        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *intervals, None, *constants)
+    bias, rest = (None, None) if mask is None else split(mask)
+    intervals = None if rest is None or rest.has_bias else rest.intervals(extent)
+    if mask is None or rest is None or intervals is not None:
+        if mask is not None:
+            rows = _cleared(rows, _seen(extent, bias, intervals))
+        ends = intervals or (None, None)
+        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *ends, bias, *constants)
         return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
@@ -309,6 +309,21 @@ def _traced(problem: Problem) -> EngineOutput:
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
     return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+
+
+def _seen(extent: Extent, bias: Tensor | None, intervals: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return which keys (b, h, S) a query sees, by intervals (b, h, L) and where the bias is not −inf."""
+    if bias is None:
+        assert intervals is not None
+        return reached(*intervals, extent.S)
+    visible = (bias.detach() > -torch.inf).expand(-1, -1, extent.L, extent.S)
+    if intervals is None:
+        return visible.any(-2)
+    kv_idx = torch.arange(extent.S, device="cpu")
+    start, stop = (edge.expand(-1, -1, extent.L).unsqueeze(-1) for edge in intervals)
+    strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
+    inside = [(kv_idx >= start[:, :, strip]) & (kv_idx < stop[:, :, strip]) for strip in strips]
+    return torch.stack([(each & visible[:, :, strip]).any(-2) for each, strip in zip(inside, strips)]).any(0)
 
 
 def _cleared(rows: _Projected, seen: Tensor) -> _Projected:

@@ -22,6 +22,7 @@ _DTYPES = {
     "start": torch.int64,
     "stop": torch.int64,
     "segments": torch.int64,
+    "order": torch.int64,
 }
 
 
@@ -72,12 +73,18 @@ class KernelCall:
         self.arguments = array("q", bytes(8 * len(FIELDS)))
         self.arguments = self.filled(arrays, {**{size: n for size, n in sizes.items() if size in PLACES}, **numbers})
 
-    def given(self, arrays: Mapping[str, Tensor | None], real: float) -> KernelCall:
-        """Return the call with further arrays, and its one real argument."""
+    def given(
+        self,
+        arrays: Mapping[str, Tensor | None],
+        real: float,
+        numbers: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> KernelCall:
+        """Return the call with further arrays and numbers, and its one real argument."""
         call = object.__new__(KernelCall)
         call.__dict__.update(self.__dict__)
         call.real = type(self.real)(real)
-        call.arguments = self.filled(arrays, {})
+        call.arguments = self.filled(arrays, numbers or {}, sizes)
         call.arrays = {**self.arrays, **arrays}  # they live as long as the call
         return call
 

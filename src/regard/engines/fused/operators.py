@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -78,15 +78,11 @@ class Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         query, _key, value, _weight, output, peak, total, *tensors = ctx.saved_tensors
         setting, wanted = ctx.setting, list(ctx.needs_input_grad[5:])
-        visible = setting.visible
-        if visible.mask is not None:
-            visible = replace(visible, mask=visible.mask.with_tensors(tensors))
+        visible = setting.visible.with_tensors(tensors)
         rows: Rows = ctx.rows
-        pulled = run.backward(
-            rows, value, visible, ForwardResult(output, peak, total), grad, tensors, wanted, setting.passes
-        )
+        pulled = run.backward(rows, value, visible, ForwardResult(output, peak, total), grad, wanted, setting.passes)
         d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
-        masks = [g if want else None for g, want in zip(pulled.added, wanted)]
+        masks = [g if want else None for g, want in zip(pulled.mask, wanted)]
         return None, d_query, d_key, pulled.value, d_weight, *masks
 
 
@@ -106,9 +102,7 @@ def attend_differentiably(
     own_width: Tensor | None = None,
 ) -> ForwardResult:
     """Run the kernels; the output is differentiable, except with widths per query (B, H, L)."""
-    given = [query, key, value, weight]
-    if setting.visible.mask is not None:
-        given += setting.visible.mask.tensors()
+    given = [query, key, value, weight, *setting.visible.tensors()]
     if not torch.is_grad_enabled() or not any(map(_requires_grad, given)):
         rows = setting.rows(query, key, weight, own_width)
         return run.forward(rows, value.contiguous(), setting.visible, setting.wants, setting.passes)
@@ -131,8 +125,8 @@ def _visible_keys(
     B, H, L, _ = query.shape
     extent = Extent(B, H, L, key.shape[2])
     if start is None or stop is None:
-        return VisibleKeys(extent, added=None if added is None else added.contiguous())
-    return VisibleKeys.between(extent, start, stop)
+        return VisibleKeys(extent, bias=added)
+    return VisibleKeys.between(extent, start, stop, added)
 
 
 def _forward(
@@ -180,11 +174,11 @@ def _backward(
     visible = _visible_keys(query, key, start, stop, added)
     rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
     found = ForwardResult(output.contiguous(), peak.contiguous(), total.contiguous())
-    pulled = run.backward(rows, value.contiguous(), visible, found, grad, [], [wants_added], {})
+    pulled = run.backward(rows, value.contiguous(), visible, found, grad, [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
-    d_added = pulled.added[0] if wants_added else value.new_empty(0)
+    d_added = pulled.mask[0] if wants_added else value.new_empty(0)
     assert d_added is not None
-    return d_query.contiguous(), d_key.contiguous(), pulled.value, d_weight.contiguous(), d_added
+    return d_query.contiguous(), d_key.contiguous(), pulled.value.contiguous(), d_weight.contiguous(), d_added
 
 
 def _backward_shapes(grad, query, key, value, weight, start, stop, added, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001

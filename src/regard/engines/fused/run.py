@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from regard.engines.fused.arguments import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, 
 from regard.engines.fused.families import Gradients, Rows
 from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.morton import boxes
-from regard.engines.fused.visible_keys import VisibleKeys, WorkItem
+from regard.engines.fused.visible_keys import VisibleKeys, WorkItem, compact, strides
 from regard.masks.base import Extent
 
 # Partition of the work into shares, which depends only on the problem and the number of threads -----------------------
@@ -36,39 +36,134 @@ ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
 
 @dataclass(frozen=True)
 class Partition:
-    """The units of one task, and the ranges of heads and key heads that they cover."""
+    """The units of one task, and the ranges of heads and key heads that they cover, by :class:`Order`'s places."""
 
     units: list[WorkItem]
     heads: range
     kv_heads: range
 
 
-def partitions(visible: VisibleKeys, groups: int, width: int, backward: bool = False) -> list[Partition]:
+@dataclass(frozen=True)
+class Order:
+    """The order of the work: blocks that add to the same elements of the bias' gradient follow each other.
+
+    A share takes all of them, so that no other thread adds to these elements, and sums do not depend on the threads.
+
+    Attributes
+    ----------
+    extent : Extent
+    groups : int
+        Number of key heads.
+    by_sequence, by_head : bool
+        Whether the bias' gradient differs by sequence, and by head. True if there is none.
+    """
+
+    extent: Extent
+    groups: int
+    by_sequence: bool = True
+    by_head: bool = True
+
+    @classmethod
+    def of(cls, extent: Extent, groups: int, bias: Tensor | None) -> Order:
+        """Return the order for the gradient of a bias (B or 1, H or 1, ...), None for no gradient."""
+        if bias is None:
+            return cls(extent, groups)
+        return cls(extent, groups, bias.shape[0] == extent.B, bias.shape[1] == extent.H)
+
+    @property
+    def together(self) -> int:
+        """The number of heads, of all sequences, whose blocks add to the same elements."""
+        return (1 if self.by_sequence else self.extent.B) * (1 if self.by_head else self.extent.H)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether sums are kept by head, then sequence: a share then covers few heads of all sequences."""
+        return self.by_head and not self.by_sequence
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The strides of the places of heads and key heads among the sums, by kernel argument."""
+        if self.transposed:
+            return {"head_b": 1, "head_h": self.extent.B, "kv_b": 1, "kv_h": self.extent.B}
+        return {"head_b": self.extent.H, "head_h": 1, "kv_b": self.groups, "kv_h": 1}
+
+    def sort(self, by_item: Tensor) -> Tensor:
+        """Sort values of all work items."""
+        outer = [dim for dim, alone in enumerate((self.by_sequence, self.by_head, True)) if alone]
+        inner = [dim for dim in (0, 1) if dim not in outer]
+        return by_item.view(self.extent.B, self.extent.H, -1).permute(*outer, *inner).flatten()
+
+    def by_sequences(self, sums: Tensor) -> Tensor:
+        """Return sums (places, ...) as (B, heads, ...)."""
+        if self.transposed:
+            return sums.unflatten(0, (-1, self.extent.B)).transpose(0, 1)
+        return sums.unflatten(0, (self.extent.B, -1))
+
+    def key(self, unit: WorkItem) -> tuple[int, int, int]:
+        """Return what units have in common that add to the same elements."""
+        H, count = self.extent.H, unit.last - unit.first
+        b = unit.first // H if self.by_sequence and count <= H else 0
+        return b, unit.first % H if self.by_head and count == 1 else 0, unit.block
+
+    def share(self, units: list[WorkItem], heads: range) -> Partition:
+        """Return the share of units that cover these places of heads."""
+        R, B = self.extent.H // self.groups, self.extent.B
+        if self.transposed:
+            return Partition(units, heads, range(heads[0] // B // R * B, (heads[-1] // B // R + 1) * B))
+        return Partition(units, heads, range(heads[0] // R, heads[-1] // R + 1))
+
+    def heads(self, unit: WorkItem) -> range:
+        """Return the places of a unit's heads."""
+        H, B = self.extent.H, self.extent.B
+        if not self.transposed:
+            return range(unit.first, unit.last)
+        if unit.last - unit.first > 1:
+            return range(B * H)
+        place = unit.first % H * B + unit.first // H
+        return range(place, place + 1)
+
+
+def partitions(visible: VisibleKeys, order: Order, width: int, backward: bool = False) -> list[Partition]:
     """Split the work into shares of about equal cost, deterministically for a problem and number of threads.
 
-    ``groups`` is the number of key heads, ``width`` the features plus values of a pair.
+    ``width`` is the number of features plus values.
     """
     extent, threads = visible.extent, torch.get_num_threads()
-    few = backward and extent.B * groups < threads * SHARES
+    few = backward and extent.B * order.groups < threads * SHARES
     work = extent.B * extent.H * extent.L * extent.S * width
     alone = threads == 1 or work < (ALONE_BACKWARD if backward else ALONE)
     count = 1 if alone else min(threads * (FEW_SHARES if few else SHARES), max(threads, work // SHARE))
-    H, blocks = extent.H, -(-extent.L // BLOCK)
-
-    def share(units: list[WorkItem], heads: range) -> Partition:
-        first, last = (head // H * groups + head % H // (H // groups) for head in (heads[0], heads[-1]))
-        return Partition(units, heads, range(first, last + 1))
-
     if visible.mask is None:
-        costs = visible.costs()
-        whole = extent.B * H * blocks
-        cuts = [whole * i // count for i in range(count + 1)] if costs is None else _cuts(costs, count)
-        spans = [(first, last) for first, last in pairwise(cuts) if first < last]
-        return [share([WorkItem(*span)], range(span[0] // blocks, (span[1] - 1) // blocks + 1)) for span in spans]
-    units = list(visible.units())
-    cuts = _cuts(torch.tensor([unit.cost for unit in units], dtype=torch.float64, device="cpu"), count)
-    parts = [units[first:last] for first, last in pairwise(cuts) if first < last]
-    return [share(part, range(min(u.first for u in part), max(u.last for u in part))) for part in parts]
+        return _of_items(visible, order, count)
+    units = sorted(visible.units(), key=order.key)
+    tiles = [list(group) for _, group in groupby(units, order.key)]
+    costs = [sum(unit.cost for unit in tile) for tile in tiles]
+    cuts = _cuts(torch.tensor(costs, dtype=torch.float64, device="cpu"), count)
+    parts = [[unit for tile in tiles[first:last] for unit in tile] for first, last in pairwise(cuts) if first < last]
+    covered = [[order.heads(unit) for unit in part] for part in parts]
+    return [
+        order.share(part, range(min(heads.start for heads in each), max(heads.stop for heads in each)))
+        for part, each in zip(parts, covered)
+    ]
+
+
+def _of_items(visible: VisibleKeys, order: Order, count: int) -> list[Partition]:
+    """Split work items into at most ``count`` ranges, of whole runs that add to the same elements."""
+    extent, together = visible.extent, order.together
+    tiles = extent.B * extent.H * -(-extent.L // BLOCK) // together
+    per_head = tiles * together // (extent.B * extent.H) * together  # items of as many heads as are together
+    costs = visible.costs()
+    if costs is None:
+        cuts = [tiles * i // count for i in range(count + 1)]
+    else:
+        cuts = _cuts(order.sort(costs).view(tiles, together).sum(1), count)
+    spans = [(first * together, last * together) for first, last in pairwise(cuts) if first < last]
+    return [
+        order.share(
+            [WorkItem(first, last)], range(first // per_head * together, ((last - 1) // per_head + 1) * together)
+        )
+        for first, last in spans
+    ]
 
 
 def _cuts(costs: Tensor, count: int) -> list[int]:
@@ -91,7 +186,7 @@ class Arguments:
 
     @classmethod
     def of(cls, visible: VisibleKeys, share: Partition, unit: WorkItem, added: Tensor | None) -> Arguments:
-        """Return the arguments of a unit, including the contiguous bias ``added`` of its scores."""
+        """Return the arguments of a unit, including the contiguous tensor ``added`` to its scores."""
         first, last, heads, kv_heads = unit.first, unit.last, share.heads, share.kv_heads
         numbers = {"first": first, "last": last, "head_first": heads[0], "kv_first": kv_heads[0]}
         extent = visible.extent
@@ -108,32 +203,18 @@ class Arguments:
         return found
 
     def _add(self, extent: Extent, unit: WorkItem, added: Tensor) -> None:
-        """Set the offset and strides of the bias, relative to the whole problem."""
-        B, H, L, S = extent.B, extent.H, extent.L, extent.S
-        count = B * H if unit.segments is None else unit.last - unit.first
-        first = 0 if unit.segments is None else unit.block * BLOCK
-        rows = L if unit.segments is None else min(first + BLOCK, L) - first
-        cols = S if unit.columns is None else len(unit.columns)
-        heads = (max(count // H, 1), min(count, H))
+        """Set the offset and strides of what is added to scores, relative to the whole problem."""
+        H, count, first = extent.H, unit.last - unit.first, unit.block * BLOCK
+        assert unit.columns is not None
+        full = max(count // H, 1), min(count, H), min(BLOCK, extent.L - first), len(unit.columns)
         shape = tuple(added.shape)
-        if not all(n in (1, full) for n, full in zip(shape[:3], (*heads, rows))) or shape[3] != cols:
-            raise RuntimeError(f"the bias of scores must broadcast to {(*heads, rows, cols)}, got {shape}.")
-        b, h, row = (
-            0 if n == 1 else step for n, step in zip(shape, (shape[1] * shape[2] * cols, shape[2] * cols, cols))
-        )
-        at = -first * row - (unit.first // H * b + unit.first % H * h if unit.segments is not None else 0)
+        if not all(n in (1, size) for n, size in zip(shape[:3], full)) or shape[3] != full[3]:
+            raise RuntimeError(f"what is added to scores must broadcast to {full}, got {shape}.")
+        b, h, row, _ = strides(shape)
+        at = -first * row - unit.first // H * b - unit.first % H * h
         self.arrays["added"] = added
-        self.numbers.update(added_at=at, added_b=b, added_h=h, added_r=row, has_added=1)
+        self.numbers.update(added_at=at, added_b=b, added_h=h, added_r=row)
         self.sizes["added_numbers"] = added.numel()
-
-
-def compact(added: Tensor) -> Tensor:
-    """Reduce broadcast dimensions (sequence, head, query) of a bias to size 1, over which the kernels sum gradients.
-
-    Keys stay expanded, because the kernels read them contiguously.
-    """
-    index = tuple(slice(0, n if step or n == 1 else 1) for n, step in zip(added.shape[:3], added.stride()))
-    return added[index]
 
 
 # Scratch memory -------------------------------------------------------------------------------------------------------
@@ -283,6 +364,44 @@ class ForwardResult:
     direct: bool = False
 
 
+@dataclass(frozen=True)
+class BiasGradient:
+    """The gradient of a bias, which the kernels add to.
+
+    Attributes
+    ----------
+    array : Tensor (B or 1, H or 1, L or blocks, S or 1)
+        If queries share a bias, one row per block of queries.
+    by_row : bool
+        Whether each query has its own bias.
+    """
+
+    array: Tensor
+    by_row: bool
+
+    @classmethod
+    def of(cls, bias: Tensor, L: int) -> BiasGradient:
+        """Return zeros for a bias (B or 1, H or 1, L or 1, S or 1)."""
+        by_row = bias.shape[2] == L
+        rows = L if by_row else -(-L // BLOCK)
+        return cls(bias.new_zeros(*bias.shape[:2], rows, bias.shape[3]), by_row)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The strides of the gradient, by kernel argument."""
+        b, h, r, c = strides(self.array.shape)
+        return {"d_bias_b": b, "d_bias_h": h, "d_bias_r": r, "d_bias_c": c, "d_bias_by_row": int(self.by_row)}
+
+    def total(self) -> Tensor:
+        """Return the gradient in the bias' shape, summed in a fixed order."""
+        if self.by_row:
+            return self.array
+        total = torch.zeros_like(self.array[:, :, :1])
+        for part in self.array.split(1, 2):
+            total += part
+        return total
+
+
 def _tile(rows: Rows, V: int, S: int) -> int:
     """Return the number of keys per tile."""
     if rows.is_compact:
@@ -304,9 +423,13 @@ class Pass:
     visible : VisibleKeys
     K : int
         Number of best keys to return.
+    order : Order or None
+        None if the bias gets no gradient.
     """
 
-    def __init__(self, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> None:
+    def __init__(
+        self, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0, order: Order | None = None
+    ) -> None:
         backward = name == "backward"
         extent, V, S = visible.extent, value.shape[-1], visible.extent.S
         if extent.H % value.shape[1]:
@@ -318,24 +441,37 @@ class Pass:
         sizes = {
             **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
             "two": 2, "three": 3, "intervals": 0 if visible.start is None else visible.start.numel(),
-            "scratch_numbers": self.memory.size,
+            "items": extent.B * extent.H * -(-extent.L // BLOCK), "scratch_numbers": self.memory.size,
+            "bias_numbers": visible.bias_size,
         }  # fmt: skip
-        numbers = {**rows.numbers, **visible.numbers, **self.memory.places, "value_lanes": int(lanes)}
+        self.order = order = order or Order(extent, value.shape[1])
+        numbers = {**rows.numbers, **visible.numbers, **self.memory.places, **order.numbers, "value_lanes": int(lanes)}
         ends = {"start": visible.start, "stop": visible.stop}
+        if order.together > 1 and visible.mask is None:
+            ends["order"] = order.sort(torch.arange(sizes["items"], device="cpu"))
         stored = value.dtype if rows.in_place else None
         self.call = KernelCall(f"{rows.family}.{name}", dtype, sizes, ends, numbers, stored)
-        self.partitions = partitions(visible, value.shape[1], rows.width + V, backward)
+        self.partitions = partitions(visible, order, rows.width + V, backward)
         self.near = visible.in_any_order and rows.is_compact
         self.visible = visible
         self._kept: dict[int, Arguments] | None = {} if visible.is_small_and_fixed else None
 
     @classmethod
-    def of(cls, kept: Passes, name: str, rows: Rows, value: Tensor, visible: VisibleKeys, K: int = 0) -> Pass:
+    def of(
+        cls,
+        kept: Passes,
+        name: str,
+        rows: Rows,
+        value: Tensor,
+        visible: VisibleKeys,
+        K: int = 0,
+        order: Order | None = None,
+    ) -> Pass:
         """Return the cached pass for rows of this kind, or create it."""
-        key = name, *rows.numbers.values()
+        key = name, order, *rows.numbers.values()
         found = kept.get(key)
         if found is None:
-            found = kept[key] = cls(name, rows, value, visible, K)
+            found = kept[key] = cls(name, rows, value, visible, K, order)
         return found
 
     def arguments(self, share: Partition, unit: WorkItem) -> Arguments:
@@ -343,19 +479,28 @@ class Pass:
         kept = self._kept
         if kept is not None and id(unit) in kept:
             return kept[id(unit)]
-        visible, added = self.visible, self.visible.added
-        if visible.mask is not None:
-            with torch.no_grad():
-                added = visible.added_to(unit, self.call.dtype)
-        own = Arguments.of(visible, share, unit, None if added is None else compact(added).contiguous())
+        with torch.no_grad():
+            added = self.visible.added_to(unit, self.call.dtype)
+        own = Arguments.of(self.visible, share, unit, None if added is None else compact(added, 3).contiguous())
         if kept is not None:
             kept[id(unit)] = own
         return own
 
-    def given(self, rows: Rows, value: Tensor, arrays: Mapping[str, Tensor | None]) -> KernelCall:
+    def given(
+        self,
+        rows: Rows,
+        value: Tensor,
+        visible: VisibleKeys,
+        arrays: Mapping[str, Tensor | None],
+        d_bias: BiasGradient | None = None,
+    ) -> KernelCall:
         """Return the kernel with the arrays that all shares use."""
         boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
-        return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
+        common = {**rows.arrays, "value": value, "boxes": boxed, "bias": visible.bias_array(), "own": visible.own, **arrays}
+        if d_bias is None:
+            return self.call.given(common, rows.scale)
+        sizes = {"d_bias_numbers": d_bias.array.numel()}
+        return self.call.given({**common, "d_bias": d_bias.array}, rows.scale, d_bias.numbers, sizes)
 
 
 #: The passes of a plan, by kernel and flags of the rows.
@@ -381,7 +526,7 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
         arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
-    call = made.given(rows, value, {**arrays, "own": visible.own})
+    call = made.given(rows, value, visible, arrays)
     received: dict[int, Tensor] = {}
 
     def task(i: int) -> None:
@@ -414,13 +559,13 @@ class BackwardResult:
     rows : Gradients
         Gradients of the projected rows.
     value : Tensor (B, G, S, V)
-    added : list of Tensor or None
-        Gradients of the mask's tensors.
+    mask : list of Tensor or None
+        Gradients of the bias and of the mask's tensors.
     """
 
     rows: Gradients
     value: Tensor
-    added: list[Tensor | None]
+    mask: list[Tensor | None]
 
 
 def backward(
@@ -429,21 +574,22 @@ def backward(
     visible: VisibleKeys,
     found: ForwardResult,
     grad: Tensor,
-    mask_tensors: list[Tensor],
     wanted: list[bool],
     kept: Passes,
 ) -> BackwardResult:
-    """Run the backward kernel; ``wanted`` says which of the mask's tensors ``mask_tensors`` need gradients."""
+    """Run the backward kernel; ``wanted`` says which of ``visible.tensors()`` need gradients."""
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     G, C, linear = value.shape[1], rows.width, rows.family == "dot"
     # Query gradients of dot products are written once; others are accumulated.
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
-    made = Pass.of(kept, "backward", rows, value, visible)
+    bias = visible.bias if visible.bias is not None and wanted[0] else None
+    order = Order.of(extent, G, bias)
+    made = Pass.of(kept, "backward", rows, value, visible, order=order)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
-    ends = {"grad": grad.contiguous(), "value_keys": value.mT.contiguous(), "own": visible.own}
-    call = made.given(rows, value, {**ends, **arrays})
-    d_added = None if visible.added is None or not any(wanted) else torch.zeros_like(visible.added)
+    arrays |= {"grad": grad.contiguous(), "value_keys": value.mT.contiguous()}
+    d_bias = None if bias is None else BiasGradient.of(bias, L)
+    call = made.given(rows, value, visible, arrays, d_bias)
     key_shape = (S, C) if linear else (C, S)
     totals = {
         "d_key": value.new_zeros(B * G, *key_shape),
@@ -454,29 +600,26 @@ def backward(
     shared_by = Counter(head for share in made.partitions for head in share.kv_heads)
     common = {head for head, count in shared_by.items() if count > 1}
     own_sums = [_Sums.of(share, totals, not common.isdisjoint(share.kv_heads)) for share in made.partitions]
+    rest = wanted if visible.bias is None else wanted[1:]
 
     def task(share: Partition, sums: _Sums) -> None:
         sums.begin()
         with made.memory.lent() as scratch:
             for unit in share.units:
-                _backward_unit(made, call, scratch, visible, unit, share, sums, mask_tensors, wanted, d_added)
+                _backward_unit(made, call, scratch, visible, unit, share, sums, rest)
 
-    tasks = [partial(task, *each) for each in zip(made.partitions, own_sums)]
-    if d_added is not None and d_added.shape[:2] != (B, H):
-        for each in tasks:  # heads accumulate into the same elements
-            each()
-    else:
-        pool.run(tasks)
-    masks: list[Tensor | None] = [None] * len(mask_tensors)
+    pool.run([partial(task, *each) for each in zip(made.partitions, own_sums)])
+    tensors = [] if visible.rest is None else visible.rest.tensors()
+    pulled = {i: torch.zeros_like(t) for i, t in enumerate(tensors) if rest[i]}
     for sums in own_sums:
         sums.end()
         for i, part in sums.masks.items():
-            total = masks[i]
-            masks[i] = part if total is None else total + part
-    if d_added is not None:
-        masks = [d_added]
-    d_key, d_weight = totals["d_key"].view(B, G, *key_shape), totals["d_weight"].view(B, H, 2 * C)
-    return BackwardResult(Gradients(d_query, d_key, d_weight), totals["d_value"].view(B, G, S, V), masks)
+            pulled[i] += part
+    masks = [pulled.get(i) for i in range(len(rest))]
+    if visible.bias is not None:
+        masks = [None if d_bias is None else d_bias.total(), *masks]
+    d_key, d_value, d_weight = (order.by_sequences(total) for total in totals.values())
+    return BackwardResult(Gradients(d_query, d_key, d_weight), d_value, masks)
 
 
 @dataclass
@@ -515,25 +658,19 @@ def _backward_unit(
     unit: WorkItem,
     share: Partition,
     sums: _Sums,
-    tensors: list[Tensor],
     wanted: list[bool],
-    d_added: Tensor | None,
 ) -> None:
-    """Run one unit, and backpropagate the gradient of its bias to the mask's tensors."""
-    if visible.added is not None:
-        target = {} if d_added is None else {"d_added": d_added}
-        _run_unit(call, scratch, {**sums.parts, **target}, Arguments.of(visible, share, unit, visible.added))
-        return
-    if not any(wanted) or visible.mask is None:
+    """Run one unit, and backpropagate the gradient of what ``visible.rest`` adds to its ``wanted`` tensors."""
+    if not any(wanted) or visible.rest is None:
         _run_unit(call, scratch, sums.parts, made.arguments(share, unit))
         return
     with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() if want else t.detach() for t, want in zip(tensors, wanted)]
-        added = visible.added_to(unit, call.dtype, visible.mask.with_tensors(leaves))
+        leaves = [t.detach().requires_grad_(want) for t, want in zip(visible.rest.tensors(), wanted)]
+        added = replace(visible, rest=visible.rest.with_tensors(leaves)).added_to(unit, call.dtype)
         if added is None:
-            _run_unit(call, scratch, sums.parts, Arguments.of(visible, share, unit, None))
+            _run_unit(call, scratch, sums.parts, made.arguments(share, unit))
             return
-        varying = compact(added)
+        varying = compact(added, 3)
     total = torch.zeros(varying.shape, dtype=call.dtype, device="cpu")
     own = Arguments.of(visible, share, unit, varying.detach().contiguous())
     _run_unit(call, scratch, {**sums.parts, "d_added": total}, own)

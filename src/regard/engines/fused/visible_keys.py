@@ -1,9 +1,10 @@
-"""Convert a mask for the kernels: to an interval or a hidden key per row, or to the visible tiles of each block."""
+"""Convert a mask for the kernels: an interval or a hidden key per row, or the visible tiles of each block; and a bias."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from torch import Tensor
 from regard.engines.fused.arguments import BLOCK
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
-from regard.masks import LeaveOneOut
-from regard.masks.base import EMPTY, FULL, Extent, Mask
+from regard.masks import Dense, LeaveOneOut
+from regard.masks.base import EMPTY, FULL, AndMask, Extent, Mask
 
 #: Number of keys per tile of a mask without intervals.
 KEYS = 128
@@ -27,8 +28,8 @@ class WorkItem:
     """The rows of one kernel call.
 
     ``first`` and ``last`` count blocks over all heads or, with ``segments``, heads for a single ``block``. ``segments``
-    (n, 3) holds start, stop and column of the bias, and ``columns`` the keys of these columns. ``cost`` is roughly the
-    number of visible pairs.
+    (n, 3) holds start, stop and column of what is added, and ``columns`` the keys of these columns. ``cost`` is roughly
+    the number of visible pairs.
     """
 
     first: int
@@ -49,22 +50,22 @@ class VisibleKeys:
     start, stop : Tensor (B or 1, H or 1, L or 1), int64, or None
         The interval of each row; None without a mask, or for a mask without intervals.
     mask : Mask or None
-        The mask to evaluate per block; None if intervals suffice.
-    added : Tensor (B or 1, H or 1, L, S), or None
-        A materialized bias, −inf where masked, for traced calls and function masks.
+        The mask whose visible tiles are looked up per block; None if intervals suffice.
+    rest : Mask or None
+        The part of ``mask`` that is evaluated per block: all but the bias.
+    bias : Tensor (B or 1, H or 1, L or 1, S or 1), or None
+        A tensor that the kernels read themselves, −inf where masked.
     own : Tensor (B, H, L), int64, or None
         The key that is hidden from each row, of all keys; an index that is not a key hides nothing.
-    numbers : dict of str to int
-        Strides of the intervals, by kernel argument.
     """
 
     extent: Extent
     start: Tensor | None = None
     stop: Tensor | None = None
     mask: Mask | None = None
-    added: Tensor | None = None
+    rest: Mask | None = None
+    bias: Tensor | None = None
     own: Tensor | None = None
-    numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem) -> VisibleKeys:
@@ -75,8 +76,7 @@ class VisibleKeys:
         if isinstance(mask, LeaveOneOut):
             own = torch.arange(extent.L, device="cpu") if mask.own is None else mask.own.long()
             return cls(extent, own=own.expand(extent.B, extent.H, extent.L).contiguous())
-        spans = None if mask.has_bias else problem.intervals
-        if spans is not None:
+        if not mask.has_bias and (spans := problem.intervals) is not None:
             return cls.between(extent, *spans)
         mask = mask.cast(problem.compute_dtype)
         learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
@@ -84,33 +84,70 @@ class VisibleKeys:
             # For short sequences, evaluating a function on everything costs no more than on one block.
             index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]
             b, h, q_idx = index[0].view(-1, 1, 1, 1), index[1].view(-1, 1, 1), index[2].unsqueeze(1)
-            added = mask.matrix(b, h, q_idx, index[3], problem.compute_dtype)
-            return cls(extent, added=added.contiguous())
-        return cls(extent, mask=mask)
+            return cls(extent, bias=mask.matrix(b, h, q_idx, index[3], problem.compute_dtype))
+        bias, rest = split(mask)
+        if bias is None or bool((bias.detach().amin() == -torch.inf).item()):  # tiles that it hides can be skipped
+            return cls(extent, mask=mask, rest=rest, bias=bias)
+        if rest is None:
+            return cls(extent, bias=bias)
+        spans = None if rest.has_bias else rest.intervals(extent)
+        return cls(extent, mask=rest, rest=rest, bias=bias) if spans is None else cls.between(extent, *spans, bias)
 
     @classmethod
-    def between(cls, extent: Extent, start: Tensor, stop: Tensor) -> VisibleKeys:
+    def between(cls, extent: Extent, start: Tensor, stop: Tensor, bias: Tensor | None = None) -> VisibleKeys:
         """Return the visible keys for given intervals."""
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(start, stop))
-        strides = [0 if n == 1 else step for n, step in zip(start.shape, start.stride())]
-        return cls(extent, start, stop, numbers=dict(zip(("interval_b", "interval_h", "interval_r"), strides)))
+        return cls(extent, start, stop, bias=bias)
 
+    def bias_array(self) -> Tensor | None:
+        """Return the bias as the kernels read it: contiguous, with size 1 where it is constant."""
+        return None if self.bias is None else compact(self.bias.detach(), 4).contiguous()
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return strides of the intervals and the bias, by kernel argument."""
+        numbers: dict[str, int] = {}
+        if self.start is not None:
+            numbers.update(zip(("interval_b", "interval_h", "interval_r"), strides(self.start.shape)))
+        if self.bias is not None:
+            numbers.update(zip(("bias_b", "bias_h", "bias_r", "bias_c"), strides(compact(self.bias, 4).shape)))
+        return numbers
+
+    @property
+    def bias_size(self) -> int:
+        """The size of :meth:`bias_array`, which must broadcast to the scores."""
+        if self.bias is None:
+            return 0
+        shape, full = tuple(compact(self.bias, 4).shape), (self.extent.B, self.extent.H, self.extent.L, self.extent.S)
+        if len(shape) != 4 or not all(n in (1, size) for n, size in zip(shape, full)):
+            raise RuntimeError(f"a bias must broadcast to {full}, got {tuple(self.bias.shape)}.")
+        return math.prod(shape)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that may get gradients: the bias, then those of ``rest``."""
+        bias = [] if self.bias is None else [self.bias]
+        return bias if self.rest is None else bias + self.rest.tensors()
+
+    def with_tensors(self, tensors: list[Tensor]) -> VisibleKeys:
+        """Return the same keys around other tensors, in the order of :meth:`tensors`."""
+        bias, others = (None, tensors) if self.bias is None else (tensors[0], tensors[1:])
+        return replace(self, bias=bias, rest=None if self.rest is None else self.rest.with_tensors(others))
+
+    @property
     @property
     def in_any_order(self) -> bool:
         """Whether keys may be reordered, as every query sees every key, or all but its own."""
-        return self.start is None and self.mask is None and self.added is None
+        return self.start is None and self.mask is None and self.bias is None
 
     @property
     def plain(self) -> bool:
         """Whether there is no finite bias."""
-        return self.added is None and (self.mask is None or not self.mask.has_bias)
+        return self.bias is None and (self.rest is None or not self.rest.has_bias)
 
     @property
     def is_small_and_fixed(self) -> bool:
-        """Whether the bias, if any, can be cached for later calls."""
-        if self.mask is None:
-            return self.added is None
-        return self.mask.is_fixed and self.extent.L * self.extent.S <= KEPT
+        """Whether what is evaluated per block, if anything, can be cached for later calls."""
+        return self.rest is None or (self.rest.is_fixed and self.extent.L * self.extent.S <= KEPT)
 
     def costs(self) -> Tensor | None:
         """Return the approximate cost of each block of queries, (B · H · blocks,); None if all are equal."""
@@ -126,7 +163,7 @@ class VisibleKeys:
     def units(self) -> Iterator[WorkItem]:
         """Yield all work items of a mask that is evaluated block by block."""
         assert self.mask is not None
-        extent, biased = self.extent, self.mask.has_bias
+        extent = self.extent
         blocks = BlockMask.of(self.mask, extent, BLOCK, KEYS)
         # A unit covers one head, the heads of one sequence, or all heads: as many as can share a mask of limited size.
         differs_by_sequence, differs_by_head = blocks.differs
@@ -136,7 +173,7 @@ class VisibleKeys:
         together = 1 if by_head else extent.H if by_sequence else extent.B * extent.H
         for b, h, block, runs in blocks.rows(extent.B if by_sequence else 1, extent.H if by_head else 1):
             first = b * extent.H + h
-            segments, columns = _segments(runs, biased)
+            segments, columns = _segments(runs, self.rest)
             if segments:
                 cost = float(together * sum(stop - start for start, stop, _ in segments) + 64)
                 keys = torch.cat([torch.arange(*span, device="cpu") for span in columns]) if columns else None
@@ -144,30 +181,54 @@ class VisibleKeys:
             else:  # empty rows still need zeros
                 yield WorkItem(first, first + together, 1.0, block, torch.tensor([[0, 0, -1]], device="cpu"))
 
-    def added_to(self, unit: WorkItem, dtype: torch.dtype, mask: Mask | None = None) -> Tensor | None:
-        """Return the bias of a unit's segments, (b, h, rows, columns), −inf where masked.
-
-        ``mask`` replaces the problem's mask, to compute gradients of its tensors.
-        """
-        mask = self.mask if mask is None else mask
-        if unit.columns is None or mask is None:
+    def added_to(self, unit: WorkItem, dtype: torch.dtype) -> Tensor | None:
+        """Return what ``rest`` adds to a unit's segments, (b, h, rows, columns), −inf where masked."""
+        if unit.columns is None or self.rest is None:
             return None
         H, L = self.extent.H, self.extent.L
         b = torch.arange(unit.first // H, -(-unit.last // H), device="cpu")
         h = unit.first % H + torch.arange(min(unit.last - unit.first, H), device="cpu")
         q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
-        return mask.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
+        return self.rest.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
 
 
-def _segments(runs: list[Run], biased: bool) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Return start, stop and column of each visible run, and the keys of the columns."""
+def split(mask: Mask) -> tuple[Tensor | None, Mask | None]:
+    """Split a mask into the tensor (b, h, l, s) that the kernels read as its bias, and the rest.
+
+    A tensor that needs a gradient comes first, then the largest: others are evaluated per block.
+    """
+    parts = mask.masks if isinstance(mask, AndMask) else (mask,)
+    dense = [part for part in parts if isinstance(part, Dense) and part.has_bias]
+    if not dense:
+        return None, mask
+    chosen = max(dense, key=lambda part: (part.values.requires_grad, part.values.numel()))
+    rest = tuple([part for part in parts if part is not chosen])
+    bias = chosen.values[(None,) * (4 - chosen.values.dim())]
+    return bias, AndMask(rest) if len(rest) > 1 else rest[0] if rest else None
+
+
+def compact(tensor: Tensor, dims: int) -> Tensor:
+    """Reduce those of the first dimensions along which a tensor is expanded to size 1."""
+    index = tuple(slice(0, n if step or n == 1 else 1) for n, step in zip(tensor.shape[:dims], tensor.stride()))
+    return tensor[index]
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a contiguous tensor, 0 along dimensions of size 1."""
+    return [0 if n == 1 else math.prod(shape[dim + 1 :]) for dim, n in enumerate(shape)]
+
+
+def _segments(runs: list[Run], rest: Mask | None) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """Return start, stop and column of each visible run, and the keys of the columns, at which to evaluate ``rest``."""
     segments: list[tuple[int, int, int]] = []
     columns: list[tuple[int, int]] = []
     place = 0
     for run in runs:
-        if run.state == FULL and not biased:
+        if run.state == EMPTY:
+            continue
+        if rest is None or (run.state == FULL and not rest.has_bias):
             segments.append((run.start, run.stop, -1))
-        elif run.state != EMPTY:
+        else:
             segments.append((run.start, run.stop, place))
             columns.append((run.start, run.stop))
             place += run.stop - run.start

@@ -131,7 +131,7 @@ def attend_nothing(problem: Problem) -> EngineOutput:
 
 def attached(output: Tensor, problem: Problem) -> Tensor:
     """Connect an output that does not depend on the inputs to their graph, so that gradients are 0 rather than None."""
-    inputs = (problem.query, problem.key, problem.value, *problem.score.tensors())
+    inputs = (problem.query, problem.key, problem.value, *problem.score.tensors(), *problem.normalizer.tensors())
     inputs += () if problem.mask is None else tuple(problem.mask.tensors())
     for tensor in inputs:
         if tensor.requires_grad:

@@ -35,6 +35,8 @@ _NAMES = (
     "value value_keys value_lanes",
     # Results.
     "output peak total top entropy received best best_key",
+    # The logit of each row's sink, and the dropout of weights: those whose 32 random bits are below the threshold.
+    "sink seed threshold",
     # Of the backward pass.
     "grad d_query d_key d_value d_weight d_added",
     # The mask: an interval of keys for each row, or segments of one block with what is added to their scores.
@@ -50,6 +52,9 @@ _NAMES = (
 FIELDS = tuple(" ".join(_NAMES).split())
 #: The place of each argument: ``args[F.query]``.
 F = namedtuple("F", FIELDS)(*range(len(FIELDS)))
+
+#: The real numbers of a call: the factor of scores, softcap, and the factor of weights that dropout keeps.
+REALS = 3
 
 _ROWS = {
     "query": "B H L C",
@@ -74,6 +79,7 @@ _ROWS = {
     "added": "added_numbers",
 }
 _FORWARD = {
+    "sink": "B H L",
     "top": "B H L",
     "entropy": "B H L",
     "best": "B H L K",

@@ -19,12 +19,12 @@ from regard.engines.fused import library, morton
 from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
-from regard.engines.fused.run import ForwardRequest, ForwardResult
+from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
 from regard.masks.base import reached
-from regard.normalizers import Softmax
+from regard.normalizers import Softmax, SoftmaxSink
 from regard.scores import Score
 from regard.scores.kernels import Distance
 
@@ -51,14 +51,12 @@ class Fused(Engine):
             return "its kernels cannot be exported to ONNX"
         if problem.query.device.type != "cpu":
             return f"CPU only, not {problem.query.device.type}"
-        if type(problem.normalizer) is not Softmax:
-            return f"softmax only, not {type(problem.normalizer).__name__}"
+        if type(problem.normalizer) not in (Softmax, SoftmaxSink):
+            return f"softmax and softmax with a sink only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
             return f"no kernel for {type(problem.score).__name__}"
-        if problem.softcap is not None:
-            return "no softcap"
-        if problem.dropout_p:
-            return "no dropout"
+        if (problem.dropout_p or not problem.is_softmax) and is_traced(problem.query):
+            return "no dropout or sink in traced calls"
         if in_forward_mode():
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None
@@ -83,13 +81,15 @@ class Fused(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
-        if is_traced(problem.query) or (request is None and in_dispatch_mode()):
+        as_operator = problem.is_softmax and not problem.dropout_p  # the operators have neither sinks nor dropout
+        if is_traced(problem.query) or (request is None and as_operator and in_dispatch_mode()):
             return _traced
         fixed = _Prepared.of(problem, request)
-        attend = partial(_attend, fixed, request is not None)
         differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> EngineOutput:
+            dropout = Dropout(int(torch.randint(2**62, ())), problem.dropout_p) if problem.dropout_p else None
+            attend = partial(_attend, fixed, request is not None, dropout)
             # A backward pass multiplies hidden values by 0, which leaks NaN.
             if differentiated and dense.needs_care(problem):
                 return nonfinite.contained(problem, attend)
@@ -101,7 +101,7 @@ class Fused(Engine):
     def partial_backward(
         self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None
     ) -> Tensor | None:
-        if is_traced(problem.query) or dense.needs_care(problem):
+        if is_traced(problem.query) or problem.dropout_p or not problem.is_softmax or dense.needs_care(problem):
             return None
         fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
         rows, setting = _Projected.of(problem, fixed.weight), fixed.setting or _setting(problem, ForwardRequest())
@@ -119,7 +119,7 @@ class Fused(Engine):
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are computed without scores, as log(1 − r) loses precision for small r."""
     plain = problem.mask is None or not problem.mask.has_bias
-    return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain)
+    return is_direct(KINDS.get(type(problem.score), 0), problem.scale, problem.softcap or 0.0, plain)
 
 
 @dataclass(frozen=True)
@@ -143,25 +143,24 @@ class _Prepared:
         if request is not None:
             k = min(request.topk, problem.extent.S)
             wants = ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
-        family, kind = family_of(score), KINDS.get(type(score), 0)
-        assert family is not None
         weight = inverse = None
         if not score.tensors() and type(score).project is Score.project:
             weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
-            inverse = inverse_of(weight) if family == "radial" else None
+            inverse = inverse_of(weight) if family_of(score) == "radial" else None
         if mask is not None and not mask.is_fixed:
             return cls(None, weight, wants)
-        return cls(StaticArguments(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
+        return cls(replace(_setting(problem, wants), inverse=inverse), weight, wants)
 
 
 @dataclass(slots=True, eq=False)
 class _Projected:
-    """The projected rows of a problem in the compute dtype, and the weight (H, C) of its score."""
+    """The projected rows of a problem in the compute dtype, the weight (H, C) of its score, and its sinks' logits."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     weight: Tensor
+    sink: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem, weight: Tensor | None = None) -> _Projected:
@@ -169,13 +168,14 @@ class _Projected:
         query, key, value = problem.query, problem.key, problem.value
         if query.dtype != dtype:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        sink = problem.normalizer.logits(query) if isinstance(problem.normalizer, SoftmaxSink) else None
         if weight is not None:  # nothing is projected
-            return cls(query, key, value, weight)
+            return cls(query, key, value, weight, sink)
         score = problem.score.cast(dtype)
         query, key = score.project(query, key)
         if score.per_head:
             key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
-        return cls(query, key, value, _weight(score, query))
+        return cls(query, key, value, _weight(score, query), sink)
 
 
 def _weight(score: Score, query: Tensor) -> Tensor:
@@ -189,20 +189,23 @@ def _weight(score: Score, query: Tensor) -> Tensor:
     return query.new_empty(H, 0)
 
 
-def _attend(fixed: _Prepared, wants_aux: bool, problem: Problem) -> EngineOutput:
+def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem: Problem) -> EngineOutput:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
         setting = _setting(problem, fixed.wants)
+    if dropout is not None:
+        setting = replace(setting, dropout=dropout)
     if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
-    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight)
+    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight, rows.sink)
     return _outcome(problem, found) if wants_aux else EngineOutput(found.output.to(problem.query.dtype))
 
 
 def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
-    return StaticArguments(family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), wants)
+    kind, visible = KINDS.get(type(problem.score), 0), VisibleKeys.of(problem)
+    return StaticArguments(family, kind, problem.scale, problem.softcap or 0.0, visible, wants)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
@@ -222,7 +225,7 @@ def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResul
     if (known := setting.precomputed) is not None:
         by_row = {name: morton.take(getattr(known, name), q_order) for name in ("output", "peak", "total")}
         setting = replace(setting, precomputed=ForwardResult(**by_row))
-    found = attend_differentiably(setting, query, key, value, rows.weight)
+    found = attend_differentiably(setting, query, key, value, rows.weight, rows.sink)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
@@ -241,16 +244,16 @@ def _traced(problem: Problem) -> EngineOutput:
     """Run a traced call, with the mask as intervals, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
-    constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale
+    constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale, problem.softcap or 0.0
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
-        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+        return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
     intervals = None if mask.has_bias else mask.intervals(extent)
     if intervals is not None:
         rows = _cleared(rows, reached(*intervals, extent.S))
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *intervals, None, *constants)
-        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+        return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
     strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
@@ -262,7 +265,7 @@ def _traced(problem: Problem) -> EngineOutput:
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
-    return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+    return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
 
 
 def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
@@ -272,24 +275,24 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
     return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
 
 
-def _lse(peak: Tensor, total: Tensor) -> Tensor:
-    empty = total == 0
-    return torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
-
-
 def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
     """Convert the results of a forward pass to auxiliary outputs."""
-    empty = found.total == 0
-    log_total = torch.where(empty, 1.0, found.total).log()
-    entropy = None if found.entropy is None else torch.where(empty, 0.0, log_total - found.entropy / found.total)
+    empty, whole = found.total == 0, found.total
+    log_whole = torch.where(empty, 1.0, whole).log()
+    if found.sink is not None:
+        log_whole = torch.logaddexp(log_whole, found.sink - found.peak)
+        whole = log_whole.exp()
+    entropy = None
+    if found.entropy is not None:
+        entropy = torch.where(empty, 0.0, (found.total * log_whole - found.entropy) / whole)
     topk = None
     if found.best is not None and found.best_key is not None:
         powers = found.best if found.direct else (found.best - found.peak.unsqueeze(-1)).exp()
-        weights = torch.where(found.best_key < 0, 0.0, powers / found.total.unsqueeze(-1))
+        weights = torch.where(found.best_key < 0, 0.0, powers / whole.unsqueeze(-1))
         topk = TopK(weights, found.best_key)
     return EngineOutput(
         found.output.to(problem.query.dtype),
-        _lse(found.peak, found.total),
+        found.lse,
         max=found.top,
         entropy=entropy,
         topk=topk,

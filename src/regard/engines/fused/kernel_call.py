@@ -6,12 +6,13 @@ import ctypes
 import math
 from array import array
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from regard.engines.fused import library
-from regard.engines.fused.arguments import FIELDS, SHAPES, F
+from regard.engines.fused.arguments import FIELDS, REALS, SHAPES, F
 
 #: The types of arrays that do not hold the compute dtype.
 _DTYPES = {
@@ -54,7 +55,7 @@ class KernelCall:
     ) -> None:
         self.function = library.load(name, dtype)
         self.name, self.dtype, self.sizes = name, dtype, sizes
-        self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
+        self.reals = ((ctypes.c_double if dtype == torch.float64 else ctypes.c_float) * REALS)()
         self.shapes = SHAPES[name.partition(".")[2]]
         known = sizes.keys()
         self.counts = {
@@ -64,12 +65,14 @@ class KernelCall:
         self.arguments = array("q", bytes(8 * len(FIELDS)))
         self.arguments = self.filled(arrays, {**{size: n for size, n in sizes.items() if size in PLACES}, **numbers})
 
-    def given(self, arrays: Mapping[str, Tensor | None], real: float) -> KernelCall:
-        """Return the call with further arrays, and its one real argument."""
+    def given(
+        self, arrays: Mapping[str, Tensor | None], *reals: float, numbers: Mapping[str, int] = MappingProxyType({})
+    ) -> KernelCall:
+        """Return the call with further arrays and numbers, and its real arguments; those left out are 0."""
         call = object.__new__(KernelCall)
         call.__dict__.update(self.__dict__)
-        call.real = type(self.real)(real)
-        call.arguments = self.filled(arrays, {})
+        call.reals = type(self.reals)(*reals)
+        call.arguments = self.filled(arrays, numbers)
         call.arrays = {**self.arrays, **arrays}  # they live as long as the call
         return call
 
@@ -84,7 +87,7 @@ class KernelCall:
 
     def execute(self, arguments: array[int]) -> None:
         """Run the kernel with these arguments and no other."""
-        self.function(arguments.buffer_info()[0], ctypes.addressof(self.real))
+        self.function(arguments.buffer_info()[0], ctypes.addressof(self.reals))
 
     def filled(
         self,

@@ -183,7 +183,7 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
     key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C
-    common = {"score": 2 * GROUP * ROW, "query": GROUP * C}
+    common = {"score": (3 if rows.softcap and backward else 2) * GROUP * ROW, "query": GROUP * C}
     if not backward:
         value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
         return common | {
@@ -238,6 +238,27 @@ class ForwardRequest:
     k: int = 0
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """Which weights are dropped: those whose 32 random bits are below a threshold.
+
+    The bits follow from the seed, the head, the query and the key alone, whatever the threads and tiles.
+    """
+
+    seed: int
+    p: float
+
+    @property
+    def threshold(self) -> int:
+        """The number of 32 bits below which a weight is dropped."""
+        return min(round(self.p * 2**32), 2**32 - 1)
+
+    @property
+    def kept(self) -> float:
+        """The factor of the weights that are kept."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+
 @dataclass(slots=True, eq=False)
 class ForwardResult:
     """The results of a forward pass; fields that were not requested are None.
@@ -257,6 +278,8 @@ class ForwardResult:
         The weights that each key received.
     best, best_key : Tensor (B, H, L, k), or None
         The largest scores and their keys, padded with −1.
+    sink : Tensor (B, H, L), or None
+        The logit of each row's sink. Output and ``received`` take it into account, the other fields do not.
     direct : bool
         Whether ``top`` and ``best`` are kernel weights instead of scores, and the peak is 0.
     """
@@ -269,7 +292,25 @@ class ForwardResult:
     received: Tensor | None = None
     best: Tensor | None = None
     best_key: Tensor | None = None
+    sink: Tensor | None = None
     direct: bool = False
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp (B, H, L) of each row's scores, −inf in empty rows."""
+        empty = self.total == 0
+        return torch.where(empty, -torch.inf, self.peak + torch.where(empty, 1.0, self.total).log())
+
+    @property
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Peak and total (B, H, L) from which weights follow: those of keys and sink together."""
+        if self.sink is None:
+            return self.peak, self.total
+        if self.direct:
+            return self.peak, self.total + self.sink.exp()
+        peak = torch.maximum(self.peak, self.sink)
+        safe = torch.where(peak == -torch.inf, 0.0, peak)
+        return peak, self.total * (self.peak - safe).exp() + (self.sink - safe).exp()
 
 
 def _tile(rows: Rows, V: int, S: int) -> int:
@@ -339,18 +380,33 @@ class Pass:
             kept[id(unit)] = own
         return own
 
-    def given(self, rows: Rows, value: Tensor, arrays: dict[str, Tensor]) -> KernelCall:
-        """Return the kernel with the arrays that all shares use."""
+    def given(self, rows: Rows, value: Tensor, dropout: Dropout | None, arrays: dict[str, Tensor]) -> KernelCall:
+        """Return the kernel with the arrays and numbers that all shares use."""
         boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
-        return self.call.given({**rows.arrays, "value": value, "boxes": boxed, **arrays}, rows.scale)
+        arrays = {**rows.arrays, "value": value, **({} if boxed is None else {"boxes": boxed}), **arrays}
+        if dropout is None:
+            return self.call.given(arrays, rows.scale, rows.softcap)
+        numbers = {"seed": dropout.seed, "threshold": dropout.threshold}
+        return self.call.given(arrays, rows.scale, rows.softcap, dropout.kept, numbers=numbers)
 
 
 #: The passes of a plan, by kernel and flags of the rows.
 Passes = dict[tuple[Any, ...], Pass]
 
 
-def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:
-    """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype."""
+def forward(
+    rows: Rows,
+    value: Tensor,
+    visible: VisibleKeys,
+    wants: ForwardRequest,
+    kept: Passes,
+    sink: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> ForwardResult:
+    """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype.
+
+    ``sink`` are the logits of the rows' sinks, in a shape that broadcasts with scores (B, H, L, S).
+    """
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     new = value.new_empty
@@ -362,9 +418,11 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
     if wants.k:
         arrays["best"] = value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf)
         arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
+    if sink is not None:
+        arrays["sink"] = sink.detach().reshape(-1, 1).expand(B, H, L).contiguous()
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
-    call = made.given(rows, value, arrays)
+    call = made.given(rows, value, dropout, arrays)
     received: dict[int, Tensor] = {}
 
     def task(i: int) -> None:
@@ -415,6 +473,7 @@ def backward(
     mask_tensors: list[Tensor],
     wanted: list[bool],
     kept: Passes,
+    dropout: Dropout | None = None,
 ) -> BackwardResult:
     """Run the backward kernel; ``wanted`` says which of the mask's tensors ``mask_tensors`` need gradients."""
     extent = visible.extent
@@ -424,7 +483,8 @@ def backward(
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
     made = Pass.of(kept, "backward", rows, value, visible)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
-    call = made.given(rows, value, {"grad": grad.contiguous(), "value_keys": value.mT.contiguous(), **arrays})
+    arrays |= {"grad": grad.contiguous(), "value_keys": value.mT.contiguous()}
+    call = made.given(rows, value, dropout, arrays)
     d_added = None if visible.added is None or not any(wanted) else torch.zeros_like(visible.added)
     key_shape = (S, C) if linear else (C, S)
     totals = {

@@ -27,8 +27,8 @@ class SoftmaxSink(Normalizer):
     (OpenAI 2025, arXiv 2508.10925). A sink of 0, the default, is softmax-plus-one (Miller 2023). A row that sees no key
     gets weights of 0, and −inf is no sink at all.
 
-    The fields of :class:`regard.Aux` leave the sink out: ``lse`` is the log-sum-exp of the scores of keys alone. So
-    ``logaddexp(lse, z)`` is the log of the denominator, and ``sigmoid(lse − z)`` the sum of a row's weights. ``entropy``
+    The fields of :class:`regard.Aux` leave the sink out: ``lse`` is the log-sum-exp of the scores of keys alone. The
+    log of the denominator is ``logaddexp(lse, z)``, and the weights of a row sum to ``sigmoid(lse − z)``. ``entropy``
     is ``−Σ w log w`` over keys.
 
     Parameters

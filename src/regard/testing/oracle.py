@@ -435,7 +435,7 @@ class Oracle:
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
         for name, tensor in named("normalizer", s.normalizer):
             if name:
-                found[name] = (np.zeros((len(grad), *tensor.shape)),) * 2
+                found[name] = (np.zeros((len(self.scores), *tensor.shape)),) * 2
         return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
     def _ungrouped(self, rows: Array, shape: torch.Size) -> Array:

@@ -55,8 +55,8 @@ class Fused(Engine):
             return f"softmax and softmax with a sink only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
             return f"no kernel for {type(problem.score).__name__}"
-        if (problem.dropout_p or not problem.is_softmax) and is_traced(problem.query):
-            return "no dropout or sink in traced calls"
+        if problem.dropout_p and is_traced(problem.query):
+            return "no dropout in traced calls"
         if in_forward_mode():
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None
@@ -81,19 +81,19 @@ class Fused(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
-        as_operator = problem.is_softmax and not problem.dropout_p  # the operators have neither sinks nor dropout
-        if is_traced(problem.query) or (request is None and as_operator and in_dispatch_mode()):
+        # The operators have no dropout.
+        if is_traced(problem.query) or (request is None and not problem.dropout_p and in_dispatch_mode()):
             return _traced
         fixed = _Prepared.of(problem, request)
         differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> EngineOutput:
             dropout = Dropout(int(torch.randint(2**62, ())), problem.dropout_p) if problem.dropout_p else None
-            attend = partial(_attend, fixed, request is not None, dropout)
+            attend, drop = partial(_attend, fixed, request is not None, dropout), dropout and dropout.drop
             # A backward pass multiplies hidden values by 0, which leaks NaN.
             if differentiated and dense.needs_care(problem):
-                return nonfinite.contained(problem, attend)
-            return nonfinite.recomputed(problem, attend)
+                return nonfinite.contained(problem, attend, drop)
+            return nonfinite.recomputed(problem, attend, drop)
 
         run.fixed = fixed  # type: ignore[attr-defined]
         return run
@@ -168,7 +168,9 @@ class _Projected:
         query, key, value = problem.query, problem.key, problem.value
         if query.dtype != dtype:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        sink = problem.normalizer.logits(query) if isinstance(problem.normalizer, SoftmaxSink) else None
+        sink = None
+        if isinstance(problem.normalizer, SoftmaxSink):
+            sink = problem.normalizer.logits(query).reshape(-1, 1).expand(*query.shape[:2], 1)
         if weight is not None:  # nothing is projected
             return cls(query, key, value, weight, sink)
         score = problem.score.cast(dtype)
@@ -211,7 +213,8 @@ def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
     """Whether sorting points along a curve is worth its cost."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
-    return setting.kind >= COMPACT and setting.visible.everything and many
+    # Dropout is by a point's own place.
+    return setting.kind >= COMPACT and setting.visible.everything and many and setting.dropout is None
 
 
 def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:
@@ -247,12 +250,16 @@ def _traced(problem: Problem) -> EngineOutput:
     constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale, problem.softcap or 0.0
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     if mask is None:
-        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
+        output, peak, total = attend(
+            rows.query, rows.key, rows.value, rows.weight, None, None, None, rows.sink, *constants
+        )
         return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
     intervals = None if mask.has_bias else mask.intervals(extent)
     if intervals is not None:
         rows = _cleared(rows, reached(*intervals, extent.S))
-        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *intervals, None, *constants)
+        output, peak, total = attend(
+            rows.query, rows.key, rows.value, rows.weight, *intervals, None, rows.sink, *constants
+        )
         return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
@@ -261,7 +268,7 @@ def _traced(problem: Problem) -> EngineOutput:
     seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)
     rows = _cleared(rows, seen)
     parts = [
-        attend(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, *constants)
+        attend(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, rows.sink, *constants)
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -258,6 +259,21 @@ class Dropout:
         """The factor of the weights that are kept."""
         return 1 / (1 - self.p) if self.p < 1 else 0.0
 
+    def drop(self, weights: Tensor, first: int, length: int) -> Tensor:
+        """Drop weights (B, H, l, S) of queries from ``first`` on, of ``length`` in all, as the kernels do."""
+        B, H, rows, S = weights.shape
+        place = torch.arange(B * H, device="cpu").view(B, H, 1) * length + torch.arange(rows, device="cpu") + first
+        own = np.uint64(self.seed) + (place.numpy().astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            own = (own ^ own >> np.uint64(shift)) * np.uint64(factor)
+        own = (own ^ own >> np.uint64(31))[..., None]
+        bits = np.arange(S, dtype=np.uint32) ^ own.astype(np.uint32)
+        bits = (bits ^ bits >> np.uint32(17)) * np.uint32(0xED5AD4BB)
+        bits = ((bits ^ bits >> np.uint32(11)) + (own >> np.uint64(32)).astype(np.uint32)) * np.uint32(0xAC4C1B51)
+        bits = (bits ^ bits >> np.uint32(15)) * np.uint32(0x31848BAB)
+        bits ^= bits >> np.uint32(14)
+        return torch.where(torch.from_numpy(bits >= np.uint32(self.threshold)), weights * self.kept, 0.0)
+
 
 @dataclass(slots=True, eq=False)
 class ForwardResult:
@@ -300,6 +316,11 @@ class ForwardResult:
         """The log-sum-exp (B, H, L) of each row's scores, −inf in empty rows."""
         empty = self.total == 0
         return torch.where(empty, -torch.inf, self.peak + torch.where(empty, 1.0, self.total).log())
+
+    @property
+    def sink_share(self) -> Tensor | None:
+        """The weight (B, H, L) of each row's sink; None without sinks."""
+        return None if self.sink is None else torch.sigmoid(self.sink - self.lse)
 
     @property
     def shares(self) -> tuple[Tensor, Tensor]:
@@ -405,7 +426,7 @@ def forward(
 ) -> ForwardResult:
     """Run the forward kernel over all of a problem; value (B, G, S, V) contiguous, in the rows' dtype.
 
-    ``sink`` are the logits of the rows' sinks, in a shape that broadcasts with scores (B, H, L, S).
+    ``sink`` (B, H, 1) are the logits of sinks.
     """
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
@@ -419,7 +440,7 @@ def forward(
         arrays["best"] = value.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf)
         arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
     if sink is not None:
-        arrays["sink"] = sink.detach().reshape(-1, 1).expand(B, H, L).contiguous()
+        arrays["sink"] = sink.detach().expand(B, H, L).contiguous()
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
     call = made.given(rows, value, dropout, arrays)

@@ -445,7 +445,7 @@ class Sdpa(Engine):
         mask, device = problem.mask, problem.query.device.type
         sinks = type(problem.normalizer) is SoftmaxSink
         if not sinks and type(problem.normalizer) is not Softmax:
-            return f"softmax and softmax with a sink only, not {type(problem.normalizer).__name__}"
+            return f"softmax only, not {type(problem.normalizer).__name__}"
         if problem.softcap is not None:
             return "no softcap"
         refusal = problem.score.dot_refusal(problem.query.dtype) or (_sink_refusal(problem) if sinks else None)
@@ -546,7 +546,8 @@ class Sdpa(Engine):
                 return dense.attend_by_rows(problem)
             lse, sink = outcome.lse, normalizer.logits(outcome.lse.unsqueeze(-1))
             row = sink.detach().reshape(-1, 1)  # (H or 1, 1)
-            output = outcome.output * torch.sigmoid(lse - row).unsqueeze(-1)
+            empty = lse == -torch.inf
+            output = outcome.output * torch.where(empty, 0.0, torch.sigmoid(lse - row)).unsqueeze(-1)
             if wants_grad:
                 # Weights that are computed from a log-sum-exp like −1e9 would have no precision.
                 imprecise = problem.mask is not None and problem.mask.has_bias and bool((lse.abs() > LARGE_LSE).any())
@@ -554,7 +555,8 @@ class Sdpa(Engine):
                 attached = None if imprecise else self.partial_backward(plain, output, whole)
                 if attached is None:
                     return dense.attend_by_rows(problem)
-                output = _SinkShare.apply(attached, sink, torch.sigmoid(row - lse)) if sink.requires_grad else attached
+                share = torch.where(empty, 0.0, torch.sigmoid(row - lse))
+                output = _SinkShare.apply(attached, sink, share) if sink.requires_grad else attached
             return EngineOutput(output.to(problem.query.dtype), lse)
 
         return run
@@ -595,21 +597,23 @@ class Sdpa(Engine):
 def _sink_refusal(problem: Problem) -> str | None:
     """Return why the engine cannot run a problem with a sink, or None."""
     if is_traced(problem.query):
-        return "no sink in traced calls"
+        return "no sink in traced calls (engines 'streaming' and 'reference' have it)"
     if problem.query.device.type != "cpu":
         return "a sink needs the log-sum-exp of torch's kernel, which it returns on the CPU only"
     if problem.dropout_p:
         return "a sink needs the log-sum-exp of torch's kernel, which does not return it with dropout"
-    if isinstance(problem.mask, masks.Dense):
-        return "a sink needs the log-sum-exp of torch's kernel, which is wrong in rows that a dense mask hides"
     if not isinstance(problem.score, DotLike):
         return f"a sink with dot products only, not with {type(problem.score).__name__}"
     return None
 
 
 def _without_sink(problem: Problem) -> Problem:
-    """Return the problem with softmax over its keys, in the compute dtype."""
-    return replace(_widened(problem) if problem.query.itemsize < 4 else problem, normalizer=Softmax())
+    """Return the problem with softmax over its keys, in the compute dtype.
+
+    A dense mask becomes a composed one, whose empty rows are known: the kernel's log-sum-exp is wrong in them.
+    """
+    mask = masks.AndMask((problem.mask,)) if isinstance(problem.mask, masks.Dense) else problem.mask
+    return replace(_widened(problem) if problem.query.itemsize < 4 else problem, normalizer=Softmax(), mask=mask)
 
 
 def _widens(problem: Problem) -> bool:
@@ -773,7 +777,7 @@ def _part(
 
 
 class _SinkShare(torch.autograd.Function):
-    """An output (B, H, L, V) with the derivative to the sinks' logits, whose weights ``share`` (B, H, L) are known."""
+    """An output (B, H, L, V) with the derivative to the sinks' logits; ``share`` (B, H, L) are the sinks' weights."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, sink: Tensor, share: Tensor) -> Tensor:

@@ -52,11 +52,11 @@ class Fused(Engine):
         if problem.query.device.type != "cpu":
             return f"CPU only, not {problem.query.device.type}"
         if type(problem.normalizer) not in (Softmax, SoftmaxSink):
-            return f"softmax and softmax with a sink only, not {type(problem.normalizer).__name__}"
+            return f"softmax only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
             return f"no kernel for {type(problem.score).__name__}"
         if problem.dropout_p and is_traced(problem.query):
-            return "no dropout in traced calls"
+            return "no dropout in traced calls (engines 'streaming' and 'reference' have it)"
         if in_forward_mode():
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None

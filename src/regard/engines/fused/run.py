@@ -319,8 +319,8 @@ class ForwardResult:
 
     @property
     def sink_share(self) -> Tensor | None:
-        """The weight (B, H, L) of each row's sink; None without sinks."""
-        return None if self.sink is None else torch.sigmoid(self.sink - self.lse)
+        """The weight (B, H, L) of each row's sink, 0 in empty rows; None without sinks."""
+        return None if self.sink is None else torch.where(self.total == 0, 0.0, torch.sigmoid(self.sink - self.lse))
 
     @property
     def shares(self) -> tuple[Tensor, Tensor]:

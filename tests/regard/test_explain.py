@@ -143,9 +143,12 @@ def test_auto_never_grows_where_it_need_not() -> None:
 
 def test_dropout_in_a_matrix_counts_as_growth_only_where_it_is_large() -> None:
     side = int(SMALL**0.5)
-    for L, name in ((side, "sdpa"), (side + 1, "streaming")):
+    for L, grows in ((side, False), (side + 1, True)):
         query = torch.empty(1, 1, L, 8)
-        assert regard.explain(query, query, query, None, 0.5).engine.name == name
+        assert regard.explain(query, query, query, None, 0.5, engine="sdpa").cost.grows == grows
+        assert regard.explain(query, query, query, None, 0.5).engine.name == "fused"
+    query = torch.empty(1, 1, 8, 8)
+    assert regard.explain(query, query, query, None, 0.5).engine.name == "sdpa"
 
 
 class Told(Engine):

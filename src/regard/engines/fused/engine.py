@@ -89,7 +89,8 @@ class Fused(Engine):
 
         def run(problem: Problem) -> EngineOutput:
             dropout = Dropout(int(torch.randint(2**62, ())), problem.dropout_p) if problem.dropout_p else None
-            attend, drop = partial(_attend, fixed, request is not None, dropout), dropout and dropout.drop
+            attend = partial(_attend, fixed, request is not None, dropout)
+            drop = None if dropout is None else dropout.drop
             # A backward pass multiplies hidden values by 0, which leaks NaN.
             if differentiated and dense.needs_care(problem):
                 return nonfinite.contained(problem, attend, drop)

@@ -145,7 +145,10 @@ def _visible(problem: Problem) -> float | None:
 def _compiled(problem: Problem, mask: Mask | None, engine: object, chosen: Engine) -> str:
     """Describe what runs under ``torch.compile``, and why; empty if the same engine runs."""
     obstacle = why_not_operator(problem, mask, engine)
-    traced = chosen if resolve_engine(engine) is not None else engine_candidates(problem)[0]
+    able = [each for each in engine_candidates(problem) if each.drops_when_traced or not problem.dropout_p]
+    traced = chosen if resolve_engine(engine) is not None else able[0]
+    if problem.dropout_p and not traced.drops_when_traced:
+        return f"an error, as {traced.name} has no dropout in traced calls"
     if obstacle is None or traced is chosen or problem.query.device.type != "cpu":
         return ""
     return f"{traced.name}, traced into torch operations because {obstacle}"

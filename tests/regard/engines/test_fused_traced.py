@@ -203,7 +203,11 @@ CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
         "attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]) & masks.causal("upper_left")
     },
     "relative": lambda w: {"attn_mask": masks.relative(w[:3].expand(2, 3), align="upper_left")},
-    "softcap": lambda w: {"score": scores.Additive(w), "softcap": 0.7, "attn_mask": masks.alibi(w[:2])},
+    "softcap": lambda w: {
+        "score": scores.Additive(w),
+        "softcap": 0.7,
+        "attn_mask": masks.alibi(w[:2], align="upper_left"),
+    },
     "sinks": lambda w: {"normalizer": SoftmaxSink(w[:2]), "attn_mask": masks.padding(torch.tensor([5, 0]))},
     "sinks of a kernel": lambda w: {"normalizer": SoftmaxSink(w[:2]), "score": scores.Triangular(w.abs() + 4.0)},
     "dropout": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "dropout_p": 0.4, "normalizer": SoftmaxSink(w[0])},
@@ -242,6 +246,15 @@ def test_refusals(named: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=rf"engine must be able to run this call, got .*'fused': {reason}"):
         regard.attention(*args, **named, engine="fused")
     assert regard.explain(*args, **named).others["fused"] == f"unsupported, {reason}"
+
+
+def test_dropout_is_explained_where_calls_are_traced() -> None:
+    args = leaves()
+    assert "streaming, traced into torch operations" in str(regard.explain(*args, None, 0.5))
+    assert "an error, as fused has no dropout" in str(regard.explain(*args, None, 0.5, engine="fused"))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *t: regard.attention(*t, None, 0.5), fullgraph=True, backend="eager")
+    assert (compiled(*args) == 0).float().mean() < 0.5
 
 
 def test_forward_mode_is_refused() -> None:

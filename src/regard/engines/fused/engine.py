@@ -43,6 +43,7 @@ class Fused(Engine):
     """
 
     name = "fused"
+    drops_when_traced = False
 
     def refusal(self, problem: Problem) -> str | None:
         if (missing := library.problem()) is not None:

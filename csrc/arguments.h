@@ -1,5 +1,5 @@
-// The arguments of a kernel: an array of 64-bit integers (addresses, sizes, strides) by the names below, and one real
-// number. `regard/engines/fused/arguments.py` says what each array holds; the loader compares names and sizes.
+// The arguments of a kernel: an array of 64-bit integers (addresses, sizes, strides) by the names below, and three real
+// numbers. `regard/engines/fused/arguments.py` says what each array holds; the loader compares names and sizes.
 #pragma once
 
 #include "vector.h"
@@ -15,6 +15,8 @@
   field(key_b) field(key_g) field(key_s) field(value_b) field(value_g) field(value_s)                           \
   /* Results. */                                                                                                \
   field(output) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
+  /* The logit of each row's sink, and the dropout of weights. */                                               \
+  field(sink) field(seed) field(threshold)                                                                      \
   /* Of the backward pass. */                                                                                   \
   field(grad) field(d_query) field(d_key) field(d_value) field(d_weight) field(d_added)                         \
   field(d_bias) field(d_bias_b) field(d_bias_h) field(d_bias_r) field(d_bias_c) field(d_bias_by_row)            \
@@ -55,11 +57,12 @@ constexpr i64 ROW = TILE + PAD;  // the distance of rows of keys; no power of tw
 // Scores of a distance; from BOXCAR on, weights are 0 beyond a distance.
 enum Kind : i64 { GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHNIKOV, COMPACT = BOXCAR };
 
-// The arguments of one call.
+// The arguments of one call. `softcap` is 0 where scores are not capped; `kept` is the factor of weights that dropout
+// keeps, those whose random bits reach `threshold`.
 template <class T>
 struct Arguments {
   const i64* numbers;
-  T real;
+  T real, softcap, kept;
 
   INLINE i64 operator[](F::Field field) const { return numbers[field]; }
   INLINE T* array(F::Field field) const { return reinterpret_cast<T*>(numbers[field]); }

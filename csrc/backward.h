@@ -196,7 +196,10 @@ void pull_group(
   for (i64 i = 0; i < GROUP; ++i)
     row_weights(a, head, least(row + i, last), j0, j1, in.s + i * ROW, p + i * ROW, row + i <= last);
   weight_gradients(a, head * a[F::L] + row, least(GROUP, r1 - row), j0, lanes, in.v, ds);
+  if (a[F::threshold] != 0) drop(a, head, row, last, t0 + j0, j0, lanes, ds);
   score_gradients(a, head, row, last, t0, j0, j1, p, ds, in.delta + g * GROUP, column);
+  if (a.softcap != T(0)) uncap(j0, lanes, in.s, ds);
+  if (a[F::threshold] != 0) drop(a, head, row, last, t0 + j0, j0, lanes, p);
   clear_outside(p, b0, b1, j0, least(j0 + lanes, b1));
   if constexpr (Family::linear) {
     clear_outside(ds, b0, b1, j0, least(j0 + lanes, b1));

@@ -184,6 +184,16 @@ bool tile_weights(
   return seen;
 }
 
+// The factor by which a row's weights, relative to its maximum, become shares of their sum, and of the sink where the
+// row has one. A row without keys has none.
+template <class T>
+INLINE T share_of(const Arguments<T>& a, i64 place, T peak, T total) {
+  if (!(total > T(0) || total != total)) return T(0);
+  if (a[F::sink] == 0) return T(1) / total;
+  const T sink = a.array(F::sink)[place], top = larger(peak, sink), factor = exponential(peak - top);
+  return factor / (total * factor + exponential(sink - top));
+}
+
 // Write the output and the statistics of a block.
 template <class T>
 void finish(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const T* state, const T* o) {
@@ -191,7 +201,7 @@ void finish(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const T* state, con
   const T* totals = state + BLOCK;
   for (i64 row = 0; row < r1 - r0; ++row) {
     const i64 place = head * L + r0 + row;
-    const T total = totals[row], share = total > T(0) || total != total ? T(1) / total : T(0);
+    const T total = totals[row], share = share_of(a, place, state[row], total);
     T* out = a.array(F::output) + place * V;
     for (i64 c = 0; c < V; c += CHUNK) {
       const T* y = o + (c / CHUNK * BLOCK + row) * CHUNK;
@@ -220,7 +230,7 @@ void add_received(const Arguments<T>& a, i64 head, i64 r0, i64 r1, T* k, T* s, c
         for (i64 i = 0; i < least(GROUP, r1 - r0 - g * GROUP); ++i) {
           const i64 row = g * GROUP + i;
           if (seen.stop <= seen.start || !(totals[row] > T(0))) continue;
-          const T *si = s + i * ROW, share = T(1) / totals[row];
+          const T *si = s + i * ROW, share = share_of(a, head * a[F::L] + r0 + row, m[row], totals[row]);
           over<T>(seen.start, seen.stop, [&](i64 j, auto x) {
             using X = decltype(x);
             const X score = load<X>(si + j), weight = a[F::direct] != 0 ? score : exponential(score - m[row]);
@@ -263,7 +273,9 @@ void forward(const Arguments<T>& a) {
           } else {
             if (!is_packed) pack_values(a, kv, t0, n, v);
             is_packed = true;
-            read(a, g * GROUP, j0, j1, a[F::direct] != 0 ? s : p, v, o);
+            T* weights = a[F::direct] != 0 ? s : p;
+            if (a[F::threshold] != 0) drop(a, head, r0 + g * GROUP, r1 - 1, t0 + j0, j0, padded(j1 - j0), weights);
+            read(a, g * GROUP, j0, j1, weights, v, o);
           }
         }
       }

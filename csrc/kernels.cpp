@@ -13,9 +13,11 @@
 #define SYMBOL(name, type) JOINED(name, type, REGARD_PROCESSOR)
 #define EXPORTED extern "C" __attribute__((visibility("default"))) void
 
-// A kernel takes the numbers of its arguments, and its one real.
-#define KERNEL(name, type, real, function) \
-  EXPORTED SYMBOL(name, type)(const int64_t* numbers, const real* x) { function(Arguments<real>{numbers, *x}); }
+// A kernel takes the numbers of its arguments, and three reals.
+#define KERNEL(name, type, real, function)                                                      \
+  EXPORTED SYMBOL(name, type)(const int64_t* numbers, const real* x) {                          \
+    function(Arguments<real>{numbers, x[0], x[1], x[2]});                                       \
+  }
 
 #define KERNELS(type, real)                                              \
   KERNEL(dot_forward, type, real, forward<Dot>)                          \

@@ -29,7 +29,7 @@ struct Rows {
       copy(source + i * C, target, C);
       fill(target + C, width - C, T(0));
       for (i64 c = 0; c < width; c += PAIR<T>) {
-        const Pair<Vector<T>> q = as_stored<Stored>(target + c);
+        const Two<Vector<T>> q = as_stored<Stored>(target + c);
         store(target + c, a.real * q.x);
         store(target + c + WIDTH<T>, a.real * q.y);
       }
@@ -69,7 +69,7 @@ struct Rows {
       Vector<T> (&sums)[M][N], const T* q, i64 q_row, const Stored* const (&keys)[N], i64 c) {
     UNROLLED
     for (int n = 0; n < N; ++n) {
-      const Pair<Vector<T>> k = pair_of(keys[n] + c);
+      const Two<Vector<T>> k = pair_of(keys[n] + c);
       UNROLLED
       for (int m = 0; m < M; ++m) sums[m][n] += load<Vector<T>>(q + m * q_row + c) * k.x;
       UNROLLED
@@ -90,9 +90,9 @@ struct Rows {
       if (whole < C) {
         for (int i = 0; i < N; ++i) {
           const Few<T, Stored> rest(keys[i] + whole, C - whole);
-          const Pair<Vector<T>> key = pair_of(rest.numbers);
+          const Two<Vector<T>> key = pair_of(rest.numbers);
           for (int m = 0; m < M; ++m) {
-            const Pair<Vector<T>> query = pair_of(q + m * q_row + whole);
+            const Two<Vector<T>> query = pair_of(q + m * q_row + whole);
             sums[m][i] += query.x * key.x;
             sums[m][i] += query.y * key.y;
           }
@@ -116,7 +116,7 @@ struct Rows {
     }
     UNROLLED
     for (int i = 0; i < VALUES; ++i) {
-      const Pair<Vector<T>> v = pair_of(values[i] + c);
+      const Two<Vector<T>> v = pair_of(values[i] + c);
       UNROLLED
       for (int m = 0; m < M; ++m) {
         sums[m][0] += p[m * ROW + i] * v.x;
@@ -146,10 +146,10 @@ struct Rows {
       if (whole < V) {
         for (int i = 0; i < VALUES; ++i) {
           const Few<T, Stored> rest(values[i] + whole, V - whole);
-          const Pair<Vector<T>> value = pair_of(rest.numbers);
+          const Two<Vector<T>> value = pair_of(rest.numbers);
           for (int m = 0; m < M; ++m) {
             T* place = y + m * width + whole;
-            const Pair<Vector<T>> sum = pair_of(place);
+            const Two<Vector<T>> sum = pair_of(place);
             store(place, sum.x + p[m * ROW + t + i] * value.x);
             store(place + WIDTH<T>, sum.y + p[m * ROW + t + i] * value.y);
           }
@@ -159,7 +159,7 @@ struct Rows {
     for (int m = 0; m < M; ++m)
       for (i64 c = 0; c < width; c += PAIR<T>) {
         T* place = o + (c / CHUNK * BLOCK + m) * CHUNK + c % CHUNK;
-        const Pair<Vector<T>> sum = in_order<Stored>(y + m * width + c), old = pair_of(place);
+        const Two<Vector<T>> sum = in_order<Stored>(y + m * width + c), old = pair_of(place);
         store(place, old.x + sum.x);
         store(place + WIDTH<T>, old.y + sum.y);
       }

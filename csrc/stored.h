@@ -20,14 +20,14 @@ constexpr i64 PAIR = 2 * WIDTH<T>;
 // Vectors X and Y of a pair of stored numbers. Where they are `alternating`, X holds those at even places and Y those
 // at odd places, since 16-bit numbers are cheapest to take apart like that; else each holds one half of them.
 template <class X>
-struct Pair {
+struct Two {
   X x, y;
 };
 
-INLINE Pair<Vector<float>> pair_of(const float* p) {
+INLINE Two<Vector<float>> pair_of(const float* p) {
   return {load<Vector<float>>(p), load<Vector<float>>(p + WIDTH<float>)};
 }
-INLINE Pair<Vector<double>> pair_of(const double* p) {
+INLINE Two<Vector<double>> pair_of(const double* p) {
   return {load<Vector<double>>(p), load<Vector<double>>(p + WIDTH<double>)};
 }
 
@@ -39,7 +39,7 @@ INLINE Words words_of(const void* p) {
   return words;
 }
 
-INLINE Pair<Vector<float>> pair_of(const Bfloat16* p) {
+INLINE Two<Vector<float>> pair_of(const Bfloat16* p) {
   const Words words = words_of(p);
   return {bits_as<Vector<float>>(words << 16), bits_as<Vector<float>>(words & 0xffff0000u)};
 }
@@ -69,7 +69,7 @@ INLINE Vector<float> halves(Words words) {
 }
 #endif
 
-INLINE Pair<Vector<float>> pair_of(const Float16* p) {
+INLINE Two<Vector<float>> pair_of(const Float16* p) {
 #if CONVERTS_HALVES
   return {halves(p), halves(p + WIDTH<float>)};
 #else
@@ -86,12 +86,12 @@ template <>
 constexpr bool alternating<Float16> = !CONVERTS_HALVES;
 
 template <class X, std::size_t... I>
-INLINE Pair<X> parted(Pair<X> p, std::index_sequence<I...>) {
+INLINE Two<X> parted(Two<X> p, std::index_sequence<I...>) {
   return {__builtin_shufflevector(p.x, p.y, (2 * I)...), __builtin_shufflevector(p.x, p.y, (2 * I + 1)...)};
 }
 
 template <class X, std::size_t... I>
-INLINE Pair<X> merged(Pair<X> p, std::index_sequence<I...>) {
+INLINE Two<X> merged(Two<X> p, std::index_sequence<I...>) {
   constexpr std::size_t n = sizeof...(I);
   return {
       __builtin_shufflevector(p.x, p.y, (I / 2 + I % 2 * n)...),
@@ -100,12 +100,12 @@ INLINE Pair<X> merged(Pair<X> p, std::index_sequence<I...>) {
 
 // A pair of numbers in the lanes that those of type Stored have, and back.
 template <class Stored, class T>
-INLINE Pair<Vector<T>> as_stored(const T* p) {
+INLINE Two<Vector<T>> as_stored(const T* p) {
   if constexpr (alternating<Stored>) return parted(pair_of(p), std::make_index_sequence<WIDTH<T>>());
   return pair_of(p);
 }
 template <class Stored, class T>
-INLINE Pair<Vector<T>> in_order(const T* p) {
+INLINE Two<Vector<T>> in_order(const T* p) {
   if constexpr (alternating<Stored>) return merged(pair_of(p), std::make_index_sequence<WIDTH<T>>());
   return pair_of(p);
 }

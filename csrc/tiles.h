@@ -160,6 +160,84 @@ void add_lanes(const T* source, i64 height, i64 rows, i64 width, T* target, i64 
     add_rows(source + c / CHUNK * height * CHUNK, CHUNK, rows, least(CHUNK, width - c), target + c, target_row);
 }
 
+// Replace the scores of four rows by softcap · tanh(score / softcap). The tangents stay behind the scores, for the
+// backward pass.
+template <class T>
+OUTLINE void cap(const Arguments<T>& a, i64 j0, i64 lanes, T* s) {
+  using X = Vector<T>;
+  constexpr T minus = -std::numeric_limits<T>::infinity();
+  const T softcap = a.softcap;
+  const bool compact = a[F::kind] >= COMPACT, kept = a[F::d_query] != 0;
+  for (i64 i = 0; i < GROUP; ++i) {
+    T *scores = s + i * ROW + j0, *tangents = s + (2 * GROUP + i) * ROW + j0;
+    over_lanes<T>(lanes, [&](i64 j) {
+      const X score = load<X>(scores + j), tangent = hyperbolic_tangent(score / softcap);
+      if (kept) store(tangents + j, tangent);
+      X capped = softcap * tangent;
+      if (compact) capped = score == minus ? score : capped;  // keys out of reach
+      store(scores + j, capped);
+    });
+  }
+}
+
+// Replace the gradients of four rows' capped scores by those of the scores.
+template <class T>
+OUTLINE void uncap(i64 j0, i64 lanes, const T* s, T* ds) {
+  using X = Vector<T>;
+  for (i64 i = 0; i < GROUP; ++i) {
+    const T* tangents = s + (2 * GROUP + i) * ROW + j0;
+    T* slopes = ds + i * ROW + j0;
+    over_lanes<T>(lanes, [&](i64 j) {
+      const X t = load<X>(tangents + j);
+      store(slopes + j, load<X>(slopes + j) * ((T(1) - t) * (T(1) + t)));
+    });
+  }
+}
+
+// 32 random bits for each key of a row, of which `row` are 64. As many steps of multiplication and shift as make every
+// bit depend on every other; the numbers are known to leave little bias.
+template <class B>
+INLINE B random_bits(B key, uint64_t row) {
+  constexpr auto all = uint32_t(-1);  // numbers of 32 bits, whatever the lanes have
+  B x = key ^ uint32_t(row);
+  x ^= x >> 17;
+  x = x * 0xed5ad4bbu & all;
+  x ^= x >> 11;
+  x = (x + uint32_t(row >> 32)) * 0xac4c1b51u & all;
+  x ^= x >> 15;
+  x = x * 0x31848babu & all;
+  return x ^ x >> 14;
+}
+
+// 64 random bits for each row of each head.
+INLINE uint64_t row_bits(i64 seed, i64 place) {
+  uint64_t x = uint64_t(seed) + (uint64_t(place) + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+// Drop numbers of up to four rows, and multiply the others by `kept`: which ones depends on the seed, the head, the row
+// and the key alone. The first key is that of lane j0.
+template <class T>
+OUTLINE void drop(const Arguments<T>& a, i64 head, i64 row, i64 last, i64 key, i64 j0, i64 lanes, T* p) {
+  using X = Vector<T>;
+  using B = typename Of<X>::Bits;
+  using Bits = typename Types<T>::Bits;
+  const T kept = a.kept;
+  const Bits threshold = Bits(a[F::threshold]);
+  B own{};
+  for (i64 i = 0; i < WIDTH<T>; ++i) own[i] = Bits(uint32_t(key + i));
+  for (i64 i = 0; i < least(GROUP, last - row + 1); ++i) {
+    const uint64_t bits = row_bits(a[F::seed], head * a[F::L] + row + i);
+    T* numbers = p + i * ROW + j0;
+    over_lanes<T>(lanes, [&](i64 j) {
+      const B found = random_bits(own + Bits(j), bits);
+      store(numbers + j, found >= threshold ? load<X>(numbers + j) * kept : X{});
+    });
+  }
+}
+
 // Write the scores of a group of rows; return the keys that they are of, none if no key is in reach.
 template <class Family, class T>
 Range tile_scores(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0, i64 n, i64 column, T* k, T* s) {
@@ -167,6 +245,7 @@ Range tile_scores(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0
   const Range keys = group_range(a, head, row, least(row + GROUP - 1, last), t0, n);
   const i64 j0 = keys.start, j1 = keys.stop;
   if (j1 <= j0 || !Family::compare(a, head, row, last, t0, j0, padded(j1 - j0), k, s)) return {0, 0};
+  if (a.softcap != T(0)) cap(a, j0, padded(j1 - j0), s);
   const T hidden = a[F::direct] != 0 ? T(0) : -std::numeric_limits<T>::infinity();
   if (a[F::start] != 0 || a[F::bias] != 0 || a[F::own] != 0 || column >= 0)
     for (i64 i = 0; i < GROUP; ++i) hide(a, head, least(row + i, last), t0, j0, j1, s + i * ROW, column, hidden);

@@ -102,7 +102,8 @@ def attention(
         A bool tensor (True = may attend), a float tensor (added after scale and softcap; −inf masks), a
         :mod:`regard.masks` mask, a FlexAttention ``mask_mod`` or ``BlockMask``.
     dropout_p : float, default 0.0
-        Probability of dropping a weight. As in torch, it always applies: pass 0.0 in evaluation.
+        Probability of dropping a weight. As in torch, it always applies: pass 0.0 in evaluation. After
+        ``torch.manual_seed`` a call drops the same weights again on the same engine; engines draw different ones.
     is_causal : bool, default False
         Also mask keys after the query. Query 0 is at key 0 (upper-left alignment, as in torch).
     scale : float, optional

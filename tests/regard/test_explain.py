@@ -73,12 +73,14 @@ REASONS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"engine": "reference", "softcap": 1.0}, "reference", "sdpa", "unsupported, no softcap"),
     ({"normalizer": "sparsemax"}, "streaming", "sdpa", "unsupported, softmax only, not Sparsemax"),
     ({"normalizer": "sparsemax"}, "streaming", "fused", "unsupported, softmax only, not Sparsemax"),
-    ({"softcap": 1.0}, "streaming", "fused", "unsupported, no softcap"),
+    ({"softcap": 1.0}, "fused", "sdpa", "unsupported, no softcap"),
+    ({"softcap": 1.0}, "fused", "streaming", "not chosen, estimated #× slower (# ms)"),
+    ({"normalizer": "softmax_sink"}, "sdpa", "streaming", "not chosen, estimated #× slower (# ms)"),
     ({"normalizer": "gumbel"}, "reference", "streaming", "unsupported, Gumbel declares no streaming rule (Normalizer.streams)"),
     ({"score": "boxcar"}, "fused", "sdpa", "unsupported, Boxcar is not a dot product of features of the query and of the key"),
     ({"score": lambda s, *_: s}, "streaming", "sdpa", "unsupported, a score_mod changes the dot product"),
     ({"attn_mask": torch.zeros(128, 128, requires_grad=True)}, "streaming", "sdpa", "unsupported, no gradient to a bias"),
-    ({"attn_mask": masks.window(3, 0), "dropout_p": 0.5}, "streaming", "sdpa", "unsupported, dropout needs the whole mask as a matrix"),
+    ({"attn_mask": masks.window(3, 0), "dropout_p": 0.5}, "fused", "sdpa", "unsupported, dropout needs the whole mask as a matrix"),
 ]  # fmt: skip
 
 
@@ -86,7 +88,7 @@ REASONS: list[tuple[dict[str, Any], str, str, str]] = [
 def test_reasons(named: dict[str, Any], chosen: str, other: str, reason: str) -> None:
     plan = regard.explain(Q, Q, Q, **named)
     assert plan.engine.name == chosen
-    assert re.sub(r"[\d.e+]+×", "#×", plan.others[other]) == reason
+    assert re.sub(r"[\d.,e+-]+(×| ms)", r"#\1", plan.others[other]) == reason
     assert set(plan.others) == set(engines.TABLE) - {chosen}
     assert f"  {other}: {plan.others[other]}" in str(plan)
 
@@ -141,9 +143,12 @@ def test_auto_never_grows_where_it_need_not() -> None:
 
 def test_dropout_in_a_matrix_counts_as_growth_only_where_it_is_large() -> None:
     side = int(SMALL**0.5)
-    for L, name in ((side, "sdpa"), (side + 1, "streaming")):
+    for L, grows in ((side, False), (side + 1, True)):
         query = torch.empty(1, 1, L, 8)
-        assert regard.explain(query, query, query, None, 0.5).engine.name == name
+        assert regard.explain(query, query, query, None, 0.5, engine="sdpa").cost.grows == grows
+        assert regard.explain(query, query, query, None, 0.5).engine.name == "fused"
+    query = torch.empty(1, 1, 8, 8)
+    assert regard.explain(query, query, query, None, 0.5).engine.name == "sdpa"
 
 
 class Told(Engine):

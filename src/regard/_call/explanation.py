@@ -13,6 +13,7 @@ from regard._utils.tracing import values_unavailable
 from regard.engines import Cost, Engine
 from regard.engines.problem import Problem
 from regard.masks import Mask
+from regard.normalizers import Softmax, SoftmaxSink
 
 #: Number of pairs sampled to estimate the fraction that a mask leaves visible.
 SAMPLED_PAIRS = 1 << 22
@@ -28,7 +29,7 @@ class Explanation:
         The chosen engine.
     seconds : float or None
         Estimated time in seconds: forward, plus backward if gradients are needed. None if there is no estimate: on
-        devices other than the CPU, with dropout, and with normalizers other than softmax.
+        devices other than the CPU, and with normalizers other than softmax, with or without a sink.
     visible : float or None
         The fraction of (query, key) pairs that the mask leaves visible, estimated from a sample of rows if there are
         many. None if tensor values are unavailable, as under ``torch.compile``.
@@ -87,7 +88,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
     able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
-    measured = problem.is_softmax and not problem.dropout_p
+    measured = isinstance(problem.normalizer, (Softmax, SoftmaxSink))
     times = estimated_seconds(able, problem) if measured else {}
     others = {
         other.name: _reason(problem, other, chosen, named, times)
@@ -144,7 +145,10 @@ def _visible(problem: Problem) -> float | None:
 def _compiled(problem: Problem, mask: Mask | None, engine: object, chosen: Engine) -> str:
     """Describe what runs under ``torch.compile``, and why; empty if the same engine runs."""
     obstacle = why_not_operator(problem, mask, engine)
-    traced = chosen if resolve_engine(engine) is not None else engine_candidates(problem)[0]
+    able = [each for each in engine_candidates(problem) if each.drops_when_traced or not problem.dropout_p]
+    traced = chosen if resolve_engine(engine) is not None else able[0]
+    if problem.dropout_p and not traced.drops_when_traced:
+        return f"an error, as {traced.name} has no dropout in traced calls"
     if obstacle is None or traced is chosen or problem.query.device.type != "cpu":
         return ""
     return f"{traced.name}, traced into torch operations because {obstacle}"

@@ -17,8 +17,8 @@ class AuxRequest:
     Attributes
     ----------
     lse : bool or "grad"
-        Natural log-sum-exp of each row's scores, (..., H, L). With "grad" it is differentiable in query, key and the
-        tensors of score and mask, so that outputs over different keys can be merged differentiably.
+        Natural log-sum-exp of each row's scores, without a sink, (..., H, L). With "grad" it is differentiable in
+        query, key and the tensors of score and mask, so that outputs over different keys can be merged differentiably.
     max : bool
         Largest score of each row, (..., H, L).
     entropy : bool

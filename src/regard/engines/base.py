@@ -74,6 +74,8 @@ class Engine(ABC):
     keeps_lse: ClassVar[bool] = False
     #: Whether second derivatives and forward-mode work.
     twice_differentiable: ClassVar[bool] = False
+    #: Whether traced calls may have dropout.
+    drops_when_traced: ClassVar[bool] = True
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:

@@ -14,11 +14,13 @@ import torch
 
 from regard import masks, scores
 from regard.engines.problem import Problem
+from regard.normalizers import SoftmaxSink
 from regard.scores.dot_products import DotLike
 from regard.scores.kernels import Distance
 
 #: Terms of the model: the call, each sequence, each visible pair, its features, its values, each element of the inputs.
 TERMS = ("call", "sequences", "pairs", "pairs·features", "pairs·values", "numbers")
+PAIRS = TERMS.index("pairs")
 
 #: Pairs × (features + values) up to which reading the mask would cost more than it saves.
 SMALL = 1 << 28
@@ -33,6 +35,13 @@ TILED = 0.4
 NARROW_STEP = {
     "sdpa": {torch.float16: 5.0, torch.bfloat16: 0.7},
     "fused": {torch.float16: 0.5, torch.bfloat16: 0.5},
+}
+
+#: Seconds that an option adds for each visible pair, forward, and forward with backward.
+OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
+    "softcap": {"fused": (3e-10, 1.2e-9), "streaming": (3.5e-9, 1.1e-8)},
+    "dropout": {"fused": (3e-10, 1.5e-9), "streaming": (5e-9, 8e-9), "sdpa": (7e-9, 8e-9)},
+    "sink": {"streaming": (2.5e-9, 5e-9)},
 }
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
@@ -104,6 +113,11 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     rates = {name: found for name in names if (found := table().get(f"{name}/{key}")) is not None}
     amounts = terms(problem) if rates else ()
     times = {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}
+    options = {"softcap": problem.softcap, "dropout": problem.dropout_p}
+    options["sink"] = isinstance(problem.normalizer, SoftmaxSink)
+    for option in (option for option, used in options.items() if used):
+        for name in times:
+            times[name] += OPTIONS[option].get(name, (0.0, 0.0))[problem.wants_grad] * amounts[PAIRS]
     if problem.is_step:
         narrow = {name: NARROW_STEP.get(name, {}).get(problem.query.dtype, 1.0) for name in times}
         return {name: narrow[name] * time for name, time in times.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,9 @@ from regard.engines.problem import Problem
 from regard.engines.tiles import Grid, Tiles
 from regard.masks import Dense
 from regard.scores import Dot, ScaledDot
+
+#: Drops weights (B, H, l, S) of queries from a first one on, of a number in all.
+Drop = Callable[[Tensor, int, int], Tensor]
 
 #: Maximum number of elements of torch's dot product.
 MOST = 1 << 30
@@ -131,7 +135,7 @@ def attend_nothing(problem: Problem) -> EngineOutput:
 
 def attached(output: Tensor, problem: Problem) -> Tensor:
     """Connect an output that does not depend on the inputs to their graph, so that gradients are 0 rather than None."""
-    inputs = (problem.query, problem.key, problem.value, *problem.score.tensors())
+    inputs = (problem.query, problem.key, problem.value, *problem.score.tensors(), *problem.normalizer.tensors())
     inputs += () if problem.mask is None else tuple(problem.mask.tensors())
     for tensor in inputs:
         if tensor.requires_grad:
@@ -139,8 +143,11 @@ def attached(output: Tensor, problem: Problem) -> Tensor:
     return output
 
 
-def attend_by_rows(problem: Problem) -> EngineOutput:
-    """Run the definition on a few rows at a time, forward and backward, without leaking non-finite values."""
+def attend_by_rows(problem: Problem, drop: Drop | None = None) -> EngineOutput:
+    """Run the definition on a few rows at a time, forward and backward, without leaking non-finite values.
+
+    ``drop`` is the engine's own dropout, torch's by default.
+    """
     tiles = Tiles.of(problem, problem.mask is not None, Grid.of(problem, (64, max(problem.extent.S, 1))))
 
     p = problem.dropout_p
@@ -148,7 +155,9 @@ def attend_by_rows(problem: Problem) -> EngineOutput:
     def attend(row: int) -> Tensor:
         scores = tiles.scores(row, 0)
         weights = tiles.normalizer.weights(scores)
-        return tiles.read(F.dropout(weights, p) if p else weights, 0, scores != -torch.inf)
+        if p:
+            weights = F.dropout(weights, p) if drop is None else drop(weights, tiles.rows[row].start, problem.extent.L)
+        return tiles.read(weights, 0, scores != -torch.inf)
 
     run = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=p > 0) if problem.wants_grad else attend
     outputs = [run(row) for row in range(len(tiles.rows))]

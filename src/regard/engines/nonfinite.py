@@ -26,7 +26,7 @@ def is_settled(query: Tensor, key: Tensor, output: Tensor) -> bool:
     return dense.is_finite(output) and (key.shape[2] >= FEW_KEYS or dense.is_finite(query))
 
 
-def recomputed(problem: Problem, attend: Attend) -> EngineOutput:
+def recomputed(problem: Problem, attend: Attend, drop: dense.Drop | None = None) -> EngineOutput:
     """Return the outcome of a fast kernel if its output is finite; otherwise recompute it safely.
 
     A leak through a masked pair shows as NaN in the output (0·NaN, or inf − inf), and an overflow as infinity, so
@@ -36,17 +36,20 @@ def recomputed(problem: Problem, attend: Attend) -> EngineOutput:
     if outcome is not None and (dense.is_finite(outcome.output) or _is_finite(outcome.output)):
         return outcome
     if all(map(_is_finite, (problem.query, problem.key, problem.value))):
-        return _fitted(problem, attend)
-    return contained(problem, attend) if outcome is None or problem.mask is not None else outcome
+        return _fitted(problem, attend, drop)
+    return contained(problem, attend, drop) if outcome is None or problem.mask is not None else outcome
 
 
-def contained(problem: Problem, attend: Attend) -> EngineOutput:
-    """Run a masked problem with inputs that are not finite, or whose products overflow."""
+def contained(problem: Problem, attend: Attend, drop: dense.Drop | None = None) -> EngineOutput:
+    """Run a masked problem with inputs that are not finite, or whose products overflow.
+
+    ``drop`` is the dropout of ``attend``, for what is computed by definition.
+    """
     if not _is_finite(problem.query) or is_visible(problem):
-        return dense.attend_by_rows(problem)
+        return dense.attend_by_rows(problem, drop)
     problem = zeroed(problem)
     outcome = attend(problem)
-    return outcome if outcome is not None and _is_finite(outcome.output) else _fitted(problem, attend)
+    return outcome if outcome is not None and _is_finite(outcome.output) else _fitted(problem, attend, drop)
 
 
 def fitted(problem: Problem, attend: Callable[[Problem], EngineOutput]) -> EngineOutput:
@@ -63,9 +66,9 @@ def fitted(problem: Problem, attend: Callable[[Problem], EngineOutput]) -> Engin
     return outcome if smaller is None else smaller
 
 
-def _fitted(problem: Problem, attend: Attend) -> EngineOutput:
+def _fitted(problem: Problem, attend: Attend, drop: dense.Drop | None) -> EngineOutput:
     """Run a problem of finite inputs on smaller values, or by definition if that does not help."""
-    return _on_smaller_values(problem, attend) or dense.attend_by_rows(problem)
+    return _on_smaller_values(problem, attend) or dense.attend_by_rows(problem, drop)
 
 
 def _on_smaller_values(problem: Problem, attend: Attend) -> EngineOutput | None:

@@ -305,6 +305,8 @@ class Problem:
         mask = bound_mask(call.attn_mask, call.is_causal, query, key, extent, lead)
         scale = score.default_scale(E) if scale is None else scale
         normalizer = as_normalizer(call.normalizer)
+        check_device("normalizer", normalizer.tensors(), query)
+        normalizer.check(H)
         return cls(query, key, value, score, mask, normalizer, scale, softcap, dropout_p, extent, lead, headless)
 
     @property
@@ -324,7 +326,7 @@ class Problem:
             return False
         if self.query.requires_grad or self.key.requires_grad or self.value.requires_grad:
             return True
-        parts = (self.score,) if self.mask is None else (self.score, self.mask)
+        parts = (self.score, self.normalizer) if self.mask is None else (self.score, self.normalizer, self.mask)
         return any(tensor.requires_grad for part in parts for tensor in part.tensors())
 
     @property

@@ -22,11 +22,11 @@ from regard._utils.tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
-from regard.engines.flash import flash_attention, scores_fit
+from regard.engines.flash import LARGE_LSE, flash_attention, scores_fit
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, OnlineSoftmax, Run, Span, spans
 from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
-from regard.normalizers import Softmax
+from regard.normalizers import Softmax, SoftmaxSink
 from regard.scores import DotForm, Score
 from regard.scores.dot_products import DotLike
 
@@ -443,11 +443,12 @@ class Sdpa(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         mask, device = problem.mask, problem.query.device.type
-        if type(problem.normalizer) is not Softmax:
+        sinks = type(problem.normalizer) is SoftmaxSink
+        if not sinks and type(problem.normalizer) is not Softmax:
             return f"softmax only, not {type(problem.normalizer).__name__}"
         if problem.softcap is not None:
             return "no softcap"
-        refusal = problem.score.dot_refusal(problem.query.dtype)
+        refusal = problem.score.dot_refusal(problem.query.dtype) or (_sink_refusal(problem) if sinks else None)
         if refusal is not None:
             return refusal
         if in_forward_mode():
@@ -495,6 +496,9 @@ class Sdpa(Engine):
             return dense.attend_nothing
         if is_traced(problem.query):
             return _traced
+        few = problem.extent.L <= FEW and not problem.wants_grad and not problem.dropout_p
+        if not problem.is_softmax and not few:
+            return self._prepare_with_sink(problem)
         if _widens(problem):
             return self._prepare_widened(problem, request)
         mask, wants_grad, on_cpu = problem.mask, problem.wants_grad, problem.query.device.type == "cpu"
@@ -503,8 +507,7 @@ class Sdpa(Engine):
         kernel_mask = KernelMask.of(problem, needs_lse) if fixed else None
         part = None if fixed else fixed_part(problem)
         attend = _run_as_given if _is_as_given(problem, kernel_mask) else _run
-        few = problem.extent.L <= FEW and not wants_grad and not problem.dropout_p
-        if few and (kernel_mask is None or kernel_mask.hides):
+        if few and (kernel_mask is None or kernel_mask.hides or not problem.is_softmax):
             kernel_mask, attend = AT_ONCE, _run_at_once
 
         def run(problem: Problem) -> EngineOutput:
@@ -522,6 +525,39 @@ class Sdpa(Engine):
             outcome = once(problem)
             assert outcome is not None
             return outcome
+
+        return run
+
+    def _prepare_with_sink(self, problem: Problem) -> Runner:
+        """Return a runner for softmax with a sink: softmax over the keys, times ``sigmoid(lse − sink)``.
+
+        The derivative is that of softmax over more keys, of which these are a part: the sink is a key without a value.
+        """
+        with torch.no_grad():
+            attend = self.prepare(_without_sink(problem), AuxRequest(lse=True))
+        wants_grad = problem.wants_grad
+
+        def run(problem: Problem) -> EngineOutput:
+            plain, normalizer = _without_sink(problem), problem.normalizer.cast(problem.compute_dtype)
+            assert isinstance(normalizer, SoftmaxSink)
+            with torch.no_grad():
+                outcome = attend(plain)
+            if outcome.lse is None:  # recomputed by definition, as sums overflow
+                return dense.attend_by_rows(problem)
+            lse, sink = outcome.lse, normalizer.logits(outcome.lse.unsqueeze(-1))
+            row = sink.detach().reshape(-1, 1)  # (H or 1, 1)
+            empty = lse == -torch.inf
+            output = outcome.output * torch.where(empty, 0.0, torch.sigmoid(lse - row)).unsqueeze(-1)
+            if wants_grad:
+                # Weights that are computed from a log-sum-exp like −1e9 would have no precision.
+                imprecise = problem.mask is not None and problem.mask.has_bias and bool((lse.abs() > LARGE_LSE).any())
+                whole = torch.logaddexp(lse, row)
+                attached = None if imprecise else self.partial_backward(plain, output, whole)
+                if attached is None:
+                    return dense.attend_by_rows(problem)
+                share = torch.where(empty, 0.0, torch.sigmoid(row - lse))
+                output = _SinkShare.apply(attached, sink, share) if sink.requires_grad else attached
+            return EngineOutput(output.to(problem.query.dtype), lse)
 
         return run
 
@@ -556,6 +592,28 @@ class Sdpa(Engine):
         )
         attached: Tensor = _part(problem, KernelMask.of(problem), query, key, value, output, lse.to(dtype))
         return attached[..., :V].to(problem.query.dtype)
+
+
+def _sink_refusal(problem: Problem) -> str | None:
+    """Return why the engine cannot run a problem with a sink, or None."""
+    if is_traced(problem.query):
+        return "no sink in traced calls (engines 'streaming' and 'reference' have it)"
+    if problem.query.device.type != "cpu":
+        return "a sink needs the log-sum-exp of torch's kernel, which it returns on the CPU only"
+    if problem.dropout_p:
+        return "a sink needs the log-sum-exp of torch's kernel, which does not return it with dropout"
+    if not isinstance(problem.score, DotLike):
+        return f"a sink with dot products only, not with {type(problem.score).__name__}"
+    return None
+
+
+def _without_sink(problem: Problem) -> Problem:
+    """Return the problem with softmax over its keys, in the compute dtype.
+
+    A dense mask becomes a composed one, whose empty rows are known: the kernel's log-sum-exp is wrong in them.
+    """
+    mask = masks.AndMask((problem.mask,)) if isinstance(problem.mask, masks.Dense) else problem.mask
+    return replace(_widened(problem) if problem.query.itemsize < 4 else problem, normalizer=Softmax(), mask=mask)
 
 
 def _widens(problem: Problem) -> bool:
@@ -716,6 +774,21 @@ def _part(
         return BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
     added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else own.added
     return _KernelPart.apply((output, lse, added, own.causal, scale), query, key, value)
+
+
+class _SinkShare(torch.autograd.Function):
+    """An output (B, H, L, V) with the derivative to the sinks' logits; ``share`` (B, H, L) are the sinks' weights."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, sink: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(output, sink, share)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        output, sink, share = ctx.saved_tensors
+        by_row = -share * (grad * output).sum(-1)
+        return grad, by_row.sum((0, 2)).view(-1, 1, 1).sum_to_size(sink.shape), None
 
 
 class _KernelPart(torch.autograd.Function):

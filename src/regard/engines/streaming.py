@@ -297,6 +297,7 @@ class _Backward:
             if tiles.normalizer.needs_whole_row:  # hold all tiles of a row at once
                 compared = {col: compared(col) for col in cols}.__getitem__
             delta = self._delta(row, cols, compared)
+            self._pull_normalizer(statistic, delta, sums)
             for col in cols:
                 self._tile(row, col, compared(col), delta, sums)
         return sums
@@ -330,6 +331,15 @@ class _Backward:
         total = tiles.normalizer.slope_total(total)
         safe = torch.where(total == 0, 1, total)
         return weighted / safe, None if own is None else own / safe
+
+    def _pull_normalizer(self, row: Statistic, delta: tuple[Tensor, Tensor | None], sums: list[Tensor | None]) -> None:
+        """Accumulate the gradients of the normalizer's tensors from that of a row's statistic."""
+        normalizer = self.tiles.normalizer
+        first = len(sums) - len(normalizer.tensors())
+        if any(total is not None for total in sums[first:]):
+            grad = -delta[0] if delta[1] is None else delta[1] - delta[0]
+            for i, part in enumerate(normalizer.pull(row, grad), first):
+                sums[i] = None if sums[i] is None else _added(sums[i], part, None, self.twice)
 
     def _tile(
         self, row: int, col: int, tile: _Compared, delta: tuple[Tensor, Tensor | None], sums: list[Tensor | None]

@@ -14,6 +14,7 @@ from regard.normalizers.one_hot import Argmax as Argmax
 from regard.normalizers.one_hot import Gumbel as Gumbel
 from regard.normalizers.one_hot import Sampled as Sampled
 from regard.normalizers.sigmoid import Sigmoid as Sigmoid
+from regard.normalizers.sink import SoftmaxSink as SoftmaxSink
 from regard.normalizers.softmax import Softmax as Softmax
 
 __all__ = [name for name, value in sorted(globals().items()) if name[0] != "_" and not _ismodule(value)]

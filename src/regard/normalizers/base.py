@@ -47,10 +47,11 @@ class Normalizer(Part, ABC):
     The gradient of the scores is then ``slope_i · (d w_i − Σ_j slope_j · d w_j / D)``, which is what the backward pass
     computes. Softmax and entmax sum to 1, and keep the default. Softmax-plus-one, ``exp(s_i) / (1 + Σ_j exp(s_j))``,
     sums to less: its statistic is ``t = log(1 + Σ_j exp(s_j))``, so D is 1, and with the default its gradients would be
-    wrong. Where each weight depends on its own score alone, set ``row_normalized = False``; 3 is then void. A
-    normalizer that meets 1 or 2 in no form, such as ``g(s_i) / Σ_j g(s_j)`` with another g than an exponential, leaves
-    ``streams`` False, and is computed by :meth:`weights` over whole rows. The laws "gradient budget" and "gradcheck" of
-    :mod:`regard.testing` fail for a normalizer that sets ``streams`` and breaks a condition.
+    wrong. Tensors that the statistic depends on get their gradients from :meth:`pull`. Where each weight depends on its
+    own score alone, set ``row_normalized = False``; 3 is then void. A normalizer that meets 1 or 2 in no form, such as
+    ``g(s_i) / Σ_j g(s_j)`` with another g than an exponential, leaves ``streams`` False, and is computed by
+    :meth:`weights` over whole rows. The laws "gradient budget" and "gradcheck" of :mod:`regard.testing` fail for a
+    normalizer that sets ``streams`` and breaks a condition.
 
     A subclass of a normalizer that streams and overrides one of these methods states ``streams`` (and ``online``) anew,
     or is computed by :meth:`weights` over whole rows.
@@ -101,6 +102,14 @@ class Normalizer(Part, ABC):
         """
         return total
 
+    def pull(self, row: Statistic, grad: Tensor) -> list[Tensor]:  # noqa: ARG002
+        """Return the gradients of :meth:`tensors`, given that of the statistic (B, H, l, 1), divided by D."""
+        return []
+
+    def check(self, heads: int) -> None:  # noqa: ARG002
+        """Raise ValueError if the normalizer does not fit the number of query heads."""
+        return
+
     @classmethod
     def sample(cls, generator: torch.Generator) -> Self:  # noqa: ARG003
         """Return an instance for tests."""
@@ -108,7 +117,9 @@ class Normalizer(Part, ABC):
 
 
 #: The names in :data:`TABLE`, for editors and type checkers.
-NormalizerName = Literal["argmax", "entmax", "entmax15", "gumbel", "sampled", "sigmoid", "softmax", "sparsemax"]
+NormalizerName = Literal[
+    "argmax", "entmax", "entmax15", "gumbel", "sampled", "sigmoid", "softmax", "softmax_sink", "sparsemax"
+]
 
 #: A name, including names registered elsewhere, or a Normalizer.
 NormalizerLike = NormalizerName | str | Normalizer

@@ -24,8 +24,7 @@ from torch import set_num_threads
 import regard
 from regard import engines
 from regard.engines import Engine
-from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing.case import Case, Recipe, kinds_in, mask_names, score_names
+from regard.testing.case import Case, Recipe, kinds_in, mask_names, normalizer_names, score_names
 from regard.testing.case_generator import CaseSampler, mask
 from regard.testing.conformance import combinations, draw_for, judge
 from regard.testing.guarded_memory import guarded_kernels
@@ -378,7 +377,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
     made.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
     made.add_argument("--score", choices=score_names(), metavar="NAME", help="only cases of this score")
-    made.add_argument("--normalizer", choices=list(NORMALIZERS), metavar="NAME", help="only cases of this normalizer")
+    made.add_argument("--normalizer", choices=normalizer_names(), metavar="NAME", help="only cases of this normalizer")
     made.add_argument("--mask", choices=mask_names(), metavar="NAME", help="only cases with this kind of mask")
     made.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="worker processes; 0 runs in this process"

@@ -17,6 +17,7 @@ from regard._utils.part import Part
 from regard.engines import Engine
 from regard.engines.problem import Call, Problem
 from regard.masks import Extent, Mask
+from regard.normalizers import SoftmaxSink
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
@@ -119,6 +120,25 @@ def make_score(name: str, widths: Widths, generator: torch.Generator) -> Score:
     if name in VARIANTS:
         return VARIANTS[name](widths, generator)
     return TABLE[name].sample(widths.query, widths.key, widths.keys, generator)
+
+
+#: Variants of normalizers by name, "normalizer/variant", from the number of query heads.
+NORMALIZER_VARIANTS: dict[str, Callable[[int, torch.Generator], Normalizer]] = {
+    "softmax_sink/heads": lambda heads, g: SoftmaxSink(2 * _randn(g, heads)),
+    "softmax_sink/plus one": lambda heads, g: SoftmaxSink(),  # noqa: ARG005
+}
+
+
+def normalizer_names() -> list[str]:
+    """Return the names of all normalizers and variants."""
+    return [*NORMALIZERS, *NORMALIZER_VARIANTS]
+
+
+def make_normalizer(name: str, heads: int, generator: torch.Generator) -> Normalizer:
+    """Return the normalizer of this name, with random parameters, for a number of query heads."""
+    if name in NORMALIZER_VARIANTS:
+        return NORMALIZER_VARIANTS[name](heads, generator)
+    return NORMALIZERS[name].sample(generator)
 
 
 def mixes_widths(name: str) -> bool:
@@ -493,7 +513,7 @@ class CaseCall:
         score = make_score(case.score, widths, generator)
         inside = torch.promote_types(dtype, torch.float32) if case.wide else dtype
         mask = None if case.mask is None else build_mask(case.mask, extent, generator, inside)
-        normalizer = NORMALIZERS[case.normalizer].sample(generator)
+        normalizer = make_normalizer(case.normalizer, extent.H, generator)
 
         def settle(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
@@ -540,7 +560,7 @@ class CaseCall:
         found = {"query": self.query, "key": self.key, "value": self.value}
         for tensor in found.values():
             tensor.requires_grad_()
-        for what, part in (("score", self.score), ("mask", self.mask)):
+        for what, part in (("score", self.score), ("mask", self.mask), ("normalizer", self.normalizer)):
             found |= {name: t for name, t in named(what, part) if name}
         return found
 

@@ -14,8 +14,7 @@ from regard import engines
 from regard._call.plan import clear_plans
 from regard.engines import Engine, aux_pass, sdpa, tiles
 from regard.normalizers import entmax
-from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.testing.case import Case, CaseCall, Recipe, score_names
+from regard.testing.case import Case, CaseCall, Recipe, normalizer_names, score_names
 from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
 from regard.testing.laws.parts import refused
@@ -117,7 +116,7 @@ def combinations(engine: Engine) -> list[tuple[str, str, str]]:
 
     Dtypes repeat as in :data:`~regard.testing.case_generator.DTYPES`, so some are more frequent.
     """
-    return _combinations(engine, tuple(score_names()), tuple(NORMALIZERS))
+    return _combinations(engine, tuple(score_names()), tuple(normalizer_names()))
 
 
 def sweep(

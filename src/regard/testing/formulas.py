@@ -218,6 +218,10 @@ class NormalizerFormula:
         mean = (slope * grad).sum(-1, keepdims=True) / np.where(total == 0, 1, total)
         return slope * (grad - mean)
 
+    def pull_tensors(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> list[Array]:  # noqa: ARG002
+        """Return the gradients (K, ...) of the normalizer's tensors, given that with respect to the weights."""
+        return []
+
     def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:
         """Return the sum of the absolute terms of :meth:`pull`, for ``grad`` ≥ 0."""
         slope = self.slope(weights, normalizer)
@@ -303,6 +307,35 @@ def _of_family(weigh: Callable[[Array, Normalizer], Array]) -> NormalizerFormula
     )
 
 
+class _WithSink(NormalizerFormula):
+    """Softmax with a sink: the weights sum to less than 1, and the sink has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda scores, n: _with_sink(scores, n)[0], lambda weights, _: weights)
+
+    def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
+        return weights * (grad - (weights * grad).sum(-1, keepdims=True))
+
+    def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
+        return weights * (grad + (weights * grad).sum(-1, keepdims=True))
+
+    def pull_tensors(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> list[Array]:
+        pulled = -_with_sink(scores, normalizer)[1] * (weights * grad).sum(-1, keepdims=True)  # (K, B, H, L, 1)
+        by_head, tensors = pulled.sum((1, 3, 4)), normalizer.tensors()
+        return [by_head if t.shape == by_head.shape[1:] else by_head.sum(1).reshape(-1, *t.shape) for t in tensors]
+
+
+def _with_sink(scores: Array, normalizer: Normalizer) -> tuple[Array, Array]:
+    """Return exp(s) / (exp(z) + Σ exp(s)), and the weight of the sink."""
+    logits: Any = vars(normalizer)["sink"]
+    logits = logits.detach().double().cpu().numpy() if hasattr(logits, "detach") else logits
+    sink = np.asarray(logits, dtype=scores.dtype).reshape(-1, 1, 1)
+    peak = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
+    powers, own = np.exp(scores - peak), np.exp(sink - peak)
+    total = powers.sum(-1, keepdims=True) + own
+    return powers / total, own / total
+
+
 def alpha_of(normalizer: Normalizer) -> float:
     """Return the α of a member of the entmax family."""
     return float(getattr(normalizer, "alpha", 1.5))
@@ -311,6 +344,7 @@ def alpha_of(normalizer: Normalizer) -> float:
 #: The formula of each normalizer. Random normalizers, and those not listed, have no oracle.
 NORMALIZER_FORMULAS: dict[type[Normalizer], NormalizerFormula] = {
     normalizers.Softmax: NormalizerFormula(softmax, lambda weights, _: weights),
+    normalizers.SoftmaxSink: _WithSink(),
     normalizers.Sparsemax: _of_family(sparsemax),
     normalizers.Entmax15: _of_family(lambda scores, _: entmax(scores, 1.5)),
     normalizers.Entmax: _of_family(lambda scores, n: entmax(scores, alpha_of(n))),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import Extent, Mask
-from regard.normalizers import Softmax
+from regard.normalizers import Softmax, SoftmaxSink
 from regard.normalizers.base import Normalizer
 from regard.scores import Cosine, Score, ScoreMod
 from regard.testing.case import MODS, named
@@ -103,6 +103,18 @@ class OwnWeighing(NormalizerFormula):
         if not found.requires_grad:
             return np.zeros_like(grad)
         return torch.autograd.grad(found, source, _tensor(grad))[0].numpy().astype(grad.dtype)
+
+    def pull_tensors(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> list[Array]:  # noqa: ARG002
+        """Return the gradients (K, ...) of the normalizer's tensors, one problem at a time."""
+        found = []
+        for each, own in zip(scores, grad):
+            twin = normalizer.map_tensors(_leaf)
+            with torch.enable_grad():
+                output = twin.weights(_tensor(each))
+            leaves = twin.tensors()
+            parts = torch.autograd.grad(output, leaves, _tensor(own), allow_unused=True) if leaves else ()
+            found.append([np.zeros(t.shape) if g is None else g.numpy() for t, g in zip(leaves, parts)])
+        return [np.stack(each) for each in zip(*found)]
 
     def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
         """Return the amplitude of the gradient, approximated by that of softmax."""
@@ -349,7 +361,7 @@ class Oracle:
         """
         s = self.statement
         moved = self._weighing.shaken(self.weights, s.normalizer)
-        if by_lse and isinstance(s.normalizer, Softmax):
+        if by_lse and isinstance(s.normalizer, (Softmax, SoftmaxSink)):
             moved = moved + self.weights * abs(np.where(np.isfinite(self.lse), self.lse, 0))[..., None]
         calculated = torch.promote_types(s.query.dtype, torch.float32)
         return moved * (torch.finfo(calculated).eps / torch.finfo(dtype).eps)
@@ -396,7 +408,16 @@ class Oracle:
         for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
+        found |= self._normalizer_gradients(d_weights, a_weights, shaken)
         return {name: WithAmplitude(*parts) for name, parts in found.items()}
+
+    def _normalizer_gradients(self, d_weights: Array, a_weights: Array, shaken: Array) -> dict[str, Any]:
+        """Return the gradients with respect to the normalizer's tensors."""
+        s = self.statement
+        given = (self.weights, d_weights), (self.weights + shaken, a_weights)
+        pulled, sizes = (self._weighing.pull_tensors(self.scores, *each, s.normalizer) for each in given)
+        names = [name for name, _ in named("normalizer", s.normalizer)]
+        return {name: (value, abs(size)) for name, value, size in zip(names, pulled, sizes) if name}
 
     def lse_gradients(self, grad: Array) -> dict[str, WithAmplitude]:
         """Return the gradients of ``(lse · grad).sum()`` over rows with a visible key, like :meth:`gradients`."""
@@ -412,6 +433,9 @@ class Oracle:
         for name, shape in (("query", s.query.shape), ("key", s.key.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]
         found |= self._bias_gradients(np.where(s.visible, d_scores, 0), np.where(s.visible, a_scores, 0))
+        for name, tensor in named("normalizer", s.normalizer):
+            if name:
+                found[name] = (np.zeros((len(self.scores), *tensor.shape)),) * 2
         return {name: WithAmplitude(*parts) for name, parts in found.items()}
 
     def _ungrouped(self, rows: Array, shape: torch.Size) -> Array:

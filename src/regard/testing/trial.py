@@ -35,7 +35,7 @@ class Eager:
         """Return the tensors to differentiate: the inputs (K, ...) and the tensors of the parts."""
         s = self.statement
         found = {name: getattr(s, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
-        for what, part in (("score", s.score), ("mask", s.mask)):
+        for what, part in (("score", s.score), ("mask", s.mask), ("normalizer", s.normalizer)):
             found |= {name: t.detach().clone().requires_grad_() for name, t in named(what, part) if name}
         return found
 
@@ -46,7 +46,7 @@ class Eager:
 
     def _part(self, what: str) -> list[Tensor]:
         s = self.statement
-        part = s.score if what == "score" else s.mask
+        part = {"score": s.score, "mask": s.mask, "normalizer": s.normalizer}[what]
         tensors = [self.leaves.get(name, t) for name, t in named(what, part)]
         # A mask wider than 16-bit inputs is added in float32, as in torch.
         wide = torch.promote_types(s.query.dtype, torch.float32) if what == "mask" else s.query.dtype
@@ -85,7 +85,7 @@ class Eager:
         with torch.enable_grad():
             if weighing is not None and weighing.threshold is not None:
                 return _Thresholded.apply(self.scores, normalizer, weighing)
-            return normalizer.weights(self.scores)
+            return normalizer.with_tensors(self._part("normalizer")).weights(self.scores)
 
     @cached_property
     def output(self) -> Tensor:

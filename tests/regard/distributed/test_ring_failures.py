@@ -145,7 +145,6 @@ def refusals() -> dict[str, tuple[dict[str, Any], str]]:
             {"engine": "sdpa", "attn_mask": bias(True)},
             f"{able}'sdpa': no gradient to a bias",
         ),
-        "fused": ({"engine": "fused", "softcap": 2.0}, f"{able}'fused': no softcap"),
         "fused, normalizer": (
             {"engine": "fused", "normalizer": "sigmoid"},
             f"{able}'fused': softmax only, not Sigmoid",

@@ -17,6 +17,7 @@ import regard
 from regard import AuxRequest, masks, scores
 from regard.engines.fused.arguments import RADIAL
 from regard.engines.fused.kernel_call import KernelCall
+from regard.engines.fused.run import Dropout
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.scores.own_width import OwnWidth
@@ -273,6 +274,82 @@ def test_scale(score: str, scale: float) -> None:
         holds(law, score=score, width=3, value_width=4, scale=scale, queries=67, keys=515)
 
 
+# Softcap, sinks and dropout ------------------------------------------------------------------------------------------
+
+EXTRAS: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 1.5},
+    "a wide softcap": {"softcap": 20.0, "magnitude": 4.0},
+    "sinks": {"normalizer": "softmax_sink/heads"},
+    "plus one": {"normalizer": "softmax_sink/plus one", "scale": 3.0},
+    "both": {"softcap": 0.5, "normalizer": "softmax_sink/heads", "dtype": "float64"},
+}
+
+
+@pytest.mark.campaign(keep=30)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("mask", [None, "window", "padding", "others", "alibi", "bias"])
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(
+    "score", ["additive", "concat", "gaussian", "laplacian", "boxcar", "triangular/features", "scaled_dot", "cosine"]
+)
+def test_softcap_and_sinks(score: str, extra: str, mask: str | None, law: str) -> None:
+    recipe = None if mask is None else MASKS[mask]
+    for shape in ({"queries": 67, "keys": 515}, SHAPES["few"]):
+        # The oracle's derivative of a bias is (L·S)² numbers, and slow for an additive score.
+        learned = shape is SHAPES["few"] or (score not in ("additive", "concat") and mask not in ("alibi", "bias"))
+        holds(law, **{"score": score, "mask": recipe, "width": 3, "learned": learned, **EXTRAS[extra], **shape})
+
+
+@pytest.mark.campaign(keep=12)
+@pytest.mark.parametrize("law", ["dropout", "dropout gradient"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("score", ["additive", "gaussian", "epanechnikov", "scaled_dot"])
+def test_dropout(score: str, shape: str, law: str) -> None:
+    for extra in ({}, EXTRAS["both"], {"mask": MASKS["alibi"]}, {"mask": MASKS["padding"], "dtype": "bfloat16"}):
+        holds(law, **{"score": score, "width": 3, **SHAPES[shape], **extra})
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])
+def test_which_weights_are_dropped_follows_from_seed_head_query_and_key(score: str, dtype: torch.dtype) -> None:
+    leaves = [normal(2, 2, n, 3, seed=i, dtype=dtype).requires_grad_() for i, n in enumerate((70, 1100, 1100))]
+    plain = [t.detach().clone().requires_grad_() for t in leaves]
+    torch.manual_seed(5)
+    output = regard.attention(*leaves, None, 0.3, score=part(score, 3), engine="fused")
+    torch.manual_seed(5)
+    dropout = Dropout(int(torch.randint(2**62, ())), 0.3)
+    _, aux = regard.attention(*plain, score=part(score, 3), engine="reference", return_aux=AuxRequest(weights=True))
+    right = dropout.drop(aux.weights, 0, 70) @ plain[2]
+    upstream = normal(*output.shape, seed=7, dtype=dtype)
+    torch.testing.assert_close(output, right)
+    for a, b in zip(torch.autograd.grad(output, leaves, upstream), torch.autograd.grad(right, plain, upstream)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_random_bits_are_fair_and_independent() -> None:
+    # 4 · 512 rows of 512 keys: means of rows, columns and products of neighbours within 6 standard deviations.
+    kept = Dropout(1234567, 0.25).drop(torch.full((2, 2, 512, 512), 0.75), 0, 512)
+    assert set(kept.unique().tolist()) == {0.0, 1.0}
+    apart = kept.double() - 0.75
+    for dims in ((0, 1, 2, 3), (3,), (2,), (0, 1)):
+        mean, count = apart.mean(dims), apart.numel() / apart.mean(dims).numel()
+        assert mean.abs().max() < 6 * (0.1875 / count) ** 0.5, dims
+    for dim in range(4):
+        product = apart.narrow(dim, 1, apart.shape[dim] - 1) * apart.narrow(dim, 0, apart.shape[dim] - 1)
+        assert abs(product.mean()) < 6 * 0.1875 / product.numel() ** 0.5, dim
+    assert abs((apart * (Dropout(1234568, 0.25).drop(torch.full_like(kept, 0.75), 0, 512) - 0.75)).mean()) < 1e-3
+
+
+def test_dropout_is_repeated_where_values_are_computed_by_definition() -> None:
+    query, key, value = (normal(1, 2, n, 3, seed=i) for i, n in enumerate((9, 13, 13)))
+    outputs = []
+    for bad in (False, True):
+        value[0, 0, 12] = torch.inf if bad else 0.0  # no query of the first rows sees it
+        torch.manual_seed(3)
+        outputs.append(regard.attention(query, key, value, masks.causal(offset=0), 0.4, engine="fused"))
+    torch.testing.assert_close(*outputs)
+
+
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
@@ -290,10 +367,12 @@ def test_scale(score: str, scale: float) -> None:
     ),
     score=st.sampled_from(SCORES),
     mask=st.sampled_from([None, *MASKS.values()]),
+    softcap=st.sampled_from([None, None, 1.5, 20.0]),
+    normalizer=st.sampled_from(["softmax", "softmax", "softmax_sink/heads"]),
     law=st.sampled_from(LAWS),
 )
-def test_any_problem(sizes: dict[str, Any], score: str, mask: Recipe | None, law: str) -> None:
-    holds(law, score=score, mask=mask, **sizes)
+def test_any_problem(sizes: dict[str, Any], **case: Any) -> None:
+    holds(**case, **sizes)
 
 
 # The gradient of a bias -----------------------------------------------------------------------------------------------

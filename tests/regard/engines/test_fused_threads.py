@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import regard
-from regard import AuxRequest, masks, scores
+from regard import AuxRequest, masks, normalizers, scores
 from regard.engines.fused import pool
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "sinks": {"attn_mask": masks.causal("upper_left") & (masks.window(9, 0, align="upper_left") | masks.sinks(4))},
     "relative": {"attn_mask": masks.relative(normal(4, 81), align="upper_left")},
     "bias": {"attn_mask": masks.causal("upper_left") & masks.dense(normal(1, 4, 131, 530))},
+    "softcap": {"softcap": 1.5},
+    "a sink": {"normalizer": normalizers.SoftmaxSink(normal(4)), "is_causal": True},
 }
 REQUEST = AuxRequest(lse=True, max=True, entropy=True, topk=2, received=True)
 
@@ -82,6 +84,19 @@ def test_the_number_of_threads_changes_rounding_only(name: str) -> None:
         with threads(count):
             for a, b in zip(everything(name)[:-1], alone[:-1]):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_number_of_threads_does_not_change_which_weights_are_dropped(name: str) -> None:
+    found = []
+    for count in (1, 2, 5):
+        with threads(count):
+            torch.manual_seed(0)
+            leaves = [t.detach().requires_grad_() for t in inputs(2, 4, 4, 131, 530)]
+            found.append(run(leaves, **CALLS[name], dropout_p=0.4, engine="fused"))
+    for other in found[1:]:
+        for a, b in zip(other, found[0]):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import regard
 from regard import masks, scores
 from regard.engines.fused import operators
+from regard.normalizers import SoftmaxSink
 
 F64 = torch.float64
 E = 4
@@ -36,6 +37,8 @@ MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "gaussian": lambda: {"score": "gaussian", "is_causal": True},
     "dot": lambda: {"attn_mask": masks.dilated(3, align="upper_left")},
     "laplacian": lambda: {"score": "laplacian"},
+    "softcap": lambda: {"score": additive(), "softcap": 1.5},
+    "sinks": lambda: {"normalizer": SoftmaxSink(normal(2)), "attn_mask": masks.alibi(2, align="upper_left")},
     "epanechnikov": lambda: {"score": scores.Epanechnikov(2.5)},
 }
 
@@ -175,8 +178,8 @@ def test_operators_keep_their_promises(family: str, seen: str) -> None:
         start, stop = torch.zeros(1, 1, 9, dtype=torch.int64), torch.arange(9).view(1, 1, 9)
     if seen == "added":
         added = normal(1, 2, 9, 10)
-    rest = (family, 0, 0.5)
-    ends = (query, key, value, weight, start, stop, added)
+    rest = (family, 0, 0.5, 1.5)
+    ends = (query, key, value, weight, start, stop, added, None if seen == "all" else normal(2, 2, 1))
     torch.library.opcheck(operators.fused_forward.default, (*ends, *rest))
     output, peak, total = operators.fused_forward(*ends, *rest)
     torch.library.opcheck(
@@ -200,6 +203,14 @@ CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
         "attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]) & masks.causal("upper_left")
     },
     "relative": lambda w: {"attn_mask": masks.relative(w[:3].expand(2, 3), align="upper_left")},
+    "softcap": lambda w: {
+        "score": scores.Additive(w),
+        "softcap": 0.7,
+        "attn_mask": masks.alibi(w[:2], align="upper_left"),
+    },
+    "sinks": lambda w: {"normalizer": SoftmaxSink(w[:2]), "attn_mask": masks.padding(torch.tensor([5, 0]))},
+    "sinks of a kernel": lambda w: {"normalizer": SoftmaxSink(w[:2]), "score": scores.Triangular(w.abs() + 4.0)},
+    "dropout": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "dropout_p": 0.4, "normalizer": SoftmaxSink(w[0])},
 }
 
 
@@ -208,6 +219,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     args, weight = leaves(F64, 6, 7), normal(E, seed=9, dtype=F64).requires_grad_()
 
     def call(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        torch.manual_seed(0)
         return regard.attention(query, key, value, **CHECKED[name](weight), engine="fused")
 
     assert torch.autograd.gradcheck(call, (*args, weight))
@@ -226,8 +238,6 @@ def test_second_derivatives_name_engines_that_have_them(name: str) -> None:
     ("named", "reason"),
     [
         ({"normalizer": "sparsemax"}, "softmax only, not Sparsemax"),
-        ({"softcap": 2.0}, "no softcap"),
-        ({"dropout_p": 0.5}, "no dropout"),
         ({"score": lambda s, *_: s}, "no kernel for ScoreMod"),
     ],
 )
@@ -236,6 +246,15 @@ def test_refusals(named: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=rf"engine must be able to run this call, got .*'fused': {reason}"):
         regard.attention(*args, **named, engine="fused")
     assert regard.explain(*args, **named).others["fused"] == f"unsupported, {reason}"
+
+
+def test_dropout_is_explained_where_calls_are_traced() -> None:
+    args = leaves()
+    assert "streaming, traced into torch operations" in str(regard.explain(*args, None, 0.5))
+    assert "an error, as fused has no dropout" in str(regard.explain(*args, None, 0.5, engine="fused"))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *t: regard.attention(*t, None, 0.5), fullgraph=True, backend="eager")
+    assert (compiled(*args) == 0).float().mean() < 0.5
 
 
 def test_forward_mode_is_refused() -> None:

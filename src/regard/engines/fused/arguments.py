@@ -38,6 +38,8 @@ _NAMES = (
     "key_b key_g key_s value_b value_g value_s",
     # Results.
     "output peak total top entropy received best best_key",
+    # The logit of each row's sink, and the dropout of weights: those whose 32 random bits are below the threshold.
+    "sink seed threshold",
     # Of the backward pass.
     "grad d_query d_key d_value d_weight d_added",
     "d_bias d_bias_b d_bias_h d_bias_r d_bias_c d_bias_by_row",
@@ -58,6 +60,9 @@ _NAMES = (
 FIELDS = tuple(" ".join(_NAMES).split())
 #: The place of each argument: ``args[F.query]``.
 F = namedtuple("F", FIELDS)(*range(len(FIELDS)))
+
+#: The real numbers of a call: the factor of scores, softcap, and the factor of weights that dropout keeps.
+REALS = 3
 
 _ROWS = {
     "query": "B H L C",
@@ -85,6 +90,7 @@ _ROWS = {
     "bias": "bias_numbers",
 }
 _FORWARD = {
+    "sink": "B H L",
     "top": "B H L",
     "entropy": "B H L",
     "best": "B H L K",

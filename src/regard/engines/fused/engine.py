@@ -19,12 +19,12 @@ from regard.engines.fused import in_place, library, morton
 from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
-from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
+from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
 from regard.masks.base import Extent, reached
-from regard.normalizers import Softmax
+from regard.normalizers import Softmax, SoftmaxSink
 from regard.scores import Score
 from regard.scores.kernels import Distance
 from regard.scores.own_width import OwnWidth
@@ -45,6 +45,7 @@ class Fused(Engine):
     """
 
     name = "fused"
+    drops_when_traced = False
 
     def refusal(self, problem: Problem) -> str | None:
         if (missing := library.problem()) is not None:
@@ -53,19 +54,17 @@ class Fused(Engine):
             return "its kernels cannot be exported to ONNX"
         if problem.query.device.type != "cpu":
             return f"CPU only, not {problem.query.device.type}"
-        if type(problem.normalizer) is not Softmax:
+        if type(problem.normalizer) not in (Softmax, SoftmaxSink):
             return f"softmax only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
             return f"no kernel for {type(problem.score).__name__}"
-        if problem.softcap is not None:
-            return "no softcap"
-        if problem.dropout_p:
-            return "no dropout"
         if isinstance(problem.score, OwnWidth):
             if problem.wants_grad:
                 return "no derivative with a width per query (engines 'streaming' and 'reference' have one)"
             if is_traced(problem.query) or in_dispatch_mode():
                 return "no width per query in traced calls"
+        if problem.dropout_p and is_traced(problem.query):
+            return "no dropout in traced calls (engines 'streaming' and 'reference' have it)"
         if in_forward_mode():
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None
@@ -91,7 +90,8 @@ class Fused(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
-        if is_traced(problem.query) or (request is None and in_dispatch_mode()):
+        # The operators have no dropout.
+        if is_traced(problem.query) or (request is None and not problem.dropout_p and in_dispatch_mode()):
             return _traced
         if in_place.applies(problem):
             return _prepare_in_place(problem, request)
@@ -100,14 +100,16 @@ class Fused(Engine):
     def _prepare_tiles(self, problem: Problem, request: AuxRequest | None) -> Runner:
         """Return a runner for kernels that pack tiles of keys."""
         fixed = _Prepared.of(problem, request)
-        attend = partial(_attend, fixed, request is not None)
         differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> EngineOutput:
+            dropout = Dropout(int(torch.randint(2**62, ())), problem.dropout_p) if problem.dropout_p else None
+            attend = partial(_attend, fixed, request is not None, dropout)
+            drop = None if dropout is None else dropout.drop
             # A backward pass multiplies hidden values by 0, which leaks NaN.
             if differentiated and dense.needs_care(problem):
-                return nonfinite.contained(problem, attend)
-            return nonfinite.recomputed(problem, attend)
+                return nonfinite.contained(problem, attend, drop)
+            return nonfinite.recomputed(problem, attend, drop)
 
         run.fixed = fixed  # type: ignore[attr-defined]
         return run
@@ -115,7 +117,7 @@ class Fused(Engine):
     def partial_backward(
         self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None
     ) -> Tensor | None:
-        if is_traced(problem.query) or dense.needs_care(problem):
+        if is_traced(problem.query) or problem.dropout_p or not problem.is_softmax or dense.needs_care(problem):
             return None
         fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
         rows, setting = _Projected.of(problem, fixed.weight), fixed.setting or _setting(problem, ForwardRequest())
@@ -133,7 +135,7 @@ class Fused(Engine):
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are computed without scores, as log(1 − r) loses precision for small r."""
     plain = problem.mask is None or not problem.mask.has_bias
-    return is_direct(kind_of(problem.score), problem.scale, plain)
+    return is_direct(kind_of(problem.score), problem.scale, problem.softcap or 0.0, plain)
 
 
 @dataclass(frozen=True)
@@ -154,15 +156,13 @@ class _Prepared:
     @classmethod
     def of(cls, problem: Problem, request: AuxRequest | None) -> _Prepared:
         wants, score, mask = _wants(problem, request), problem.score, problem.mask
-        family, kind = family_of(score), kind_of(score)
-        assert family is not None
         weight = inverse = None
         if not score.tensors() and type(score).project is Score.project and not isinstance(score, OwnWidth):
             weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
-            inverse = inverse_of(weight) if family == "radial" else None
+            inverse = inverse_of(weight) if family_of(score) == "radial" else None
         if mask is not None and not mask.is_fixed:
             return cls(None, weight, wants)
-        return cls(StaticArguments(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
+        return cls(replace(_setting(problem, wants), inverse=inverse), weight, wants)
 
 
 def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
@@ -175,7 +175,7 @@ def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
 
 @dataclass(slots=True, eq=False)
 class _Projected:
-    """The projected rows of a problem in the compute dtype, and the weight (H, C) of its score.
+    """The projected rows of a problem in the compute dtype, the weight (H, C) of its score, and its sinks' logits.
 
     ``own_width`` (B, H, L) is a factor of each query's width.
     """
@@ -184,6 +184,7 @@ class _Projected:
     key: Tensor
     value: Tensor
     weight: Tensor
+    sink: Tensor | None = None
     own_width: Tensor | None = None
 
     @classmethod
@@ -192,16 +193,19 @@ class _Projected:
         query, key, value = problem.query, problem.key, problem.value
         if query.dtype != dtype:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        sink = None
+        if isinstance(problem.normalizer, SoftmaxSink):
+            sink = problem.normalizer.logits(query).reshape(-1, 1).expand(*query.shape[:2], 1)
         if weight is not None:  # nothing is projected
-            return cls(query, key, value, weight)
+            return cls(query, key, value, weight, sink)
         score = problem.score.cast(dtype)
         if isinstance(score, OwnWidth):
             query, own_width = query[..., :-1], query[..., -1]
-            return cls(query, key, value, _weight(score.score, query), own_width)
+            return cls(query, key, value, _weight(score.score, query), sink, own_width)
         query, key = score.project(query, key)
         if score.per_head:
             key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
-        return cls(query, key, value, _weight(score, query))
+        return cls(query, key, value, _weight(score, query), sink)
 
 
 def _weight(score: Score, query: Tensor) -> Tensor:
@@ -229,26 +233,32 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
     return partial(nonfinite.recomputed, attend=attend)
 
 
-def _attend(fixed: _Prepared, wants_aux: bool, problem: Problem) -> EngineOutput:
+def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem: Problem) -> EngineOutput:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
         setting = _setting(problem, fixed.wants)
+    if dropout is not None:
+        setting = replace(setting, dropout=dropout)
     if _is_ordered(setting, rows):
         return _outcome(problem, _attend_in_order(setting, rows))
-    found = attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight, rows.own_width)
+    found = attend_differentiably(
+        setting, rows.query, rows.key, rows.value, rows.weight, rows.sink, own_width=rows.own_width
+    )
     return _outcome(problem, found) if wants_aux else EngineOutput(found.output.to(problem.query.dtype))
 
 
 def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
-    return StaticArguments(family, kind_of(problem.score), problem.scale, VisibleKeys.of(problem), wants)
+    kind, visible = kind_of(problem.score), VisibleKeys.of(problem)
+    return StaticArguments(family, kind, problem.scale, problem.softcap or 0.0, visible, wants)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
     """Whether sorting points along a curve is worth its cost."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
-    return setting.kind >= COMPACT and setting.visible.in_any_order and many
+    # Dropout is by a point's own place.
+    return setting.kind >= COMPACT and setting.visible.in_any_order and many and setting.dropout is None
 
 
 def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:
@@ -270,7 +280,7 @@ def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResul
     if (known := setting.precomputed) is not None:
         by_row = {name: morton.take(getattr(known, name), q_order) for name in ("output", "peak", "total")}
         setting = replace(setting, precomputed=ForwardResult(**by_row))
-    found = attend_differentiably(setting, query, key, value, rows.weight, own_width)
+    found = attend_differentiably(setting, query, key, value, rows.weight, rows.sink, own_width=own_width)
     back = morton.inverse(q_order)
     names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
     by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
@@ -287,7 +297,7 @@ def _traced(problem: Problem) -> EngineOutput:
     """Run a traced call, with the mask as intervals and a bias, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
-    constants = family_of(problem.score), kind_of(problem.score), problem.scale
+    constants = family_of(problem.score), kind_of(problem.score), problem.scale, problem.softcap or 0.0
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     bias, rest = (None, None) if mask is None else split(mask)
     intervals = None if rest is None or rest.has_bias else rest.intervals(extent)
@@ -295,8 +305,8 @@ def _traced(problem: Problem) -> EngineOutput:
         if mask is not None:
             rows = _cleared(rows, _seen(extent, bias, intervals))
         ends = intervals or (None, None)
-        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *ends, bias, *constants)
-        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+        output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *ends, bias, rows.sink, *constants)
+        return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
     strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
@@ -304,11 +314,11 @@ def _traced(problem: Problem) -> EngineOutput:
     seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)
     rows = _cleared(rows, seen)
     parts = [
-        attend(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, *constants)
+        attend(rows.query[:, :, strip], rows.key, rows.value, rows.weight, None, None, matrix, rows.sink, *constants)
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
-    return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+    return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
 
 
 def _seen(extent: Extent, bias: Tensor | None, intervals: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -333,24 +343,24 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
     return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
 
 
-def _lse(peak: Tensor, total: Tensor) -> Tensor:
-    empty = total == 0
-    return torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
-
-
 def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
     """Convert the results of a forward pass to auxiliary outputs."""
-    empty = found.total == 0
-    log_total = torch.where(empty, 1.0, found.total).log()
-    entropy = None if found.entropy is None else torch.where(empty, 0.0, log_total - found.entropy / found.total)
+    empty, whole = found.total == 0, found.total
+    log_whole = torch.where(empty, 1.0, whole).log()
+    if found.sink is not None:
+        log_whole = torch.logaddexp(log_whole, found.sink - found.peak)
+        whole = log_whole.exp()
+    entropy = None
+    if found.entropy is not None:
+        entropy = torch.where(empty, 0.0, (found.total * log_whole - found.entropy) / whole)
     topk = None
     if found.best is not None and found.best_key is not None:
         powers = found.best if found.direct else (found.best - found.peak.unsqueeze(-1)).exp()
-        weights = torch.where(found.best_key < 0, 0.0, powers / found.total.unsqueeze(-1))
+        weights = torch.where(found.best_key < 0, 0.0, powers / whole.unsqueeze(-1))
         topk = TopK(weights, found.best_key)
     return EngineOutput(
         found.output.to(problem.query.dtype),
-        _lse(found.peak, found.total),
+        found.lse,
         max=found.top,
         entropy=entropy,
         topk=topk,

@@ -64,6 +64,8 @@ class Rows:
         Flags by kernel argument.
     scale : float
         Factor of the scores.
+    softcap : float
+        0 if scores are not capped.
     """
 
     family: str
@@ -71,6 +73,7 @@ class Rows:
     arrays: dict[str, Tensor]
     numbers: dict[str, int] = field(default_factory=dict)
     scale: float = 1.0
+    softcap: float = 0.0
 
     @property
     def in_place(self) -> bool:
@@ -93,9 +96,9 @@ class Rows:
         return 2 if self.numbers.get("mixed", 0) & 1 else 1
 
 
-def is_direct(kind: int, scale: float, plain: bool) -> bool:
+def is_direct(kind: int, scale: float, softcap: float, plain: bool) -> bool:
     """Whether a compact kernel's weights are computed without logarithms."""
-    return plain and kind >= COMPACT and scale == 1.0
+    return plain and kind >= COMPACT and scale == 1.0 and not softcap
 
 
 def rows_of(
@@ -104,6 +107,7 @@ def rows_of(
     key: Tensor,
     weight: Tensor,
     scale: float,
+    softcap: float,
     kind: int,
     direct: bool,
     inverse: tuple[Tensor, Tensor] | None = None,
@@ -117,7 +121,7 @@ def rows_of(
     """
     if family == "dot":
         arrays = {"query": query.contiguous(), "key": lanes(key), "key_raw": key.contiguous()}
-        return Rows(family, query.shape[-1], arrays, {}, scale)
+        return Rows(family, query.shape[-1], arrays, {}, scale, softcap)
     if family == "radial":
         whole, rest = inverse_of(weight) if inverse is None else inverse
         arrays = {"query": query.contiguous(), "key": lanes(key), "weight": whole, "weight_rest": rest}
@@ -125,8 +129,8 @@ def rows_of(
             factor = 1 / (own_width if kind == LAPLACIAN else own_width.square())
             arrays["factor"] = factor.clamp(max=torch.finfo(factor.dtype).max).contiguous()
         numbers = {"kind": kind, "direct": int(direct), "weight_head": query.shape[-1]}
-        return Rows(family, query.shape[-1], arrays, numbers, scale)
-    return _additive(query, key, weight if scale == 1.0 else weight * scale)
+        return Rows(family, query.shape[-1], arrays, numbers, scale, softcap)
+    return _additive(query, key, weight if scale == 1.0 else weight * scale, softcap)
 
 
 def lanes(rows: Tensor) -> Tensor:
@@ -145,7 +149,7 @@ def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
     return inverse, torch.from_numpy(np.where(np.isfinite(rest), rest, 0).astype(inverse.numpy(force=True).dtype))
 
 
-def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
+def _additive(query: Tensor, key: Tensor, weight: Tensor, softcap: float) -> Rows:
     query, key = query.contiguous(), key.contiguous()
     width = -(-query.shape[-1] // 4) * 4
     extra = (0, width - query.shape[-1])
@@ -171,7 +175,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor) -> Rows:
     if has_raw:
         arrays |= {"query_raw": pad(query, extra).contiguous(), "key_raw": pad(key, extra).contiguous()}
     mixed = has_small + 2 * has_raw + 4 * has_large
-    return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed}, unit)
+    return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed}, unit, softcap)
 
 
 @lru_cache(256)

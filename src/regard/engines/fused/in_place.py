@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, family_of
 from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
-from regard.engines.fused.visible_keys import KEPT, VisibleKeys
+from regard.engines.fused.visible_keys import KEPT, VisibleKeys, compact
 from regard.engines.problem import Problem
 from regard.masks import Dense
 from regard.masks.base import Extent
@@ -20,7 +20,9 @@ from regard.masks.base import Extent
 def applies(problem: Problem) -> bool:
     """Whether keys and values can be read in place."""
     mask, extent = problem.mask, problem.extent
-    if not problem.is_step or family_of(problem.score) != "dot":
+    if not problem.is_step or family_of(problem.score) != "dot" or problem.softcap is not None or problem.dropout_p:
+        return False
+    if not problem.is_softmax:
         return False
     if mask is None or isinstance(mask, Dense) or extent.L * extent.S <= KEPT:
         return True
@@ -39,7 +41,7 @@ def visible_keys(problem: Problem) -> VisibleKeys:
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     dtype = problem.compute_dtype
     added = mask.cast(dtype).matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx, dtype)
-    return VisibleKeys(rows, added=_folded(run.compact(added), extent, G).contiguous())
+    return VisibleKeys(rows, bias=_folded(compact(added, 4), extent, G))
 
 
 def _folded(tensor: Tensor, extent: Extent, G: int) -> Tensor:

@@ -6,12 +6,13 @@ import ctypes
 import math
 from array import array
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from regard.engines.fused import library
-from regard.engines.fused.arguments import FIELDS, SHAPES, F
+from regard.engines.fused.arguments import FIELDS, REALS, SHAPES, F
 
 #: The types of arrays that do not hold the compute dtype.
 _DTYPES = {
@@ -63,7 +64,7 @@ class KernelCall:
         self.function = library.load(name, dtype if stored is None else stored)
         self.stored = stored
         self.name, self.dtype, self.sizes = name, dtype, sizes
-        self.real = ctypes.c_double() if dtype == torch.float64 else ctypes.c_float()
+        self.reals = ((ctypes.c_double if dtype == torch.float64 else ctypes.c_float) * REALS)()
         self.shapes = SHAPES[name.partition(".")[2]]
         known = sizes.keys()
         self.counts = {
@@ -76,15 +77,15 @@ class KernelCall:
     def given(
         self,
         arrays: Mapping[str, Tensor | None],
-        real: float,
-        numbers: Mapping[str, int] | None = None,
+        *reals: float,
+        numbers: Mapping[str, int] = MappingProxyType({}),
         sizes: Mapping[str, int] | None = None,
     ) -> KernelCall:
-        """Return the call with further arrays and numbers, and its one real argument."""
+        """Return the call with further arrays and numbers, and its real arguments; those left out are 0."""
         call = object.__new__(KernelCall)
         call.__dict__.update(self.__dict__)
-        call.real = type(self.real)(real)
-        call.arguments = self.filled(arrays, numbers or {}, sizes)
+        call.reals = type(self.reals)(*reals)
+        call.arguments = self.filled(arrays, numbers, sizes)
         call.arrays = {**self.arrays, **arrays}  # they live as long as the call
         return call
 
@@ -99,7 +100,7 @@ class KernelCall:
 
     def execute(self, arguments: array[int]) -> None:
         """Run the kernel with these arguments and no other."""
-        self.function(arguments.buffer_info()[0], ctypes.addressof(self.real))
+        self.function(arguments.buffer_info()[0], ctypes.addressof(self.reals))
 
     def filled(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, is_direct, rows_of
-from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
+from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
 
@@ -26,71 +25,99 @@ class StaticArguments:
 
     Attributes
     ----------
-    family, kind, scale, inverse : see :func:`rows_of`
+    family, kind, scale, softcap, inverse : see :func:`rows_of`
     visible : VisibleKeys
     wants : ForwardRequest
     passes : dict
         Prepared passes of earlier calls with the same ``visible``.
     precomputed : ForwardResult or None
         Results of a forward pass over more keys, if computed elsewhere.
+    dropout : Dropout or None
     """
 
     family: str
     kind: int
     scale: float
+    softcap: float
     visible: VisibleKeys
     wants: ForwardRequest
     inverse: tuple[Tensor, Tensor] | None = None
     passes: Passes = field(default_factory=dict)
     precomputed: ForwardResult | None = None
+    dropout: Dropout | None = None
 
     @cached_property
     def is_direct(self) -> bool:
         """Whether the kernels compute weights instead of scores."""
-        return is_direct(self.kind, self.scale, self.visible.plain)
+        return is_direct(self.kind, self.scale, self.softcap, self.visible.plain)
 
     def rows(self, query: Tensor, key: Tensor, weight: Tensor, own_width: Tensor | None = None) -> Rows:
         """Return the inputs of the kernels."""
-        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.inverse, own_width)
+        return rows_of(
+            self.family,
+            query,
+            key,
+            weight,
+            self.scale,
+            self.softcap,
+            self.kind,
+            self.is_direct,
+            self.inverse,
+            own_width,
+        )
 
 
 class Fused(torch.autograd.Function):
     """Fused attention of query (B, H, L, C), key (B, G, S, C) and value (B, G, S, V), float32 or float64.
 
-    It returns the output, and the statistics of :class:`ForwardResult`, which are not differentiable.
+    ``sink`` (B, H, 1) are the logits of sinks, or None. It returns the output, and the statistics of
+    :class:`ForwardResult`, which are not differentiable.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, setting: StaticArguments, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, *tensors: Tensor
+        ctx: Any,
+        setting: StaticArguments,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        weight: Tensor,
+        sink: Tensor | None,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         value, rows = value.contiguous(), setting.rows(query, key, weight)
         found = setting.precomputed
         if found is None:
-            found = run.forward(rows, value, setting.visible, setting.wants, setting.passes)
+            found = run.forward(rows, value, setting.visible, setting.wants, setting.passes, sink, setting.dropout)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
         ctx.setting, ctx.rows = setting, rows  # needed for the backward pass; as large as the inputs
-        ctx.save_for_backward(query, key, value, weight, found.output, found.peak, found.total, *tensors)
+        ctx.save_for_backward(query, key, value, weight, found.sink_share, found.output, *found.shares, *tensors)
         ctx.mark_non_differentiable(*statistics)
         return found.output, *statistics
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        query, _key, value, _weight, output, peak, total, *tensors = ctx.saved_tensors
-        setting, wanted = ctx.setting, list(ctx.needs_input_grad[5:])
+        query, _key, value, _weight, share, output, peak, total, *tensors = ctx.saved_tensors
+        setting, wanted = ctx.setting, list(ctx.needs_input_grad[6:])
         visible = setting.visible.with_tensors(tensors)
         rows: Rows = ctx.rows
-        pulled = run.backward(rows, value, visible, ForwardResult(output, peak, total), grad, wanted, setting.passes)
+        found = ForwardResult(output, peak, total)
+        pulled = run.backward(rows, value, visible, found, grad, wanted, setting.passes, setting.dropout)
         d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
         masks = [g if want else None for g, want in zip(pulled.mask, wanted)]
-        return None, d_query, d_key, pulled.value, d_weight, *masks
-
-
-_requires_grad = attrgetter("requires_grad")
+        d_sink = None
+        if ctx.needs_input_grad[5]:
+            d_sink = _to_sink(share, grad, output)
+        return None, d_query, d_key, pulled.value, d_weight, d_sink, *masks
 
 
 def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:
     return found.top, found.entropy, found.received, found.best, found.best_key
+
+
+def _to_sink(share: Tensor, grad: Tensor, output: Tensor) -> Tensor:
+    """Return the gradient of sinks (B, H, 1) that have shares (B, H, L) of the weight."""
+    return -(share * (grad * output).sum(-1)).sum(-1, keepdim=True)
 
 
 def attend_differentiably(
@@ -99,24 +126,28 @@ def attend_differentiably(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
+    sink: Tensor | None = None,
     own_width: Tensor | None = None,
 ) -> ForwardResult:
     """Run the kernels; the output is differentiable, except with widths per query (B, H, L)."""
-    given = [query, key, value, weight, *setting.visible.tensors()]
-    if not torch.is_grad_enabled() or not any(map(_requires_grad, given)):
+    given = [query, key, value, weight, sink, *setting.visible.tensors()]
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in given):
         rows = setting.rows(query, key, weight, own_width)
-        return run.forward(rows, value.contiguous(), setting.visible, setting.wants, setting.passes)
+        return run.forward(
+            rows, value.contiguous(), setting.visible, setting.wants, setting.passes, sink, setting.dropout
+        )
     output, peak, total, *rest = Fused.apply(setting, *given)
     wants = setting.wants
     requested = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))
     remaining = iter(rest)
     top, entropy, received, best, best_key = (next(remaining) if wanted else None for wanted in requested)
-    return ForwardResult(output, peak, total, top, entropy, received, best, best_key, setting.is_direct)
+    logits = None if sink is None else sink.detach().expand(peak.shape)
+    return ForwardResult(output, peak, total, top, entropy, received, best, best_key, logits, setting.is_direct)
 
 
 # The kernels as operators of ``torch.library``: opaque to compilers, exporters and transforms -------------------------
 # In traced calls no Python runs between operators, so masks are passed as tensors: an interval of keys per row, or a
-# bias per score. ``weight`` (H, C) is that of :func:`rows_of`.
+# bias per score. ``weight`` (H, C) is that of :func:`rows_of`, ``sink`` (B, H, 1) that of :class:`Fused`.
 
 
 def _visible_keys(
@@ -137,18 +168,21 @@ def _forward(
     start: Tensor | None,
     stop: Tensor | None,
     added: Tensor | None,
+    sink: Tensor | None,
     family: str,
     kind: int,
     scale: float,
+    softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
     visible = _visible_keys(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
-    found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {})
+    direct = is_direct(kind, scale, softcap, visible.plain)
+    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct)
+    found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {}, sink)
     return found.output, found.peak, found.total
 
 
-def _forward_shapes(query, key, value, weight, start, stop, added, family, kind, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _forward_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
     shape = query.shape[:3]
     return query.new_empty(*shape, value.shape[-1]), query.new_empty(shape), query.new_empty(shape)
 
@@ -162,6 +196,7 @@ def _backward(
     start: Tensor | None,
     stop: Tensor | None,
     added: Tensor | None,
+    sink: Tensor | None,
     output: Tensor,
     peak: Tensor,
     total: Tensor,
@@ -169,24 +204,32 @@ def _backward(
     family: str,
     kind: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key, value, weight and added (empty if not needed)."""
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key, value, weight, added (empty if not needed) and sink (empty without one)."""
     visible = _visible_keys(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
-    found = ForwardResult(output.contiguous(), peak.contiguous(), total.contiguous())
-    pulled = run.backward(rows, value.contiguous(), visible, found, grad, [wants_added], {})
+    direct = is_direct(kind, scale, softcap, visible.plain)
+    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct)
+    logits = None if sink is None else sink.expand(peak.shape)
+    found = ForwardResult(output.contiguous(), peak, total, sink=logits, direct=direct)
+    share = found.sink_share
+    d_sink = value.new_empty(0) if share is None else _to_sink(share, grad, output)
+    peak, total = (t.contiguous() for t in found.shares)
+    whole = ForwardResult(found.output, peak, total)
+    pulled = run.backward(rows, value.contiguous(), visible, whole, grad, [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
     d_added = pulled.mask[0] if wants_added else value.new_empty(0)
     assert d_added is not None
-    return d_query.contiguous(), d_key.contiguous(), pulled.value.contiguous(), d_weight.contiguous(), d_added
+    return d_query.contiguous(), d_key.contiguous(), pulled.value.contiguous(), d_weight.contiguous(), d_added, d_sink
 
 
-def _backward_shapes(grad, query, key, value, weight, start, stop, added, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _backward_shapes(grad, query, key, value, weight, start, stop, added, sink, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
     wants_added = rest[3]
     like = torch.empty_like
     plain = torch.contiguous_format
     d_added = like(added, memory_format=plain) if wants_added else value.new_empty(0)
-    return *(like(t, memory_format=plain) for t in (query, key, value, weight)), d_added
+    d_sink = value.new_empty(0) if sink is None else like(sink, memory_format=plain)
+    return *(like(t, memory_format=plain) for t in (query, key, value, weight)), d_added, d_sink
 
 
 def _fold(tensor: Tensor | None, dim: int | None, count: int, heads: int) -> Tensor | None:
@@ -213,12 +256,12 @@ def _heads(tensor: Tensor, dim: int | None) -> int:
     return tensor.shape[1] if dim is None else tensor.movedim(dim, 0).shape[2]
 
 
-def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added, family, kind, scale):  # type: ignore[no-untyped-def]
+def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added, sink, *constants):  # type: ignore[no-untyped-def]
     N, H, G = info.batch_size, _heads(query, in_dims[0]), _heads(key, in_dims[1])
     rows = [_fold(t, d, N, n) for t, d, n in zip((query, key, value), in_dims, (H, G, G))]
-    hidden = [_fold(t, d, N, H) for t, d in zip((start, stop, added), in_dims[4:7])]
+    hidden = [_fold(t, d, N, H) for t, d in zip((start, stop, added, sink), in_dims[4:8])]
     folded = _fold_weight(weight, in_dims[3], N)
-    output, peak, total = fused_forward(*rows, folded, *hidden, family, kind, scale)
+    output, peak, total = fused_forward(*rows, folded, *hidden, *constants)
     return tuple(_unfold(t, N) for t in (output, peak, total)), (1, 1, 1)
 
 
@@ -233,13 +276,12 @@ def _backward_batch(  # type: ignore[no-untyped-def]
     start,
     stop,
     added,
+    sink,
     output,
     peak,
     total,
     wants_added,
-    family,
-    kind,
-    scale,
+    *constants,
 ):
     N, H, G = info.batch_size, _heads(query, in_dims[1]), _heads(key, in_dims[2])
     ends: Sequence[Tensor | None] = [
@@ -254,17 +296,18 @@ def _backward_batch(  # type: ignore[no-untyped-def]
         shared = each.shape[2] == 1 != H
     else:
         hidden.append(_fold(added, in_dims[7], N, H))
-    found = [_fold(t, d, N, H) for t, d in zip((output, peak, total), in_dims[8:11])]
-    d_query, d_key, d_value, d_weight, d_added = fused_backward(
-        *ends, folded, *hidden, *found, wants_added, family, kind, scale
+    found = [_fold(t, d, N, H) for t, d in zip((sink, output, peak, total), in_dims[8:12])]
+    d_query, d_key, d_value, d_weight, d_added, d_sink = fused_backward(
+        *ends, folded, *hidden, *found, wants_added, *constants
     )
     rows = [_unfold(t, N) for t in (d_query, d_key, d_value)]
     d_weight = d_weight.unflatten(0, (N, -1))
+    d_sink, sink_dim = (d_sink, None) if sink is None else (_unfold(d_sink, N), 1)
     if not wants_added:
-        return (*rows, d_weight, d_added), (1, 1, 1, 0, None)
+        return (*rows, d_weight, d_added, d_sink), (1, 1, 1, 0, None, sink_dim)
     d_added = _unfold(d_added, N)
     d_added = d_added.sum(2, keepdim=True) if shared else d_added
-    return (*rows, d_weight, d_added), (1, 1, 1, 0, 1)
+    return (*rows, d_weight, d_added, d_sink), (1, 1, 1, 0, 1, sink_dim)
 
 
 def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
@@ -295,13 +338,14 @@ class Traced(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.family, ctx.kind, ctx.scale = inputs
+        tensors, ctx.constants = inputs[:8], inputs[8:]
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
         wants_added = ctx.needs_input_grad[6]
-        found = fused_backward(grad, *ctx.saved_tensors, wants_added, ctx.family, ctx.kind, ctx.scale)
-        d_query, d_key, d_value, d_weight, d_added = found
-        return d_query, d_key, d_value, d_weight, None, None, d_added if wants_added else None, *[None] * 3
+        found = fused_backward(grad, *ctx.saved_tensors, wants_added, *ctx.constants)
+        d_query, d_key, d_value, d_weight, d_added, d_sink = found
+        d_added, d_sink = d_added if wants_added else None, d_sink if ctx.needs_input_grad[7] else None
+        return d_query, d_key, d_value, d_weight, None, None, d_added, d_sink, *[None] * 4

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -264,7 +265,7 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
     key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C + 1
-    common = {"score": 2 * GROUP * ROW, "query": GROUP * C}
+    common = {"score": (3 if rows.softcap and backward else 2) * GROUP * ROW, "query": GROUP * C}
     if rows.in_place:
         pair = 2 * PAD
         return {
@@ -330,6 +331,42 @@ class ForwardRequest:
     k: int = 0
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """Which weights are dropped: those whose 32 random bits are below a threshold.
+
+    The bits follow from the seed, the head, the query and the key alone, whatever the threads and tiles.
+    """
+
+    seed: int
+    p: float
+
+    @property
+    def threshold(self) -> int:
+        """The number of 32 bits below which a weight is dropped."""
+        return min(round(self.p * 2**32), 2**32 - 1)
+
+    @property
+    def kept(self) -> float:
+        """The factor of the weights that are kept."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+    def drop(self, weights: Tensor, first: int, length: int) -> Tensor:
+        """Drop weights (B, H, l, S) of queries from ``first`` on, of ``length`` in all, as the kernels do."""
+        B, H, rows, S = weights.shape
+        place = torch.arange(B * H, device="cpu").view(B, H, 1) * length + torch.arange(rows, device="cpu") + first
+        own = np.uint64(self.seed) + (place.numpy().astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            own = (own ^ own >> np.uint64(shift)) * np.uint64(factor)
+        own = (own ^ own >> np.uint64(31))[..., None]
+        bits = np.arange(S, dtype=np.uint32) ^ own.astype(np.uint32)
+        bits = (bits ^ bits >> np.uint32(17)) * np.uint32(0xED5AD4BB)
+        bits = ((bits ^ bits >> np.uint32(11)) + (own >> np.uint64(32)).astype(np.uint32)) * np.uint32(0xAC4C1B51)
+        bits = (bits ^ bits >> np.uint32(15)) * np.uint32(0x31848BAB)
+        bits ^= bits >> np.uint32(14)
+        return torch.where(torch.from_numpy(bits >= np.uint32(self.threshold)), weights * self.kept, 0.0)
+
+
 @dataclass(slots=True, eq=False)
 class ForwardResult:
     """The results of a forward pass; fields that were not requested are None.
@@ -349,6 +386,8 @@ class ForwardResult:
         The weights that each key received.
     best, best_key : Tensor (B, H, L, k), or None
         The largest scores and their keys, padded with −1.
+    sink : Tensor (B, H, L), or None
+        The logit of each row's sink. Output and ``received`` take it into account, the other fields do not.
     direct : bool
         Whether ``top`` and ``best`` are kernel weights instead of scores, and the peak is 0.
     """
@@ -361,7 +400,30 @@ class ForwardResult:
     received: Tensor | None = None
     best: Tensor | None = None
     best_key: Tensor | None = None
+    sink: Tensor | None = None
     direct: bool = False
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp (B, H, L) of each row's scores, −inf in empty rows."""
+        empty = self.total == 0
+        return torch.where(empty, -torch.inf, self.peak + torch.where(empty, 1.0, self.total).log())
+
+    @property
+    def sink_share(self) -> Tensor | None:
+        """The weight (B, H, L) of each row's sink, 0 in empty rows; None without sinks."""
+        return None if self.sink is None else torch.where(self.total == 0, 0.0, torch.sigmoid(self.sink - self.lse))
+
+    @property
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Peak and total (B, H, L) from which weights follow: those of keys and sink together."""
+        if self.sink is None:
+            return self.peak, self.total
+        if self.direct:
+            return self.peak, self.total + self.sink.exp()
+        peak = torch.maximum(self.peak, self.sink)
+        safe = torch.where(peak == -torch.inf, 0.0, peak)
+        return peak, self.total * (self.peak - safe).exp() + (self.sink - safe).exp()
 
 
 @dataclass(frozen=True)
@@ -491,26 +553,41 @@ class Pass:
         rows: Rows,
         value: Tensor,
         visible: VisibleKeys,
+        dropout: Dropout | None,
         arrays: Mapping[str, Tensor | None],
         d_bias: BiasGradient | None = None,
     ) -> KernelCall:
-        """Return the kernel with the arrays that all shares use."""
-        boxed = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
-        common = {**rows.arrays, "value": value, "boxes": boxed, "bias": visible.bias_array(), "own": visible.own, **arrays}
-        if d_bias is None:
-            return self.call.given(common, rows.scale)
-        sizes = {"d_bias_numbers": d_bias.array.numel()}
-        return self.call.given({**common, "d_bias": d_bias.array}, rows.scale, d_bias.numbers, sizes)
+        """Return the kernel with the arrays and numbers that all shares use."""
+        arrays = {**rows.arrays, "value": value, "bias": visible.bias_array(), "own": visible.own, **arrays}
+        arrays["boxes"] = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
+        reals, numbers, sizes = [rows.scale, rows.softcap], {}, {}
+        if dropout is not None:
+            reals.append(dropout.kept)
+            numbers.update(seed=dropout.seed, threshold=dropout.threshold)
+        if d_bias is not None:
+            arrays["d_bias"] = d_bias.array
+            numbers.update(d_bias.numbers)
+            sizes["d_bias_numbers"] = d_bias.array.numel()
+        return self.call.given(arrays, *reals, numbers=numbers, sizes=sizes)
 
 
 #: The passes of a plan, by kernel and flags of the rows.
 Passes = dict[tuple[Any, ...], Pass]
 
 
-def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:
+def forward(
+    rows: Rows,
+    value: Tensor,
+    visible: VisibleKeys,
+    wants: ForwardRequest,
+    kept: Passes,
+    sink: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> ForwardResult:
     """Run the forward kernel over all of a problem.
 
-    value (B, G, S, V) is contiguous and in the rows' dtype, unless the rows are read in place.
+    value (B, G, S, V) is contiguous and in the rows' dtype, unless the rows are read in place. ``sink`` (B, H, 1) are
+    the logits of sinks.
     """
     extent = visible.extent
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
@@ -524,9 +601,11 @@ def forward(rows: Rows, value: Tensor, visible: VisibleKeys, wants: ForwardReque
     if wants.k:
         arrays["best"] = query.new_full((B, H, L, wants.k), 0.0 if rows.is_direct else -math.inf)
         arrays["best_key"] = torch.full((B, H, L, wants.k), -1, device="cpu")
+    if sink is not None:
+        arrays["sink"] = sink.detach().expand(B, H, L).contiguous()
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
-    call = made.given(rows, value, visible, arrays)
+    call = made.given(rows, value, visible, dropout, arrays)
     received: dict[int, Tensor] = {}
 
     def task(i: int) -> None:
@@ -576,6 +655,7 @@ def backward(
     grad: Tensor,
     wanted: list[bool],
     kept: Passes,
+    dropout: Dropout | None = None,
 ) -> BackwardResult:
     """Run the backward kernel; ``wanted`` says which of ``visible.tensors()`` need gradients."""
     extent = visible.extent
@@ -589,7 +669,7 @@ def backward(
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
     arrays |= {"grad": grad.contiguous(), "value_keys": value.mT.contiguous()}
     d_bias = None if bias is None else BiasGradient.of(bias, L)
-    call = made.given(rows, value, visible, arrays, d_bias)
+    call = made.given(rows, value, visible, dropout, arrays, d_bias)
     key_shape = (S, C) if linear else (C, S)
     totals = {
         "d_key": value.new_zeros(B * G, *key_shape),

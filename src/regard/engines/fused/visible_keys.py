@@ -1,4 +1,4 @@
-"""Convert a mask for the kernels: an interval or a hidden key per row, or the visible tiles of each block; and a bias."""
+"""Convert a mask for the kernels: an interval or hidden key per row, or the visible tiles of each block; and a bias."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def function(call: CaseCall, engine: Engine) -> tuple[Callable[..., Tensor], tup
 
         score = call.score.map_tensors(take)
         mask = None if call.mask is None else call.mask.map_tensors(take)
-        return call.but(query=query, key=key, value=value, score=score, mask=mask).run(engine)
+        normalizer = call.normalizer.map_tensors(take)
+        return call.but(query=query, key=key, value=value, score=score, mask=mask, normalizer=normalizer).run(engine)
 
     return run, inputs
 
@@ -386,8 +387,9 @@ def meta(case: Case, engine: Engine) -> None:
         return tensor.detach().to("meta")
 
     shadow = call.but(
-        query=there(call.query), key=there(call.key), value=there(call.value), score=call.score.map_tensors(there)
-    )
+        query=there(call.query), key=there(call.key), value=there(call.value), score=call.score.map_tensors(there),
+        normalizer=call.normalizer.map_tensors(there),
+    )  # fmt: skip
     if shadow.refusal(engine) is not None:
         return
     output, right = shadow.run(engine), call.run(engine)

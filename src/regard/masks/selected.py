@@ -89,7 +89,8 @@ class Selected(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
         """Check sizes and indices, and repeat the lists of heads that share one."""
         B, heads, L, _ = self.indices.shape
-        if B not in (1, extent.B) or L != extent.L or (heads != 1 and (heads == 0 or extent.H % heads)):
+        shares = heads in (1, extent.H) or (heads > 0 and extent.H % heads == 0)
+        if B not in (1, extent.B) or L != extent.L or not shares:
             expected = (
                 f"have shape (B or 1, heads, L, K) with B = {extent.B}, L = {extent.L} and a number of heads that "
                 f"divides {extent.H}"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.engines.fused import library, pool
 from regard.engines.fused.arguments import PAD
@@ -43,7 +42,6 @@ class SelectedKeys(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         output, lse = ctx.saved_tensors
         return *ctx.call.backward(grad.contiguous(), output, lse), None, None

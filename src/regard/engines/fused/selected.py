@@ -26,8 +26,8 @@ FEW = 0.3
 class SelectedKeys(torch.autograd.Function):
     """Softmax attention of query (B, H, L, C) to the listed rows of key (B, G, S, C) and value (B, G, S, V).
 
-    ``lists`` (B or 1, H or 1, L, K) of int32 holds indices of keys, −1 for none. Returns the output (B, H, L, V) and the
-    log-sum-exp of the scores (B, H, L), which is not differentiable.
+    ``lists`` (B or 1, H or 1, L, K) of int32 holds indices of keys, −1 for none. Returns the output (B, H, L, V) and
+    the log-sum-exp of the scores (B, H, L), which is not differentiable.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class _Call:
         return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
     def backward(self, grad: Tensor, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.arrays
+        query, key, _ = self.arrays
         heads = key.shape[0] * key.shape[1]
         shares = min(-(-torch.get_num_threads() // heads), self.parts)
         delta = (grad * output).sum(-1)

@@ -7,6 +7,7 @@
 #include "forward.h"
 #include "radial.h"
 #include "rows.h"
+#include "selected.h"
 
 #define JOINED_(name, type, processor) regard_##name##_##type##_##processor
 #define JOINED(name, type, processor) JOINED_(name, type, processor)
@@ -38,6 +39,19 @@
       const real* x, int64_t x_row, int64_t first, int64_t last, int64_t N, int64_t run, real* total,            \
       real* maxima) {                                                                                            \
     log_sums(x, x_row, first, last, N, run, total, maxima);                                                      \
+  }                                                                                                              \
+  EXPORTED SYMBOL(selected_forward, type)(                                                                       \
+      const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \
+      int64_t first, int64_t last, real* output, real* peaks, real* totals, void* memory) {                      \
+    select_forward(Selection<real>::of(q, k, v, lists, sizes, scale), first, last, output, peaks, totals, memory); \
+  }                                                                                                              \
+  EXPORTED SYMBOL(selected_backward, type)(                                                                      \
+      const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \
+      int64_t first, int64_t last, int64_t shares, const real* grad, const real* lse, const real* delta,         \
+      real* d_query, real* d_key, real* d_value, void* memory) {                                                 \
+    select_backward(                                                                                             \
+        Selection<real>::of(q, k, v, lists, sizes, scale), first, last, shares, grad, lse, delta, d_query,       \
+        d_key, d_value, memory);                                                                                 \
   }
 
 KERNELS(float32, float)

@@ -357,6 +357,8 @@ class Problem:
         if self.intervals is not None:
             start, stop = self.intervals
             return float((stop - start).double().mean()) / extent.S
+        if self.mask.listed_keys is not None:
+            return min(self.mask.listed_keys / extent.S, 1.0)
         kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
         return float((kinds != EMPTY).double().mean())
 

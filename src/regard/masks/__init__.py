@@ -56,5 +56,7 @@ from regard.masks.padding import key_padding as key_padding
 from regard.masks.padding import padding as padding
 from regard.masks.padding import prefix as prefix
 from regard.masks.padding import sinks as sinks
+from regard.masks.selected import Selected as Selected
+from regard.masks.selected import selected as selected
 
 __all__ = [name for name, value in sorted(globals().items()) if name[0] != "_" and not _ismodule(value)]

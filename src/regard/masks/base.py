@@ -334,6 +334,21 @@ class Mask(Part, ABC):
         span = self.span(extent, device)
         return None if span is None else clamped(span, extent.S, device)
 
+    def key_lists(self, extent: Extent) -> Tensor | None:  # noqa: ARG002
+        """Return the visible keys of each query as lists if the mask holds such lists, else None.
+
+        Returns
+        -------
+        Tensor (B or 1, H or 1, L, K), integer, or None
+            Indices of keys, in any order and possibly repeated; −1 is no key.
+        """
+        return None
+
+    @property
+    def listed_keys(self) -> int | None:
+        """The length K of :meth:`key_lists`; None without lists."""
+        return None
+
     def nonempty_rows(self, extent: Extent) -> Tensor:
         """Return which queries of the bound mask have at least one visible key: bool (B or 1, H or 1, L or 1)."""
         spans = self.intervals(extent)
@@ -801,6 +816,21 @@ class AndMask(_Node):
                 hi = band[1] if hi is None else min(hi, band[1])
         return lo, hi
 
+    def key_lists(self, extent: Extent) -> Tensor | None:
+        """Return the shortest lists among the masks without the keys that another mask hides."""
+        listing = [mask for mask in self.masks if mask.listed_keys is not None]
+        if not listing:
+            return None
+        shortest = min(listing, key=lambda mask: mask.listed_keys or 0)
+        lists = shortest.key_lists(extent)
+        assert lists is not None
+        return _without_hidden(lists, AndMask(tuple(mask for mask in self.masks if mask is not shortest)), extent)
+
+    @property
+    def listed_keys(self) -> int | None:
+        """The length of the shortest lists among the masks."""
+        return min((mask.listed_keys for mask in self.masks if mask.listed_keys is not None), default=None)
+
     def span(self, extent: Extent, device: torch.device) -> Span | None:
         """Return the intersection of the spans, if all are known."""
         found = [mask.span(extent, device) for mask in self.masks if mask.hides]
@@ -914,6 +944,18 @@ class Everything(Mask):
 
     def __repr__(self) -> str:
         return "everything()"
+
+
+def _without_hidden(lists: Tensor, mask: Mask, extent: Extent) -> Tensor:
+    """Return lists of keys with −1 in place of those that a mask hides."""
+    device = lists.device
+    b, h, q_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L))
+    b, h = b.view(-1, 1, 1, 1), h.view(-1, 1, 1)
+    kept = []
+    for rows, some in zip(q_idx.split(ROWS), lists.split(ROWS, 2)):
+        visible = mask.visible(b, h, rows.unsqueeze(1), some.clamp(min=0).to(torch.int64))
+        kept.append(some if visible is None else torch.where(visible, some, -1))
+    return torch.cat(kept, 2)
 
 
 def _parts(mask: Mask, kind: type[_Node]) -> tuple[Mask, ...]:

@@ -264,6 +264,11 @@ def _others(extent: Extent, generator: torch.Generator, _: Any, named: bool) -> 
     return masks.leave_one_out(_ints(-1, extent.S, (extent.L,), generator) if named else None)
 
 
+def _selected(extent: Extent, generator: torch.Generator, _: Any, keys: int, shared: str) -> Mask:
+    size = tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
+    return masks.selected(_ints(-1, extent.S, (*size, extent.L, keys), generator))
+
+
 def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:
     lead = (extent.B,) if per_sequence else ()
     ids, kv_ids = (_ints(0, 3, (*lead, n), generator).sort(-1).values for n in (extent.L, extent.S))
@@ -375,6 +380,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
     "predicate": _predicate,
     "prefix": _prefix,
     "relative": _relative,
+    "selected": _selected,
     "sinks": _sinks,
     "window": _window,
 }

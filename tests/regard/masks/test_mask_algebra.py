@@ -114,6 +114,7 @@ EVERY = [
     masks.everything(),
     masks.leave_one_out(),
     masks.leave_one_out(torch.tensor([5, -1, 0, 1, 2, 3])),
+    masks.selected(torch.tensor([[0, 5], [3, -1], [1, 1], [-1, -1], [2, 4], [5, 0]])),
     ~A & C | B,
     *BIASES,
     A & BIASES[1],

@@ -71,6 +71,17 @@ CONSTRUCTION = [
         ValueError,
         "masks.leave_one_out: own must have shape (L,), got (2, 5).",
     ),
+    (
+        lambda: masks.selected(FLOATS[0]),
+        TypeError,
+        "masks.selected: indices must be an integer tensor of key indices, −1 for none, got a float32 tensor of shape "
+        "(5,).",
+    ),
+    (
+        lambda: masks.selected(INTS[0]),
+        ValueError,
+        "masks.selected: indices must have shape (L, K), (H, L, K) or (B, H, L, K), got (5,).",
+    ),
     (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
     (lambda: masks.prefix(torch.tensor([3, -4])), ValueError, "masks.prefix: n must be at least 0, got -4."),
     (lambda: masks.padding(torch.tensor([-1, 2])), ValueError, "masks.padding: lengths must be at least 0, got -1."),
@@ -247,6 +258,19 @@ BINDING = [
     (
         lambda: masks.leave_one_out(INTS.flatten()),
         "masks.leave_one_out: own must have one entry per query (5), got (10,).",
+    ),
+    (
+        lambda: masks.selected(torch.zeros(4, 3, dtype=torch.long)),
+        "masks.selected: indices must have shape (B or 1, heads, L, K) with B = 2, L = 5 and a number of heads that "
+        "divides 4, got (1, 1, 4, 3).",
+    ),
+    (
+        lambda: masks.selected(torch.full((5, 3), 7)),
+        "masks.selected: indices must hold indices of keys below S = 7, or −1 for none, got 7.",
+    ),
+    (
+        lambda: masks.selected(torch.full((5, 3), -2)),
+        "masks.selected: indices must hold indices of keys below S = 7, or −1 for none, got -2.",
     ),
     (lambda: masks.prefix(INTS[0]), "masks.prefix: n must have one entry per sequence (2), got (5,)."),
     (

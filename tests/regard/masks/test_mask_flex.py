@@ -37,6 +37,8 @@ MASKS = [
     masks.document(torch.randint(0, 3, (B, L), generator=G)),
     masks.leave_one_out(),
     masks.leave_one_out(torch.randint(-1, S, (L,), generator=G)),
+    masks.selected(torch.randint(-1, S, (L, 4), generator=G)),
+    masks.selected(torch.randint(-1, S, (B, H, L, 3), generator=G)),
     masks.from_cu_seqlens(torch.tensor([0, 5, 9], dtype=torch.int32)),
     masks.from_cu_seqlens(torch.tensor([0, 5, 9]), torch.tensor([0, 3, 10]), window=(2, 0)),
     masks.from_cu_seqlens(torch.tensor([0, 5, 9]), torch.tensor([0, 3, 10]), window=(0, 2), align="upper_left"),

@@ -33,6 +33,7 @@ MASKS: dict[str, Mask] = {
     "dilated": masks.dilated(3) & masks.window(9, 9),
     "leave one out": masks.leave_one_out(),
     "own": masks.leave_one_out(torch.arange(24).flip(0)),
+    "selected": masks.selected(torch.randint(-1, 24, (2, 1, 24, 5), generator=generator)),
     "dense": masks.dense(torch.rand(2, 24, 24, generator=generator)[:, None] < 0.4),
     "column": masks.dense(torch.rand(24, 1, generator=generator) < 0.4),
     "float": masks.dense(torch.randn(24, 24, generator=generator)) & masks.causal(),

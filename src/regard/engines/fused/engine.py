@@ -20,6 +20,7 @@ from regard.engines.fused.arguments import COMPACT
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes
+from regard.engines.fused.selected import FEW, SelectedKeys
 from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
@@ -93,6 +94,8 @@ class Fused(Engine):
         # The operators have no dropout.
         if is_traced(problem.query) or (request is None and not problem.dropout_p and in_dispatch_mode()):
             return _traced
+        if _is_listed(problem, request):
+            return partial(nonfinite.recomputed, attend=_attend_to_lists)
         if in_place.applies(problem):
             return _prepare_in_place(problem, request)
         return self._prepare_tiles(problem, request)
@@ -130,6 +133,28 @@ class Fused(Engine):
         if _is_ordered(setting, rows):
             return _attend_in_order(setting, rows).output
         return attend_differentiably(setting, rows.query, rows.key, rows.value, rows.weight).output
+
+
+def _is_listed(problem: Problem, request: AuxRequest | None) -> bool:
+    """Whether the mask holds short lists of keys, and nothing is wanted that needs other kernels."""
+    mask, S = problem.mask, problem.extent.S
+    if mask is None or mask.has_bias or family_of(problem.score) != "dot":
+        return False
+    if not problem.is_softmax or problem.softcap is not None or problem.dropout_p:
+        return False
+    if request is not None and (request.max or request.entropy or request.received or request.topk):
+        return False
+    return mask.listed_keys is not None and mask.listed_keys <= FEW * S
+
+
+def _attend_to_lists(problem: Problem) -> EngineOutput:
+    """Compare each query with its listed keys alone."""
+    assert problem.mask is not None
+    rows, lists = _Projected.of(problem), problem.mask.key_lists(problem.extent)
+    assert lists is not None
+    ends = [rows.query, rows.key, rows.value]
+    output, lse = SelectedKeys.apply(*ends, lists.to(torch.int32), problem.scale)
+    return EngineOutput(output.to(problem.query.dtype), lse)
 
 
 def _is_direct(problem: Problem) -> bool:

@@ -34,7 +34,12 @@ _DTYPES: Final = {
     torch.float64: "float64",
 }
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
-_SIGNATURES: Final = {"decoding.read_rows": "pippippipiiiiirpip", "decoding.log_sums": "piiiiipp"}
+_SIGNATURES: Final = {
+    "decoding.read_rows": "pippippipiiiiirpip",
+    "decoding.log_sums": "piiiiipp",
+    "selected.forward": "ppppprii" + "pppp",
+    "selected.backward": "ppppprii" + "ippppppp",
+}
 
 Function = Callable[..., None]
 

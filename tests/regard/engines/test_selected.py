@@ -1,0 +1,114 @@
+"""The kernels for lists of keys: outputs and gradients against float64, and which calls use them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard import masks
+from regard.engines.fused import selected
+from regard.masks import Extent
+
+
+def dense(lists: torch.Tensor, heads: int, S: int) -> torch.Tensor:
+    """Return which keys are in the lists, (B, H, L, S), key by key."""
+    found = (lists.unsqueeze(-1) == torch.arange(S)).any(-2)
+    return found.repeat_interleave(heads // found.shape[1], 1) if found.shape[1] > 1 else found
+
+
+def ends(generator, B, H, G, L, S, C, V, dtype=torch.float64):
+    sizes = (B, H, L, C), (B, G, S, C), (B, G, S, V), (B, H, L, V)
+    return [torch.randn(size, dtype=torch.float64, generator=generator).to(dtype) for size in sizes]
+
+
+def results(query, key, value, weight, mask, **options):
+    tensors = [t.clone().requires_grad_() for t in (query, key, value)]
+    output = regard.attention(*tensors, mask, enable_gqa=True, **options)
+    return output, *torch.autograd.grad((output * weight).sum(), tensors)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_outputs_and_gradients(data):
+    """In float64, for sizes on both sides of vectors, buckets and parts."""
+    pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
+    G, group, B, L = pick(1, 2), pick(1, 3), pick(1, 2), pick(1, 7, 129)
+    H, S, C, V = G * group, pick(40, 256, 521), pick(1, 4, 7, 32), pick(1, 5, 16, 36)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    lists = torch.randint(-1, S, (pick(1, B), pick(1, G, H), L, pick(1, 3, 12)), generator=generator)
+    lists[..., : L // 3, :] = -1
+    mask, extent = masks.selected(lists), Extent(B, H, L, S)
+    mask, wanted = pick((mask, dense(lists, H, S)), (
+        mask & masks.causal(align="lower_right"),
+        dense(lists, H, S) & masks.causal(align="lower_right").bind(extent, "cpu")(
+            0, 0, torch.arange(L)[:, None], torch.arange(S)
+        ),
+    ))  # fmt: skip
+    arrays = ends(generator, B, H, G, L, S, C, V)
+    found = results(*arrays, mask, engine="fused")
+    for one, other in zip(found, results(*arrays, wanted, engine="reference")):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_kernels_run(monkeypatch):
+    """For few listed keys, without other results, under masks that hide and add nothing."""
+    calls = []
+    forward = selected.SelectedKeys.forward
+    monkeypatch.setattr(selected.SelectedKeys, "forward", staticmethod(lambda *a: calls.append(1) or forward(*a)))
+    query, key, value, _ = ends(torch.Generator().manual_seed(0), 1, 2, 2, 5, 64, 8, 8, torch.float32)
+    few = masks.selected(torch.arange(5)[:, None] * 3)
+
+    def count(mask, **options):
+        calls.clear()
+        regard.attention(query, key, value, mask, engine="fused", **options)
+        return len(calls)
+
+    assert count(few) == count(few & masks.key_padding(torch.arange(64) < 9)) == count(few, score="cosine") == 1
+    assert count(few & masks.alibi(2, "upper_left")) == count(few, score="gaussian") == 0
+    assert count(few | masks.sinks(1)) == count(masks.selected(torch.arange(60).expand(5, 60))) == 0
+    assert count(few, return_aux=regard.AuxRequest(entropy=True)) == 0
+
+
+def test_log_sum_exp_of_empty_and_full_rows():
+    query, key, value, _ = ends(torch.Generator().manual_seed(1), 1, 1, 1, 3, 40, 4, 4)
+    mask = masks.selected(torch.tensor([[-1, -1], [5, 5], [1, 30]]))
+    _, aux = regard.attention(query, key, value, mask, engine="fused", return_aux=regard.AuxRequest(lse=True))
+    scores = query @ key.mT / 2
+    wanted = torch.stack([torch.tensor(-torch.inf), scores[0, 0, 1, 5], scores[0, 0, 2, [1, 30]].logsumexp(0)])
+    torch.testing.assert_close(aux.lse[0, 0], wanted.double())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
+def test_unlisted_keys_do_not_leak(bad):
+    query, key, value, weight = ends(torch.Generator().manual_seed(2), 1, 2, 1, 4, 50, 8, 8, torch.float32)
+    mask = masks.selected(torch.tensor([[0, 1, 2], [3, 4, -1], [-1, -1, -1], [49, 48, 3]]))
+    clean = results(query, key, value, weight, mask, engine="fused")
+    key[:, :, 10:40], value[:, :, 10:40] = bad, bad
+    for one, other in zip(clean, results(query, key, value, weight, mask, engine="fused")):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_second_derivative_raises():
+    query, key, value, _ = ends(torch.Generator().manual_seed(3), 1, 1, 1, 2, 40, 4, 4)
+    query.requires_grad_()
+    output = regard.attention(query, key, value, masks.selected(torch.tensor([[0, 1], [2, 3]])), engine="fused")
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(output.square().sum(), query, create_graph=True)
+
+
+def test_threads_agree():
+    """Gradients of keys that several threads share are summed in a fixed order."""
+    arrays = ends(torch.Generator().manual_seed(4), 1, 1, 1, 300, 600, 16, 16)
+    mask = masks.selected(torch.randint(0, 600, (300, 40), generator=torch.Generator().manual_seed(5)))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = results(*arrays, mask, engine="fused")
+        torch.set_num_threads(2)
+        together, again = (results(*arrays, mask, engine="fused") for _ in range(2))
+    finally:
+        torch.set_num_threads(before)
+    for one, two, three in zip(alone, together, again):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+        assert torch.equal(two, three)

@@ -560,7 +560,9 @@ class Pass:
         """Return the kernel with the arrays and numbers that all shares use."""
         arrays = {**rows.arrays, "value": value, "bias": visible.bias_array(), "own": visible.own, **arrays}
         arrays["boxes"] = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
-        reals, numbers, sizes = [rows.scale, rows.softcap], {}, {}
+        reals = [rows.scale, rows.softcap]
+        numbers: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         if dropout is not None:
             reals.append(dropout.kept)
             numbers.update(seed=dropout.seed, threshold=dropout.threshold)

@@ -134,7 +134,6 @@ class VisibleKeys:
         return replace(self, bias=bias, rest=None if self.rest is None else self.rest.with_tensors(others))
 
     @property
-    @property
     def in_any_order(self) -> bool:
         """Whether keys may be reordered, as every query sees every key, or all but its own."""
         return self.start is None and self.mask is None and self.bias is None

@@ -27,7 +27,13 @@ _PLAIN: Final = "baseline"
 
 _DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
-_SIGNATURES: Final = {"decoding.read_rows": "pippippipiiiiirpip", "decoding.log_sums": "piiiiipp"}
+_SIGNATURES: Final = {
+    "decoding.read_rows": "pippippipiiiiirpip",
+    "decoding.log_sums": "piiiiipipp",
+    "decoding.largest_sums": "pppiiiiiipppip",
+    "panels.product": "pppiipiipiip",
+    "layers.forward": "prpiiip",
+}
 
 Function = Callable[..., None]
 

@@ -73,15 +73,17 @@ void table_values(T* o, const T* v, i64 kv_row, const i64* rows, i64 n, i64 D, c
 // Write softmax(scale · q kᵀ) v for queries `first` to `last`, each of H heads of width D.
 //
 // Query r reads the rows of keys and values that row `which[r]` of the table begins with, as many as its count says;
-// heads of keys are G. `s` has room for the scores of all heads of a query, each filled up as vectors and loops need.
+// without `which`, it has row r of the table, and without `counts`, it reads all of it. Heads of keys are G. `s` has room
+// for the scores of all heads of a query, each filled up as vectors and loops need.
 template <class T>
 void read_rows(
     const T* q, i64 q_row, const T* k, const T* v, i64 kv_row, const i64* which, const i64* table, i64 table_row,
-    const i64* counts, i64 first, i64 last, i64 H, i64 G, i64 D, T scale, T* out, i64 out_row, T* s) {
+    const i64* counts, i64 all, i64 first, i64 last, i64 H, i64 G, i64 D, T scale, T* out, i64 out_row, T* s) {
   for (i64 r = first; r < last; ++r) {
     constexpr i64 step = WIDTH<T> > TOGETHER ? WIDTH<T> : TOGETHER;
-    const i64 n = counts[which[r]], width = parts(n, step) * step;
-    const i64* rows = table + which[r] * table_row;
+    const i64 place = which ? which[r] : r;
+    const i64 n = counts ? counts[place] : all, width = parts(n, step) * step;
+    const i64* rows = table + place * table_row;
     for (i64 h = 0; h < H; ++h) {
       T* line = s + h * width;
       table_scores(q + r * q_row + h * D, k + h / (H / G) * D, kv_row, rows, n, D, scale, line);
@@ -94,27 +96,77 @@ void read_rows(
   }
 }
 
-// Write log Σ exp of rows `first` to `last` of N numbers, and the maximum of each run of so many of them.
+// The largest of some numbers; NaN if one is.
 template <class T>
-void log_sums(const T* x, i64 x_row, i64 first, i64 last, i64 N, i64 run, T* total, T* maxima) {
+T peak_of_run(const T* row, i64 first, i64 end) {
+  const T lost = combined(row, first, end, T(0), [](auto x, auto y) { return y == y ? x : y; });
+  return lost == lost ? largest_of(row, first, end) : lost;
+}
+
+// Write log Σ exp of rows `first` to `last` of N numbers, then hide some of them by −inf, and write the maximum of each
+// run of so many of what is left.
+template <class T>
+void log_sums(
+    T* x, i64 x_row, i64 first, i64 last, i64 N, i64 run, const i64* hidden, i64 hidden_count, T* total, T* maxima) {
   const i64 runs = parts(N, run);
+  const T infinity = std::numeric_limits<T>::infinity();
   for (i64 r = first; r < last; ++r) {
-    const T* row = x + r * x_row;
-    T* peaks = maxima + r * runs;
-    T peak = -std::numeric_limits<T>::infinity();
+    T *row = x + r * x_row, *peaks = maxima + r * runs;
+    T peak = -infinity;
     for (i64 j = 0; j < runs; ++j) {
-      const i64 first_of_run = j * run, end = least(first_of_run + run, N);
-      peaks[j] = largest_of(row, first_of_run, end);
-      for (i64 i = first_of_run; i < end; ++i) peaks[j] = row[i] == row[i] ? peaks[j] : row[i];
+      peaks[j] = peak_of_run(row, j * run, least(j * run + run, N));
       peak = peak == peak && !(peaks[j] <= peak) ? peaks[j] : peak;
     }
-    if (absolute(peak) == std::numeric_limits<T>::infinity()) {
+    if (absolute(peak) == infinity) {
       total[r] = peak;
-      continue;
+    } else {
+      Sum<T> sum;
+      over<T>(0, N, [&](i64 j, auto like) { sum.add(exponential(load<decltype(like)>(row + j) - peak)); });
+      total[r] = peak + logarithm(sum.total());
     }
-    Sum<T> sum;
-    over<T>(0, N, [&](i64 j, auto like) { sum.add(exponential(load<decltype(like)>(row + j) - peak)); });
-    total[r] = peak + logarithm(sum.total());
+    for (i64 i = 0; i < hidden_count; ++i) row[hidden[i]] = -infinity;
+    for (i64 i = 0; i < hidden_count; ++i) {
+      const i64 j = hidden[i] / run;
+      peaks[j] = peak_of_run(row, j * run, least(j * run + run, N));
+    }
+  }
+}
+
+// Write the `count` largest sums of an offset and one of its N numbers, over K rows, and which row and number they are
+// of; largest first, and of equal ones the first. `maxima` has those of runs of so many numbers. An offset that is NaN is found. Where one of
+// the sums is not finite, or of the number `mark`, `marked` becomes 1.
+template <class T>
+void largest_sums(
+    const T* x, const T* offset, const T* maxima, i64 first, i64 last, i64 K, i64 N, i64 run, i64 count, T* found,
+    i64* parents, i64* symbols, i64 mark, i64* marked) {
+  const i64 runs = parts(N, run);
+  for (i64 b = first; b < last; ++b) {
+    T* best = found + b * count;
+    i64 *parent = parents + b * count, *symbol = symbols + b * count, size = 0;
+    bool finite = true;
+    for (i64 k = 0; k < K; ++k) {
+      const T *row = x + (b * K + k) * N, *peaks = maxima + (b * K + k) * runs, more = offset[b * K + k];
+      finite &= more == more;
+      for (i64 j = 0; j < runs; ++j) {
+        if (size == count && !(peaks[j] + more > best[count - 1])) continue;
+        for (i64 i = j * run; i < least(j * run + run, N); ++i) {
+          const T sum = row[i] + more;
+          if (size == count && !(sum > best[count - 1])) continue;
+          i64 place = size < count ? size++ : count - 1;
+          for (; place > 0 && sum > best[place - 1]; --place) {
+            best[place] = best[place - 1];
+            parent[place] = parent[place - 1];
+            symbol[place] = symbol[place - 1];
+          }
+          best[place] = sum;
+          parent[place] = k;
+          symbol[place] = i;
+        }
+      }
+    }
+    if (!finite) best[0] = std::numeric_limits<T>::quiet_NaN();
+    for (i64 i = 0; i < count; ++i)
+      if (!(absolute(best[i]) <= std::numeric_limits<T>::max()) || symbol[i] == mark) *marked = 1;
   }
 }
 

@@ -5,6 +5,8 @@
 #include "decoding.h"
 #include "dot.h"
 #include "forward.h"
+#include "layers.h"
+#include "panels.h"
 #include "radial.h"
 #include "rows.h"
 #include "selected.h"
@@ -33,12 +35,28 @@
       const int64_t* table, int64_t table_row, const int64_t* counts, int64_t first, int64_t last, int64_t H,    \
       int64_t G, int64_t D, real scale, real* out, int64_t out_row, real* s) {                                   \
     read_rows(                                                                                                   \
-        q, q_row, k, v, kv_row, which, table, table_row, counts, first, last, H, G, D, scale, out, out_row, s);  \
+        q, q_row, k, v, kv_row, which, table, table_row, counts, table_row, first, last, H, G, D, scale, out,     \
+        out_row, s);                                                                                             \
   }                                                                                                              \
   EXPORTED SYMBOL(decoding_log_sums, type)(                                                                      \
-      const real* x, int64_t x_row, int64_t first, int64_t last, int64_t N, int64_t run, real* total,            \
-      real* maxima) {                                                                                            \
-    log_sums(x, x_row, first, last, N, run, total, maxima);                                                      \
+      real* x, int64_t x_row, int64_t first, int64_t last, int64_t N, int64_t run, const int64_t* hidden,        \
+      int64_t hidden_count, real* total, real* maxima) {                                                         \
+    log_sums(x, x_row, first, last, N, run, hidden, hidden_count, total, maxima);                                \
+  }                                                                                                              \
+  EXPORTED SYMBOL(decoding_largest_sums, type)(                                                                  \
+      const real* x, const real* offset, const real* maxima, int64_t first, int64_t last, int64_t K, int64_t N,  \
+      int64_t run, int64_t count, real* found, int64_t* parents, int64_t* symbols, int64_t mark,                 \
+      int64_t* marked) {                                                                                         \
+    largest_sums(x, offset, maxima, first, last, K, N, run, count, found, parents, symbols, mark, marked);       \
+  }                                                                                                              \
+  EXPORTED SYMBOL(panels_product, type)(                                                                         \
+      const void* weights, const real* scales, const real* bias, int64_t N, int64_t E, const real* x,            \
+      int64_t x_row, int64_t R, real* y, int64_t first, int64_t last, real* room) {                              \
+    products<Then::STORE>(Panels<real>{weights, scales, bias, N, E}, x, x_row, R, y, N, first, last, room);      \
+  }                                                                                                              \
+  EXPORTED SYMBOL(layers_forward, type)(                                                                         \
+      const int64_t* numbers, real epsilon, real* x, int64_t first, int64_t last, int64_t seen, real* scratch) { \
+    layers(numbers, epsilon, x, first, last, seen, scratch);                                                     \
   }                                                                                                              \
   EXPORTED SYMBOL(selected_forward, type)(                                                                       \
       const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \

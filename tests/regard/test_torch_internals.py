@@ -85,15 +85,6 @@ def test_cells_run_in_bfloat16_where_it_says_so() -> None:
         assert cell(rows)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
-def test_blocks_of_a_matrix_multiply_as_it_does() -> None:
-    weight, rows, bias = torch.randn(5, 7), torch.randn(3, 7), torch.randn(5)
-    blocks = _torch.linear_blocks(weight)
-    assert torch.equal(blocks.to_dense(), weight)
-    for each in (bias, None):
-        torch.testing.assert_close(_torch.block_linear(rows, blocks, each), F.linear(rows, weight, each))
-
-
 def test_the_kernel_is_torchs_attention_and_tells_its_log_sum_exp() -> None:
     query, key, value = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
     added = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1) > 0, -torch.inf)[None, None]

@@ -185,12 +185,6 @@ def has_bfloat16_cells() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear_blocks(weight: Tensor) -> Tensor:
-    """Return a float32 matrix (N, E) in oneDNN's blocked layout; ``to_dense`` converts it back."""
-    made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
-    return made
-
-
 def replaced(kind: type, function: Any, values: Any) -> Any:
     """Apply a function to all objects of a type in nested lists, tuples and dictionaries."""
     return tree_map_only(kind, function, values)
@@ -216,18 +210,11 @@ def assert_when_it_runs(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-def block_linear(rows: Tensor, blocks: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the linear map (R, N) of rows (R, E) by a :func:`linear_blocks` matrix, with an optional bias (N,)."""
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, blocks, bias, "none", [], "")
-    return made
-
-
 __all__ = [
     "Observer",
     "OutProjection",
     "as_plain_tensors",
     "assert_when_it_runs",
-    "block_linear",
     "changes_of",
     "flash_attention",
     "flash_attention_backward",
@@ -249,7 +236,6 @@ __all__ = [
     "is_jit_tracing",
     "is_proxied",
     "joined",
-    "linear_blocks",
     "recording",
     "replaced",
     "softmaxes",

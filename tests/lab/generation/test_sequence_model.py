@@ -136,7 +136,7 @@ def test_what_cannot_be_aligned_is_told() -> None:
 
 def test_a_model_without_attention_has_no_alignment() -> None:
     model = recurrent(attention="none")
-    written = model.predict(LINES[:1], PredictionOptions(alignment=True))[0]
+    written = model.predict(LINES[:1], PredictionOptions(SearchOptions(min_length=1), alignment=True))[0]
     assert (written.alignment, written.maps) == (None, ())
     assert written.tokens
 

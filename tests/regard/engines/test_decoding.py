@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.engines.fused.decoding import log_sums, read_rows
+from regard.engines.fused import library
+from regard.engines.fused.decoding import largest_sums, log_sums, read_rows
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -81,6 +82,55 @@ def test_sums_and_maxima(seed: int, R: int, N: int, run: int, size: float, dtype
         total.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=N * torch.finfo(dtype).eps
     )
     assert torch.equal(maxima, torch.stack([x[:, i : i + run].amax(-1) for i in range(0, N, run)], -1))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hidden_numbers_count_for_the_sums_alone(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kernels: bool
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(library, "_PROBLEM", "missing")
+    x = torch.randn(4, 150, dtype=dtype)
+    hidden, before = torch.tensor([0, 70, 149]), x.clone()
+    total, maxima = log_sums(x, 64, hidden)
+    torch.testing.assert_close(total, before.logsumexp(-1))
+    assert torch.equal(x, before.index_fill(1, hidden, -torch.inf))
+    assert torch.equal(maxima, torch.stack([x[:, i : i + 64].amax(-1) for i in range(0, 150, 64)], -1))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6), B=st.integers(1, 3), K=st.integers(1, 4), N=st.integers(2, 200), run=st.integers(1, 70),
+    count=st.integers(1, 12), ties=st.booleans(), hidden=st.floats(0, 1), dtype=st.sampled_from(DTYPES),
+)  # fmt: skip
+def test_the_largest_sums(
+    seed: int, B: int, K: int, N: int, run: int, count: int, ties: bool, hidden: float, dtype: torch.dtype
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x, offset = (torch.randn(*shape, generator=random).to(dtype) for shape in ((B, K, N), (B, K)))
+    if ties:
+        x, offset = x.round(), offset.round()
+    x[torch.rand(B, K, N, generator=random) < hidden] = -torch.inf
+    maxima = torch.stack([x[..., i : i + run].amax(-1) for i in range(0, N, run)], -1)
+    count, mark = min(count, K * N), 1
+    found, rows, numbers, usual = largest_sums(x, offset, maxima, run, count, mark)
+    sums = (x + offset[..., None]).flatten(1)
+    # A stable sort keeps the order of equal sums.
+    wanted, places = sums.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found, wanted[:, :count])
+    finite = found > -torch.inf
+    assert torch.equal((rows * N + numbers)[finite], places[:, :count][finite])
+    assert all(len({*line}) == count for line in (rows * N + numbers).tolist())
+    assert usual is bool((finite & (numbers != mark)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_offset_that_is_no_number_comes_first(dtype: torch.dtype) -> None:
+    x, offset = torch.randn(2, 3, 70, dtype=dtype), torch.zeros(2, 3, dtype=dtype)
+    offset[1, 2] = torch.nan
+    found, *_, usual = largest_sums(x, offset, x.amax(-1, keepdim=True), 70, 4, -1)
+    assert found[0].isfinite().all() and found[1, 0].isnan() and not usual
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

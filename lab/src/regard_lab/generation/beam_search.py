@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -38,16 +39,21 @@ class Candidates:
         Log-probability of the continued beam.
     parent, symbol : Tensor (B, C)
         The continued beam, and the new symbol.
+    usual : bool
+        All scores are finite, and no candidate ends; if False, that is unknown.
     """
 
     score: Tensor
     parent: Tensor
     symbol: Tensor
+    usual: bool = False
 
     @classmethod
     def joined(cls, parts: Sequence[Candidates]) -> Candidates:
         """Concatenate the candidates of several groups of sources."""
-        return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in ("score", "parent", "symbol")))
+        names = "score", "parent", "symbol"
+        score, parent, symbol = (torch.cat([getattr(each, name) for each in parts]) for name in names)
+        return cls(score, parent, symbol, all(each.usual for each in parts))
 
     def first(self, count: int) -> Candidates:
         return Candidates(self.score[:, :count], self.parent[:, :count], self.symbol[:, :count])
@@ -69,12 +75,19 @@ class Beams:
         Maximum number of symbols for each source.
     score : Tensor (B, K)
     tokens : Tensor (B, K, t)
+    least : int, optional
+        The smallest limit; by default, it is computed.
     """
 
     rows: Tensor
     limits: Tensor
     score: Tensor
     tokens: Tensor
+    least: int = -1
+
+    def __post_init__(self) -> None:
+        if self.least < 0 and len(self.limits):
+            object.__setattr__(self, "least", int(self.limits.min()))
 
     @classmethod
     def first(cls, source: Tensor, limits: Tensor, beams: int) -> Beams:
@@ -90,13 +103,17 @@ class Beams:
 
         If ``beams`` is None, candidate k continues beam k.
         """
-        score = candidates.score.masked_fill(candidates.symbol == END, -torch.inf)
-        parent, symbol = candidates.parent, candidates.symbol
-        if beams is not None:
+        score, parent, symbol = candidates.score, candidates.parent, candidates.symbol
+        if not candidates.usual:
+            score = score.masked_fill(symbol == END, -torch.inf)
+        if beams is not None and candidates.usual:  # the best come first
+            score, parent, symbol = score[:, :beams], parent[:, :beams], symbol[:, :beams]
+        elif beams is not None:
             score, best = score.topk(min(beams, score.shape[1]))
             parent, symbol = parent.gather(1, best), symbol.gather(1, best)
-        tokens = torch.cat([_rows(self.tokens, parent), symbol[..., None]], -1)
-        return Beams(self.rows, self.limits, score, tokens), parent
+        one = self.score.shape[1] == parent.shape[1] == 1
+        tokens = torch.cat([self.tokens if one else _rows(self.tokens, parent), symbol[..., None]], -1)
+        return Beams(self.rows, self.limits, score, tokens, self.least), parent
 
 
 @dataclass(frozen=True)
@@ -188,38 +205,47 @@ def allowed_logits(
     :func:`top_candidates`. Logits of float32 or float64 are modified in place.
     """
     written = front.tokens.shape[-1] - 1
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    total, maxima = _sums_and_maxima(logits)
-    logits[..., PAD] = -torch.inf
-    if not unknown:
-        logits[..., UNKNOWN : UNKNOWN + 1] = -torch.inf
-    if written < min_length:
-        logits[..., END] = -torch.inf
+    logits = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
+    hidden = _hidden(written < min_length, not unknown and logits.shape[-1] > UNKNOWN, logits.device)
+    total, maxima = _sums_and_maxima(logits, hidden)
     if no_repeat and written >= no_repeat:
         runs = front.tokens[..., 1:].unfold(-1, no_repeat, 1)  # (B, K, ·, no_repeat)
         latest = front.tokens[..., None, written + 2 - no_repeat :]
         again = (runs[..., :-1] == latest).all(-1)
         logits.scatter_(-1, torch.where(again, runs[..., -1], PAD), -torch.inf)
-    over = front.limits <= written
-    if bool(over.any()):
+    if front.least <= written:
         only = torch.full_like(logits[0, 0], -torch.inf)
         only[END] = 0.0
-        logits[over] += only
-    if no_repeat or bool(over.any()):
+        logits[front.limits <= written] += only
+    if no_repeat or front.least <= written:
         maxima = _maxima(logits)
-    else:
-        maxima[..., 0] = logits[..., :_RUN].amax(-1)
     if restriction is not None:
         restriction.apply(logits, maxima, front.rows)
     return logits, total, maxima
 
 
-def _sums_and_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log Σ exp (B, K) and the maxima (B, K, C) of runs of logits (B, K, N)."""
-    if logits.device.type != "cpu" or logits.dtype not in decoding.DTYPES or not is_eager():
-        return logits.logsumexp(-1), _maxima(logits)
-    total, maxima = decoding.log_sums(logits.flatten(0, 1), _RUN)
+@cache
+def _hidden(end: bool, unknown: bool, device: torch.device) -> Tensor:
+    """Return the symbols that are never written: padding, and perhaps the end mark and the unknown symbol."""
+    return torch.tensor([PAD, *([END] if end else []), *([UNKNOWN] if unknown else [])], device=device)
+
+
+def _sums_and_maxima(logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log Σ exp (B, K) and the maxima (B, K, C) of runs of logits (B, K, N), after hiding some symbols by −inf.
+
+    The sums are those of all logits.
+    """
+    if not _has_kernels(logits):
+        total = logits.logsumexp(-1)
+        logits.index_fill_(-1, hidden, -torch.inf)
+        return total, _maxima(logits)
+    rows = logits.flatten(0, 1)
+    total, maxima = decoding.log_sums(rows, _RUN, hidden)
     return total.view(logits.shape[:2]), maxima.view(*logits.shape[:2], -1)
+
+
+def _has_kernels(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.dtype in decoding.DTYPES and is_eager() and logits.is_contiguous()
 
 
 def _maxima(logits: Tensor) -> Tensor:
@@ -233,6 +259,9 @@ def top_candidates(score: Tensor, gains: Tensor, count: int, maxima: Tensor) -> 
     They lie in the runs with the largest maxima (B, K, C), so only a few runs need ranking.
     """
     N, runs = gains.shape[-1], maxima.shape[-1]
+    if _has_kernels(gains):
+        count = min(count, gains[0].numel())
+        return Candidates(*decoding.largest_sums(gains, score.contiguous(), maxima, _RUN, count, END))
     if gains.shape[1] * runs <= count:
         best, at = (score[..., None] + gains).flatten(1).topk(min(count, gains[0].numel()))
         return Candidates(best, at // N, at % N)
@@ -446,30 +475,46 @@ def search(
     width = options.n_best if options.sample else 1  # all beams are equal at first: one is enough
     state = model.start(memory, width)
     front = Beams.first(source, options.limits(lengths), width)
-    ended = Finished.none(front, pool or options.n_best)
+    ended = nothing = Finished.none(front, pool or options.n_best)
+    divisor = options.penalty(front.limits + 1)  # the largest
     draws = uniform_draws(source, lengths, front.limits, width, options.seed) if options.sample else None
     for step in range(int(front.limits.max()) + 1):
         rows, state = model.advance(front.tokens[..., -1], memory, state)
         drawn = None if draws is None else draws[front.rows, :, step]
         candidates = _candidates(model, rows, state, front, drawn, options, restriction)
-        if bool(candidates.score.isnan().any()):
-            raise rejected("search", "model", "return logits without NaN", "nan")
-        ending = candidates if options.sample else candidates.first(options.beams)
-        ended = ended.with_more(front, ending, float(options.penalty(step + 1)))
+        if not candidates.usual:
+            if bool(candidates.score.isnan().any()):
+                raise rejected("search", "model", "return logits without NaN", "nan")
+            ending = candidates if options.sample else candidates.first(options.beams)
+            ended = ended.with_more(front, ending, float(options.penalty(step + 1)))
         before, (front, parent) = front, front.after(candidates, None if options.sample else options.beams)
-        going = _unfinished(front, ended, options)
-        kept = going.nonzero()[:, 0]
-        if len(kept) < len(going):
-            gone = (~going).nonzero()[:, 0]
+        # As long as no hypothesis is finished, every source goes on.
+        going = None if candidates.usual and ended is nothing else _unfinished(front, ended, divisor, options)
+        if going is None or bool(going.all()):
+            if before.score.shape[1] == parent.shape[1] == 1:
+                continue
+            rows = (_begins(before.score) + parent).flatten()
+        else:
+            kept, gone = going.nonzero()[:, 0], (~going).nonzero()[:, 0]
             for row, ranked in zip(front.rows[gone].tolist(), ended.select(gone).to_lists()):
                 hypotheses[row] = [Hypothesis(*each) for each in ranked]
             if not len(kept):
                 break
-            front, ended, memory, parent = front.select(kept), ended.select(kept), memory.select(kept), parent[kept]
-        rows = (kept[:, None] * before.score.shape[1] + parent).flatten()
-        if len(rows) < before.score.numel() or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+            front, ended, memory, divisor = front.select(kept), ended.select(kept), memory.select(kept), divisor[kept]
+            rows = (_begins(before.score) + parent)[kept].flatten()
+        if len(rows) < before.score.numel() or not torch.equal(rows, _numbers(len(rows), rows.device)):
             state = state.select(rows)
     return hypotheses
+
+
+def _begins(score: Tensor) -> Tensor:
+    """Return the first row of each source (B, 1), for scores (B, K) of its rows."""
+    return _numbers(score.numel(), score.device)[:: score.shape[1], None]
+
+
+@lru_cache(maxsize=16)
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
 
 
 def _candidates(
@@ -487,7 +532,7 @@ def _candidates(
         some = max(_AT_ONCE // (rows.shape[1] * model.symbols), 1)
     for first in range(0, len(rows), some):
         kept = slice(first, first + some)
-        beams = front.select(kept)
+        beams = front if some >= len(rows) else front.select(kept)
         logits, total, maxima = allowed_logits(
             model.logits(rows[kept], state),
             beams,
@@ -505,11 +550,14 @@ def _candidates(
     return parts[0] if len(parts) == 1 else Candidates.joined(parts)
 
 
-def _unfinished(front: Beams, ended: Finished, options: SearchOptions) -> Tensor:
-    """Return the sources (B,) for which a beam could still improve the result."""
+def _unfinished(front: Beams, ended: Finished, divisor: Tensor, options: SearchOptions) -> Tensor:
+    """Return the sources (B,) for which a beam could still improve the result.
+
+    The divisor (B,) is the length penalty at the limit.
+    """
     best = front.score.amax(1)
     if options.sample:
         return best > -torch.inf
-    # Log-probabilities only decrease, and the penalty at the limit is the largest divisor.
-    hope = best / options.penalty(front.limits + 1) > ended.rank[:, -1]
+    # Log-probabilities only decrease, and the penalty at the limit is the largest.
+    hope = best / divisor > ended.rank[:, -1]
     return hope & (ended.rank[:, 0] == -torch.inf) if options.beams == 1 else hope

@@ -23,10 +23,10 @@ _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weig
 def quantize(model: M) -> M:
     """Return a copy of a model with int8 weights, for decoding on a CPU.
 
-    A decoding step reads every weight once, so smaller weights make it faster. Weights are rounded to 255 levels, and
-    activations are quantized on the fly (torch's dynamic quantization); outputs are close to the model's, but not
-    equal. Embeddings keep their dtype, but a tied output projection is quantized. You cannot train or save the copy;
-    save the original model.
+    A decoding step reads every weight once, so smaller weights make it faster. Each output's weights are rounded to 255
+    levels, and each row of activations to 16 bits on the fly; outputs are close to the model's, but not equal.
+    Embeddings keep their dtype, but a tied output projection is quantized. You cannot train or save the copy; save the
+    original model.
 
     Parameters
     ----------
@@ -62,7 +62,11 @@ def quantize(model: M) -> M:
 
 
 def pack_weights(model: nn.Module) -> None:
-    """Pack a model's weights in place into the layout that this CPU multiplies fastest; outputs do not change.
+    """Pack a model's weights in place into the layout that this CPU multiplies fastest; outputs agree to rounding.
+
+    The encoder and the decoder of a Transformer translator or captioner then run as one kernel each, if they use ReLU,
+    softmax of scaled dot products, and as many heads of keys as of queries, without gradients, hooks or an inspector;
+    otherwise torch runs them (``regard_lab.models.packed_layers.obstacle`` says why).
 
     Decoding a few sequences or beams gains most (``python -m benchmarks.decoding`` measures how much). You cannot train
     or save the model afterwards. Models that are not on a CPU in float32, or that :func:`quantize` does not support,

@@ -6,6 +6,7 @@ N their steps in total.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
@@ -18,6 +19,7 @@ from regard._utils.errors import rejected
 from regard._utils.torch_private import is_eager
 from regard._utils.tracing import is_observed
 from regard.engines.fused import decoding
+from regard.engines.fused.layers import Table
 from regard.nn import MultiheadAttention
 
 # Rows of keys and values with index tables, so that beams share their common prefixes ---------------------------------
@@ -75,6 +77,11 @@ class KeyRows:
         scale = query.shape[-1] ** -0.5
         made = decoding.read_rows(asked, self.key, self.value, which, self.table, self.counts, scale)
         return made if made.dtype == query.dtype else made.to(query.dtype)
+
+    def lookup(self, queries: Tensor | int) -> Table:
+        """Return what each query reads: their rows of the table, or so many queries by default."""
+        which = self._which(queries) if isinstance(queries, int) else queries
+        return Table(which, self.table, self.counts)
 
     def _which(self, queries: int) -> Tensor:
         """Return the default table row of each query."""
@@ -169,13 +176,21 @@ class BeamCache:
         if self._table is not None and len(self._table) != R:
             raise rejected("BeamCache", "key", f"be a step of its {len(self._table)} rows", f"one of {R}")
         both = readable(both)
-        store = self._room(both)
-        first = store.count
+        rows, _, first = self.extend(both, both.shape[1:])
         if not torch.is_grad_enabled():
-            store.rows[first : first + R] = both
+            rows[first : first + R] = both
+
+    def extend(self, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        """Make room for a step of R rows (2, G, D), of the dtype of ``like`` (R, …).
+
+        Returns the stored rows, the table, and the stored row at which the step begins.
+        """
+        store, R = self._room(like, shape), len(like)
+        first = store.count
         store.count += R
-        own = torch.arange(first, first + R, device=both.device)[:, None]
+        own = torch.arange(first, first + R, device=like.device)[:, None]
         self._table = own if self._table is None else torch.cat([self._table, own], 1)
+        return store.rows, self._table, first
 
     @property
     def rows(self) -> KeyRows:
@@ -185,18 +200,18 @@ class BeamCache:
         R, T = self._table.shape
         return KeyRows(kept[:, 0], kept[:, 1], self._table, self._table.new_full((R,), T))
 
-    def _room(self, both: Tensor) -> _Store:
+    def _room(self, both: Tensor, shape: Sequence[int]) -> _Store:
         """Return a store with room for a step (R, 2, G, D); with gradients, one that already contains it."""
-        old, (R, _, G, D) = self._store, both.shape
+        old, R = self._store, len(both)
         if torch.is_grad_enabled():  # earlier rows may be saved for a backward pass: do not write in place
             rows = both if old is None else torch.cat([old.rows[: old.count], both])
             self._store = _Store(rows, 0 if old is None else old.count)
         elif old is None or self._table is None:
-            self._store = _Store(both.new_empty(_ROOM * R, 2, G, D), 0)
+            self._store = _Store(both.new_empty(_ROOM * R, *shape), 0)
         elif old.count + R > len(old.rows):
             used, places = self._table.unique(return_inverse=True)
             alive = len(used)
-            rows = both.new_empty(2 * alive + _ROOM * R, 2, G, D)
+            rows = both.new_empty(2 * alive + _ROOM * R, *shape)
             rows[:alive] = old.rows.index_select(0, used)
             self._store, self._table = _Store(rows, alive), places
         assert self._store is not None
@@ -207,7 +222,7 @@ class BeamCache:
 # Dimensions: B sequences, N their steps in total, L queries of each, R queries, E hidden size, H heads, D head size.
 
 
-def project_memory(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -> KeyRows:
+def project_memory(layer: MultiheadAttention, states: Tensor, like: Tensor | KeyRows) -> KeyRows:
     """Project encoder states to a layer's keys and values, for :func:`cross_attention`.
 
     Parameters
@@ -215,8 +230,8 @@ def project_memory(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -
     layer : MultiheadAttention
     states : Tensor (N, E)
         The steps of B sequences, concatenated.
-    lengths : Tensor (B,) of int64
-        Length of each sequence, at least 1.
+    like : Tensor (B,) of int64, or KeyRows
+        Length of each sequence, at least 1; or rows of the same sequences.
     """
     E, width = layer.embed_dim, layer.num_kv_heads * layer.head_dim
     bias = None if layer.in_proj_bias is None else layer.in_proj_bias[E:]
@@ -227,7 +242,9 @@ def project_memory(layer: MultiheadAttention, states: Tensor, lengths: Tensor) -
         weights = layer.k_proj_weight, layer.v_proj_weight
         both = torch.cat([F.linear(states, w, b) for w, b in zip(weights, biases) if w is not None], -1)
     key, value = readable(both).unflatten(-1, (2, layer.num_kv_heads, layer.head_dim)).unbind(1)
-    return KeyRows.of(key, value, lengths)
+    if isinstance(like, KeyRows):
+        return KeyRows(key, value, like.table, like.counts, like._owners)
+    return KeyRows.of(key, value, like)
 
 
 def cross_attention(layer: MultiheadAttention, query: Tensor, rows: KeyRows) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard import AuxRequest
 from regard._utils.errors import rejected
+from regard.engines.fused.layers import Layers
 from regard.nn import (
     LearnedPositions,
     MultiheadAttention,
@@ -50,6 +51,7 @@ from regard_lab.models.beam_cache import (
     project_memory,
     self_attention_step,
 )
+from regard_lab.models.packed_layers import packed_layers, run_sequences, run_step
 from regard_lab.models.packed_weight import PackedWeight, can_pack
 
 # The config of a Transformer encoder–decoder, and presets by name -----------------------------------------------------
@@ -161,8 +163,8 @@ class State:
     Attributes
     ----------
     caches : tuple of BeamCache
-        Keys and values of earlier steps, for each layer. They may also hold later steps, appended by a state derived
-        from this one.
+        Keys and values of earlier steps, for each layer, or one for all layers of the kernel. They may also hold later
+        steps, appended by a state derived from this one.
     time : int
         Number of steps so far.
     rows : Tensor (R,), optional
@@ -171,6 +173,8 @@ class State:
         The packed output projection.
     waves : Tensor (steps, E), optional
         Precomputed sinusoidal positions.
+    kernel : Layers, optional
+        The decoder as one kernel.
     """
 
     caches: tuple[BeamCache, ...]
@@ -178,6 +182,7 @@ class State:
     rows: Tensor | None = None
     weight: Tensor | None = None
     waves: Tensor | None = None
+    kernel: Layers | None = None
 
     def select(self, rows: Tensor) -> State:
         """Return these rows in this order."""
@@ -293,8 +298,9 @@ class TransformerSequenceDecoder(EncoderDecoder):
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
         rows = self._read_rows(source, lengths)
-        layers = [each for each in self.decoder if isinstance(each, TransformerDecoderLayer)]
-        return Memory(tuple(project_memory(each.multihead_attn, rows, lengths) for each in layers))
+        first, *others = self._decoder_layers
+        projected = project_memory(first.multihead_attn, rows, lengths)
+        return Memory((projected, *(project_memory(each.multihead_attn, rows, projected) for each in others)))
 
     @property
     def projection(self) -> tuple[Tensor, Tensor]:
@@ -332,7 +338,9 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def start(self, memory: Memory, beams: int) -> State:  # noqa: ARG002
         weight, _ = self.projection
         packs = can_pack(weight) and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-        return State(tuple(BeamCache() for _ in self.decoder), weight=PackedWeight.of(weight) if packs else None)
+        kernel = packed_layers(self._decoder_layers, self.decoder_norm)
+        caches = tuple(BeamCache() for _ in (self.decoder if kernel is None else range(1)))
+        return State(caches, weight=PackedWeight.of(weight) if packs else None, kernel=kernel)
 
     def logits(self, features: Tensor, state: State | None = None) -> Tensor:
         weight, bias = self.projection
@@ -350,18 +358,30 @@ class TransformerSequenceDecoder(EncoderDecoder):
     def advance(self, last: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
         caches = state.continued()
         x, waves = self._embed_step(last.flatten(), state)  # (R, E)
-        for layer, own, other in zip(self.decoder, caches, memory.layers):
-            assert isinstance(layer, TransformerDecoderLayer)
-            x = layer._step(x, 1, partial(self_attention_step, layer.self_attn, cache=own))
-            x = layer._step(x, 2, partial(cross_attention, layer.multihead_attn, rows=other))
-            x = layer._step(x, 3, layer._feed_forward)
-        x = self.decoder_norm(x).view(*last.shape, -1)  # (B, K, E)
-        return x, replace(state, caches=caches, time=state.time + 1, rows=None, waves=waves)
+        if state.kernel is not None:
+            run_step(state.kernel, x, caches[0], memory.layers)
+        else:
+            for layer, own, other in zip(self._decoder_layers, caches, memory.layers):
+                x = layer._step(x, 1, partial(self_attention_step, layer.self_attn, cache=own))
+                x = layer._step(x, 2, partial(cross_attention, layer.multihead_attn, rows=other))
+                x = layer._step(x, 3, layer._feed_forward)
+            x = self.decoder_norm(x)
+        x = x.view(*last.shape, -1)  # (B, K, E)
+        return x, State(caches, state.time + 1, None, state.weight, waves, state.kernel)
+
+    @property
+    def _decoder_layers(self) -> list[TransformerDecoderLayer]:
+        return [each for each in self.decoder if isinstance(each, TransformerDecoderLayer)]
 
     def _read_rows(self, source: Tensor, lengths: Tensor) -> Tensor:
         """Return the encoder states (N, E) of all sources, concatenated without padding."""
         behind = _behind(source, lengths)
         layers = [each for each in self.encoder if isinstance(each, TransformerEncoderLayer)]
+        kernel = packed_layers(layers, self.encoder_norm)
+        if kernel is not None:
+            x = self._enter(source, None)[~behind]
+            run_sequences(kernel, x, lengths)
+            return x
         if not all(can_attend_packed(each.self_attn, self.target_embedding.weight) for each in layers):
             padding = torch.zeros(behind.shape, device=behind.device).masked_fill_(behind, -torch.inf)
             return self._read_alike(source, lengths, padding)[~behind]
@@ -418,10 +438,12 @@ class TransformerSequenceDecoder(EncoderDecoder):
         positions, waves = self.target_positions, state.waves
         if not isinstance(positions, SinusoidalPositions):
             return self._embed(symbols[:, None], self.target_embedding, positions, state.time)[:, 0], None
-        rows = self.target_embedding(symbols) * math.sqrt(self.config.width)
+        rows = self.target_embedding(symbols)
         if waves is None or state.time >= len(waves):
             waves = positions.encoding(2 * state.time + _STEPS, device=rows.device, dtype=wide(rows.dtype))
-        return self.dropout((rows + waves[state.time]).to(rows.dtype)), waves
+        made = torch.add(waves[state.time], rows, alpha=math.sqrt(self.config.width))
+        made = made if made.dtype == rows.dtype else made.to(rows.dtype)
+        return self.dropout(made) if self.training else made, waves
 
     def _attend(self, layer: nn.Module, query: Tensor, states: Tensor, padding: Tensor, **options: Any) -> Any:
         """Return the cross-attention output for queries (B, L, E), and requested auxiliary outputs."""

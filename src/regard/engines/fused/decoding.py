@@ -6,6 +6,7 @@ numbers of a row, C runs of them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -69,8 +70,11 @@ def read_rows(
     return out
 
 
-def log_sums(x: Tensor, run: int) -> tuple[Tensor, Tensor]:
+def log_sums(x: Tensor, run: int, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return log Σ exp of rows (R, N), and the maxima (R, C) of runs of so many numbers; the last may be shorter.
+
+    ``hidden`` (·,) of int64 names numbers of each row that count for the sums alone: they are then set to −inf, in
+    place if ``x`` is contiguous in its rows, and the maxima are those of what is left.
 
     Examples
     --------
@@ -80,17 +84,66 @@ def log_sums(x: Tensor, run: int) -> tuple[Tensor, Tensor]:
     """
     R, N = x.shape
     if library.problem() is not None:
-        runs = pad(x, (0, -N % run), value=-torch.inf).unflatten(1, (-1, run))
-        return x.logsumexp(1), runs.amax(2)
+        total = x.logsumexp(1)
+        if hidden is not None:
+            x.index_fill_(1, hidden, -torch.inf)
+        return total, pad(x, (0, -N % run), value=-torch.inf).unflatten(1, (-1, run)).amax(2)
     x = x if x.stride(1) == 1 else x.contiguous()
     total, maxima = x.new_empty(R), x.new_empty(R, -(-N // run))
     function = library.load("decoding.log_sums", x.dtype)
+    places = (0, 0) if hidden is None else (hidden.data_ptr(), len(hidden))
 
     def part(first: int, last: int) -> None:
-        function(x.data_ptr(), x.stride(0), first, last, N, run, total.data_ptr(), maxima.data_ptr())
+        function(x.data_ptr(), x.stride(0), first, last, N, run, *places, total.data_ptr(), maxima.data_ptr())
 
     _shared(part, R, N)
     return total, maxima
+
+
+def largest_sums(
+    x: Tensor, offset: Tensor, maxima: Tensor, run: int, count: int, mark: int
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Return the largest sums (B, count) of a row's offset and one of its numbers, and which row and number these are.
+
+    The largest comes first, and of equal ones that of the first row and number. An offset that is NaN is the first sum.
+    Also returns whether all sums are finite, and none is that of number ``mark``.
+
+    Parameters
+    ----------
+    x : Tensor (B, K, N)
+        Contiguous, on the CPU, of float32 or float64; so are the others.
+    offset : Tensor (B, K)
+    maxima : Tensor (B, K, C)
+        Those of runs of so many numbers.
+    run : int
+    count : int
+        At most K · N.
+    mark : int
+
+    Examples
+    --------
+    >>> x, offset = torch.tensor([[[1.0, 5.0], [4.0, 3.0]]]), torch.tensor([[0.0, 2.0]])
+    >>> largest_sums(x, offset, x.amax(-1, keepdim=True), 2, 3, 0)
+    (tensor([[6., 5., 5.]]), tensor([[1, 0, 1]]), tensor([[0, 1, 1]]), False)
+    """
+    B, K, N = x.shape
+    if library.problem() is not None:
+        found, places = (offset[..., None] + x).flatten(1).topk(count)
+        rows, numbers = places // N, places % N
+        return found, rows, numbers, bool((found.isfinite() & (numbers != mark)).all())
+    found, (rows, numbers) = x.new_empty(B, count), torch.empty(2, B, count, dtype=torch.int64)
+    function = library.load("decoding.largest_sums", x.dtype)
+
+    def part(first: int, last: int) -> None:
+        function(
+            x.data_ptr(), offset.data_ptr(), maxima.data_ptr(), first, last, K, N, run, count, found.data_ptr(),
+            rows.data_ptr(), numbers.data_ptr(), mark, at,
+        )  # fmt: skip
+
+    marked = array("q", (0,))
+    at = marked.buffer_info()[0]
+    _shared(part, B, K * N // run)
+    return found, rows, numbers, not marked[0]
 
 
 def _read_in_torch(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, counts: Tensor, scale: float) -> Tensor:
@@ -104,7 +157,8 @@ def _read_in_torch(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, coun
 
 def _shared(part: Callable[[int, int], None], count: int, each: int) -> None:
     """Let threads have parts of so many rows, where they are worth it."""
-    threads = min(torch.get_num_threads(), count * each // _WORTH, count)
+    threads = min(count * each // _WORTH, count)
+    threads = min(threads, torch.get_num_threads()) if threads > 1 else 1
     if threads < 2:
         part(0, count)
         return

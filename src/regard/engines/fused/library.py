@@ -36,7 +36,10 @@ _DTYPES: Final = {
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
 _SIGNATURES: Final = {
     "decoding.read_rows": "pippippipiiiiirpip",
-    "decoding.log_sums": "piiiiipp",
+    "decoding.log_sums": "piiiiipipp",
+    "decoding.largest_sums": "pppiiiiiipppip",
+    "panels.product": "pppiipiipiip",
+    "layers.forward": "prpiiip",
     "selected.forward": "ppppprii" + "pppp",
     "selected.backward": "ppppprii" + "ippppppp",
 }

@@ -143,3 +143,14 @@ def test_what_keeps_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         model.double()
         assert "float32" in (obstacle(layers) or "")
+
+
+def test_an_inspector_that_comes_too_late_is_refused():
+    model = translator()
+    pack_weights(model)
+    source, lengths = sources(0, 2)
+    with torch.no_grad():
+        memory = model.encode(source, lengths)
+        state = model.start(memory, 1)
+        with observing_calls(), pytest.raises(RuntimeError, match="inside its context"):
+            model.step(torch.full((2, 1), 3), memory, state)

@@ -118,7 +118,15 @@ def _linear(weight: Tensor | None, bias: Tensor | None) -> Linear:
 
 
 def run_step(kernel: Layers, x: Tensor, cache: BeamCache, memory: Sequence[KeyRows]) -> None:
-    """Replace the rows (R, E) of a decoding step by the output of the layers, and append the step to the cache."""
+    """Replace the rows (R, E) of a decoding step by the output of the layers, and append the step to the cache.
+
+    Raises
+    ------
+    RuntimeError
+        If an inspector was activated after the state was made.
+    """
+    if is_observed():
+        raise RuntimeError("This decoding began before the inspector was active: call start() inside its context.")
     count, E, H = kernel.count, kernel.width, kernel.heads
     rows, table, place = cache.extend(x, (2, count * H, E // H))
     kernel.run(x, Stored(rows, Table(None, table, None), E), place, memory, memory[0].lookup(len(x)))

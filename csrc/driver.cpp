@@ -6,7 +6,7 @@
 // tests/helpers/driven_kernels.py writes batches and reads results, in 64-bit words:
 //
 //   batch   blocks, size in bytes of each; their contents, padded to words; calls
-//   call    name (48 bytes), real (a double), scratch (bytes, and which argument or −1), arguments; for each of these
+//   call    name (48 bytes), three reals (doubles), scratch (bytes, and which argument or −1), arguments; for each of these
 //           which block it is the address of (or −1), and its value
 #include <dlfcn.h>
 
@@ -56,7 +56,7 @@ i64 word() {
 
 struct Call {
   std::string name;
-  double real;
+  double reals[3];
   void* function;
   std::vector<i64> arguments;
   Memory scratch;
@@ -64,7 +64,7 @@ struct Call {
 
 template <class T>
 void run(const Call& call) {
-  const T real = static_cast<T>(call.real);
+  const T reals[] = {T(call.reals[0]), T(call.reals[1]), T(call.reals[2])};
   const i64* a = call.arguments.data();
   const auto address = [&](int i) { return reinterpret_cast<void*>(a[i]); };
   if (call.name.rfind("decoding_read_rows", 0) == 0) {
@@ -72,21 +72,22 @@ void run(const Call& call) {
         void*, i64, void*, void*, i64, void*, void*, i64, void*, i64, i64, i64, i64, i64, T, void*, i64, void*);
     reinterpret_cast<Function*>(call.function)(
         address(0), a[1], address(2), address(3), a[4], address(5), address(6), a[7], address(8), a[9], a[10], a[11],
-        a[12], a[13], real, address(15), a[16], address(17));
+        a[12], a[13], reals[0], address(15), a[16], address(17));
   } else if (call.name.rfind("decoding_log_sums", 0) == 0) {
-    using Function = void(void*, i64, i64, i64, i64, i64, void*, void*);
-    reinterpret_cast<Function*>(call.function)(address(0), a[1], a[2], a[3], a[4], a[5], address(6), address(7));
+    using Function = void(void*, i64, i64, i64, i64, i64, void*, i64, void*, void*);
+    reinterpret_cast<Function*>(call.function)(
+        address(0), a[1], a[2], a[3], a[4], a[5], address(6), a[7], address(8), address(9));
   } else {
     using Function = void(const i64*, const T*);
-    reinterpret_cast<Function*>(call.function)(a, &real);
+    reinterpret_cast<Function*>(call.function)(a, reals);
   }
 }
 
 Call read_call(void* library, const std::string& processor, const std::vector<Memory>& blocks) {
   char name[48];
   read(name, sizeof name);
-  Call call{name, 0, nullptr, {}, nullptr};
-  read(&call.real, sizeof call.real);
+  Call call{name, {}, nullptr, {}, nullptr};
+  read(call.reals, sizeof call.reals);
   const i64 size = word(), place = word();
   call.arguments.resize(word());
   for (i64& argument : call.arguments) {
@@ -106,10 +107,10 @@ void run_all(const std::vector<Call>& calls, int threads) {
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
     for (std::size_t i; (i = next.fetch_add(1)) < calls.size();)
-      if (calls[i].name.find("float32") != std::string::npos)
-        run<float>(calls[i]);
-      else
+      if (calls[i].name.find("float64") != std::string::npos)
         run<double>(calls[i]);
+      else
+        run<float>(calls[i]);
   };
   std::vector<std::thread> team;
   for (int i = 1; i < threads; ++i) team.emplace_back(work);

@@ -37,7 +37,7 @@ class Call:
     Attributes
     ----------
     name : str
-    real : float
+    reals : list of float
     scratch, scratch_place : int
         Bytes of scratch memory, and which argument is its address, −1 for none.
     arguments : list of int
@@ -46,7 +46,7 @@ class Call:
     """
 
     name: str
-    real: float
+    reals: list[float]
     scratch: int
     scratch_place: int
     arguments: list[int]
@@ -77,7 +77,7 @@ class Batch:
         parts = [words(len(blocks), *map(len, blocks)), *(each.ljust(padded(len(each)), b"\0") for each in blocks)]
         parts.append(words(len(self.calls)))
         for call in self.calls:
-            parts.append(struct.pack("<48sd", call.name.encode(), call.real))
+            parts.append(struct.pack("<48s3d", call.name.encode(), *call.reals))
             parts.append(words(call.scratch, call.scratch_place, len(call.arguments)))
             for place, value in enumerate(call.arguments):
                 parts.append(words(index[value] if place in call.sizes else -1, value))
@@ -86,6 +86,12 @@ class Batch:
 
 def words(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def extent(tensor: Tensor) -> int:
+    """Return the bytes from the first number of a tensor to the last, with those between them."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    return (last + 1) * tensor.element_size()
 
 
 def padded(size: int) -> int:
@@ -152,21 +158,21 @@ def driven(driver: Driver) -> Iterator[None]:
         tensors = {name: t for name, t in {**call.arrays, **arrays}.items() if t is not None and t.numel() > 0}
         scratch, item = call.sizes["scratch_numbers"], call.dtype.itemsize
         made = Call(
-            f"{call.name.replace('.', '_')}_{str(call.dtype).removeprefix('torch.')}",
-            call.real.value,
+            f"{call.name.replace('.', '_')}_{str(call.stored or call.dtype).removeprefix('torch.')}",
+            list(call.reals),
             scratch * item,
             PLACES["scratch"],
             arguments,
-            {PLACES[name]: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()},
+            {PLACES[name]: extent(tensor) for name, tensor in tensors.items()},
         )
         assert len(arguments) == len(FIELDS)
         give(made, lambda: execute(call, arrays, numbers, sizes), *tensors.values())
 
     def loaded(name: str, dtype: torch.dtype) -> library.Function:
         function = load(name, dtype)
-        if not name.startswith("decoding."):
+        describe = {"decoding.read_rows": rows_read, "decoding.log_sums": sums_logged}.get(name)
+        if describe is None:
             return function
-        describe = {"decoding.read_rows": rows_read, "decoding.log_sums": sums_logged}[name]
         full = f"{name.replace('.', '_')}_{str(dtype).removeprefix('torch.')}"
         return lambda *given: give(describe(full, dtype.itemsize, *given), lambda: function(*given))
 
@@ -210,14 +216,15 @@ def rows_read(name: str, item: int, *given: Any) -> Call:
     numbers = {0: (last - 1) * q_row + H * D, 2: keys, 3: keys, 15: (last - 1) * out_row + H * D}
     sizes = {place: count * item for place, count in numbers.items() if count > 0}
     sizes |= {5: last * WORD, 6: len(seen) * T * WORD, 8: len(seen) * WORD}
-    return Call(name, scale, H * (T + 16) * item, 17, arguments, sizes)
+    return Call(name, [scale, 0.0, 0.0], H * (T + 16) * item, 17, arguments, sizes)
 
 
 def sums_logged(name: str, item: int, *given: Any) -> Call:
     """Describe a call of ``decoding.log_sums``."""
-    _, row, _, last, N, length, _, _ = given
-    numbers = {0: (last - 1) * row + N, 6: last, 7: last * -(-N // length)}
-    return Call(name, 0.0, 0, -1, list(given), {place: count * item for place, count in numbers.items()})
+    _, row, _, last, N, length, _, hidden, _, _ = given
+    numbers = {0: (last - 1) * row + N, 8: last, 9: last * -(-N // length)}
+    sizes = {place: count * item for place, count in numbers.items()} | ({6: hidden * WORD} if hidden else {})
+    return Call(name, [0.0] * 3, 0, -1, list(given), sizes)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -35,7 +35,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "epanechnikov": {"score": scores.Epanechnikov(3.5)},
     "sinks": {"attn_mask": masks.causal("upper_left") & (masks.window(9, 0, align="upper_left") | masks.sinks(4))},
     "relative": {"attn_mask": masks.relative(normal(4, 81), align="upper_left")},
-    "bias": {"attn_mask": masks.causal("upper_left") & masks.dense(normal(1, 4, 131, 530))},
+    "bias": {"attn_mask": masks.causal("upper_left") & masks.dense(normal(1, 4, 1, 530))},
     "softcap": {"softcap": 1.5},
     "a sink": {"normalizer": normalizers.SoftmaxSink(normal(4)), "is_causal": True},
 }

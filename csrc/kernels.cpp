@@ -4,8 +4,8 @@
 #include "backward.h"
 #include "decoding.h"
 #include "dot.h"
-#include "forward.h"
 #include "radial.h"
+#include "threshold.h"
 
 #define JOINED_(name, type, processor) regard_##name##_##type##_##processor
 #define JOINED(name, type, processor) JOINED_(name, type, processor)

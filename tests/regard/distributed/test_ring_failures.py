@@ -146,10 +146,6 @@ def refusals() -> dict[str, tuple[dict[str, Any], str]]:
             f"{able}'sdpa': no gradient to a bias",
         ),
         "fused": ({"engine": "fused", "softcap": 2.0}, f"{able}'fused': no softcap"),
-        "fused, normalizer": (
-            {"engine": "fused", "normalizer": "sigmoid"},
-            f"{able}'fused': softmax only, not Sigmoid",
-        ),
         "engine": ({"engine": Picky("all")}, f"{able}'picky': it refuses all"),
         "engine, gradients": ({"engine": Picky("gradients")}, f"{able}'picky': it refuses gradients"),
         "no engine": ({"engine": "sdpaa"}, "attention: engine must be one of .*, got 'sdpaa'"),

@@ -15,12 +15,14 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
+from regard.engines.fused import run
 from regard.engines.fused.arguments import RADIAL
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.testing import case as samples
 from regard.testing.case import Case, CaseCall, Recipe
 from regard.testing.conformance import judge
+from regard.testing.guarded_memory import guarded_kernels
 from regard.testing.trial import Trial
 
 F32, F64 = torch.float32, torch.float64
@@ -40,6 +42,7 @@ SCORES = (
     "laplacian/features", "boxcar", "triangular/features", "epanechnikov/learned", "scaled_dot", "general",
     "cosine/learned",
 )  # fmt: skip
+NORMALIZERS = ("sparsemax", "entmax15", "entmax", "sigmoid")
 MASKS: dict[str, Recipe] = {
     "causal": ("causal", "lower_right"),
     "window": ("and", ("causal", "upper_left"), ("window", 37, 5, "upper_left")),
@@ -158,10 +161,105 @@ def test_scale(score: str, scale: float) -> None:
     ),
     score=st.sampled_from(SCORES),
     mask=st.sampled_from([None, *MASKS.values()]),
+    normalizer=st.sampled_from(["softmax", *NORMALIZERS]),
     law=st.sampled_from(LAWS),
 )
-def test_any_problem(sizes: dict[str, Any], score: str, mask: Recipe | None, law: str) -> None:
-    holds(law, score=score, mask=mask, **sizes)
+def test_any_problem(sizes: dict[str, Any], score: str, mask: Recipe | None, normalizer: str, law: str) -> None:
+    holds(law, score=score, mask=mask, normalizer=normalizer, **sizes)
+
+
+# Normalizers other than softmax ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.campaign(keep=20)
+@pytest.mark.parametrize("law", LAWS[:2])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", SCORES)
+def test_every_normalizer(score: str, normalizer: str, shape: str, law: str) -> None:
+    learned = shape in ("one row", "few") or not score.startswith(("additive", "concat"))
+    holds(law, score=score, normalizer=normalizer, width=4, value_width=5, learned=learned, **SHAPES[shape])
+
+
+@pytest.mark.campaign(keep=20)
+@pytest.mark.parametrize("law", LAWS[:2])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", ["additive", "laplacian", "triangular", "scaled_dot"])
+def test_every_normalizer_and_mask(score: str, normalizer: str, mask: str, law: str) -> None:
+    learned = score != "additive" and mask != "bias"
+    sizes = {"width": 3, "value_width": 13, "queries": 67, "keys": 515}
+    holds(law, score=score, normalizer=normalizer, mask=MASKS[mask], learned=learned, **sizes)
+
+
+@pytest.mark.campaign(keep=12)
+@pytest.mark.parametrize("magnitude", [0.03, 1.0, 30.0])
+@pytest.mark.parametrize("V", [1, 16, 70])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_many_and_few_keys_with_weight(normalizer: str, dtype: str, V: int, magnitude: float) -> None:
+    sizes = {"group": 2, "queries": 70, "keys": 530, "width": 9, "value_width": V}
+    for law in LAWS[:2]:
+        holds(law, score="scaled_dot", normalizer=normalizer, dtype=dtype, magnitude=magnitude, **sizes)
+
+
+@pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax"])
+@pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])
+def test_rows_whose_scores_are_held_in_parts(
+    score: str, normalizer: str, mask: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "HELD", 12 * 700)
+    assert run.held_scores(600)[0] == 12
+    recipe = None if mask is None else MASKS[mask]
+    for law in LAWS[:2]:
+        holds(law, score=score, normalizer=normalizer, mask=recipe, width=3, value_width=5, queries=90, keys=600)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", ["additive", "boxcar", "scaled_dot"])
+def test_no_kernel_leaves_its_memory(score: str, normalizer: str) -> None:
+    with guarded_kernels():
+        for recipe in (None, MASKS["window"], MASKS["others"], MASKS["bias"]):
+            for magnitude in (0.03, 1.0):
+                case = {"width": 3, "value_width": 17, "queries": 67, "keys": 600, "magnitude": magnitude}
+                holds("gradient budget", score=score, normalizer=normalizer, mask=recipe, **case)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_nan_without_weight_is_seen_all_the_same(flat: bool, normalizer: str) -> None:
+    query, key, value = (normal(1, 2, 130, 4, seed=i) for i in range(3))
+    value[0, 1, 77, 1] = torch.nan
+    query = query * 0.01 if flat else query
+    for mask in (None, masks.causal("upper_left")):
+        found, right = (
+            regard.attention(query, key, value, mask, normalizer=normalizer, engine=engine)
+            for engine in ("fused", "reference")
+        )
+        assert torch.equal(found.isnan(), right.isnan())
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_scores_that_are_not_finite(bad: float, normalizer: str) -> None:
+    query, key, value = (normal(1, 1, n, 1, seed=i) for i, n in enumerate((70, 600, 600)))
+    key[0, 0, 333] = bad
+    for score in ("dot", "gaussian"):
+        found, right = (
+            regard.attention(query, key, value, score=score, normalizer=normalizer, engine=engine)
+            for engine in ("fused", "reference")
+        )
+        torch.testing.assert_close(found, right, equal_nan=True)
+
+
+def test_a_call_with_a_threshold_holds_no_matrix() -> None:
+    N = 8192
+    leaves = [normal(1, 1, N, 8, seed=i).requires_grad_() for i in range(3)]
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        regard.attention(*leaves, normalizer="entmax15", engine="fused").sum().backward()
+    total = sum(max(e.self_cpu_memory_usage, 0) for e in seen.key_averages())
+    assert leaves[0].nbytes < total < N * N * 4 // 4
 
 
 # Magnitudes -----------------------------------------------------------------------------------------------------------

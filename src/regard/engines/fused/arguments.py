@@ -24,6 +24,8 @@ ROW = TILE + PAD
 RADIAL = ("gaussian", "laplacian", "boxcar", "triangular", "epanechnikov")
 GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHNIKOV = range(len(RADIAL))
 COMPACT = BOXCAR
+#: How scores become weights, by the number that ``normalizer`` holds.
+SOFTMAX, SIGMOID, ENTMAX = range(3)
 #: The additive score: features up to here lose precision to exponentials.
 SMALL_FEATURE = 0.5
 
@@ -32,7 +34,9 @@ _NAMES = (
     "query query_small query_raw query_class",
     "key key_small key_raw key_class",
     "weight weight_rest weight_head mixed kind direct boxes",
-    "value value_keys value_lanes",
+    "value value_keys value_lanes read_all",
+    # How scores become weights, and the bits of a double, entmax's α.
+    "normalizer alpha",
     # Results.
     "output peak total top entropy received best best_key",
     # Of the backward pass.
@@ -41,10 +45,10 @@ _NAMES = (
     "start stop interval_b interval_h interval_r",
     "segments segment_count added added_at added_b added_h added_r has_added",
     # Sizes; a work item is a block of rows of one head.
-    "H G L S C V K tile first last block head_first kv_first",
+    "H G L S C V K tile first last block head_first kv_first held held_row",
     # Where the parts of the scratch memory begin.
     "scratch at_query at_key at_value at_score at_weight at_state at_output",
-    "at_rows at_d_key at_d_score at_d_query at_delta",
+    "at_rows at_d_key at_d_score at_d_query at_delta at_held at_found at_place at_line",
 )
 
 FIELDS = tuple(" ".join(_NAMES).split())

@@ -16,15 +16,15 @@ from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.fused import library, morton
-from regard.engines.fused.arguments import COMPACT
+from regard.engines.fused.arguments import COMPACT, ENTMAX
 from regard.engines.fused.families import KINDS, family_of, inverse_of, is_direct
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
-from regard.engines.fused.run import ForwardRequest, ForwardResult
+from regard.engines.fused.rules import Rule
+from regard.engines.fused.run import ForwardRequest, ForwardResult, held_scores
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
 from regard.masks.base import reached
-from regard.normalizers import Softmax
 from regard.scores import Score
 from regard.scores.kernels import Distance
 
@@ -51,8 +51,8 @@ class Fused(Engine):
             return "its kernels cannot be exported to ONNX"
         if problem.query.device.type != "cpu":
             return f"CPU only, not {problem.query.device.type}"
-        if type(problem.normalizer) is not Softmax:
-            return f"softmax only, not {type(problem.normalizer).__name__}"
+        if Rule.of(problem.normalizer) is None:
+            return f"softmax, sigmoid and entmax only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
             return f"no kernel for {type(problem.score).__name__}"
         if problem.softcap is not None:
@@ -73,10 +73,15 @@ class Fused(Engine):
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = 2 * sum(t.numel() for t in ends) * size
+        if _rule(problem).kind == ENTMAX:
+            held, row = held_scores(e.S)
+            kept += torch.get_num_threads() * (held + 3) * row * size
         flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8)
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
+        if not problem.normalizer.online:
+            return frozenset()
         fields = frozenset(("lse", "entropy", "topk", "received"))
         return fields if _is_direct(problem) else fields | {"max"}
 
@@ -101,7 +106,7 @@ class Fused(Engine):
     def partial_backward(
         self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None
     ) -> Tensor | None:
-        if is_traced(problem.query) or dense.needs_care(problem):
+        if is_traced(problem.query) or dense.needs_care(problem) or not problem.normalizer.online:
             return None
         fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
         rows, setting = _Projected.of(problem, fixed.weight), fixed.setting or _setting(problem, ForwardRequest())
@@ -119,7 +124,13 @@ class Fused(Engine):
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are computed without scores, as log(1 − r) loses precision for small r."""
     plain = problem.mask is None or not problem.mask.has_bias
-    return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain)
+    return is_direct(KINDS.get(type(problem.score), 0), problem.scale, plain, _rule(problem))
+
+
+def _rule(problem: Problem) -> Rule:
+    rule = Rule.of(problem.normalizer)
+    assert rule is not None
+    return rule
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ class _Prepared:
     @classmethod
     def of(cls, problem: Problem, request: AuxRequest | None) -> _Prepared:
         wants, score, mask = ForwardRequest(), problem.score, problem.mask
-        if request is not None:
+        if request is not None and problem.normalizer.online:
             k = min(request.topk, problem.extent.S)
             wants = ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
         family, kind = family_of(score), KINDS.get(type(score), 0)
@@ -151,7 +162,8 @@ class _Prepared:
             inverse = inverse_of(weight) if family == "radial" else None
         if mask is not None and not mask.is_fixed:
             return cls(None, weight, wants)
-        return cls(StaticArguments(family, kind, problem.scale, VisibleKeys.of(problem), wants, inverse), weight, wants)
+        visible, rule = VisibleKeys.of(problem), _rule(problem)
+        return cls(StaticArguments(family, kind, problem.scale, rule, visible, wants, inverse), weight, wants)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +214,8 @@ def _attend(fixed: _Prepared, wants_aux: bool, problem: Problem) -> EngineOutput
 def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
-    return StaticArguments(family, KINDS.get(type(problem.score), 0), problem.scale, VisibleKeys.of(problem), wants)
+    kind, visible = KINDS.get(type(problem.score), 0), VisibleKeys.of(problem)
+    return StaticArguments(family, kind, problem.scale, _rule(problem), visible, wants)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
@@ -241,16 +254,16 @@ def _traced(problem: Problem) -> EngineOutput:
     """Run a traced call, with the mask as intervals, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
-    constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale
+    constants = family_of(problem.score), KINDS.get(type(problem.score), 0), problem.scale, *_rule(problem)
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     if mask is None:
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, None, None, None, *constants)
-        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+        return EngineOutput(output.to(problem.query.dtype), _lse_of(problem, peak, total))
     intervals = None if mask.has_bias else mask.intervals(extent)
     if intervals is not None:
         rows = _cleared(rows, reached(*intervals, extent.S))
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *intervals, None, *constants)
-        return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+        return EngineOutput(output.to(problem.query.dtype), _lse_of(problem, peak, total))
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
     strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
@@ -262,7 +275,7 @@ def _traced(problem: Problem) -> EngineOutput:
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
-    return EngineOutput(output.to(problem.query.dtype), _lse(peak, total))
+    return EngineOutput(output.to(problem.query.dtype), _lse_of(problem, peak, total))
 
 
 def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
@@ -272,13 +285,18 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
     return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
 
 
-def _lse(peak: Tensor, total: Tensor) -> Tensor:
+def _lse_of(problem: Problem, peak: Tensor, total: Tensor) -> Tensor | None:
+    """Return the log-sum-exp, which only softmax has."""
+    if not problem.normalizer.online:
+        return None
     empty = total == 0
     return torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
 
 def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
     """Convert the results of a forward pass to auxiliary outputs."""
+    if not problem.normalizer.online:
+        return EngineOutput(found.output.to(problem.query.dtype))
     empty = found.total == 0
     log_total = torch.where(empty, 1.0, found.total).log()
     entropy = None if found.entropy is None else torch.where(empty, 0.0, log_total - found.entropy / found.total)
@@ -289,7 +307,7 @@ def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
         topk = TopK(weights, found.best_key)
     return EngineOutput(
         found.output.to(problem.query.dtype),
-        _lse(found.peak, found.total),
+        _lse_of(problem, found.peak, found.total),
         max=found.top,
         entropy=entropy,
         topk=topk,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, is_direct, rows_of
+from regard.engines.fused.rules import Rule
 from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
@@ -26,7 +27,7 @@ class StaticArguments:
 
     Attributes
     ----------
-    family, kind, scale, inverse : see :func:`rows_of`
+    family, kind, scale, rule, inverse : see :func:`rows_of`
     visible : VisibleKeys
     wants : ForwardRequest
     passes : dict
@@ -38,6 +39,7 @@ class StaticArguments:
     family: str
     kind: int
     scale: float
+    rule: Rule
     visible: VisibleKeys
     wants: ForwardRequest
     inverse: tuple[Tensor, Tensor] | None = None
@@ -47,11 +49,11 @@ class StaticArguments:
     @cached_property
     def is_direct(self) -> bool:
         """Whether the kernels compute weights instead of scores."""
-        return is_direct(self.kind, self.scale, self.visible.plain)
+        return is_direct(self.kind, self.scale, self.visible.plain, self.rule)
 
     def rows(self, query: Tensor, key: Tensor, weight: Tensor) -> Rows:
         """Return the inputs of the kernels."""
-        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.inverse)
+        return rows_of(self.family, query, key, weight, self.scale, self.kind, self.is_direct, self.rule, self.inverse)
 
 
 class Fused(torch.autograd.Function):
@@ -141,15 +143,18 @@ def _forward(
     family: str,
     kind: int,
     scale: float,
+    normalizer: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
     visible = _visible_keys(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
+    rule = Rule(normalizer, alpha)
+    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain, rule), rule)
     found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {})
     return found.output, found.peak, found.total
 
 
-def _forward_shapes(query, key, value, weight, start, stop, added, family, kind, scale):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _forward_shapes(query, key, value, weight, start, stop, added, family, kind, scale, normalizer, alpha):  # type: ignore[no-untyped-def]  # noqa: ARG001
     shape = query.shape[:3]
     return query.new_empty(*shape, value.shape[-1]), query.new_empty(shape), query.new_empty(shape)
 
@@ -170,10 +175,13 @@ def _backward(
     family: str,
     kind: int,
     scale: float,
+    normalizer: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, weight and added (empty if not needed)."""
     visible = _visible_keys(query, key, start, stop, added)
-    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain))
+    rule = Rule(normalizer, alpha)
+    rows = rows_of(family, query, key, weight, scale, kind, is_direct(kind, scale, visible.plain, rule), rule)
     found = ForwardResult(output.contiguous(), peak.contiguous(), total.contiguous())
     pulled = run.backward(rows, value.contiguous(), visible, found, grad, [], [wants_added], {})
     d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], scale)
@@ -214,12 +222,12 @@ def _heads(tensor: Tensor, dim: int | None) -> int:
     return tensor.shape[1] if dim is None else tensor.movedim(dim, 0).shape[2]
 
 
-def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added, family, kind, scale):  # type: ignore[no-untyped-def]
+def _forward_batch(info, in_dims, query, key, value, weight, start, stop, added, *constants):  # type: ignore[no-untyped-def]
     N, H, G = info.batch_size, _heads(query, in_dims[0]), _heads(key, in_dims[1])
     rows = [_fold(t, d, N, n) for t, d, n in zip((query, key, value), in_dims, (H, G, G))]
     hidden = [_fold(t, d, N, H) for t, d in zip((start, stop, added), in_dims[4:7])]
     folded = _fold_weight(weight, in_dims[3], N)
-    output, peak, total = fused_forward(*rows, folded, *hidden, family, kind, scale)
+    output, peak, total = fused_forward(*rows, folded, *hidden, *constants)
     return tuple(_unfold(t, N) for t in (output, peak, total)), (1, 1, 1)
 
 
@@ -238,9 +246,7 @@ def _backward_batch(  # type: ignore[no-untyped-def]
     peak,
     total,
     wants_added,
-    family,
-    kind,
-    scale,
+    *constants,
 ):
     N, H, G = info.batch_size, _heads(query, in_dims[1]), _heads(key, in_dims[2])
     ends: Sequence[Tensor | None] = [
@@ -256,9 +262,7 @@ def _backward_batch(  # type: ignore[no-untyped-def]
     else:
         hidden.append(_fold(added, in_dims[7], N, H))
     found = [_fold(t, d, N, H) for t, d in zip((output, peak, total), in_dims[8:11])]
-    d_query, d_key, d_value, d_weight, d_added = fused_backward(
-        *ends, folded, *hidden, *found, wants_added, family, kind, scale
-    )
+    d_query, d_key, d_value, d_weight, d_added = fused_backward(*ends, folded, *hidden, *found, wants_added, *constants)
     rows = [_unfold(t, N) for t in (d_query, d_key, d_value)]
     d_weight = d_weight.unflatten(0, (N, -1))
     if not wants_added:
@@ -296,13 +300,14 @@ class Traced(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.family, ctx.kind, ctx.scale = inputs
+        tensors, ctx.constants = inputs[:7], inputs[7:]
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
         wants_added = ctx.needs_input_grad[6]
-        found = fused_backward(grad, *ctx.saved_tensors, wants_added, ctx.family, ctx.kind, ctx.scale)
+        found = fused_backward(grad, *ctx.saved_tensors, wants_added, *ctx.constants)
         d_query, d_key, d_value, d_weight, d_added = found
-        return d_query, d_key, d_value, d_weight, None, None, d_added if wants_added else None, *[None] * 3
+        rest = d_added if wants_added else None, *[None] * len(ctx.constants)
+        return d_query, d_key, d_value, d_weight, None, None, *rest

@@ -28,7 +28,7 @@ class Explanation:
         The chosen engine.
     seconds : float or None
         Estimated time in seconds: forward, plus backward if gradients are needed. None if there is no estimate: on
-        devices other than the CPU, with dropout, and with normalizers other than softmax.
+        devices other than the CPU, with dropout, and with normalizers other than softmax, sigmoid and entmax.
     visible : float or None
         The fraction of (query, key) pairs that the mask leaves visible, estimated from a sample of rows if there are
         many. None if tensor values are unavailable, as under ``torch.compile``.
@@ -87,8 +87,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
     able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
-    measured = problem.is_softmax and not problem.dropout_p
-    times = estimated_seconds(able, problem) if measured else {}
+    times = {} if problem.dropout_p else estimated_seconds(able, problem)
     others = {
         other.name: _reason(problem, other, chosen, named, times)
         for other in engines.TABLE.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from regard import masks
 
 LEFT = 256
 DOCUMENTS = 32
+#: Queries that select keys.
+SELECTING = 512
 DENSE, BIASED, FLEX = "torch SDPA, dense mask", "torch SDPA, same bias", "FlexAttention, compiled"
 WINDOW = f"causal() & window({LEFT}, 0)"
 FORWARD, STRIPS = "regard, forward alone", "regard, strips of torch SDPA"
@@ -82,6 +85,23 @@ def _pair_bias(point: Point) -> Work:
 
 def _bias(work: Work) -> dict[str, Any]:
     return {"attn_mask": work.bias}
+
+
+@cache
+def _lists(keys: int) -> Tensor:
+    """Return an eighth of the keys for each of a number of queries, at random: (L, K)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(SELECTING, keys, generator=generator).argsort(-1)[:, : keys // 8].contiguous()
+
+
+def _selected(point: Point) -> Work:
+    marks = torch.zeros(SELECTING, point.size, dtype=torch.bool).scatter(-1, _lists(point.size), value=True)
+    query, key, value = seeded((1, 8, SELECTING, 64), *[(1, 8, point.size, 64)] * 2)
+    return Work(query, key, value, backward=point.backward, visible=lambda rows: marks[rows][None, None])
+
+
+def _selected_mask(work: Work) -> dict[str, Any]:
+    return {"attn_mask": masks.selected(_lists(work.key.shape[2]))}
 
 
 def _flex_window(work: Work) -> Call:
@@ -190,5 +210,20 @@ register(
             Goal("pair-bias-memory", "memory", 100, 1024, backward=True),
         ),
         notes="The memory goal is less than one tensor of a score for each pair of each sequence and head: 134 MB.",
+    )
+)
+
+register(
+    Case(
+        name="selected",
+        title=f"{SELECTING} queries that each see another eighth of the keys: selected(indices), 8 heads of 64",
+        unit="keys",
+        build=_selected,
+        contenders={DENSE: by_torch(), "regard": by_regard(_selected_mask)},
+        baseline=DENSE,
+        points=(Point(4096), Point(16384), Point(4096, backward=True), Point(16384, backward=True)),
+        quick=160,
+        goals=(Goal("selected", "speed", 4.0, 16384, backward=True),),
+        notes=MADE_BEFORE,
     )
 )

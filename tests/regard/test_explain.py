@@ -37,7 +37,7 @@ softcap 30, dropout 0.1
   reads       316 KiB
   workspace   {workspace} MiB, does not grow with L×S
   sdpa: unsupported, softmax only, not Entmax15
-  fused: unsupported, softmax only, not Entmax15
+  fused: unsupported, no softcap
   reference: not chosen, its workspace grows with L×S"""
 
 
@@ -71,8 +71,10 @@ REASONS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"engine": "streaming"}, "streaming", "sdpa", "not chosen, engine='streaming' was given"),
     ({"engine": engines.Reference(torch.float64)}, "reference", "sdpa", "not chosen, engine='reference' was given"),
     ({"engine": "reference", "softcap": 1.0}, "reference", "sdpa", "unsupported, no softcap"),
-    ({"normalizer": "sparsemax"}, "streaming", "sdpa", "unsupported, softmax only, not Sparsemax"),
-    ({"normalizer": "sparsemax"}, "streaming", "fused", "unsupported, softmax only, not Sparsemax"),
+    ({"normalizer": "sparsemax"}, "fused", "sdpa", "unsupported, softmax only, not Sparsemax"),
+    ({"normalizer": "sparsemax"}, "fused", "streaming", "not chosen, estimated #× slower (# ms)"),
+    ({"normalizer": "entmax15"}, "fused", "reference", "not chosen, its workspace grows with L×S"),
+    ({"normalizer": "argmax"}, "streaming", "fused", "unsupported, softmax, sigmoid and entmax only, not Argmax"),
     ({"softcap": 1.0}, "fused", "sdpa", "unsupported, no softcap"),
     ({"softcap": 1.0}, "fused", "streaming", "not chosen, estimated #× slower (# ms)"),
     ({"normalizer": "softmax_sink"}, "sdpa", "streaming", "not chosen, estimated #× slower (# ms)"),

@@ -145,9 +145,9 @@ def refusals() -> dict[str, tuple[dict[str, Any], str]]:
             {"engine": "sdpa", "attn_mask": bias(True)},
             f"{able}'sdpa': no gradient to a bias",
         ),
-        "fused, normalizer": (
-            {"engine": "fused", "normalizer": "sigmoid"},
-            f"{able}'fused': softmax only, not Sigmoid",
+        "fused": (
+            {"engine": "fused", "normalizer": "argmax"},
+            f"{able}'fused': softmax, sigmoid and entmax only, not Argmax",
         ),
         "engine": ({"engine": Picky("all")}, f"{able}'picky': it refuses all"),
         "engine, gradients": ({"engine": Picky("gradients")}, f"{able}'picky': it refuses gradients"),

@@ -177,7 +177,8 @@ def _rule(problem: Problem) -> Rule:
 
 def _is_online(problem: Problem) -> bool:
     """Whether the normalizer is softmax, with or without sinks, of which the kernels return statistics."""
-    return _rule(problem).kind == SOFTMAX
+    rule = Rule.of(problem.normalizer)
+    return rule is not None and rule.kind == SOFTMAX
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Setting:
     V: int
     backward: bool
     group: int = 1
+    normalizer: str = "softmax"
 
 
 def settings() -> Iterator[Setting]:
@@ -74,6 +75,21 @@ def settings() -> Iterator[Setting]:
         yield Setting("step", mask, B, L, S, 8, C, C, False, group)
 
 
+def other_settings() -> Iterator[Setting]:
+    """Yield a smaller grid for normalizers other than softmax: dot products with sigmoid and one sparse normalizer.
+
+    With other scores, engine ``fused`` is preferred without estimates: it is several times as fast as ``streaming``.
+    """
+    sizes = ((1, 8, 8), (1, 1, 2048), (1, 64, 512), (1, 256, 256), (1, 1024, 1024), (32, 12, 12))
+    cases = [(mask, size) for mask in ("all", "structure", "bias", "matrix") for size in sizes]
+    cases += [("ragged", size) for size in ((32, 12, 12), (64, 1, 128), (4, 256, 256), (2, 512, 512))]
+    for normalizer, (mask, (B, L, S)), backward, width in itertools.product(
+        ("entmax15", "sigmoid"), cases, (False, True), (16, 64)
+    ):
+        if B * L * S * width <= LARGEST / 100:
+            yield Setting("dot", mask, B, L, S, 2, width, width, backward, normalizer=normalizer)
+
+
 def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a call's arguments."""
     generator = torch.Generator().manual_seed(0)
@@ -96,14 +112,13 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator)),
         "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
     }[s.mask]
-    return ends, {"attn_mask": mask, "score": score, "enable_gqa": s.group > 1}
+    return ends, {"attn_mask": mask, "score": score, "normalizer": s.normalizer, "enable_gqa": s.group > 1}
 
 
-def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
+def measured(s: Setting, clock: Callable[[], float]) -> Iterator[tuple[str, tuple[float, ...], float]]:
     """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
     ends, options = made(s)
-    mask = options["attn_mask"]
-    problem = Problem.of(Call(*ends, mask, score=options["score"], enable_gqa=options["enable_gqa"]))
+    problem = Problem.of(Call(*ends, **options))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
         if engine.refusal(problem) is None and not engine.grows(problem):
@@ -112,10 +127,10 @@ def measured(s: Setting) -> Iterator[tuple[str, tuple[float, ...], float]]:
     loops: dict[str, int] = {}
     for name, call in calls.items():
         call()  # compiles
-        loops[name] = loops_for(call, FLOOR)
+        loops[name] = loops_for(call, FLOOR, clock)
     for _ in range(SAMPLES):
         for name, call in calls.items():
-            best[name] = min(best[name], sample(call, loops[name]))
+            best[name] = min(best[name], sample(call, loops[name], clock))
     for name, seconds in best.items():
         yield f"{name}/{cost_model.cost_key(problem)}", cost_model.terms(problem), seconds
 
@@ -147,17 +162,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.costs", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="measure this share of the grid only")
     parser.add_argument("--score", help="measure calls of this score only, and keep the rates of all others")
+    parser.add_argument(
+        "--others", action="store_true", help="measure normalizers other than softmax only, and keep all other times"
+    )
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="measure the CPU time of one thread, which other processes disturb less"
+    )
     parser.add_argument("--out", type=Path, default=TARGET, help="where to write")
     options = parser.parse_args(argv)
-    grid = [
-        s for s in settings() if options.score in (None, s.score) and random.Random(repr(s)).random() < options.share
-    ]
+    every = [*other_settings()] if options.others else [*settings(), *other_settings()]
+    every = [s for s in every if options.score in (None, s.score)]
+    grid = [s for s in every if random.Random(repr(s)).random() < options.share]
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     times: defaultdict[str, list[float]] = defaultdict(list)
     began = time.monotonic()
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    if options.cpu_time:
+        torch.set_num_threads(1)
     for i, setting in enumerate(grid):
         print(f"\r{i + 1} of {len(grid)}: {setting}".ljust(140)[:140], end="", file=sys.stderr)
-        for lane, terms, seconds in measured(setting):
+        for lane, terms, seconds in measured(setting, clock):
             rows[lane].append(terms)
             times[lane].append(seconds)
     lanes = {lane: fitted(rows[lane], times[lane]) for lane in sorted(rows)}
@@ -170,10 +194,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return 0
     where = facts() | {
-        "command": "python -m benchmarks.costs",
+        "command": " ".join(["python -m benchmarks.costs", *(sys.argv[1:] if argv is None else argv)]),
         "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
     }
-    body = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
+    body: dict[str, Any] = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
+    if options.others:
+        body = json.loads(TARGET.read_text(encoding="utf-8"))
+        kept = {key: rates for key, rates in body["lanes"].items() if key not in lanes}
+        body |= {"machine of other normalizers": where, "lanes": dict(sorted((kept | lanes).items()))}
     options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 

@@ -63,24 +63,24 @@ def ratio(over: Timing, under: Timing) -> Ratio:
     return Ratio(over.median / under.median, min(rounds), max(rounds))
 
 
-def sample(call: Callable[[], object], loops: int) -> float:
+def sample(call: Callable[[], object], loops: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the seconds per call of ``loops`` calls."""
     if isinstance(call, Elsewhere):
         call()
         return call.seconds
-    began = time.perf_counter()
+    began = clock()
     for _ in range(loops):
         call()
-    return (time.perf_counter() - began) / loops
+    return (clock() - began) / loops
 
 
-def loops_for(call: Callable[[], object], floor: float = FLOOR) -> int:
+def loops_for(call: Callable[[], object], floor: float = FLOOR, clock: Callable[[], float] = time.perf_counter) -> int:
     """Return how many calls fill a sample; finding out warms up."""
     loops = 1
     if isinstance(call, Elsewhere):
         call()
         return loops
-    while (taken := sample(call, loops) * loops) < floor:
+    while (taken := sample(call, loops, clock) * loops) < floor:
         loops = max(loops * 2, int(loops * floor * 1.2 / taken) if taken else 0)
     return loops
 

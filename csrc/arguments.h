@@ -10,9 +10,11 @@
   field(key) field(key_small) field(key_raw) field(key_class)                                                   \
   field(weight) field(weight_rest) field(weight_head) field(mixed) field(kind) field(direct) field(boxes)       \
   field(factor)                                                                                                 \
-  field(value) field(value_keys) field(value_lanes)                                                             \
+  field(value) field(value_keys) field(value_lanes) field(read_all)                                             \
   /* Distances of sequences, heads and rows that are read where they are. */                                    \
   field(key_b) field(key_g) field(key_s) field(value_b) field(value_g) field(value_s)                           \
+  /* How scores become weights, and the bits of a double, entmax's α. */                                        \
+  field(normalizer) field(alpha)                                                                                \
   /* Results. */                                                                                                \
   field(output) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
   /* The logit of each row's sink, and the dropout of weights. */                                               \
@@ -30,11 +32,11 @@
   field(bias) field(bias_b) field(bias_h) field(bias_r) field(bias_c)                                           \
   /* Sizes; a work item is a block of rows of one head. */                                                      \
   field(H) field(G) field(L) field(S) field(C) field(V) field(K) field(tile) field(first) field(last)           \
-  field(block) field(head_first) field(kv_first)                                                                \
+  field(block) field(head_first) field(kv_first) field(held) field(held_row)                                    \
   /* Where the parts of the scratch memory begin. */                                                            \
   field(scratch) field(at_query) field(at_key) field(at_value) field(at_score) field(at_weight)                 \
   field(at_state) field(at_output) field(at_rows) field(at_d_key) field(at_d_score) field(at_d_query)           \
-  field(at_delta)
+  field(at_delta) field(at_held) field(at_found) field(at_place) field(at_line)
 
 namespace {
 
@@ -57,6 +59,9 @@ constexpr i64 ROW = TILE + PAD;  // the distance of rows of keys; no power of tw
 // Scores of a distance; from BOXCAR on, weights are 0 beyond a distance.
 enum Kind : i64 { GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHNIKOV, COMPACT = BOXCAR };
 
+// How scores become weights.
+enum Normalizer : i64 { SOFTMAX, SIGMOID, ENTMAX };
+
 // The arguments of one call. `softcap` is 0 where scores are not capped; `kept` is the factor of weights that dropout
 // keeps, those whose random bits reach `threshold`.
 template <class T>
@@ -68,6 +73,7 @@ struct Arguments {
   INLINE T* array(F::Field field) const { return reinterpret_cast<T*>(numbers[field]); }
   INLINE i64* integers(F::Field field) const { return reinterpret_cast<i64*>(numbers[field]); }
   INLINE uint8_t* bytes(F::Field field) const { return reinterpret_cast<uint8_t*>(numbers[field]); }
+  INLINE double alpha() const { return bits_as<double>(numbers[F::alpha]); }
   INLINE T* scratch(F::Field field) const { return array(F::scratch) + numbers[field]; }
 };
 

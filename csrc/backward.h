@@ -1,8 +1,7 @@
 // The backward pass over tiles, for any family of scores: weights are recomputed from what the forward pass kept.
 #pragma once
 
-#include "linear.h"
-#include "tiles.h"
+#include "threshold.h"
 
 namespace {
 
@@ -11,9 +10,14 @@ template <class T>
 OUTLINE void row_weights(const Arguments<T>& a, i64 head, i64 row, i64 j0, i64 j1, const T* s, T* p, bool exists) {
   const i64 place = head * a[F::L] + row, end = j0 + padded(j1 - j0);
   const T peak = a.array(F::peak)[place], total = a.array(F::total)[place];
-  if (!exists || total == T(0)) {
+  if (!exists || (total == T(0) && a[F::normalizer] == SOFTMAX)) {
     fill(p + j0, end - j0, T(0));
     return;
+  }
+  if (a[F::normalizer] == ENTMAX) return entmax_weights(s + j0, p + j0, j1 - j0, {peak, total}, a.alpha());
+  if (a[F::normalizer] == SIGMOID) {
+    sigmoids(s, p, j0, j1);
+    return fill(p + j1, end - j1, T(0));
   }
   const T share = T(1) / total;
   const bool direct = a[F::direct] != 0;
@@ -66,19 +70,33 @@ void add_bias_gradients(const Arguments<T>& a, i64 head, i64 row, i64 last, i64 
   });
 }
 
+// d weight / d score where the rest of the row stays, as a function of the weight. NaN stays NaN.
+template <class X>
+INLINE X slope_of(X weight, i64 normalizer, double alpha) {
+  using T = Real<X>;
+  if (normalizer == SOFTMAX) return weight;
+  if (normalizer == SIGMOID) return weight * (T(1) - weight);
+  const auto some = weight > T(0);
+  if (alpha == 2) return some ? wide<X>(1) : weight;
+  if (alpha == 1.5) return square_root(weight);
+  return some ? exponential(T(2 - alpha) * logarithm(some ? weight : wide<X>(1))) : weight;
+}
+
 // Replace the gradients of weights by those of scores in four rows, and add them to those of biases if wanted.
 template <class T>
 OUTLINE void score_gradients(
     const Arguments<T>& a, i64 head, i64 row, i64 last, i64 t0, i64 j0, i64 j1, const T* p, T* dp, const T* delta,
     i64 column) {
+  const i64 normalizer = a[F::normalizer];
+  const double alpha = a.alpha();
   for (i64 i = 0; i < GROUP; ++i) {
     const T* pi = p + i * ROW;
     T* di = dp + i * ROW;
     const T mean = delta[i];
     over<T>(j0, j1, [&](i64 j, auto x) {
       using X = decltype(x);
-      const X weight = load<X>(pi + j);
-      store(di + j, weight != T(0) ? weight * (load<X>(di + j) - mean) : X{});
+      const X weight = load<X>(pi + j), slope = slope_of(weight, normalizer, alpha);
+      store(di + j, weight != T(0) ? slope * (load<X>(di + j) - mean) : X{});
     });
     fill(di + j1, padded(j1 - j0) - (j1 - j0), T(0));
     if (a[F::d_added] != 0 && column >= 0 && row + i <= last) {
@@ -89,6 +107,20 @@ OUTLINE void score_gradients(
     }
   }
   if (a[F::d_bias] != 0) add_bias_gradients(a, head, row, last, t0, j0, j1, dp);
+}
+
+// Add the slopes of a row's weights, and their products with the gradients of the weights.
+template <class T>
+OUTLINE void add_mean(const T* p, const T* dp, i64 j0, i64 j1, double alpha, T& sum, T& total) {
+  Sum<T> products, slopes;
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X slope = slope_of(load<X>(p + j), ENTMAX, alpha);
+    slopes.add(slope);
+    products.add(slope != T(0) ? slope * load<X>(dp + j) : X{});
+  });
+  sum += products.total();
+  total += slopes.total();
 }
 
 // Set four rows to zero in the part of a band that is not their own.
@@ -135,13 +167,14 @@ struct Parts {
 };
 
 // Pack what the keys' gradients are sums of: the gradients of a block's output, and its queries. `delta` is each row's
-// `grad · output`, the mean of the gradients of its weights.
+// `grad · output`, which for softmax is the mean of the gradients of its weights.
 template <class Family, class T>
 void begin_block(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const Parts<T>& to) {
   const i64 V = a[F::V], C = a[F::C], first = head * a[F::L] + r0;
   fill(to.delta, BLOCK, T(0));
   for (i64 i = 0; i < r1 - r0; ++i) {
     const T *grad = a.array(F::grad) + (first + i) * V, *output = a.array(F::output) + (first + i) * V;
+    if (a[F::normalizer] != SOFTMAX) continue;
     Sum<T> sum;
     over<T>(0, V, [&](i64 c, auto x) { sum.add(load<decltype(x)>(grad + c) * load<decltype(x)>(output + c)); });
     to.delta[i] = sum.total();
@@ -212,6 +245,102 @@ void pull_group(
   }
 }
 
+// Add factor · x to y.
+template <class T>
+INLINE void add_scaled(T factor, const T* x, T* y, i64 n) {
+  over<T>(0, n, [&](i64 c, auto like) {
+    store(y + c, load<decltype(like)>(y + c) + factor * load<decltype(like)>(x + c));
+  });
+}
+
+// Take the gradient of one row of dot products to its query, and to the keys with weight and their values.
+template <class T>
+OUTLINE void pull_some(
+    const Arguments<T>& a, i64 head, i64 row, i64 mine, const Candidates<T>& found, T* gradients) {
+  const i64 C = a[F::C], V = a[F::V], S = a[F::S], kv = kv_head(a, head);
+  const i64 place = head * a[F::L] + row;
+  const T *grad = a.array(F::grad) + place * V, *query = a.array(F::query) + place * C;
+  const T *values = a.array(F::value) + kv * S * V, *keys = a.array(F::key_raw) + kv * S * C;
+  T *d_query = a.array(F::d_query) + place * C, *d_keys = a.array(F::d_key) + mine * S * C;
+  T* d_values = a.array(F::d_value) + mine * S * V;
+  const double alpha = a.alpha();
+  T total = 0, slopes = 0;
+  for (i64 i = 0; i < found.count; ++i) {
+    const T* value = values + found.keys[i] * V;
+    const T slope = slope_of(found.scores[i], ENTMAX, alpha);
+    Sum<T> sum;
+    over<T>(0, V, [&](i64 c, auto x) { sum.add(load<decltype(x)>(grad + c) * load<decltype(x)>(value + c)); });
+    gradients[i] = sum.total();
+    total += slope * gradients[i];
+    slopes += slope;
+  }
+  const T mean = slopes != T(0) ? total / slopes : T(0);
+  fill(d_query, C, T(0));
+  for (i64 i = 0; i < found.count; ++i) {
+    const i64 key = found.keys[i];
+    const T slope = slope_of(found.scores[i], ENTMAX, alpha), gradient = slope * (gradients[i] - mean);
+    add_scaled(found.scores[i], grad, d_values + key * V, V);
+    add_scaled(gradient, query, d_keys + key * C, C);
+    add_scaled(gradient, keys + key * C, d_query, C);
+  }
+}
+
+// Pull the gradients of a block back through the keys that have weight; answer whether these are few enough, and
+// nothing is wanted that needs all scores of a tile: gradients of a bias, a softcap or dropout.
+template <class Family, class T>
+bool pull_sparsely(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 mine, const Parts<T>& in) {
+  const T *shifts = a.array(F::peak) + head * a[F::L], *offsets = a.array(F::total) + head * a[F::L];
+  for (i64 row = r0; row < r1; ++row)
+    if (shifts[row] != shifts[row]) return false;
+  if (a[F::d_added] != 0 || a[F::d_bias] != 0 || a[F::threshold] != 0 || a.softcap != T(0)) return false;
+  const i64 n = count_of_keys(a, head, r0, r1);
+  T* line = a.scratch(F::at_line);
+  const Held<T> held{a.scratch(F::at_held), in.delta, in.p, a[F::held_row]};
+  for (i64 q0 = r0; q0 < r1; q0 += a[F::held]) {
+    const i64 q1 = least(q0 + a[F::held], r1);
+    hold<Family>(a, head, r0, r1, q0, q1, in.k, in.s, held);
+    for (i64 pass = q0 == r0 ? 0 : 1; pass < 2; ++pass) {  // the first rows tell how many keys have weight
+      i64 total = 0;
+      for (i64 row = q0; row < (pass == 0 ? least(q0 + GROUP, q1) : q1); ++row) {
+        Candidates<T> found{a.scratch(F::at_found), reinterpret_cast<int32_t*>(a.scratch(F::at_place)), 0};
+        const T bound = bound_of(shifts[row] + offsets[row], 0);
+        over_runs(a, head, r0, r1, n, held.scores + (row - q0) * held.row, [&](const T* s, i64 count, i64 key) {
+          collect(found, s, count, bound, key, 1);
+        });
+        total += found.count;
+        if (pass == 0) continue;
+        keep_weighted(found, {shifts[row], offsets[row]}, a.alpha(), line);
+        pull_some(a, head, row, mine, found, line);
+      }
+      if (pass == 0 && SPARSE * total > n * least(GROUP, q1 - q0)) return false;
+    }
+  }
+  return true;
+}
+
+// Write the mean of the gradients of each row's weights, weighted by their slopes, in a sweep of its own.
+template <class Family, class T>
+void entmax_means(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const Parts<T>& in) {
+  const i64 V = a[F::V], S = a[F::S], kv = kv_head(a, head);
+  const double alpha = a.alpha();
+  T sums[BLOCK] = {}, slopes[BLOCK] = {};
+  over_tiles(a, head, r0, r1, [&](i64 t0, i64 n, i64 column, i64) {
+    if (!Family::pack(a, head, kv, r0, r1, t0, n, in.k)) return;
+    pack_rows(a.array(F::value_keys) + kv * V * S + t0, S, V, n, in.v, ROW, padded(n));
+    for (i64 row = r0; row < r1; row += GROUP) {
+      const Range seen = tile_scores<Family>(a, head, r0, r1, (row - r0) / GROUP, t0, n, column, in.k, in.s);
+      const i64 j0 = seen.start, j1 = seen.stop, count = least(GROUP, r1 - row);
+      if (j1 <= j0) continue;
+      for (i64 i = 0; i < count; ++i) row_weights(a, head, row + i, j0, j1, in.s + i * ROW, in.p + i * ROW, true);
+      weight_gradients(a, head * a[F::L] + row, count, j0, padded(j1 - j0), in.v, in.ds);
+      if (a[F::threshold] != 0) drop(a, head, row, r1 - 1, t0 + j0, j0, padded(j1 - j0), in.ds);
+      for (i64 i = 0; i < count; ++i)
+        add_mean(in.p + i * ROW, in.ds + i * ROW, j0, j1, alpha, sums[row - r0 + i], slopes[row - r0 + i]);
+    }
+  });
+  for (i64 row = 0; row < BLOCK; ++row) in.delta[row] = slopes[row] != T(0) ? sums[row] / slopes[row] : T(0);
+}
+
 template <class Family, class T>
 void backward(const Arguments<T>& a) {
   const Parts<T> in(a);
@@ -222,7 +351,10 @@ void backward(const Arguments<T>& a) {
     const i64 head = item / blocks, r0 = (a[F::block] + item % blocks) * BLOCK, r1 = least(L, r0 + BLOCK);
     const i64 kv = kv_head(a, head), G = a[F::G];
     const i64 mine = kv / G * a[F::kv_b] + kv % G * a[F::kv_h] - a[F::kv_first];  // the place of its gradients
+    if constexpr (Family::linear)
+      if (a[F::normalizer] == ENTMAX && pull_sparsely<Family>(a, head, r0, r1, mine, in)) continue;
     begin_block<Family>(a, head, r0, r1, in);
+    if (a[F::normalizer] == ENTMAX) entmax_means<Family>(a, head, r0, r1, in);
     for (i64 index = 0; index < most(a[F::segment_count], 1); ++index) {
       const Segment keys = segment(a, head, r0, r1, index);
       for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {

@@ -1,4 +1,4 @@
-// The forward pass over tiles, for any family of scores: an online softmax.
+// The forward pass over tiles, for any family of scores: an online softmax, or the sigmoid of each score.
 //
 // The state of a block of rows is, for each row, its maximum so far, the sum of its weights relative to that, what its
 // entropy needs, and its largest score.
@@ -121,6 +121,16 @@ void pack_values(const Arguments<T>& a, i64 kv, i64 t0, i64 n, T* v) {
   pack_lanes(source, V, n, V, v, ROW);
 }
 
+// Write 1 / (1 + e^−s).
+template <class T>
+OUTLINE void sigmoids(const T* s, T* p, i64 j0, i64 j1) {
+  over<T>(j0, j1, [&](i64 j, auto x) {
+    using X = decltype(x);
+    const X score = load<X>(s + j), power = exponential(-absolute(score));
+    store(p + j, (score < T(0) ? power : wide<X>(1)) / (T(1) + power));
+  });
+}
+
 // Turn scores into weights relative to each row's maximum so far, and update the rows' state; answer whether any key is
 // seen. Weights that are computed directly stay where they are.
 template <class T>
@@ -143,6 +153,14 @@ bool tile_weights(
       totals[row] += total;
       seen = seen || total > T(0);
       fill(si + j1, behind, T(0));
+      continue;
+    }
+    if (a[F::normalizer] == SIGMOID) {
+      sigmoids(si, pi, j0, j1);
+      fill(pi + j1, behind, T(0));
+      m[row] = T(0);
+      totals[row] = T(1);
+      seen = true;
       continue;
     }
     const T peak = largest_of(si, j0, j1);
@@ -243,7 +261,7 @@ void add_received(const Arguments<T>& a, i64 head, i64 r0, i64 r1, T* k, T* s, c
 }
 
 template <class Family, class T>
-void forward(const Arguments<T>& a) {
+void online_forward(const Arguments<T>& a) {
   constexpr T minus = -std::numeric_limits<T>::infinity();
   [[maybe_unused]] T* v = a.scratch(F::at_value);
   T *k = a.scratch(F::at_key), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);

@@ -4,10 +4,10 @@
 #include "backward.h"
 #include "decoding.h"
 #include "dot.h"
-#include "forward.h"
 #include "radial.h"
 #include "rows.h"
 #include "selected.h"
+#include "threshold.h"
 
 #define JOINED_(name, type, processor) regard_##name##_##type##_##processor
 #define JOINED(name, type, processor) JOINED_(name, type, processor)
@@ -58,7 +58,7 @@ KERNELS(float32, float)
 KERNELS(float64, double)
 
 // Keys and values of 16 bits; everything else is of float32.
-KERNEL(rows_forward, float32, float, forward<Rows<float>>)
-KERNEL(rows_forward, float64, double, forward<Rows<double>>)
-KERNEL(rows_forward, bfloat16, float, forward<Rows<Bfloat16>>)
-KERNEL(rows_forward, float16, float, forward<Rows<Float16>>)
+KERNEL(rows_forward, float32, float, online_forward<Rows<float>>)
+KERNEL(rows_forward, float64, double, online_forward<Rows<double>>)
+KERNEL(rows_forward, bfloat16, float, online_forward<Rows<Bfloat16>>)
+KERNEL(rows_forward, float16, float, online_forward<Rows<Float16>>)

@@ -40,14 +40,19 @@ def entmax15(scores: Tensor) -> Tensor:
     return (half - each.gather(-1, size - 1)).clamp(min=0).square()
 
 
+#: Queries of this variant are so small that scores hardly differ, and many keys have weight.
+FLAT, SHRUNK = " of flat scores", 0.05
+
 FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {"sparsemax": sparsemax, "entmax15": entmax15}
 
 
 def build(point: Point) -> Work:
     """Return as many queries as keys; of the tiniest, one query in one head."""
     heads, queries = (1, 1) if point.size <= TINY else (HEADS, point.size)
-    ends = seeded((1, heads, queries, WIDTH), *[(1, heads, point.size, WIDTH)] * 2)
-    return Work(*ends, backward=point.backward, weigh=FORMULAS[point.variant], kernel=point.variant)
+    query, key, value = seeded((1, heads, queries, WIDTH), *[(1, heads, point.size, WIDTH)] * 2)
+    name = point.variant.removesuffix(FLAT)
+    query = query if name == point.variant else query * SHRUNK
+    return Work(query, key, value, backward=point.backward, weigh=FORMULAS[name], kernel=name)
 
 
 def options(work: Work) -> dict[str, Any]:
@@ -64,7 +69,8 @@ def _package(work: Work) -> Call:
     return differentiated(work, lambda: weigh(scaled_dot(work.query, work.key, {}), -1) @ work.value)
 
 
-SIZES = (TINY, 256, 2048)
+SIZES = (TINY, 256, 2048, 4096)
+LONG = 4096
 
 register(
     Case(
@@ -79,12 +85,17 @@ register(
             for variant in FORMULAS
             for size in SIZES
             for backward in (False, True)
-        ),
+        )
+        + tuple(Point(LONG, variant=variant + FLAT, rounds=3) for variant in FORMULAS),
         quick=16,
         goals=tuple(
-            Goal(f"{variant}-{'backward' if backward else 'forward'}", "speed", 1, 2048, backward, variant=variant)
+            goal
             for variant in FORMULAS
-            for backward in (False, True)
+            for goal in (
+                Goal(f"{variant}-forward", "speed", 20, LONG, variant=variant),
+                Goal(f"{variant}-flat", "speed", 10, LONG, variant=variant + FLAT),
+                Goal(f"{variant}-backward", "speed", 10, LONG, True, variant=variant),
+            )
         ),
         notes="The package sorts all scores of a row, and keeps the whole matrix of weights.",
     )

@@ -216,16 +216,16 @@ def explain(call: Call) -> Explanation:
     >>> q = torch.randn(1, 8, 128, 64)
     >>> regard.explain(q, q, q, score="gaussian").engine.name
     'fused'
-    >>> print(regard.explain(q, q, q, normalizer="sparsemax"))
-    attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Sparsemax()
+    >>> print(regard.explain(q, q, q, normalizer="argmax"))
+    attention of B 1, H 8, L 128, S 128, E 64, V 64, torch.float32: score ScaledDot(), normalizer Argmax()
       engine      streaming
       compiled    the same engine
       visible     100 % of the pairs
-      operations  34.6 MFLOP forward
+      operations  51.4 MFLOP forward
       reads       768 KiB
       workspace   3.52 MiB, does not grow with L×S
-      sdpa: unsupported, softmax only, not Sparsemax
-      fused: unsupported, softmax only, not Sparsemax
+      sdpa: unsupported, softmax only, not Argmax
+      fused: unsupported, softmax, sigmoid and entmax only, not Argmax
       reference: not chosen, its workspace grows with L×S
     """
     check_request(call.return_aux)

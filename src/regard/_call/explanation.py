@@ -13,7 +13,6 @@ from regard._utils.tracing import values_unavailable
 from regard.engines import Cost, Engine
 from regard.engines.problem import Problem
 from regard.masks import Mask
-from regard.normalizers import Softmax, SoftmaxSink
 
 #: Number of pairs sampled to estimate the fraction that a mask leaves visible.
 SAMPLED_PAIRS = 1 << 22
@@ -29,7 +28,7 @@ class Explanation:
         The chosen engine.
     seconds : float or None
         Estimated time in seconds: forward, plus backward if gradients are needed. None if there is no estimate: on
-        devices other than the CPU, and with normalizers other than softmax, with or without a sink.
+        devices other than the CPU, and with normalizers other than softmax, with or without a sink, sigmoid and entmax.
     visible : float or None
         The fraction of (query, key) pairs that the mask leaves visible, estimated from a sample of rows if there are
         many. None if tensor values are unavailable, as under ``torch.compile``.
@@ -88,8 +87,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
     able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
-    measured = isinstance(problem.normalizer, (Softmax, SoftmaxSink))
-    times = estimated_seconds(able, problem) if measured else {}
+    times = estimated_seconds(able, problem)
     others = {
         other.name: _reason(problem, other, chosen, named, times)
         for other in engines.TABLE.values()

@@ -1,7 +1,8 @@
 """Estimated times of engines on the CPU, from a model fitted to measurements; ``engine="auto"`` uses them.
 
-``costs.json`` holds, for each key (engine, family of scores, kind of mask, with or without a backward pass), the
-seconds per unit of each of :data:`TERMS`. ``python -m benchmarks.costs`` measures them and rewrites the file.
+``costs.json`` holds, for each key (engine, family of scores and, unless it is softmax, of normalizers, kind of mask,
+with or without a backward pass), the seconds per unit of each of :data:`TERMS`. ``python -m benchmarks.costs`` measures
+them and rewrites the file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib.resources import files
 
 import torch
 
-from regard import masks, scores
+from regard import masks, normalizers, scores
 from regard.engines.problem import Problem
 from regard.normalizers import SoftmaxSink
 from regard.scores.dot_products import DotLike
@@ -55,9 +56,19 @@ def family(problem: Problem) -> str:
         return "additive"
     if isinstance(score, Distance):
         return "compact" if score.can_return_neg_inf else "gaussian"
-    if problem.is_step:
+    if problem.is_step and not normalizer_family(problem):
         return "step"
     return "dot" if isinstance(score, DotLike) and type(score).compare is DotLike.compare else "other"
+
+
+def normalizer_family(problem: Problem) -> str:
+    """Return the family of the problem's normalizer; the empty string for softmax, with or without sinks."""
+    normalizer = problem.normalizer
+    if normalizer.online or isinstance(normalizer, SoftmaxSink):
+        return ""
+    if isinstance(normalizer, (normalizers.Sparsemax, normalizers.Entmax15, normalizers.Entmax)):
+        return "+entmax"
+    return f"+{type(normalizer).__name__.lower()}"
 
 
 def cost_key(problem: Problem) -> str:
@@ -71,7 +82,7 @@ def cost_key(problem: Problem) -> str:
         kind = "bias"
     else:  # masks that differ per sequence, such as padding, may have to be applied one sequence at a time
         kind = "ragged" if mask.sizes()[0] not in (None, 1) else "structure"
-    return f"{family(problem)}/{kind}/{'backward' if problem.wants_grad else 'forward'}"
+    return f"{family(problem)}{normalizer_family(problem)}/{kind}/{'backward' if problem.wants_grad else 'forward'}"
 
 
 def terms(problem: Problem) -> tuple[float, ...]:
@@ -118,7 +129,7 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     for option in (option for option, used in options.items() if used):
         for name in times:
             times[name] += OPTIONS[option].get(name, (0.0, 0.0))[problem.wants_grad] * amounts[PAIRS]
-    if problem.is_step:
+    if family(problem) == "step":
         narrow = {name: NARROW_STEP.get(name, {}).get(problem.query.dtype, 1.0) for name in times}
         return {name: narrow[name] * time for name, time in times.items()}
     if "sdpa" in times and not problem.wants_grad:

@@ -145,10 +145,7 @@ def refusals() -> dict[str, tuple[dict[str, Any], str]]:
             {"engine": "sdpa", "attn_mask": bias(True)},
             f"{able}'sdpa': no gradient to a bias",
         ),
-        "fused, normalizer": (
-            {"engine": "fused", "normalizer": "sigmoid"},
-            f"{able}'fused': softmax only, not Sigmoid",
-        ),
+        "fused": ({"engine": "fused", "score": lambda s, *_: s}, f"{able}'fused': no kernel for ScoreMod"),
         "engine": ({"engine": Picky("all")}, f"{able}'picky': it refuses all"),
         "engine, gradients": ({"engine": Picky("gradients")}, f"{able}'picky': it refuses gradients"),
         "no engine": ({"engine": "sdpaa"}, "attention: engine must be one of .*, got 'sdpaa'"),

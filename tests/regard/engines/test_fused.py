@@ -15,6 +15,7 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, masks, scores
+from regard.engines.fused import run
 from regard.engines.fused.arguments import RADIAL
 from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.run import Dropout
@@ -45,6 +46,7 @@ SCORES = (
     "laplacian/features", "boxcar", "triangular/features", "epanechnikov/learned", "scaled_dot", "general",
     "cosine/learned",
 )  # fmt: skip
+NORMALIZERS = ("sparsemax", "entmax15", "entmax", "sigmoid")
 MASKS: dict[str, Recipe] = {
     "causal": ("causal", "lower_right"),
     "window": ("and", ("causal", "upper_left"), ("window", 37, 5, "upper_left")),
@@ -148,7 +150,8 @@ def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
 @pytest.mark.parametrize("mask", [None, "others named", "causal"])
 @pytest.mark.parametrize("width", [2, 5])
 @pytest.mark.parametrize("kernel", RADIAL)
-def test_widths_of_queries(kernel: str, width: int, mask: str | None) -> None:
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax15", "sigmoid"])
+def test_widths_of_queries(normalizer: str, kernel: str, width: int, mask: str | None) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.rand(2, 2, n, width, generator=generator) for n in (90, 700))
     value = torch.randn(2, 2, 700, 3, generator=generator)
@@ -163,7 +166,8 @@ def test_widths_of_queries(kernel: str, width: int, mask: str | None) -> None:
 
     def outputs(engine: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         ends = [t.to(dtype) for t in rows]
-        found, aux = regard.attention(*ends, hidden[mask], score=score, engine=engine, return_aux=AuxRequest(lse=True))
+        named: dict[str, Any] = {"score": score, "normalizer": normalizer, "engine": engine}
+        found, aux = regard.attention(*ends, hidden[mask], **named, return_aux=AuxRequest(lse=True))
         return found, aux.lse
 
     for found, eager, oracle in zip(outputs("fused", F32), outputs("reference", F32), outputs("reference", F64)):
@@ -311,14 +315,21 @@ def test_dropout(score: str, shape: str, law: str) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])
-def test_which_weights_are_dropped_follows_from_seed_head_query_and_key(score: str, dtype: torch.dtype) -> None:
-    leaves = [normal(2, 2, n, 3, seed=i, dtype=dtype).requires_grad_() for i, n in enumerate((70, 1100, 1100))]
+@pytest.mark.parametrize("normalizer", ["softmax", *NORMALIZERS])
+def test_which_weights_are_dropped_follows_from_seed_head_query_and_key(
+    normalizer: str, score: str, dtype: torch.dtype
+) -> None:
+    named: dict[str, Any] = {"score": part(score, 3), "normalizer": normalizer}
+    leaves = [normal(2, 2, n, 3, seed=i, dtype=dtype) for i, n in enumerate((70, 1100, 1100))]
+    if normalizer == "sigmoid":
+        leaves[2] /= 1100  # weights do not sum to 1
+    leaves = [t.requires_grad_() for t in leaves]
     plain = [t.detach().clone().requires_grad_() for t in leaves]
     torch.manual_seed(5)
-    output = regard.attention(*leaves, None, 0.3, score=part(score, 3), engine="fused")
+    output = regard.attention(*leaves, None, 0.3, **named, engine="fused")
     torch.manual_seed(5)
     dropout = Dropout(int(torch.randint(2**62, ())), 0.3)
-    _, aux = regard.attention(*plain, score=part(score, 3), engine="reference", return_aux=AuxRequest(weights=True))
+    _, aux = regard.attention(*plain, **named, engine="reference", return_aux=AuxRequest(weights=True))
     right = dropout.drop(aux.weights, 0, 70) @ plain[2]
     upstream = normal(*output.shape, seed=7, dtype=dtype)
     torch.testing.assert_close(output, right)
@@ -368,7 +379,7 @@ def test_dropout_is_repeated_where_values_are_computed_by_definition() -> None:
     score=st.sampled_from(SCORES),
     mask=st.sampled_from([None, *MASKS.values()]),
     softcap=st.sampled_from([None, None, 1.5, 20.0]),
-    normalizer=st.sampled_from(["softmax", "softmax", "softmax_sink/heads"]),
+    normalizer=st.sampled_from(["softmax", "softmax", "softmax_sink/heads", *NORMALIZERS]),
     law=st.sampled_from(LAWS),
 )
 def test_any_problem(sizes: dict[str, Any], **case: Any) -> None:
@@ -393,10 +404,16 @@ def call_with_bias(size: tuple[int, ...], dtype: torch.dtype, hidden: float = 0.
     return [t.to(dtype).requires_grad_() for t in given], normal(B, H, L, 13, seed=6).to(dtype)
 
 
-def gradients(leaves: list[Tensor], grad: Tensor, hiding: str = "nothing", engine: str = "fused") -> list[Tensor]:
+def gradients(
+    leaves: list[Tensor],
+    grad: Tensor,
+    hiding: str = "nothing",
+    engine: str = "fused",
+    normalizer: str = "softmax",
+) -> list[Tensor]:
     query, key, value, bias = leaves
     mask = HIDING[hiding]() & masks.dense(bias)
-    output = regard.attention(query, key, value, mask, enable_gqa=True, engine=engine)
+    output = regard.attention(query, key, value, mask, normalizer=normalizer, enable_gqa=True, engine=engine)
     return list(torch.autograd.grad(output, leaves, grad))
 
 
@@ -408,23 +425,24 @@ def gradients(leaves: list[Tensor], grad: Tensor, hiding: str = "nothing", engin
         "k": [1, S],
         "hidden": [0.0, 0.3],
         "hiding": list(HIDING),
+        "normalizer": ["softmax", *NORMALIZERS],
     }
 )
-def test_the_gradient_of_a_bias(b: int, h: int, q: int, k: int, hidden: float, hiding: str) -> None:
+def test_the_gradient_of_a_bias(b: int, h: int, q: int, k: int, hidden: float, hiding: str, normalizer: str) -> None:
     leaves, grad = call_with_bias((b, h, q, k), F64, hidden)
-    right = gradients(leaves, grad, hiding, "reference")
-    for found, expected in zip(gradients(leaves, grad, hiding), right):
+    right = gradients(leaves, grad, hiding, "reference", normalizer)
+    for found, expected in zip(gradients(leaves, grad, hiding, normalizer=normalizer), right):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@across({"b": [1, B], "h": [1, H], "q": [1, L], "hiding": list(HIDING)})
-def test_the_number_of_threads_changes_no_bit_of_it(b: int, h: int, q: int, hiding: str) -> None:
+@across({"b": [1, B], "h": [1, H], "q": [1, L], "hiding": list(HIDING), "normalizer": ["softmax", *NORMALIZERS]})
+def test_the_number_of_threads_changes_no_bit_of_it(b: int, h: int, q: int, hiding: str, normalizer: str) -> None:
     leaves, grad = call_with_bias((b, h, q, S), F32, 0.1)
     before, found = torch.get_num_threads(), []
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            found.append(gradients(leaves, grad, hiding)[3])
+            found.append(gradients(leaves, grad, hiding, normalizer=normalizer)[3])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -465,6 +483,112 @@ def test_auto_takes_this_engine_for_a_bias_that_needs_a_gradient() -> None:
     plan = regard.explain(query, query, query, normal(1, 4, 256, 256).requires_grad_())
     assert plan.engine.name == "fused"
     assert "sdpa: unsupported, no gradient to a bias" in str(plan)
+
+
+# Normalizers other than softmax ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.campaign(keep=20)
+@pytest.mark.parametrize("law", LAWS[:2])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", SCORES)
+def test_every_normalizer(score: str, normalizer: str, shape: str, law: str) -> None:
+    learned = shape in ("one row", "few") or not score.startswith(("additive", "concat"))
+    holds(law, score=score, normalizer=normalizer, width=4, value_width=5, learned=learned, **SHAPES[shape])
+
+
+@pytest.mark.campaign(keep=20)
+@pytest.mark.parametrize("law", LAWS[:2])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", ["additive", "laplacian", "triangular", "scaled_dot"])
+def test_every_normalizer_and_mask(score: str, normalizer: str, mask: str, law: str) -> None:
+    learned = score != "additive" and not has_pair_bias(mask)
+    sizes = {"width": 3, "value_width": 13, "queries": 67, "keys": 515}
+    holds(law, score=score, normalizer=normalizer, mask=MASKS[mask], learned=learned, **sizes)
+
+
+@pytest.mark.campaign(keep=12)
+@pytest.mark.parametrize("law", ["budget", "gradient budget", "dropout", "dropout gradient"])
+@pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", ["additive", "epanechnikov", "scaled_dot"])
+def test_every_normalizer_with_softcap_and_dropout(score: str, normalizer: str, mask: str | None, law: str) -> None:
+    recipe = None if mask is None else MASKS[mask]
+    for softcap in (None, 1.5):
+        case = {"score": score, "normalizer": normalizer, "mask": recipe, "softcap": softcap}
+        holds(law, **case, width=3, value_width=5, key_heads=2, group=2, queries=67, keys=515)
+
+
+@pytest.mark.campaign(keep=12)
+@pytest.mark.parametrize("magnitude", [0.03, 1.0, 30.0])
+@pytest.mark.parametrize("V", [1, 16, 70])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_many_and_few_keys_with_weight(normalizer: str, dtype: str, V: int, magnitude: float) -> None:
+    sizes = {"group": 2, "queries": 70, "keys": 530, "width": 9, "value_width": V}
+    for law in LAWS[:2]:
+        holds(law, score="scaled_dot", normalizer=normalizer, dtype=dtype, magnitude=magnitude, **sizes)
+
+
+@pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax"])
+@pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])
+def test_rows_whose_scores_are_held_in_parts(
+    score: str, normalizer: str, mask: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "HELD", 12 * 700)
+    assert run.held_scores(600)[0] == 12
+    recipe = None if mask is None else MASKS[mask]
+    for law in LAWS[:2]:
+        holds(law, score=score, normalizer=normalizer, mask=recipe, width=3, value_width=5, queries=90, keys=600)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("score", ["additive", "boxcar", "scaled_dot"])
+def test_no_kernel_leaves_its_memory(score: str, normalizer: str) -> None:
+    with guarded_kernels():
+        for recipe in (None, MASKS["window"], MASKS["others"], MASKS["bias"]):
+            for magnitude in (0.03, 1.0):
+                case = {"width": 3, "value_width": 17, "queries": 67, "keys": 600, "magnitude": magnitude}
+                holds("gradient budget", score=score, normalizer=normalizer, mask=recipe, **case)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_nan_without_weight_is_seen_all_the_same(flat: bool, normalizer: str) -> None:
+    query, key, value = (normal(1, 2, 130, 4, seed=i) for i in range(3))
+    value[0, 1, 77, 1] = torch.nan
+    query = query * 0.01 if flat else query
+    for mask in (None, masks.causal("upper_left")):
+        found, right = (
+            regard.attention(query, key, value, mask, normalizer=normalizer, engine=engine)
+            for engine in ("fused", "reference")
+        )
+        assert torch.equal(found.isnan(), right.isnan())
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_scores_that_are_not_finite(bad: float, normalizer: str) -> None:
+    query, key, value = (normal(1, 1, n, 1, seed=i) for i, n in enumerate((70, 600, 600)))
+    key[0, 0, 333] = bad
+    for score in ("dot", "gaussian"):
+        found, right = (
+            regard.attention(query, key, value, score=score, normalizer=normalizer, engine=engine)
+            for engine in ("fused", "reference")
+        )
+        torch.testing.assert_close(found, right, equal_nan=True)
+
+
+def test_a_call_with_a_threshold_holds_no_matrix() -> None:
+    N = 8192
+    leaves = [normal(1, 1, N, 8, seed=i).requires_grad_() for i in range(3)]
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        regard.attention(*leaves, normalizer="entmax15", engine="fused").sum().backward()
+    total = sum(max(e.self_cpu_memory_usage, 0) for e in seen.key_averages())
+    assert leaves[0].nbytes < total < N * N * 4 // 4
 
 
 # Magnitudes -----------------------------------------------------------------------------------------------------------

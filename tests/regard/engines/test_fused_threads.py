@@ -37,6 +37,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "relative": {"attn_mask": masks.relative(normal(4, 81), align="upper_left")},
     "bias": {"attn_mask": masks.causal("upper_left") & masks.dense(normal(1, 4, 131, 530))},
     "softcap": {"softcap": 1.5},
+    "sparsemax": {"normalizer": "sparsemax", "attn_mask": masks.causal("upper_left") & masks.dense(normal(131, 530))},
     "a sink": {"normalizer": normalizers.SoftmaxSink(normal(4)), "is_causal": True},
 }
 REQUEST = AuxRequest(lse=True, max=True, entropy=True, topk=2, received=True)
@@ -135,7 +136,7 @@ def test_calls_from_four_threads(count: int, team: bool, monkeypatch: pytest.Mon
 def test_modes_of_the_calling_thread(count: int) -> None:
     with threads(count):
         for name, named in CALLS.items():
-            leaves = [t.detach() for t in inputs(2, 4, 4, 70, 530)]
+            leaves = [t.detach() for t in inputs(2, 4, 4, 131, 530)]
             right = regard.attention(*leaves, **named, engine="fused")
             with torch.inference_mode():
                 output, _ = regard.attention(*leaves, **named, engine="fused", return_aux=REQUEST)

@@ -12,8 +12,9 @@ from engine_calls import normal
 from torch import Tensor, nn
 
 import regard
-from regard import masks, scores
+from regard import masks, normalizers, scores
 from regard.engines.fused import operators
+from regard.engines.fused.arguments import ENTMAX, SIGMOID, SOFTMAX
 from regard.normalizers import SoftmaxSink
 
 F64 = torch.float64
@@ -40,6 +41,14 @@ MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "softcap": lambda: {"score": additive(), "softcap": 1.5},
     "sinks": lambda: {"normalizer": SoftmaxSink(normal(2)), "attn_mask": masks.alibi(2, align="upper_left")},
     "epanechnikov": lambda: {"score": scores.Epanechnikov(2.5)},
+    "sparsemax": lambda: {"normalizer": "sparsemax", "is_causal": True},
+    "entmax": lambda: {"score": additive(), "normalizer": normalizers.Entmax(1.3)},
+    "sigmoid": lambda: {"normalizer": "sigmoid", "attn_mask": normal(1, 2, 70, 75, seed=6)},
+    "sparsemax and softcap": lambda: {
+        "normalizer": "sparsemax",
+        "softcap": 0.5,
+        "attn_mask": masks.dense(normal(70, 75, seed=6)) & masks.causal("upper_left"),
+    },
 }
 
 
@@ -170,7 +179,8 @@ def test_vmap_over_parameters() -> None:
 
 @pytest.mark.parametrize("family", ["additive", "radial", "dot"])
 @pytest.mark.parametrize("seen", ["all", "interval", "added"])
-def test_operators_keep_their_promises(family: str, seen: str) -> None:
+@pytest.mark.parametrize("rule", [(SOFTMAX, 0.0), (SIGMOID, 0.0), (ENTMAX, 1.5)])
+def test_operators_keep_their_promises(family: str, seen: str, rule: tuple[int, float]) -> None:
     query, key, value = (t.detach() for t in leaves(L=9, S=10))
     weight = {"additive": normal(2, E), "radial": torch.ones(2, E), "dot": torch.empty(2, 0)}[family]
     start = stop = added = None
@@ -178,8 +188,9 @@ def test_operators_keep_their_promises(family: str, seen: str) -> None:
         start, stop = torch.zeros(1, 1, 9, dtype=torch.int64), torch.arange(9).view(1, 1, 9)
     if seen == "added":
         added = normal(1, 2, 9, 10)
-    rest = (family, 0, 0.5, 1.5)
-    ends = (query, key, value, weight, start, stop, added, None if seen == "all" else normal(2, 2, 1))
+    rest = (family, 0, 0.5, 1.5, *rule)
+    sink = normal(2, 2, 1) if seen != "all" and rule[0] == SOFTMAX else None
+    ends = (query, key, value, weight, start, stop, added, sink)
     torch.library.opcheck(operators.fused_forward.default, (*ends, *rest))
     output, peak, total = operators.fused_forward(*ends, *rest)
     torch.library.opcheck(
@@ -211,6 +222,21 @@ CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
     "sinks": lambda w: {"normalizer": SoftmaxSink(w[:2]), "attn_mask": masks.padding(torch.tensor([5, 0]))},
     "sinks of a kernel": lambda w: {"normalizer": SoftmaxSink(w[:2]), "score": scores.Triangular(w.abs() + 4.0)},
     "dropout": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "dropout_p": 0.4, "normalizer": SoftmaxSink(w[0])},
+    "sparsemax": lambda w: {"score": scores.General(w.diag()), "normalizer": "sparsemax", "is_causal": True},
+    "entmax15": lambda w: {"score": scores.Additive(w), "normalizer": "entmax15"},
+    "entmax": lambda w: {"score": scores.Gaussian(w.abs() + 0.5), "normalizer": normalizers.Entmax(1.3)},
+    "sigmoid": lambda w: {"score": scores.Laplacian(w.abs() + 0.5), "normalizer": "sigmoid"},
+    "sparse bias": lambda w: {
+        "attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]),
+        "normalizer": "entmax15",
+    },
+    "sparse softcap": lambda w: {
+        "score": scores.General(w.diag()),
+        "normalizer": "entmax15",
+        "softcap": 0.7,
+        "attn_mask": masks.dense(w.view(1, 1, 1, E).repeat(1, 1, 6, 2)[..., :7]) & masks.causal("upper_left"),
+    },
+    "sparse dropout": lambda w: {"score": scores.General(w.diag()), "normalizer": "entmax15", "dropout_p": 0.4},
 }
 
 
@@ -237,7 +263,7 @@ def test_second_derivatives_name_engines_that_have_them(name: str) -> None:
 @pytest.mark.parametrize(
     ("named", "reason"),
     [
-        ({"normalizer": "sparsemax"}, "softmax only, not Sparsemax"),
+        ({"normalizer": "argmax"}, "softmax, sigmoid and entmax only, not Argmax"),
         ({"score": lambda s, *_: s}, "no kernel for ScoreMod"),
     ],
 )
@@ -249,7 +275,7 @@ def test_refusals(named: dict[str, Any], reason: str) -> None:
 
 
 def test_dropout_is_explained_where_calls_are_traced() -> None:
-    args, score = leaves(), additive()
+    args, score = leaves(L=150, S=150), additive()
     assert "streaming, traced into torch operations" in str(regard.explain(*args, None, 0.5, score=score))
     assert "an error, as fused has no dropout" in str(regard.explain(*args, None, 0.5, score=score, engine="fused"))
 

@@ -24,6 +24,8 @@ ROW = TILE + PAD
 RADIAL = ("gaussian", "laplacian", "boxcar", "triangular", "epanechnikov")
 GAUSSIAN, LAPLACIAN, BOXCAR, TRIANGULAR, EPANECHNIKOV = range(len(RADIAL))
 COMPACT = BOXCAR
+#: How scores become weights, by the number that ``normalizer`` holds.
+SOFTMAX, SIGMOID, ENTMAX = range(3)
 #: The additive score: features up to here lose precision to exponentials.
 SMALL_FEATURE = 0.5
 
@@ -33,9 +35,11 @@ _NAMES = (
     "key key_small key_raw key_class",
     "weight weight_rest weight_head mixed kind direct boxes",
     "factor",
-    "value value_keys value_lanes",
+    "value value_keys value_lanes read_all",
     # Distances of sequences, heads and rows that are read where they are.
     "key_b key_g key_s value_b value_g value_s",
+    # How scores become weights, and the bits of a double, entmax's α.
+    "normalizer alpha",
     # Results.
     "output peak total top entropy received best best_key",
     # The logit of each row's sink, and the dropout of weights: those whose 32 random bits are below the threshold.
@@ -51,10 +55,10 @@ _NAMES = (
     # A bias given as a tensor, with its strides.
     "bias bias_b bias_h bias_r bias_c",
     # Sizes; a work item is a block of rows of one head.
-    "H G L S C V K tile first last block head_first kv_first",
+    "H G L S C V K tile first last block head_first kv_first held held_row",
     # Where the parts of the scratch memory begin.
     "scratch at_query at_key at_value at_score at_weight at_state at_output",
-    "at_rows at_d_key at_d_score at_d_query at_delta",
+    "at_rows at_d_key at_d_score at_d_query at_delta at_held at_found at_place at_line",
 )
 
 FIELDS = tuple(" ".join(_NAMES).split())

@@ -16,16 +16,17 @@ from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.fused import in_place, library, morton
-from regard.engines.fused.arguments import COMPACT
+from regard.engines.fused.arguments import COMPACT, ENTMAX, SOFTMAX
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
-from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes
+from regard.engines.fused.rules import Rule
+from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes, held_scores
 from regard.engines.fused.selected import FEW, SelectedKeys
 from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
 from regard.masks.base import Extent, reached
-from regard.normalizers import Softmax, SoftmaxSink
+from regard.normalizers import SoftmaxSink
 from regard.scores import Score
 from regard.scores.kernels import Distance
 from regard.scores.own_width import OwnWidth
@@ -55,8 +56,8 @@ class Fused(Engine):
             return "its kernels cannot be exported to ONNX"
         if problem.query.device.type != "cpu":
             return f"CPU only, not {problem.query.device.type}"
-        if type(problem.normalizer) not in (Softmax, SoftmaxSink):
-            return f"softmax only, not {type(problem.normalizer).__name__}"
+        if Rule.of(problem.normalizer) is None:
+            return f"softmax, sigmoid and entmax only, not {type(problem.normalizer).__name__}"
         if family_of(problem.score) is None:
             return f"no kernel for {type(problem.score).__name__}"
         if isinstance(problem.score, OwnWidth):
@@ -80,10 +81,15 @@ class Fused(Engine):
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = 2 * sum(t.numel() for t in ends) * size
+        if _rule(problem).kind == ENTMAX:
+            held, row = held_scores(e.S)
+            kept += torch.get_num_threads() * (held + 3) * row * size
         flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8)
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
+        if not _is_online(problem):
+            return frozenset()
         fields = frozenset(("lse", "entropy", "topk"))
         fields = fields if in_place.applies(problem) else fields | {"received"}  # of one head's rows, not of a group's
         return fields if _is_direct(problem) else fields | {"max"}
@@ -160,7 +166,19 @@ def _attend_to_lists(problem: Problem) -> EngineOutput:
 def _is_direct(problem: Problem) -> bool:
     """Whether weights are computed without scores, as log(1 − r) loses precision for small r."""
     plain = problem.mask is None or not problem.mask.has_bias
-    return is_direct(kind_of(problem.score), problem.scale, problem.softcap or 0.0, plain)
+    return is_direct(kind_of(problem.score), problem.scale, problem.softcap or 0.0, plain, _rule(problem))
+
+
+def _rule(problem: Problem) -> Rule:
+    rule = Rule.of(problem.normalizer)
+    assert rule is not None
+    return rule
+
+
+def _is_online(problem: Problem) -> bool:
+    """Whether the normalizer is softmax, with or without sinks, of which the kernels return statistics."""
+    rule = Rule.of(problem.normalizer)
+    return rule is not None and rule.kind == SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -192,7 +210,7 @@ class _Prepared:
 
 def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
     """Return the statistics that a request asks of the kernels."""
-    if request is None:
+    if request is None or not _is_online(problem):
         return ForwardRequest()
     k = min(request.topk, problem.extent.S)
     return ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
@@ -276,7 +294,7 @@ def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
     kind, visible = kind_of(problem.score), VisibleKeys.of(problem)
-    return StaticArguments(family, kind, problem.scale, problem.softcap or 0.0, visible, wants)
+    return StaticArguments(family, kind, problem.scale, problem.softcap or 0.0, _rule(problem), visible, wants)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
@@ -322,7 +340,7 @@ def _traced(problem: Problem) -> EngineOutput:
     """Run a traced call, with the mask as intervals and a bias, or materialized for a strip of queries at a time."""
     rows, extent, dtype = _Projected.of(problem), problem.extent, problem.compute_dtype
     mask = None if problem.mask is None else problem.mask.cast(dtype)
-    constants = family_of(problem.score), kind_of(problem.score), problem.scale, problem.softcap or 0.0
+    constants = family_of(problem.score), kind_of(problem.score), problem.scale, problem.softcap or 0.0, *_rule(problem)
     attend = Traced.apply if problem.wants_grad or functorch_derivatives() else fused_forward
     bias, rest = (None, None) if mask is None else split(mask)
     intervals = None if rest is None or rest.has_bias else rest.intervals(extent)
@@ -331,7 +349,7 @@ def _traced(problem: Problem) -> EngineOutput:
             rows = _cleared(rows, _seen(extent, bias, intervals))
         ends = intervals or (None, None)
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *ends, bias, rows.sink, *constants)
-        return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
+        return _traced_outcome(problem, output, peak, total)
     b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
     strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
@@ -343,7 +361,12 @@ def _traced(problem: Problem) -> EngineOutput:
         for strip, matrix in zip(strips, added)
     ]
     output, peak, total = (torch.cat(each, 2) for each in zip(*parts))
-    return EngineOutput(output.to(problem.query.dtype), ForwardResult(output, peak, total).lse)
+    return _traced_outcome(problem, output, peak, total)
+
+
+def _traced_outcome(problem: Problem, output: Tensor, peak: Tensor, total: Tensor) -> EngineOutput:
+    lse = ForwardResult(output, peak, total).lse if _is_online(problem) else None
+    return EngineOutput(output.to(problem.query.dtype), lse)
 
 
 def _seen(extent: Extent, bias: Tensor | None, intervals: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -370,6 +393,8 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
 
 def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
     """Convert the results of a forward pass to auxiliary outputs."""
+    if not _is_online(problem):
+        return EngineOutput(found.output.to(problem.query.dtype))
     empty, whole = found.total == 0, found.total
     log_whole = torch.where(empty, 1.0, whole).log()
     if found.sink is not None:

@@ -14,8 +14,9 @@ from torch.nn.functional import pad
 
 from regard import scores
 from regard.engines.fused import pool
-from regard.engines.fused.arguments import COMPACT, LAPLACIAN, PAD, RADIAL, SMALL_FEATURE
+from regard.engines.fused.arguments import COMPACT, ENTMAX, LAPLACIAN, PAD, RADIAL, SMALL_FEATURE, SOFTMAX
 from regard.engines.fused.kernel_call import KernelCall
+from regard.engines.fused.rules import Rule
 from regard.scores import Score
 from regard.scores.dot_products import DotLike
 from regard.scores.kernels import kernels
@@ -91,14 +92,19 @@ class Rows:
         return self.numbers.get("kind", 0) >= COMPACT
 
     @property
+    def has_threshold(self) -> bool:
+        """Whether a row's weights depend on a threshold, for which the kernels hold its scores."""
+        return self.numbers.get("normalizer") == ENTMAX
+
+    @property
     def planes(self) -> int:
         """Number of packed forms of a tile of keys."""
         return 2 if self.numbers.get("mixed", 0) & 1 else 1
 
 
-def is_direct(kind: int, scale: float, softcap: float, plain: bool) -> bool:
+def is_direct(kind: int, scale: float, softcap: float, plain: bool, rule: Rule) -> bool:
     """Whether a compact kernel's weights are computed without logarithms."""
-    return plain and kind >= COMPACT and scale == 1.0 and not softcap
+    return plain and kind >= COMPACT and scale == 1.0 and not softcap and rule.kind == SOFTMAX
 
 
 def rows_of(
@@ -110,6 +116,7 @@ def rows_of(
     softcap: float,
     kind: int,
     direct: bool,
+    rule: Rule,
     inverse: tuple[Tensor, Tensor] | None = None,
     own_width: Tensor | None = None,
 ) -> Rows:
@@ -121,16 +128,16 @@ def rows_of(
     """
     if family == "dot":
         arrays = {"query": query.contiguous(), "key": lanes(key), "key_raw": key.contiguous()}
-        return Rows(family, query.shape[-1], arrays, {}, scale, softcap)
+        return Rows(family, query.shape[-1], arrays, rule.numbers, scale, softcap)
     if family == "radial":
         whole, rest = inverse_of(weight) if inverse is None else inverse
         arrays = {"query": query.contiguous(), "key": lanes(key), "weight": whole, "weight_rest": rest}
         if own_width is not None:
             factor = 1 / (own_width if kind == LAPLACIAN else own_width.square())
             arrays["factor"] = factor.clamp(max=torch.finfo(factor.dtype).max).contiguous()
-        numbers = {"kind": kind, "direct": int(direct), "weight_head": query.shape[-1]}
+        numbers = {"kind": kind, "direct": int(direct), "weight_head": query.shape[-1], **rule.numbers}
         return Rows(family, query.shape[-1], arrays, numbers, scale, softcap)
-    return _additive(query, key, weight if scale == 1.0 else weight * scale, softcap)
+    return _additive(query, key, weight if scale == 1.0 else weight * scale, softcap, rule)
 
 
 def lanes(rows: Tensor) -> Tensor:
@@ -149,7 +156,7 @@ def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
     return inverse, torch.from_numpy(np.where(np.isfinite(rest), rest, 0).astype(inverse.numpy(force=True).dtype))
 
 
-def _additive(query: Tensor, key: Tensor, weight: Tensor, softcap: float) -> Rows:
+def _additive(query: Tensor, key: Tensor, weight: Tensor, softcap: float, rule: Rule) -> Rows:
     query, key = query.contiguous(), key.contiguous()
     width = -(-query.shape[-1] // 4) * 4
     extra = (0, width - query.shape[-1])
@@ -175,7 +182,8 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor, softcap: float) -> Row
     if has_raw:
         arrays |= {"query_raw": pad(query, extra).contiguous(), "key_raw": pad(key, extra).contiguous()}
     mixed = has_small + 2 * has_raw + 4 * has_large
-    return Rows("additive", width, arrays, {"weight_head": width, "mixed": mixed}, unit, softcap)
+    numbers = {"weight_head": width, "mixed": mixed, **rule.numbers}
+    return Rows("additive", width, arrays, numbers, unit, softcap)
 
 
 @lru_cache(256)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, is_direct, rows_of
+from regard.engines.fused.rules import Rule
 from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.masks.base import Extent
@@ -25,7 +26,7 @@ class StaticArguments:
 
     Attributes
     ----------
-    family, kind, scale, softcap, inverse : see :func:`rows_of`
+    family, kind, scale, softcap, rule, inverse : see :func:`rows_of`
     visible : VisibleKeys
     wants : ForwardRequest
     passes : dict
@@ -39,6 +40,7 @@ class StaticArguments:
     kind: int
     scale: float
     softcap: float
+    rule: Rule
     visible: VisibleKeys
     wants: ForwardRequest
     inverse: tuple[Tensor, Tensor] | None = None
@@ -49,7 +51,7 @@ class StaticArguments:
     @cached_property
     def is_direct(self) -> bool:
         """Whether the kernels compute weights instead of scores."""
-        return is_direct(self.kind, self.scale, self.softcap, self.visible.plain)
+        return is_direct(self.kind, self.scale, self.softcap, self.visible.plain, self.rule)
 
     def rows(self, query: Tensor, key: Tensor, weight: Tensor, own_width: Tensor | None = None) -> Rows:
         """Return the inputs of the kernels."""
@@ -62,6 +64,7 @@ class StaticArguments:
             self.softcap,
             self.kind,
             self.is_direct,
+            self.rule,
             self.inverse,
             own_width,
         )
@@ -173,11 +176,13 @@ def _forward(
     kind: int,
     scale: float,
     softcap: float,
+    normalizer: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
-    visible = _visible_keys(query, key, start, stop, added)
-    direct = is_direct(kind, scale, softcap, visible.plain)
-    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct)
+    visible, rule = _visible_keys(query, key, start, stop, added), Rule(normalizer, alpha)
+    direct = is_direct(kind, scale, softcap, visible.plain, rule)
+    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct, rule)
     found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {}, sink)
     return found.output, found.peak, found.total
 
@@ -205,11 +210,13 @@ def _backward(
     kind: int,
     scale: float,
     softcap: float,
+    normalizer: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, weight, added (empty if not needed) and sink (empty without one)."""
-    visible = _visible_keys(query, key, start, stop, added)
-    direct = is_direct(kind, scale, softcap, visible.plain)
-    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct)
+    visible, rule = _visible_keys(query, key, start, stop, added), Rule(normalizer, alpha)
+    direct = is_direct(kind, scale, softcap, visible.plain, rule)
+    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct, rule)
     logits = None if sink is None else sink.expand(peak.shape)
     found = ForwardResult(output.contiguous(), peak, total, sink=logits, direct=direct)
     share = found.sink_share
@@ -348,4 +355,4 @@ class Traced(torch.autograd.Function):
         found = fused_backward(grad, *ctx.saved_tensors, wants_added, *ctx.constants)
         d_query, d_key, d_value, d_weight, d_added, d_sink = found
         d_added, d_sink = d_added if wants_added else None, d_sink if ctx.needs_input_grad[7] else None
-        return d_query, d_key, d_value, d_weight, None, None, d_added, d_sink, *[None] * 4
+        return d_query, d_key, d_value, d_weight, None, None, d_added, d_sink, *[None] * len(ctx.constants)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -259,13 +260,29 @@ class Scratch:
                 spare.append(buffer)
 
 
-def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool) -> dict[str, int]:
-    """Return the number of elements of each part of the scratch memory of a pass."""
+#: Number of scores that a thread holds at most for a normalizer with a threshold; at least those of a group of rows.
+HELD = 1 << 20
+
+
+def held_scores(keys: int) -> tuple[int, int]:
+    """Return the number of rows of a block whose scores are held together, and the distance of these rows."""
+    row = padded(keys) + PAD
+    return min(max(HELD // row // GROUP * GROUP, GROUP), BLOCK), row
+
+
+def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool, keys: int = 0) -> dict[str, int]:
+    """Return the number of elements of each part of the scratch memory of a pass.
+
+    ``keys`` is the largest number of keys that a block sees, for a normalizer with a threshold.
+    """
     C = rows.width
     v_chunks, c_chunks = -(-V // CHUNK), -(-C // CHUNK)
     spare = 4 * CHUNK
     key = rows.planes * C * ROW + ROW + (4 + 2 * BLOCK // GROUP) * C + 1
     common = {"score": (3 if rows.softcap and backward else 2) * GROUP * ROW, "query": GROUP * C}
+    if rows.has_threshold and (rows.family == "dot" or not backward):
+        held, row = held_scores(keys)
+        common |= {"held": held * row, "found": row, "place": row, "line": row}
     if rows.in_place:
         pair = 2 * PAD
         return {
@@ -494,28 +511,30 @@ class Pass:
     ) -> None:
         backward = name == "backward"
         extent, V, S = visible.extent, value.shape[-1], visible.extent.S
+        self.visible = visible
         if extent.H % value.shape[1]:
             raise RuntimeError(f"kernel {name}: {value.shape[1]} key heads must divide {extent.H} query heads.")
         lanes = not backward and V >= FEW_VALUES
         dtype = rows.arrays["query"].dtype
-        self.memory = Scratch(scratch_sizes(rows, V, backward, lanes), dtype)
+        self.order = order = order or Order(extent, value.shape[1])
+        self.partitions = partitions(visible, order, rows.width + V, backward)
+        keys = self._most_keys() if rows.has_threshold else 0
+        held, held_row = held_scores(keys)
+        self.memory = Scratch(scratch_sizes(rows, V, backward, lanes, keys), dtype)
         self.tile = tile = _tile(rows, V, S)
         sizes = {
             **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
             "two": 2, "three": 3, "intervals": 0 if visible.start is None else visible.start.numel(),
             "items": extent.B * extent.H * -(-extent.L // BLOCK), "scratch_numbers": self.memory.size,
-            "bias_numbers": visible.bias_size,
+            "bias_numbers": visible.bias_size, "held": held, "held_row": held_row,
         }  # fmt: skip
-        self.order = order = order or Order(extent, value.shape[1])
         numbers = {**rows.numbers, **visible.numbers, **self.memory.places, **order.numbers, "value_lanes": int(lanes)}
         ends = {"start": visible.start, "stop": visible.stop}
         if order.together > 1 and visible.mask is None:
             ends["order"] = order.sort(torch.arange(sizes["items"], device="cpu"))
         stored = value.dtype if rows.in_place else None
         self.call = KernelCall(f"{rows.family}.{name}", dtype, sizes, ends, numbers, stored)
-        self.partitions = partitions(visible, order, rows.width + V, backward)
         self.near = visible.in_any_order and rows.is_compact
-        self.visible = visible
         self._kept: dict[int, Arguments] | None = {} if visible.is_small_and_fixed else None
 
     @classmethod
@@ -535,6 +554,13 @@ class Pass:
         if found is None:
             found = kept[key] = cls(name, rows, value, visible, K, order)
         return found
+
+    def _most_keys(self) -> int:
+        """Return the largest number of keys that a block of rows sees."""
+        if self.visible.mask is None:
+            return self.visible.most_keys()
+        units = [unit.segments for share in self.partitions for unit in share.units if unit.segments is not None]
+        return max((int((each[:, 1] - each[:, 0]).sum()) for each in units), default=0)
 
     def arguments(self, share: Partition, unit: WorkItem) -> Arguments:
         """Return the arguments of a unit of work; cached if small and constant."""
@@ -608,6 +634,8 @@ def forward(
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
     call = made.given(rows, value, visible, dropout, arrays)
+    # Keys without weight are not read, so the kernels must not skip values that make NaN of a weight of 0.
+    reads_all = {"read_all": 1} if rows.has_threshold and not math.isfinite(value.sum().item()) else {}
     received: dict[int, Tensor] = {}
 
     def task(i: int) -> None:
@@ -616,7 +644,7 @@ def forward(
             common["received"] = received[i] = query.new_zeros(len(share.heads), S)
         with made.memory.lent() as scratch:
             for unit in share.units:
-                _run_unit(call, scratch, common, made.arguments(share, unit))
+                _run_unit(call, scratch, common, made.arguments(share, unit), reads_all)
 
     pool.run([partial(task, i) for i in range(len(made.partitions))])
     if wants.received:
@@ -626,9 +654,15 @@ def forward(
     return found
 
 
-def _run_unit(call: KernelCall, scratch: int, common: dict[str, Tensor], own: Arguments) -> None:
+def _run_unit(
+    call: KernelCall,
+    scratch: int,
+    common: dict[str, Tensor],
+    own: Arguments,
+    numbers: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Run a unit with the arrays of its share and its own."""
-    call({**common, **own.arrays}, {"scratch": scratch, **own.numbers}, own.sizes)
+    call({**common, **own.arrays}, {"scratch": scratch, **numbers, **own.numbers}, own.sizes)
 
 
 @dataclass(frozen=True)

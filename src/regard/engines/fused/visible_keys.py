@@ -159,6 +159,17 @@ class VisibleKeys:
         padded = torch.nn.functional.pad(width, (0, blocks * BLOCK - L)).unflatten(-1, (blocks, BLOCK)).sum(-1)
         return (padded / BLOCK + 16).expand(B, H, blocks).flatten()
 
+    def most_keys(self) -> int:
+        """Return the largest number of keys that a block of queries sees, if the mask is not evaluated by block."""
+        L, S = self.extent.L, self.extent.S
+        if self.start is None or self.stop is None:
+            return S
+        start, stop = (t.clamp(0, S).expand(-1, -1, L) for t in (self.start, self.stop))
+        empty, extra = start >= stop, (0, -L % BLOCK)
+        first = torch.nn.functional.pad(start.masked_fill(empty, S), extra, value=S).unflatten(-1, (-1, BLOCK)).amin(-1)
+        last = torch.nn.functional.pad(stop.masked_fill(empty, 0), extra).unflatten(-1, (-1, BLOCK)).amax(-1)
+        return max(int((last - first).amax()), 0)
+
     def units(self) -> Iterator[WorkItem]:
         """Yield all work items of a mask that is evaluated block by block."""
         assert self.mask is not None

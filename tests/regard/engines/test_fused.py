@@ -297,11 +297,13 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "score", ["additive", "concat", "gaussian", "laplacian", "boxcar", "triangular/features", "scaled_dot", "cosine"]
 )
 def test_softcap_and_sinks(score: str, extra: str, mask: str | None, law: str) -> None:
-    recipe = None if mask is None else MASKS[mask]
+    recipe, named = None if mask is None else MASKS[mask], dict(EXTRAS[extra])
+    if score.startswith("triangular"):  # the few points within reach are on the rim, where one rounding is everything
+        named.pop("magnitude", None)
     for shape in ({"queries": 67, "keys": 515}, SHAPES["few"]):
         # The oracle's derivative of a bias is (L·S)² numbers, and slow for an additive score.
         learned = shape is SHAPES["few"] or (score not in ("additive", "concat") and mask not in ("alibi", "bias"))
-        holds(law, **{"score": score, "mask": recipe, "width": 3, "learned": learned, **EXTRAS[extra], **shape})
+        holds(law, **{"score": score, "mask": recipe, "width": 3, "learned": learned, **named, **shape})
 
 
 @pytest.mark.campaign(keep=12)

@@ -249,7 +249,7 @@ def test_refusals(named: dict[str, Any], reason: str) -> None:
 
 
 def test_dropout_is_explained_where_calls_are_traced() -> None:
-    args, score = leaves(), additive()
+    args, score = leaves(L=400, S=400), additive()
     assert "streaming, traced into torch operations" in str(regard.explain(*args, None, 0.5, score=score))
     assert "an error, as fused has no dropout" in str(regard.explain(*args, None, 0.5, score=score, engine="fused"))
 

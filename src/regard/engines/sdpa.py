@@ -596,8 +596,6 @@ class Sdpa(Engine):
 
 def _sink_refusal(problem: Problem) -> str | None:
     """Return why the engine cannot run a problem with a sink, or None."""
-    if is_traced(problem.query):
-        return "no sink in traced calls (engines 'streaming' and 'reference' have it)"
     if problem.query.device.type != "cpu":
         return "a sink needs the log-sum-exp of torch's kernel, which it returns on the CPU only"
     if problem.dropout_p:
@@ -819,6 +817,8 @@ class _KernelPart(torch.autograd.Function):
 def _traced(problem: Problem) -> EngineOutput:
     """Run a traced call by torch's function, materializing the mask for a strip of queries at a time."""
     mask, extent = problem.mask, problem.extent
+    if isinstance(problem.normalizer, SoftmaxSink):
+        return _traced_with_sink(problem, problem.normalizer)
     if mask is None or is_causal(problem):
         if mask is not None:
             problem = replace(problem, key=problem.key[:, :, : extent.L], value=problem.value[:, :, : extent.L])
@@ -848,6 +848,33 @@ def _traced(problem: Problem) -> EngineOutput:
             output = torch.where(visible.any(-1, keepdim=True), output, 0.0)
         outputs.append(output)
     return EngineOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2))
+
+
+def _traced_with_sink(problem: Problem, normalizer: SoftmaxSink) -> EngineOutput:
+    """Run a traced call with one more key, whose score is the sink's and whose value is 0."""
+    mask, extent, outputs = problem.mask, problem.extent, []
+    rows = spans(extent.L, TRACED_STRIP)
+    if mask is not None:
+        visible = _any_row(problem, mask, rows)
+        key, value = torch.where(visible, problem.key, 0.0), torch.where(visible, problem.value, 0.0)
+        problem = replace(problem, key=key, value=value)
+    form, V = _form(problem), problem.value.shape[-1]
+    key, value = _expanded(extent.H, form.key, problem.value.to(form.query.dtype))
+    key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
+    query, scale = _scaled(form.query, problem.scale)
+    wide = wide_dtype(query.dtype)
+    for span in rows:
+        added = None if mask is None else _added(problem, mask, span, Span(0, extent.S))
+        if added is None:
+            added = query.new_zeros(1, 1, dtype=wide)
+        elif added.dtype == torch.bool:
+            added = torch.where(added, 0.0, -torch.inf)
+        added = added.to(wide)[(None,) * (4 - added.dim())]
+        strip = query[:, :, span.slice]
+        added = added.expand(added.shape[0], extent.H, strip.shape[2], extent.S)
+        sink = normalizer.logits(added).expand(*added.shape[:3], 1)
+        outputs.append(torch_attention(strip, key, value, torch.cat((added, sink), -1), scale=scale)[..., :V])
+    return EngineOutput(torch.cat(outputs, 2).to(problem.query.dtype))
 
 
 def _any_row(problem: Problem, mask: Mask, rows: list[Span]) -> Tensor:

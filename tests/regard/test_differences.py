@@ -250,6 +250,23 @@ def test_nested_tensors() -> None:
 
 @differs(
     FUNCTION,
+    "random numbers of dropout",
+    "those of the kernel that runs",
+    "follow torch's default generator; engines draw different ones, and those of `fused` do not depend on the number of "
+    "threads",
+)
+def test_random_numbers_of_dropout() -> None:
+    query, key, value = qkv()
+    drawn = []
+    for engine in ("fused", "fused", "streaming"):
+        torch.manual_seed(0)
+        drawn.append(regard.attention(query, key, value, dropout_p=0.5, engine=engine))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+@differs(
+    FUNCTION,
     "second derivatives",
     "only where torch falls back to its formula (values of another width, dropout); otherwise an error",
     'with `engine="streaming"` and `engine="reference"`; otherwise an error that names them',

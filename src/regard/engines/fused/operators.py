@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter, is_not
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ def _to_sink(share: Tensor, grad: Tensor, output: Tensor) -> Tensor:
     return -(share * (grad * output).sum(-1)).sum(-1, keepdim=True)
 
 
+_requires_grad, _is_given = attrgetter("requires_grad"), partial(is_not, None)
+
+
 def attend_differentiably(
     setting: StaticArguments,
     query: Tensor,
@@ -134,7 +138,7 @@ def attend_differentiably(
 ) -> ForwardResult:
     """Run the kernels; the output is differentiable, except with widths per query (B, H, L)."""
     given = [query, key, value, weight, sink, *setting.visible.tensors()]
-    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in given):
+    if not torch.is_grad_enabled() or not any(map(_requires_grad, filter(_is_given, given))):
         rows = setting.rows(query, key, weight, own_width)
         return run.forward(
             rows, value.contiguous(), setting.visible, setting.wants, setting.passes, sink, setting.dropout

@@ -245,14 +245,6 @@ void pull_group(
   }
 }
 
-// Add factor · x to y.
-template <class T>
-INLINE void add_scaled(T factor, const T* x, T* y, i64 n) {
-  over<T>(0, n, [&](i64 c, auto like) {
-    store(y + c, load<decltype(like)>(y + c) + factor * load<decltype(like)>(x + c));
-  });
-}
-
 // Take the gradient of one row of dot products to its query, and to the keys with weight and their values.
 template <class T>
 OUTLINE void pull_some(

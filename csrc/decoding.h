@@ -18,9 +18,36 @@ INLINE void ask_for(const T* x, i64 row, const i64* rows, i64 t, i64 n, i64 D) {
     for (i64 d = 0; d < D; d += 64 / i64(sizeof(T))) __builtin_prefetch(x + rows[i] * row + d);
 }
 
+// Sums of neighbouring lanes of two vectors: those of x, then those of y, in each 16 bytes.
+template <class T, std::size_t... I>
+INLINE Vector<T> neighbours(Vector<T> x, Vector<T> y, std::index_sequence<I...>) {
+  constexpr i64 B = 16 / sizeof(T), half = B / 2;
+  constexpr auto place = [](i64 i) { return i % B < half ? i / B * B + i % B * 2 : WIDTH<T> + i / B * B + (i % B - half) * 2; };
+  return __builtin_shufflevector(x, y, place(I)...) + __builtin_shufflevector(x, y, place(I) + 1 ...);
+}
+
+// Write scale · the sums of the lanes of four vectors.
+template <class T>
+INLINE void store_sums(T* s, T scale, Vector<T> a, Vector<T> b, Vector<T> c, Vector<T> d) {
+  constexpr auto lanes = std::make_index_sequence<WIDTH<T>>();
+  constexpr i64 block = 16 / sizeof(T);
+  Vector<T> x = neighbours<T>(a, b, lanes), y = neighbours<T>(c, d, lanes);
+  if constexpr (block == 4) x = neighbours<T>(x, y, lanes);
+  for (i64 i = 0; i < block; ++i) {
+    T sum = 0, more = 0;
+    UNROLLED
+    for (i64 j = i; j < WIDTH<T>; j += block) sum += x[j];
+    s[i] = scale * sum;
+    if constexpr (block == 2) {
+      for (i64 j = i; j < WIDTH<T>; j += block) more += y[j];
+      s[i + 2] = scale * more;
+    }
+  }
+}
+
 // Write scale · q·k for each of n keys, and others behind them up to a multiple of TOGETHER.
 template <class T>
-void table_scores(const T* q, const T* k, i64 kv_row, const i64* rows, i64 n, i64 D, T scale, T* s) {
+OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const i64* rows, i64 n, i64 D, T scale, T* s) {
   if (D % WIDTH<T> != 0) {
     for (i64 t = 0; t < n; ++t) {
       const T* key = k + rows[t] * kv_row;
@@ -40,7 +67,7 @@ void table_scores(const T* q, const T* k, i64 kv_row, const i64* rows, i64 n, i6
       UNROLLED
       for (i64 i = 0; i < TOGETHER; ++i) sums[i] += query * load<Vector<T>>(keys[i] + d);
     }
-    for (i64 i = 0; i < TOGETHER; ++i) s[t + i] = scale * sum_of_lanes<T>(sums[i]);
+    store_sums<T>(s + t, scale, sums[0], sums[1], sums[2], sums[3]);
   }
 }
 

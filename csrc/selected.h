@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr i64 BUCKET = 256;       // keys of a bucket
+constexpr i64 BUCKET = 128;         // keys of a bucket
 constexpr i64 WORDS = BUCKET / 64;  // words of its bits
 
 // The arrays and sizes of a call. Heads of lists are 1, or as many as there are heads of queries; `list_b` and `list_h`
@@ -30,53 +30,6 @@ struct Selection {
   // Query heads that share a list and a head of keys.
   INLINE i64 together() const { return list_h == 0 ? heads_per_key() : 1; }
 };
-
-// Sums of neighbouring lanes of two vectors: those of x, then those of y, in each 16 bytes.
-template <class T, std::size_t... I>
-INLINE Vector<T> neighbours(Vector<T> x, Vector<T> y, std::index_sequence<I...>) {
-  constexpr i64 W = WIDTH<T>, B = 16 / sizeof(T), half = B / 2;
-  return __builtin_shufflevector(x, y, (i64(I) % B < half ? i64(I) / B * B + i64(I) % B * 2 : W + i64(I) / B * B + (i64(I) % B - half) * 2)...) +
-         __builtin_shufflevector(x, y, (i64(I) % B < half ? i64(I) / B * B + i64(I) % B * 2 + 1 : W + i64(I) / B * B + (i64(I) % B - half) * 2 + 1)...);
-}
-
-// Write scale · the sums of the lanes of four vectors.
-template <class T>
-INLINE void store_sums(T* s, T scale, Vector<T> a, Vector<T> b, Vector<T> c, Vector<T> d) {
-  constexpr auto lanes = std::make_index_sequence<WIDTH<T>>();
-  constexpr i64 block = 16 / sizeof(T);
-  Vector<T> x = neighbours<T>(a, b, lanes), y = neighbours<T>(c, d, lanes);
-  if constexpr (block == 4) x = neighbours<T>(x, y, lanes);
-  for (i64 i = 0; i < block; ++i) {
-    T sum = 0, more = 0;
-    UNROLLED
-    for (i64 j = i; j < WIDTH<T>; j += block) sum += x[j];
-    s[i] = scale * sum;
-    if constexpr (block == 2) {
-      for (i64 j = i; j < WIDTH<T>; j += block) more += y[j];
-      s[i + 2] = scale * more;
-    }
-  }
-}
-
-// Write scale · q·k for n listed rows, and others behind them up to a multiple of four.
-template <class T>
-OUTLINE void listed_scores(const T* q, const T* k, i64 row, const i64* at, i64 n, i64 D, T scale, T* s) {
-  using X = Vector<T>;
-  if (D % WIDTH<T> != 0) return table_scores(q, k, row, at, n, D, scale, s);
-  for (i64 t = 0; t < n; t += 4) {
-    const T *k0 = k + at[t] * row, *k1 = k + at[least(t + 1, n - 1)] * row, *k2 = k + at[least(t + 2, n - 1)] * row;
-    const T* k3 = k + at[least(t + 3, n - 1)] * row;
-    X a{}, b{}, c{}, e{};
-    for (i64 d = 0; d < D; d += WIDTH<T>) {
-      const X query = load<X>(q + d);
-      a += query * load<X>(k0 + d);
-      b += query * load<X>(k1 + d);
-      c += query * load<X>(k2 + d);
-      e += query * load<X>(k3 + d);
-    }
-    store_sums<T>(s + t, scale, a, b, c, e);
-  }
-}
 
 // Σ weight · row over listed rows, added to `keep` times the target.
 template <class T>
@@ -112,14 +65,7 @@ OUTLINE void add_rows(T* o, T keep, const T* base, i64 row, const i64* at, i64 n
 // Add weight · source to each listed row.
 template <class T>
 OUTLINE void add_to_rows(T* base, i64 row, const i64* at, i64 n, i64 D, const T* w, const T* source) {
-  for (i64 t = 0; t < n; ++t) {
-    T* target = base + at[t] * row;
-    const T weight = w[t];
-    over<T>(0, D, [&](i64 d, auto x) {
-      using X = decltype(x);
-      store(target + d, load<X>(target + d) + weight * load<X>(source + d));
-    });
-  }
+  for (i64 t = 0; t < n; ++t) add_scaled(w[t], source, base + at[t] * row, D);
 }
 
 // Write the bits of the lists of `count` queries: (buckets, rows, WORDS).
@@ -185,7 +131,7 @@ void select_forward(const Selection<T>& a, i64 first, i64 last, T* output, T* pe
           for (i64 h = h0; h < h0 + together; ++h) {
             const i64 row = (b * a.H + h) * a.L + l0 + i;
             T* s = room.scores;
-            listed_scores(a.query + row * a.C, keys + c * BUCKET * a.C, a.C, at, n, a.C, a.scale, s);
+            table_scores(a.query + row * a.C, keys + c * BUCKET * a.C, a.C, at, n, a.C, a.scale, s);
             fill(s + n, width - n, lowest);
             const T peak = larger(largest_of(s, 0, width), peaks[row]);
             // Where all scores are −inf, no weight is left; a difference of infinities would be NaN.
@@ -241,8 +187,8 @@ void select_backward(
               if (lse[row] == lowest) continue;
               const T *q = a.query + row * a.C, *e = grad + row * a.V;
               T *p = room.scores, *slope = room.slopes;
-              listed_scores(q, keys + j0 * a.C, a.C, at, n, a.C, a.scale, p);
-              listed_scores(e, values + j0 * a.V, a.V, at, n, a.V, T(1), slope);
+              table_scores(q, keys + j0 * a.C, a.C, at, n, a.C, a.scale, p);
+              table_scores(e, values + j0 * a.V, a.V, at, n, a.V, T(1), slope);
               fill(p + n, width - n, lowest);
               fill(slope + n, width - n, T(0));
               const T level = lse[row], mean = delta[row], scale = a.scale;

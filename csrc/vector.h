@@ -293,6 +293,14 @@ INLINE void copy(const T* source, T* target, i64 count) {
   over<T>(0, count, [&](i64 j, auto x) { store(target + j, load<decltype(x)>(source + j)); });
 }
 
+// Add factor · x to y.
+template <class T>
+INLINE void add_scaled(T factor, const T* x, T* y, i64 n) {
+  over<T>(0, n, [&](i64 c, auto like) {
+    store(y + c, load<decltype(like)>(y + c) + factor * load<decltype(like)>(x + c));
+  });
+}
+
 // Elementary functions -------------------------------------------------------------------------------------------------
 
 // `magic` is 1.5 · 2^m, where m is the number of digits: adding it rounds to whole numbers, which its last bits then

@@ -267,6 +267,20 @@ def test_random_numbers_of_dropout() -> None:
 
 @differs(
     FUNCTION,
+    "at most 16 queries, at least 256 keys, in 16 bits on a CPU",
+    "its kernel",
+    "`auto` may use another, whose results agree to rounding",
+)
+def test_steps_in_16_bits() -> None:
+    query, key = normal(1, 8, 1, 64).bfloat16(), normal(1, 8, 2048, 64).bfloat16()
+    assert regard.explain(query, key, key).engine.name == "fused"
+    right, found = sdpa(query, key, key), regard.attention(query, key, key)
+    torch.testing.assert_close(found, right, rtol=2**-7, atol=2**-9)
+    assert torch.equal(regard.attention(query, key, key, engine="sdpa"), right)
+
+
+@differs(
+    FUNCTION,
     "second derivatives",
     "only where torch falls back to its formula (values of another width, dropout); otherwise an error",
     'with `engine="streaming"` and `engine="reference"`; otherwise an error that names them',

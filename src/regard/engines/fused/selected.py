@@ -14,7 +14,7 @@ from regard.engines.fused.arguments import PAD
 from regard.masks.base import Extent
 
 #: Keys of a bucket, as in ``csrc/selected.h``.
-BUCKET = 256
+BUCKET = 128
 #: Queries that a part has at most, and bytes that say which keys they see.
 _ROWS, _BITS = 128, 1 << 20
 #: Tasks per thread, so that none waits long for another.

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 
 import torch
 from torch import Tensor
 
+from regard._utils.tracing import values_unavailable
 from regard.engines.fused.arguments import BLOCK
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
 from regard.masks import Dense, LeaveOneOut
 from regard.masks.base import EMPTY, FULL, AndMask, Extent, Mask
+from regard.masks.padding import KeyPadding
 
 #: Number of keys per tile of a mask without intervals.
 KEYS = 128
@@ -78,6 +82,10 @@ class VisibleKeys:
             return cls(extent, own=own.expand(extent.B, extent.H, extent.L).contiguous())
         if not mask.has_bias and (spans := problem.intervals) is not None:
             return cls.between(extent, *spans)
+        if (marked := marked_keys(mask, extent)) is not None:
+            keep, start, stop = marked
+            bias = torch.zeros(keep.shape, dtype=problem.compute_dtype, device="cpu").masked_fill_(~keep, -torch.inf)
+            return cls.between(extent, start, stop, bias)
         mask = mask.cast(problem.compute_dtype)
         learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
         if extent.L * extent.S <= KEPT and mask.calls_a_function() and not learned:
@@ -200,6 +208,30 @@ class VisibleKeys:
         h = unit.first % H + torch.arange(min(unit.last - unit.first, H), device="cpu")
         q_idx = torch.arange(unit.block * BLOCK, min((unit.block + 1) * BLOCK, L), device="cpu").unsqueeze(1)
         return self.rest.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx, unit.columns, dtype)
+
+
+def marked_keys(mask: Mask, extent: Extent) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Split a mask into the keys that all rows may see, (B or 1, 1, 1, S), and an interval for each row.
+
+    None for other masks, and if most keys between the first and the last marked one are hidden: tiles of them are better
+    skipped.
+    """
+    parts = mask.masks if isinstance(mask, AndMask) else (mask,)
+    marks = [torch.atleast_2d(part.keep)[:, None, None] for part in parts if isinstance(part, KeyPadding)]
+    if not marks or mask.has_bias or any(map(values_unavailable, marks)):
+        return None
+    others = tuple(part for part in parts if not isinstance(part, KeyPadding))
+    spans = AndMask(others).intervals(extent) if others else None
+    if others and spans is None:
+        return None
+    keep = reduce(and_, marks)
+    place = torch.arange(extent.S, device="cpu")
+    start, stop = torch.where(keep, place, extent.S).amin(-1), torch.where(keep, place + 1, 0).amax(-1)
+    if bool((keep.sum(-1) * 2 < stop - start).any()):
+        return None
+    if spans is not None:
+        start, stop = torch.maximum(start, spans[0]), torch.minimum(stop, spans[1])
+    return keep, start.clamp(max=extent.S), torch.maximum(start, stop).clamp(max=extent.S)
 
 
 def split(mask: Mask) -> tuple[Tensor | None, Mask | None]:

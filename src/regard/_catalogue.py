@@ -10,15 +10,13 @@ from typing import Any, overload
 import torch
 
 from regard import engines, scores
-from regard._utils.mechanism import Mechanism, mechanisms
+from regard._utils.mechanism import GROUPS, Mechanism, mechanisms
 from regard.engines.problem import Call, Problem
 from regard.normalizers import Normalizer
 from regard.scores.base import TABLE as SCORES
 
 #: The columns: heading, and the attribute of a row.
-COLUMNS = ("name", "formula", "source", "learned", "engines", "cost")
-#: What the modules are called above their rows.
-HEADINGS = {"regard.scores": "Scores", "regard.normalizers": "Normalizers", "regard.nn": "Layers"}
+COLUMNS = ("name", "formula", "source", "learned", "engines", "causal", "cost", "cache")
 
 
 class Catalogue(Sequence[Mechanism]):
@@ -41,16 +39,19 @@ class Catalogue(Sequence[Mechanism]):
         return iter(self._rows)
 
     def table(self) -> list[dict[str, Any]]:
-        """Return the rows as dictionaries of text: ``module``, the columns, and ``references`` with their addresses."""
+        """Return the rows as dictionaries of text: ``module``, ``group``, columns, ``references`` with links."""
         return [
             {
                 "module": row.module,
+                "group": GROUPS[row.group],
                 "name": row.name,
                 "formula": row.formula,
                 "source": row.source,
                 "learned": row.learned,
                 "engines": ", ".join(engines_of(row)),
+                "causal": row.causal,
                 "cost": row.cost,
+                "cache": row.cache,
                 "references": [
                     {"key": each.key, "title": each.fields["title"], "year": each.year, "url": each.url}
                     for each in row.references
@@ -64,16 +65,20 @@ class Catalogue(Sequence[Mechanism]):
         return json.dumps(self.table(), ensure_ascii=False, indent=2)
 
     def markdown(self, columns: Sequence[str] = COLUMNS, level: int = 2) -> str:
-        """Return these columns in Markdown, module by module under headings of this level, sources linked."""
+        """Return these columns in Markdown, group by group under headings of this level, sources linked.
+
+        A column that is empty for a whole group is left out of its table.
+        """
         parts = []
-        for module, heading in HEADINGS.items():
-            rows = [row for row in self if row.module == module]
+        for group, heading in GROUPS.items():
+            rows = [row for row in self if row.group == group]
             if not rows:
                 continue
-            head = f"{'#' * level} {heading} (`{module}`)"
-            lines = [head, "", f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+            shown = [column for column in columns if any(_cell(row, column) for row in rows)]
+            head = f"{'#' * level} {heading} (`{rows[0].module}`)"
+            lines = [head, "", f"| {' | '.join(shown)} |", "|" + " --- |" * len(shown)]
             for row in rows:
-                cells = [_cell(row, column).replace("|", "\\|") for column in columns]
+                cells = [_cell(row, column).replace("|", "\\|") for column in shown]
                 lines.append(f"| {' | '.join(cells)} |")
             parts.append("\n".join(lines))
         return "\n\n".join(parts)
@@ -120,6 +125,8 @@ def _cell(row: Mechanism, column: str) -> str:
 @cache
 def engines_of(row: Mechanism) -> tuple[str, ...]:
     """Return which engines run a plain call of a mechanism on this machine's CPU; () where none takes part."""
+    if row.module == "regard.masks":
+        return tuple(engines.TABLE)  # each takes every mask
     generator = torch.Generator().manual_seed(0)
     defined, score = row.defined, None
     normalizer: Any = "softmax"

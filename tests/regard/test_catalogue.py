@@ -11,10 +11,12 @@ import torch
 
 import regard
 import regard.nn
-from regard import normalizers, scores
+from regard import engines, masks, normalizers, scores
 from regard._utils.mechanism import references
+from regard.engines.problem import Call, Problem
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
+from regard.testing.case import sampled
 from regard_lab.planner.published import METHODS, PUBLISHED
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,19 @@ def test_every_registered_part_is_a_row() -> None:
     names = {row.name for row in ROWS}
     assert {cls.__name__ for cls in (*SCORES.values(), *NORMALIZERS.values())} <= names
     assert {row.name for row in ROWS if row.module == "regard.nn"} <= set(regard.nn.__all__)
+    functions = {name for name in masks.__all__ if name.islower()} - {"as_mask", "everything"}
+    assert {row.name for row in ROWS if row.module == "regard.masks"} == functions
+
+
+def test_every_engine_takes_every_mask() -> None:
+    """As the table says of masks, without a look at each."""
+    generator, extent = torch.Generator().manual_seed(0), masks.Extent(2, 2, 4, 5)
+    query, key = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 5, 8)
+    assert len(sampled()) > 10
+    for kind in sampled().values():
+        problem = Problem.of(Call(query, key, key, kind.sample(extent, generator)))
+        for engine in engines.TABLE.values():
+            assert engine.refusal(problem) is None, (kind, engine)
 
 
 def test_a_row_says_everything() -> None:
@@ -37,7 +52,7 @@ def test_a_row_says_everything() -> None:
 
 def test_it_prints_as_a_table() -> None:
     lines = str(regard.catalogue()).splitlines()
-    assert lines[0].split() == ["name", "formula", "source", "learned", "engines", "cost"]
+    assert lines[0].split() == ["name", "formula", "source", "learned", "engines", "causal", "cost", "cache"]
     assert len(lines) == len(ROWS) + 1
     assert repr(regard.catalogue()[:2]).count("\n") == 2
     assert regard.catalogue()[:2]._repr_markdown_().count("\n| `") == 2, "a notebook shows a table"

@@ -79,6 +79,18 @@ def references() -> dict[str, Reference]:
 
 #: Modules that define mechanisms and that ``import regard`` does not import.
 _LATE = ("regard.nn",)
+#: Groups of mechanisms, by the place of the file that defines them, in the order of the catalogue.
+GROUPS = {
+    "regard.scores": "Scores",
+    "regard.masks": "Masks",
+    "regard.normalizers": "Normalizers",
+    "regard.nn.heads": "Layers: heads of attention",
+    "regard.nn.positions": "Layers: positions",
+    "regard.nn.linear": "Layers: linear attention and recurrences",
+    "regard.nn.memory": "Layers: memory",
+    "regard.nn.image": "Layers: images",
+    "regard.nn": "Layers: sets and others",
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,11 @@ class Mechanism:
         Asymptotic number of operations, O(...), in L, S and widths.
     reads : str
         For a layer, the name of its score, as in ``score=``; "" if it has none.
+    causal : str
+        For a layer over a sequence: "yes" if a step reads no later ones, "no", or "option"; "" for others.
+    cache : str
+        What decoding keeps of a sequence, in numbers: in H heads, G heads of keys and values, D their width, N tokens
+        so far; "" where there is no decoding step by step.
     defined : type or function
         The class or function.
     """
@@ -112,7 +129,15 @@ class Mechanism:
     learned: str
     cost: str
     reads: str
+    causal: str
+    cache: str
     defined: Any = field(repr=False)
+
+    @property
+    def group(self) -> str:
+        """The key of its group in :data:`GROUPS`."""
+        place: str = self.defined.__module__
+        return max((each for each in GROUPS if f"{place}.".startswith(f"{each}.")), key=len)
 
     @property
     def references(self) -> tuple[Reference, ...]:
@@ -130,13 +155,20 @@ _D = TypeVar("_D", bound=Callable[..., Any])
 
 
 def mechanism(
-    *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = ""
+    *,
+    formula: str,
+    sources: tuple[str, ...] = (),
+    learned: str = "",
+    cost: str,
+    reads: str = "",
+    causal: str = "",
+    cache: str = "",
 ) -> Callable[[_D], _D]:
     """Decorator: add a class or function to the catalogue.
 
     Parameters
     ----------
-    formula, learned, cost, reads : str
+    formula, learned, cost, reads, causal, cache : str
         See :class:`Mechanism`.
     sources : tuple of str
         Keys of ``references.bib``.
@@ -145,18 +177,17 @@ def mechanism(
     def add(defined: _D) -> _D:
         module = ".".join(defined.__module__.split(".")[:2])
         name: str = defined.__name__
-        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, defined)
+        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, causal, cache, defined)
         return defined
 
     return add
 
 
 def mechanisms() -> tuple[Mechanism, ...]:
-    """Return all mechanisms, by module and in order of definition."""
+    """Return all mechanisms, by group and in order of definition."""
     for name in _LATE:
         importlib.import_module(name)
-    order = ("regard.scores", "regard.normalizers", "regard.nn")
-    return tuple(sorted(_TABLE.values(), key=lambda each: order.index(each.module)))
+    return tuple(sorted(_TABLE.values(), key=lambda each: list(GROUPS).index(each.group)))
 
 
 def mechanism_of(thing: object) -> Mechanism | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard._utils.constraints import integer, offsets, reach, size
 from regard._utils.errors import rejected
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard.masks.base import (
     Diagonals,
@@ -140,6 +141,7 @@ def checked(name: str, align: Any, offset: Any) -> tuple[str | None, Offset]:
 # Causal masks and sliding windows -------------------------------------------------------------------------------------
 
 
+@mechanism(formula="visible iff j ≤ i", sources=("vaswani2017",), cost="O(L·S·E)")
 def causal(align: str | None = None, offset: Offset = None) -> Mask:
     """Return the causal mask: each query sees the keys up to its own position.
 
@@ -175,6 +177,7 @@ def causal(align: str | None = None, offset: Offset = None) -> Mask:
     return Band("causal", -1, 0, *checked("causal", align, offset))
 
 
+@mechanism(formula="visible iff i − left ≤ j ≤ i + right", sources=("beltagy2020",), cost="O(L·w·E)")
 def window(left: int, right: int, align: str | None = None, offset: Offset = None) -> Mask:
     """Return the sliding-window mask: each query sees the keys near its own position.
 
@@ -331,6 +334,7 @@ class Band(Aligned):
 # Dilated masks --------------------------------------------------------------------------------------------------------
 
 
+@mechanism(formula="visible iff i − j is a multiple of the step", sources=("child2019",), cost="O(L·S·E)")
 def dilated(step: int, align: str | None = None, offset: Offset = None) -> Mask:
     """Return the dilated mask: each query sees every ``step``-th key, counted from its own position in both directions.
 

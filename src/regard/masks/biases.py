@@ -9,11 +9,13 @@ from torch import Tensor
 
 from regard._utils.constraints import size
 from regard._utils.errors import described, rejected, shape
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard.masks.band import Aligned, Offset, checked
 from regard.masks.base import Extent, Mask, Sizes, Tiling, lookup
 
 
+@mechanism(formula="adds −m_h · |i − j|", sources=("press2022",), cost="O(L·S·E)")
 def alibi(slopes: int | Tensor, align: str | None = None, offset: Offset = None) -> Mask:
     """Return attention with linear biases (ALiBi): scores decrease linearly with distance, at a rate per head.
 
@@ -74,6 +76,7 @@ def geometric(heads: int) -> tuple[float, ...]:
     return tuple(slopes + between[: heads - power])
 
 
+@mechanism(formula="adds b_h at distance j − i", sources=("raffel2020",), cost="O(L·S·E)")
 def relative(table: Tensor, align: str | None = None, offset: Offset = None) -> Mask:
     """Return a learned bias per distance, clipped at R.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard._utils.constraints import TensorOf, reach
 from regard._utils.errors import described, rejected, shape
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, constant, lookup
@@ -17,6 +18,7 @@ from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, constant, looku
 _IDS, _LIMITS = TensorOf(("L",), ("B", "L"), integer=True), TensorOf(("N + 1",), integer=True)
 
 
+@mechanism(formula="visible iff i and j are in one document", cost="O(L·n·E)")
 def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
     """Return the mask in which each query sees only the keys of its own document.
 
@@ -56,6 +58,7 @@ def document(ids: Tensor, kv_ids: Tensor | None = None) -> Mask:
     return Documents(ids, kv_ids)
 
 
+@mechanism(formula="visible iff i and j are in one packed sequence", cost="O(L·n·E)")
 def from_cu_seqlens(
     cu_q: Tensor,
     cu_kv: Tensor | None = None,

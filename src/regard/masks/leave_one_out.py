@@ -9,10 +9,12 @@ from torch import Tensor
 
 from regard._utils.constraints import TensorOf
 from regard._utils.errors import rejected, shape
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard.masks.base import Extent, Mask, Sizes, Tiling, lookup
 
 
+@mechanism(formula="visible iff j ≠ i", cost="O(L·S·E)")
 def leave_one_out(own: Tensor | None = None) -> Mask:
     """Return the leave-one-out mask: each query sees every key except its own.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, rejected, shape
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard.masks.base import (
     FULL,
@@ -32,6 +33,7 @@ from regard.masks.base import (
 _KIND = "be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides)"
 
 
+@mechanism(formula="visible where True, or adds a number for each pair", cost="O(L·S·E)")
 def dense(tensor: Tensor) -> Mask:
     """Return the mask or bias given by a tensor, like torch's ``attn_mask``.
 
@@ -354,6 +356,7 @@ class Submatrix(Mask):
         return f"{self.mask!r}[{self.first_query}:, {self.first_key}:]"
 
 
+@mechanism(formula="another mask's rows and keys, of a part", cost="O(L·S·E)")
 def submatrix(mask: Mask, whole: Extent, rows: tuple[int, int], keys: tuple[int, int]) -> Mask:
     """Return a slice of a bound mask, as (first, count) of queries and of keys; a dense mask is sliced directly.
 

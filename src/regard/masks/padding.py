@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard._utils.constraints import TensorOf, count
 from regard._utils.errors import described, rejected, shape
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Span, Tiling, constant, lookup, run
@@ -20,6 +21,7 @@ _LENGTHS = TensorOf(("B",), ("B", "L"), integer=True)
 _PREFIXES = TensorOf(("B",), integer=True, other="an int or ")
 
 
+@mechanism(formula="visible iff j < n_b, for sequence b", cost="O(L·n·E)")
 def padding(lengths: Tensor) -> Mask:
     """Return the mask that hides padding after the end of each sequence of keys.
 
@@ -58,6 +60,7 @@ def padding(lengths: Tensor) -> Mask:
     return FirstKeys("padding", _counts("masks.padding", "lengths", lengths))
 
 
+@mechanism(formula="visible iff j < n", sources=("raffel2020",), cost="O(L·n·E)")
 def prefix(n: int | Tensor) -> Mask:
     """Return the prefix mask, which shows the first n keys. A prefix language model uses ``causal() | prefix(n)``.
 
@@ -92,6 +95,7 @@ def prefix(n: int | Tensor) -> Mask:
     return FirstKeys("prefix", count("masks.prefix", "n", n))
 
 
+@mechanism(formula="visible iff j < n, beside a window", sources=("xiao2023",), cost="O(L·n·E)")
 def sinks(n: int) -> Mask:
     """Return the attention sink mask, which shows the first n keys: ``causal() & (window(256, 0) | sinks(4))``.
 
@@ -205,6 +209,7 @@ class FirstKeys(Mask):
 # Key padding ----------------------------------------------------------------------------------------------------------
 
 
+@mechanism(formula="visible iff key j of sequence b is marked", cost="O(L·S·E)")
 def key_padding(keep: Tensor) -> Mask:
     """Return the key padding mask, which shows the keys marked True to all queries and heads.
 

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, rejected, shape
+from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
 from regard._utils.tracing import values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Tiling
 
 
+@mechanism(formula="visible iff j is in the list of query i", cost="O(L·K·E)")
 def selected(indices: Tensor) -> Mask:
     """Return the mask in which each query sees the keys listed in its row.
 

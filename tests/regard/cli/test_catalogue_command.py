@@ -34,7 +34,7 @@ def test_words_choose_rows(regard) -> None:
 def test_an_unknown_word_is_an_error(regard) -> None:
     result = regard("catalogue", "nothing-like-it")
     assert result.code == 2
-    assert "catalogue: no mechanism or source contains 'nothing-like-it'." in result.err
+    assert "catalogue: no name, source or title contains 'nothing-like-it'." in result.err
 
 
 def test_two_formats_are_an_error(regard) -> None:

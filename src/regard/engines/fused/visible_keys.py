@@ -213,7 +213,7 @@ class VisibleKeys:
 def marked_keys(mask: Mask, extent: Extent) -> tuple[Tensor, Tensor, Tensor] | None:
     """Split a mask into the keys that all rows may see, (B or 1, 1, 1, S), and an interval for each row.
 
-    None for other masks, and if most keys between the first and the last marked one are hidden: tiles of them are better
+    None for other masks, and if most keys between the first and the last marked one are hidden: their tiles can be
     skipped.
     """
     parts = mask.masks if isinstance(mask, AndMask) else (mask,)

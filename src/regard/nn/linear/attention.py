@@ -16,7 +16,6 @@ from regard.nn._base import Layer, sequences
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
-    Steps,
     document_starts,
     features,
     initial,
@@ -26,6 +25,7 @@ from regard.nn.linear.recurrence import (
     recurrence,
     zero_padding,
 )
+from regard.nn.linear.steps import Steps
 
 
 @overload

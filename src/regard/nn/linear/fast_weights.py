@@ -14,7 +14,6 @@ from regard.nn.linear.attention import ProjectedHeads
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
-    Steps,
     features,
     initial,
     inputs,
@@ -22,6 +21,7 @@ from regard.nn.linear.recurrence import (
     recurrence,
     zero_padding,
 )
+from regard.nn.linear.steps import Steps
 
 RULES = ("delta", "sum")
 

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from regard._utils.constraints import Number, OneOf, TensorOf, flag, size
 from regard._utils.errors import described, rejected, shape
-from regard._utils.tracing import autocast_cast, autocast_suspended, values_unavailable
+from regard._utils.tracing import autocast_cast, autocast_suspended
 from regard.engines.problem import DTYPES
 from regard.masks.base import Mask
-from regard.nn.linear.recurrence import FORMS, Steps, document_starts, real_rows, recurrence
+from regard.nn.linear.recurrence import FORMS, document_starts, real_rows, recurrence
+from regard.nn.linear.steps import Steps
 
 _NAME = "gated_recurrence"
-#: Write strengths of the delta rule: beyond 2, a step makes what a unit key reads larger instead of smaller.
-_MOST = 2.0
+#: Constraints, made once: a step of decoding checks its arguments, too.
+_FORM, _SCALE = OneOf(FORMS), Number()
 
 
 @overload
@@ -130,17 +131,16 @@ def gated_recurrence(
     >>> torch.allclose(y, gated_recurrence(q, k, v)[:, :, -1:], atol=1e-5)
     True
     """
-    OneOf(FORMS)(_NAME, "form", form)
+    _FORM(_NAME, "form", form)
     size(_NAME, "chunk", chunk)
     flag(_NAME, "delta", delta)
     query, key, value = _inputs(query, key, value)
-    B, H, L, V = value.shape
-    K, dtype = key.shape[-1], query.dtype
-    log_decay, rate, erase, bonus = _gates(log_decay, rate, erase, bonus, delta, (B, H, L, K))
-    scale = K**-0.5 if scale is None else Number()(_NAME, "scale", scale)
+    (B, H, _, V), K, dtype = value.shape, key.shape[-1], query.dtype
+    log_decay, rate, erase, bonus = _gates(log_decay, rate, erase, bonus, delta, key, H)
+    scale = max(K, 1) ** -0.5 if scale is None else _SCALE(_NAME, "scale", scale)
     wide = torch.promote_types(dtype, torch.float32)
     if state is not None:
-        state = TensorOf((B, H, K, V))(_NAME, "state", state).to(wide)
+        state = _shaped("state", state, query, (B, H, K, V)).to(wide)
     with autocast_suspended(query.device.type):
         steps = Steps(
             query.to(wide),
@@ -156,9 +156,7 @@ def gated_recurrence(
         )
         if valid_lens is not None:
             steps = _without_padding(steps, real_rows(_NAME, valid_lens, key))
-        _check_values(steps)
-        state = steps.key.new_zeros(B, H, K, V) if state is None else state
-        output, state = recurrence(steps, state, form=form, chunk=chunk)
+        output, state = recurrence(steps, state, form=form, chunk=chunk, function=_NAME)
     output = output.to(dtype)
     return (output, state) if return_state else output
 
@@ -191,23 +189,35 @@ def _inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
+def _shaped(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+    """Return a float tensor of one of these shapes on the device of ``like``, or raise."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.shape not in shapes:
+        tensor = TensorOf(*shapes)(_NAME, name, tensor)
+    if tensor.device != like.device:
+        raise rejected(_NAME, name, f"be on query's device {like.device}", tensor.device)
+    found: Tensor = tensor
+    return found
+
+
 def _gates(
-    log_decay: Any, rate: Any, erase: Any, bonus: Any, delta: bool, sizes: tuple[int, int, int, int]
+    log_decay: Any, rate: Any, erase: Any, bonus: Any, delta: bool, key: Tensor, heads: int
 ) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None, Tensor | None]:
     """Check what else a step takes; decays and rates become (B, H, L, 1), or (B, H, L, K) for decays of channels."""
+    B, _, L, K = key.shape
     if log_decay is not None:
-        log_decay = TensorOf(sizes[:3], sizes)(_NAME, "log_decay", log_decay)
+        log_decay = _shaped("log_decay", log_decay, key, (B, heads, L), (B, heads, L, K))
         log_decay = log_decay.unsqueeze(-1) if log_decay.dim() == 3 else log_decay
     if rate is not None:
-        rate = TensorOf(sizes[:3])(_NAME, "rate", rate).unsqueeze(-1)
+        rate = _shaped("rate", rate, key, (B, heads, L)).unsqueeze(-1)
     if erase is not None:
         if not isinstance(erase, tuple | list) or len(erase) != 2:
             raise rejected(_NAME, "erase", "be a pair (a, e) of tensors", described(erase), TypeError)
         if delta:
             raise rejected(_NAME, "erase", "be None with the delta rule", "a pair")
-        erase = tuple(TensorOf(sizes)(_NAME, f"erase[{i}]", each) for i, each in enumerate(erase))
+        a, e = (_shaped(f"erase[{i}]", each, key, (B, heads, L, K)) for i, each in enumerate(erase))
+        erase = (a, e)
     if bonus is not None:
-        bonus = TensorOf((sizes[1], sizes[3]))(_NAME, "bonus", bonus)
+        bonus = _shaped("bonus", bonus, key, (heads, K))
     return log_decay, rate, erase, bonus
 
 
@@ -227,14 +237,3 @@ def _without_padding(steps: Steps, real: Tensor) -> Steps:
         erase=erase,
         resets=None if steps.resets is None else steps.resets & real[:, 0, :, 0],
     )
-
-
-def _check_values(steps: Steps) -> None:
-    """Check the ranges of decays and rates, where values can be read."""
-    if not steps.key.is_cpu or values_unavailable(steps.key):
-        return
-    if steps.log_decay is not None and steps.log_decay.numel() and bool((steps.log_decay > 0).any()):
-        raise rejected(_NAME, "log_decay", "be at most 0", steps.log_decay.amax().item())
-    if steps.rate is not None and steps.delta and bool(((steps.rate < 0) | (steps.rate > _MOST)).any()):
-        low, high = (x.item() for x in steps.rate.aminmax())
-        raise rejected(_NAME, "rate", f"be in [0, {_MOST:g}] with the delta rule", low if low < 0 else high)

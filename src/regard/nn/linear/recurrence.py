@@ -18,10 +18,12 @@ from torch import Tensor
 from regard import masks
 from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
-from regard._utils.tracing import autocast_cast
+from regard._utils.tracing import autocast_cast, values_unavailable
 from regard.engines.problem import DTYPES
 from regard.masks.base import Extent
 from regard.masks.documents import Documents, Packed
+from regard.nn.linear import kernels
+from regard.nn.linear.steps import Steps
 
 #: A name in :data:`FEATURES`, or a function from (..., E) to (..., F).
 FeatureMap = str | Callable[[Tensor], Tensor]
@@ -201,56 +203,53 @@ def initial(function: str, state: Any, key: Tensor, value: Tensor, normalized: b
     return LinearState(matrix.to(key.dtype), normalizer.to(key.dtype))
 
 
-# The recurrence --------------------------------------------------------------------------------------------------------
+# The recurrence -------------------------------------------------------------------------------------------------------
 # Dimensions: B batch, H heads of values, G of keys, R = H / G of them a group; N chunks of C steps; K, V widths.
 
 
-class Steps(NamedTuple):
-    """What every step forgets, writes and reads, with the state S (K, V) before it and S' after it:
+def recurrence(
+    steps: Steps, state: Tensor | None, *, form: str, chunk: int, function: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs (B, H, L, V), and the state (B, H, K, V) after the last step; None is zeros before the first.
 
-        S' = diag(decay) S − aᵀ (e S) + rate · kᵀ (v − [delta] k diag(decay) S)        y = scale · q S'
-
-    or, with a bonus u, ``y = scale · q (S + rate · diag(u) kᵀ v)``.
-
-    Attributes
-    ----------
-    query : Tensor (B, H or G, L, K)
-    key : Tensor (B, G, L, K)
-    value : Tensor (B, H, L, V)
-    log_decay : Tensor (B, H, L, 1 or K), optional
-    rate : Tensor (B, H, L, 1), optional
-    erase : pair of Tensor (B, H, L, K), optional
-        a and e.
-    bonus : Tensor (H, K), optional
-    resets : Tensor (B, L) of bool, optional
-        The steps before which the state is set to 0.
-    delta : bool
-    scale : float
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    log_decay: Tensor | None = None
-    rate: Tensor | None = None
-    erase: tuple[Tensor, Tensor] | None = None
-    bonus: Tensor | None = None
-    resets: Tensor | None = None
-    delta: bool = False
-    scale: float = 1.0
-
-
-def recurrence(steps: Steps, state: Tensor, *, form: str, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs (B, H, L, V), and the state (B, H, K, V) after the last step.
-
-    All tensors are float32, or all are float64. The forms are those of :func:`regard.nn.gated_recurrence`.
+    The forms are those of :func:`regard.nn.gated_recurrence`. ``function`` is the name under which decays and rates out
+    of range are reported; None leaves them unchecked.
     """
     length = steps.key.shape[-2]
+    if form == "auto" and kernels.applies(steps, state):
+        output, end, in_range = kernels.run(steps, state, _formula)
+        if function is not None and not in_range:
+            check_ranges(function, steps)
+        return output, end
+    if function is not None:
+        check_ranges(function, steps)
+    if state is None:
+        state = steps.key.new_zeros(*steps.value.shape[:2], steps.key.shape[-1], steps.value.shape[-1])
     if length == 0:
         return torch.zeros_like(steps.value), state
     if form == "recurrent" or (form == "auto" and length == 1):
         return _recurrent(steps, state)
     return _chunked(steps, state, length if form == "parallel" else min(chunk, length))
+
+
+#: Write strengths of the delta rule: beyond 2, a step makes what a unit key reads larger instead of smaller.
+_MOST = 2.0
+
+
+def check_ranges(function: str, steps: Steps) -> None:
+    """Check that no decay is above 1, and the rates of the delta rule, where values can be read."""
+    if not steps.key.is_cpu or values_unavailable(steps.key):
+        return
+    if steps.log_decay is not None and bool((steps.log_decay > 0).any()):
+        raise rejected(function, "log_decay", "be at most 0", steps.log_decay.nan_to_num(0.0).amax().item())
+    if steps.rate is not None and steps.delta and bool(((steps.rate < 0) | (steps.rate > _MOST)).any()):
+        low, high = (x.item() for x in steps.rate.nan_to_num(0.0).aminmax())
+        raise rejected(function, "rate", f"be in [0, {_MOST:g}] with the delta rule", low if low < 0 else high)
+
+
+def _formula(steps: Steps, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and state by chunks of a length that suits most machines."""
+    return _chunked(steps, state, min(64, steps.key.shape[-2]))
 
 
 class _Groups(NamedTuple):
@@ -272,11 +271,7 @@ class _Groups(NamedTuple):
         def split(heads: Tensor, dim: int = 1) -> Tensor:
             return heads.unflatten(dim, (G, heads.shape[dim] // max(G, 1)))
 
-        decay, resets = steps.log_decay, steps.resets
-        if resets is not None:
-            resets = resets[:, None, :, None]
-            decay = resets.new_zeros((), dtype=steps.key.dtype) if decay is None else decay
-            decay = torch.where(resets, -torch.inf, decay).expand(-1, steps.value.shape[1], -1, -1)
+        decay = steps.decay()
         return cls(
             split(steps.query if steps.scale == 1.0 else steps.scale * steps.query),
             split(steps.key),
@@ -285,7 +280,7 @@ class _Groups(NamedTuple):
             None if steps.rate is None else split(steps.rate),
             None if steps.erase is None else (split(steps.erase[0]), split(steps.erase[1])),
             None if steps.bonus is None else split(steps.bonus, 0).unsqueeze(-2),
-            None if resets is None else resets.unsqueeze(1),
+            None if steps.resets is None else steps.resets[:, None, None, :, None],
         )
 
 
@@ -318,9 +313,9 @@ def _chunked(steps: Steps, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return outputs and state, all steps of a chunk at once.
 
     In a chunk that starts with S, a row that the delta rule writes depends on those before it: u_t = β_t (v_t − k_t S −
-    Σ_{s<t} (k_t·k_s) u_s), decays left out. In rows that is (I + A) U = β V − β K S, where A = β K Kᵀ below the diagonal:
-    a triangular system, which is solved for β V and β K in all chunks at once, before S is known. Then U = X + Y S, and
-    only S passes from chunk to chunk. What an erasing step reads is found in the same way.
+    Σ_{s<t} (k_t·k_s) u_s), decays left out. In rows that is (I + A) U = β V − β K S, where A is β K Kᵀ below the
+    diagonal: a triangular system, which is solved for β V and β K in all chunks at once, before S is known. Then
+    U = X + Y S, and only S passes from chunk to chunk. What an erasing step reads is found in the same way.
     """
     groups, length = _Groups.of(steps), steps.key.shape[-2]
     q, k, v = (_split(rows, size) for rows in (groups.query, groups.key, groups.value))
@@ -353,7 +348,7 @@ def _chunked(steps: Steps, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _scan(
     state: Tensor, sums: Tensor | None, decay: _Decay, writer: Tensor, own: Tensor | None, slopes: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the states before chunks (..., N, K, V), the one behind the last, and the rows U = X + Y S if there are any.
+    """Return the states before chunks (..., N, K, V), the one after the last, and the rows U = X + Y S or None.
 
     ``sums`` is what a chunk writes of itself; ``own`` and ``slopes`` are X and Y, and ``writer`` the keys under which U
     is written.

@@ -362,6 +362,7 @@ struct Chunk {
     const i64 K = a.K, row = k;
     const T *queries = rows, *keys = rows + STEPS * k, *factors = alpha;
     X lanes[N];
+    UNROLLED
     for (int n = 0; n < N; ++n) lanes[n] = lane_numbers<T>(n * WIDTH<T>);
     for (i64 i = 0; i < STEPS; i += TOGETHER, queries += TOGETHER * k, keys += TOGETHER * k, factors += TOGETHER * k) {
       X p[TOGETHER][N] = {}, m[TOGETHER][N] = {};
@@ -379,7 +380,9 @@ struct Chunk {
           store(column + n * WIDTH<T>, x);
         }
       }
+      UNROLLED
       for (int t = 0; t < TOGETHER; ++t)
+        UNROLLED
         for (int n = 0; n < N; ++n) {
           store(scores + (i + t) * STEPS + n * WIDTH<T>, lanes[n] <= T(i + t) ? p[t][n] : X{});
           if constexpr (overlaps)

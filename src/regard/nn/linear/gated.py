@@ -12,12 +12,16 @@ from regard._utils.errors import described, rejected, shape
 from regard._utils.tracing import autocast_cast, autocast_suspended
 from regard.engines.problem import DTYPES
 from regard.masks.base import Mask
+from regard.nn.linear import kernels
 from regard.nn.linear.recurrence import FORMS, document_starts, real_rows, recurrence
 from regard.nn.linear.steps import Steps
 
 _NAME = "gated_recurrence"
 #: Constraints, made once: a step of decoding checks its arguments, too.
 _FORM, _SCALE = OneOf(FORMS), Number()
+#: What steps of decoding have run before, by the structure of the call: checked already, they only run again.
+_PLANS: dict[tuple[Any, ...], kernels.StepPlan] = {}
+_MOST_PLANS = 64
 
 
 @overload
@@ -131,6 +135,13 @@ def gated_recurrence(
     >>> torch.allclose(y, gated_recurrence(q, k, v)[:, :, -1:], atol=1e-5)
     True
     """
+    structure = None
+    if erase is None and bonus is None and valid_lens is None and documents is None:
+        structure = kernels.structure_of(query, key, value, log_decay, rate, state, delta, scale, form, chunk)
+    if structure is not None and (plan := _PLANS.get(structure)) is not None:
+        output, end, in_range = plan(query, key, value, log_decay, rate, state)
+        if in_range:
+            return (output, end) if return_state else output
     _FORM(_NAME, "form", form)
     size(_NAME, "chunk", chunk)
     flag(_NAME, "delta", delta)
@@ -156,9 +167,13 @@ def gated_recurrence(
         )
         if valid_lens is not None:
             steps = _without_padding(steps, real_rows(_NAME, valid_lens, key))
-        output, state = recurrence(steps, state, form=form, chunk=chunk, function=_NAME)
+        output, end = recurrence(steps, state, form=form, chunk=chunk, function=_NAME)
+    if structure is not None and form == "auto" and kernels.applies(steps, state):
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[structure] = kernels.StepPlan(steps, state)
     output = output.to(dtype)
-    return (output, state) if return_state else output
+    return (output, end) if return_state else output
 
 
 def _inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:

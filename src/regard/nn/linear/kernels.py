@@ -7,29 +7,34 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._utils.tracing import is_traced
+from regard._utils.tracing import autocast_is_active, is_traced
 from regard.engines.fused import library, pool
 from regard.engines.fused.arguments import PAD
 from regard.nn.linear.steps import Steps
 
 #: Steps of a chunk, as in ``csrc/recurrence.h``, and steps that are cheaper one after another.
-_CHUNK, _FEW = 16, 4
+_CHUNK, FEW = 16, 4
 #: Chunks between two saved states: the backward pass computes those in between again.
 _SAVED_EVERY = 8
 #: Tasks per thread, so that none waits long for another; multiplications that are worth a thread.
 _TASKS, _WORTH = 4, 1 << 18
+#: Tasks of a step of decoding, for any number of threads.
+_MOST_TASKS = 16
 #: Work items of the backward pass that share the heads of a few keys.
 _ITEMS = 8
 
 #: Return outputs and the state after the last step, by operations that autograd can differentiate twice.
 Formula = Callable[[Steps, Tensor], tuple[Tensor, Tensor]]
 _NONE = (0, 0, 0, 0)
+_DTYPES = (torch.float32, torch.float64)
+#: Types of settings by which plans are found.
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def applies(steps: Steps, state: Tensor | None) -> bool:
@@ -53,14 +58,110 @@ def applies(steps: Steps, state: Tensor | None) -> bool:
 
 def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, Tensor, bool]:
     """Return outputs (B, H, L, V), the state after the last step, and whether decays and rates are in range."""
-    decay = steps.decay()
-    tensors = (steps.query, steps.key, steps.value, decay, steps.rate, state)
+    tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
     call = _Call(steps.delta, steps.scale)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         output, end = _Recurrence.apply(call, formula, *tensors)
+    elif steps.key.shape[2] <= FEW:
+        query, key, value, decay, rate, state = map(_readable, tensors)
+        state = None if state is None else state.contiguous()
+        plan = StepPlan(Steps(query, key, value, decay, rate, delta=steps.delta, scale=steps.scale), state)
+        return plan(query, key, value, decay, rate, state)
     else:
         output, end, _ = call.forward(tensors, wants_grad=False)
-    return output, end, not (call.wrong[0] or (call.wrong[1] and steps.delta))
+    return output, end, call.in_range
+
+
+# A step of decoding ---------------------------------------------------------------------------------------------------
+
+
+class StepPlan:
+    """A call for few steps without gradients, with all that does not depend on where tensors lie.
+
+    Parameters
+    ----------
+    steps : Steps
+        Without erasing, bonus and resets; the kernel must be able to read the tensors.
+    state : Tensor (B, H, K, V), optional
+        Contiguous.
+    """
+
+    def __init__(self, steps: Steps, state: Tensor | None) -> None:
+        query, key, value, decay, rate, *_ = steps
+        (B, H, L, V), K = value.shape, key.shape[-1]
+        self.items, self.scale, self.sizes = B * H, steps.scale, (B, H, K, V)
+        self.function = library.load("recurrence.step", value.dtype)
+        output = torch.empty(value.shape, dtype=value.dtype, device="meta")  # for its strides
+        numbers = _numbers(query, key, value, decay, rate, output, (state, None, None, None), steps.delta)
+        # Whether values are out of range, and the scratch memory of each task, follow the numbers in the same array.
+        self.wrong, room = len(numbers), ((3 * K + 2 * V) * value.element_size() + 7) // 8
+        tasks = min(self.items, _MOST_TASKS) if self.items * L * K * V > _WORTH else 1
+        ends = [self.items * i // tasks for i in range(tasks + 1)]
+        self.parts = [(*part, 8 * (self.wrong + 2 + i * room)) for i, part in enumerate(pairwise(ends))]
+        numbers.extend((0,) * (2 + tasks * room))
+        self.numbers, self.delta = numbers, steps.delta
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        rate: Tensor | None,
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Return outputs, the state after the last step, and whether decays and rates are in range.
+
+        All tensors must have the dtype, the shape and the strides of those of the plan.
+        """
+        numbers, wrong = self.numbers[:], self.wrong
+        output, end = value.new_empty(value.shape), value.new_empty(self.sizes)
+        base = numbers.buffer_info()[0]
+        numbers[_QUERY], numbers[_KEY], numbers[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if decay is not None:
+            numbers[_DECAY] = decay.data_ptr()
+        if rate is not None:
+            numbers[_RATE] = rate.data_ptr()
+        if state is not None:
+            numbers[_START] = state.data_ptr()
+        numbers[_OUTPUT], numbers[_END], numbers[_WRONG] = output.data_ptr(), end.data_ptr(), base + 8 * wrong
+        function, scale, parts = self.function, self.scale, self.parts
+        if len(parts) == 1:
+            function(base, scale, 0, self.items, base + parts[0][2])
+        else:
+            pool.run([lambda part=part: function(base, scale, *part[:2], base + part[2]) for part in parts])
+        return output, end, not (numbers[wrong] or (numbers[wrong + 1] and self.delta))
+
+
+def structure_of(
+    query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any, *settings: Any
+) -> tuple[Any, ...] | None:
+    """Return what decides how a call for few steps runs, or None if a plan cannot be kept for it."""
+    if torch.compiler.is_compiling() or not (type(query) is type(key) is type(value) is Tensor):
+        return None
+    if query.dim() != 4 or query.shape[2] > FEW or is_traced(query) or autocast_is_active("cpu"):
+        return None
+    if not all(type(each) in _PLAIN for each in settings):
+        return None
+    dtype, found = query.dtype, list(settings)
+    if dtype not in _DTYPES or (state is not None and not (type(state) is Tensor and state.is_contiguous())):
+        return None
+    for each in (query, key, value, decay, rate, state):
+        if each is None:
+            found.append(None)
+            continue
+        if type(each) is not Tensor or each.dtype != dtype or not each.is_cpu:
+            return None
+        if each.requires_grad and torch.is_grad_enabled():
+            return None
+        strides = each.stride()
+        if each.dim() == 4 and strides[3] != 1 != each.shape[3]:
+            return None
+        found += (each.shape, strides)
+    return dtype, *found
+
+
+# With gradients -------------------------------------------------------------------------------------------------------
 
 
 class _Recurrence(torch.autograd.Function):
@@ -78,7 +179,7 @@ class _Recurrence(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernel has none
             return None, None, *_by_formula(ctx.call, ctx.formula, tensors, wanted, grad, d_end)
-        found = ctx.call.backward(tensors, kept, grad, d_end)
+        found = ctx.call.backward(tensors, kept, grad, d_end, wanted)
         return None, None, *(each if want else None for each, want in zip(found, wanted))
 
 
@@ -98,36 +199,42 @@ def _by_formula(
 
 
 class _Call:
-    """The settings of a call, its two passes, and whether its decays and rates are out of range."""
+    """The settings of a call, its two passes, and whether its decays and rates are in range."""
 
     def __init__(self, delta: bool, scale: float) -> None:
-        self.delta, self.scale, self.wrong = delta, scale, array("q", (0, 0))
+        self.delta, self.scale, self._wrong = delta, scale, array("q", (0, 0))
+
+    @property
+    def in_range(self) -> bool:
+        """Whether no decay is above 1, nor a rate of the delta rule out of [0, 2]."""
+        return not (self._wrong[0] or (self._wrong[1] and self.delta))
 
     def forward(self, tensors: Any, *, wants_grad: bool) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
         """Return output, state, and what the backward pass needs."""
         query, key, value, decay, rate, state = (_readable(t) for t in tensors)
         (B, H, L, V), K = value.shape, key.shape[-1]
         output, end = _empty_like(value), value.new_empty(B, H, K, V)
-        few = L <= _FEW and not wants_grad
         residual = saved = None
         if wants_grad:
             residual = value.new_empty(B, H, L, V) if self.delta else None
             saved = value.new_empty(B, H, -(-L // (_CHUNK * _SAVED_EVERY)), V, K)
         state = None if state is None else state.contiguous()
-        numbers = self._numbers(query, key, value, decay, rate, output, (state, end, residual, saved))
-        numbers.extend((0,) * 28)
-        if few:
-            room = 3 * K + 2 * V
-        else:
-            k, v = _padded(K), _padded(V)
-            room = _CHUNK * (9 * k + 4 * v) + k + 3 * _CHUNK * _CHUNK + 2 * _CHUNK + 2 * k * v
-        self._run("recurrence.step" if few else "recurrence.forward", numbers, value, B * H, L * K * V, room)
+        numbers = _numbers(query, key, value, decay, rate, output, (state, end, residual, saved), self.delta)
+        numbers[_WRONG] = self._wrong.buffer_info()[0]
+        k, v = _padded(K), _padded(V)
+        room = _CHUNK * (9 * k + 4 * v) + k + 3 * _CHUNK * _CHUNK + 2 * _CHUNK + 2 * k * v
+        self._run("recurrence.forward", numbers, value, B * H, L * K * V, room)
         return output, end, (residual, saved)
 
     def backward(
-        self, tensors: Any, kept: tuple[Tensor | None, Tensor | None], grad: Tensor | None, d_end: Tensor | None
+        self,
+        tensors: Any,
+        kept: tuple[Tensor | None, Tensor | None],
+        grad: Tensor | None,
+        d_end: Tensor | None,
+        wanted: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of query, key, value, decay, rate and state."""
+        """Return the gradients of query, key, value, decay, rate and state; of the last three, those wanted."""
         query, key, value, decay, rate, state = (_readable(t) for t in tensors)
         (B, H, L, V), (_, G, _, K) = value.shape, key.shape
         grad = torch.zeros_like(value) if grad is None else grad
@@ -137,34 +244,18 @@ class _Call:
         own_query = query.shape[1] == H
         d_query = _empty_like(query).unsqueeze(0) if own_query or parts == 1 else query.new_empty(parts, B, G, L, K)
         d_key = _empty_like(key).unsqueeze(0) if parts == 1 else key.new_empty(parts, B, G, L, K)
-        d_value, d_start = _empty_like(value), None if state is None else value.new_empty(B, H, K, V)
-        d_decay, d_rate = (None if t is None else t.new_empty(t.shape) for t in (decay, rate))
-        numbers = self._numbers(query, key, value, decay, rate, None, (None, None, *kept), parts)
-        for each in (grad, d_query[0], d_key[0], d_value, d_decay, d_rate):
-            numbers.extend(_rows(each))
-        numbers.extend((d_query.stride(0), d_key.stride(0), _address(d_end), _address(d_start)))
+        d_value = _empty_like(value)
+        d_decay, d_rate, d_start = (
+            t.new_empty(t.shape) if want else None for t, want in zip((decay, rate, state), wanted[3:])
+        )
+        numbers = _numbers(query, key, value, decay, rate, None, (None, None, *kept), self.delta, parts)
+        rows = [_rows(each) for each in (grad, d_query[0], d_key[0], d_value, d_decay, d_rate)]
+        ends = (d_query.stride(0), d_key.stride(0), _address(d_end), _address(d_start))
+        numbers[_GRAD:] = array("q", (*chain.from_iterable(rows), *ends))
         k, v, chunk = _padded(K), _padded(V), _CHUNK
         room = chunk * (13 * k + 6 * v) + 2 * k + 5 * chunk * chunk + 2 * chunk + (_SAVED_EVERY + 3) * k * v
         self._run("recurrence.backward", numbers, value, B * G * parts, H // G * L * K * V // parts, room)
         return _summed(d_query), _summed(d_key), d_value, d_decay, d_rate, d_start
-
-    def _numbers(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor | None,
-        rate: Tensor | None,
-        output: Tensor | None,
-        states: tuple[Tensor | None, ...],
-        parts: int = 1,
-    ) -> array[int]:
-        """Return the first numbers of ``Recurrence`` in ``csrc/recurrence.h``."""
-        _, H, L, V = value.shape
-        kind = 0 if decay is None else 1 if decay.shape[-1] == 1 else 2
-        sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], self.delta, kind, parts, _SAVED_EVERY)
-        rows = [number for each in (query, key, value, decay, rate, output) for number in _rows(each)]
-        return array("q", (*sizes, *rows, *map(_address, states), self.wrong.buffer_info()[0]))
 
     def _run(self, name: str, numbers: array[int], like: Tensor, items: int, each: int, room: int) -> None:
         """Let threads run parts of so many work items, where they are worth it."""
@@ -181,6 +272,33 @@ class _Call:
             return
         cuts = pairwise([items * i // tasks for i in range(tasks + 1)])
         pool.run([lambda first=first, last=last: part(first, last) for first, last in cuts])
+
+
+#: Places among the numbers of ``Recurrence`` in ``csrc/recurrence.h``.
+_QUERY, _KEY, _VALUE, _DECAY, _RATE, _OUTPUT = range(10, 34, 4)
+_START, _END, _, _, _WRONG, _GRAD = range(34, 40)
+_COUNT = 67
+
+
+def _numbers(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    rate: Tensor | None,
+    output: Tensor | None,
+    states: tuple[Tensor | None, ...],
+    delta: bool,
+    parts: int = 1,
+) -> array[int]:
+    """Return the numbers of ``Recurrence``, those from ``wrong`` on 0."""
+    _, H, L, V = value.shape
+    kind = 0 if decay is None else 1 if decay.shape[-1] == 1 else 2
+    sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], delta, kind, parts, _SAVED_EVERY)
+    rows = [_rows(each) for each in (query, key, value, decay, rate, output)]
+    numbers = array("q", (*sizes, *chain.from_iterable(rows), *map(_address, states)))
+    numbers.extend((0,) * (_COUNT - len(numbers)))
+    return numbers
 
 
 def _readable(tensor: Tensor | None) -> Any:

@@ -341,7 +341,8 @@ def gradients(function: Any, tensors: tuple[Tensor, ...], options: dict[str, Any
     tensors, options = tuple(map(ready, tensors)), cast(options, ready)
     output, state = function(*tensors, **options)
     sums = [(x * numbers(*x.shape, seed=20 + i).to(x.dtype)).sum() for i, x in enumerate((output, state))]
-    return list(torch.autograd.grad(sums[0] + sums[1], leaves_of(tensors, options)))
+    leaves = leaves_of(tensors, options)
+    return list(torch.autograd.grad(sums[0] + sums[1], leaves, allow_unused=True, materialize_grads=True))
 
 
 @across({"form": FORMS, "kind": KINDS, "length": [1, 16, 37, 150], "R": [1, 3], "own": [False, True]})

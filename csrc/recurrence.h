@@ -19,8 +19,8 @@
 
 namespace {
 
-constexpr i64 STEPS = 16;  // steps of a chunk
-static_assert(STEPS == PAD, "the steps of a chunk are a row of lanes");
+constexpr i64 SPAN = 16;  // steps of a chunk
+static_assert(SPAN == PAD, "the steps of a chunk are a row of lanes");
 
 // Rows of an array: its address, and how far sequences, heads and steps lie apart. The numbers of a row are adjacent.
 struct Rows4 {
@@ -47,7 +47,7 @@ struct Recurrence {
   i64 query_part, key_part, d_end, d_start;
 
   INLINE i64 chunks() const { return parts_of(L); }
-  INLINE static i64 parts_of(i64 length) { return (length + STEPS - 1) / STEPS; }
+  INLINE static i64 parts_of(i64 length) { return (length + SPAN - 1) / SPAN; }
   template <class T>
   INLINE T* state(i64 address, i64 b, i64 h) const {
     return address ? reinterpret_cast<T*>(address) + (b * H + h) * K * V : nullptr;
@@ -163,10 +163,10 @@ OUTLINE void transpose(const T* x, i64 x_row, i64 rows, i64 lanes, T* y, i64 y_r
     }
 }
 
-// Write `count` rows of `width` numbers, times a factor; up to STEPS rows and `lanes` numbers, the rest is 0.
+// Write `count` rows of `width` numbers, times a factor; up to SPAN rows and `lanes` numbers, the rest is 0.
 template <class T>
 OUTLINE void gather(const T* source, i64 step, i64 count, i64 width, i64 lanes, T factor, T* target) {
-  for (i64 i = 0; i < STEPS; ++i, source += step, target += lanes) {
+  for (i64 i = 0; i < SPAN; ++i, source += step, target += lanes) {
     const i64 filled = i < count ? width : 0;
     over<T>(0, filled, [&](i64 j, auto like) { store(target + j, factor * load<decltype(like)>(source + j)); });
     fill(target + filled, lanes - filled, T(0));
@@ -206,56 +206,56 @@ INLINE Vector<T> lane_numbers(i64 first) {
   return x;
 }
 
-// The arrays of a chunk: 2 · STEPS rows are those of queries and then those of keys.
+// The arrays of a chunk: 2 · SPAN rows are those of queries and then those of keys.
 template <class T>
 struct Chunk {
   const Recurrence& a;
   T scale;
   i64 k, v;       // lanes of rows of K and of V numbers
-  T* rows;        // 2 · STEPS × k: scale · q_i, k_i
-  T* near;        // 2 · STEPS × k: the same times b_i
-  T* far;         // STEPS × k: k_j b_Cj
-  T* ahead;       // STEPS × k: b_i
-  T* tail;        // STEPS × k: b_Cj
-  T* alpha;       // STEPS × k: d_i
+  T* rows;        // 2 · SPAN × k: scale · q_i, k_i
+  T* near;        // 2 · SPAN × k: the same times b_i
+  T* far;         // SPAN × k: k_j b_Cj
+  T* ahead;       // SPAN × k: b_i
+  T* tail;        // SPAN × k: b_Cj
+  T* alpha;       // SPAN × k: d_i
   T* end;         // k: b_C
-  T* columns;     // k × STEPS: keys
-  T* scores;      // 2 · STEPS × STEPS: P, M
-  T* between;     // STEPS × STEPS: b_ij of a head, 0 for j > i
-  T* beta;        // STEPS
-  T* gates;       // STEPS: d_i of a head
+  T* columns;     // k × SPAN: keys
+  T* scores;      // 2 · SPAN × SPAN: P, M
+  T* between;     // SPAN × SPAN: b_ij of a head, 0 for j > i
+  T* beta;        // SPAN
+  T* gates;       // SPAN: d_i of a head
   i64 count = 0;  // steps
   bool growing = false, out_of_range = false;
 
   Chunk(const Recurrence& call, T factor, Scratch<T>& scratch)
       : a(call), scale(factor), k(padded(call.K)), v(padded(call.V)) {
-    rows = scratch.take(2 * STEPS * k);
-    near = scratch.take(2 * STEPS * k);
-    far = scratch.take(STEPS * k);
-    ahead = scratch.take(STEPS * k);
-    tail = scratch.take(STEPS * k);
-    alpha = scratch.take(STEPS * k);
+    rows = scratch.take(2 * SPAN * k);
+    near = scratch.take(2 * SPAN * k);
+    far = scratch.take(SPAN * k);
+    ahead = scratch.take(SPAN * k);
+    tail = scratch.take(SPAN * k);
+    alpha = scratch.take(SPAN * k);
     end = scratch.take(k);
-    columns = scratch.take(k * STEPS);
-    scores = scratch.take(2 * STEPS * STEPS);
-    between = scratch.take(STEPS * STEPS);
-    beta = scratch.take(STEPS);
-    gates = scratch.take(STEPS);
-    fill(ahead, STEPS * k, T(1));
-    fill(tail, STEPS * k, T(1));
+    columns = scratch.take(k * SPAN);
+    scores = scratch.take(2 * SPAN * SPAN);
+    between = scratch.take(SPAN * SPAN);
+    beta = scratch.take(SPAN);
+    gates = scratch.take(SPAN);
+    fill(ahead, SPAN * k, T(1));
+    fill(tail, SPAN * k, T(1));
     fill(end, k, T(1));
-    fill(gates, STEPS, T(1));
+    fill(gates, SPAN, T(1));
   }
 
-  INLINE i64 both() const { return a.delta ? 2 * STEPS : STEPS; }
+  INLINE i64 both() const { return a.delta ? 2 * SPAN : SPAN; }
 
   // Read the rows, rates and decays of a chunk that begins with step l.
   void read(i64 b, i64 h, i64 l) {
-    count = least(STEPS, a.L - l);
+    count = least(SPAN, a.L - l);
     const i64 g = h / (a.H / a.G), q = a.query_heads == a.H ? h : g;
     gather<T>(a.query.template row<T>(b, q, l), a.query.l, count, a.K, k, scale, rows);
-    gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), rows + STEPS * k);
-    fill(beta, STEPS, T(0));
+    gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), rows + SPAN * k);
+    fill(beta, SPAN, T(0));
     for (i64 i = 0; i < count; ++i) {
       beta[i] = a.rate.at ? *a.rate.template row<T>(b, h, l + i) : T(1);
       out_of_range |= beta[i] < T(0) || beta[i] > T(2);
@@ -263,29 +263,29 @@ struct Chunk {
     if (a.kind == OF_HEAD) read_gates(b, h, l);
     if (a.kind == OF_CHANNEL) read_channel_gates(b, h, l);
     for (i64 i = 0; i < both(); ++i) {
-      const T *x = rows + i * k, *factor = ahead + i % STEPS * k;
+      const T *x = rows + i * k, *factor = ahead + i % SPAN * k;
       T* y = near + i * k;
       over_lanes<T>(k, [&](i64 j) { store(y + j, load<Vector<T>>(x + j) * load<Vector<T>>(factor + j)); });
     }
-    const T* keys = rows + STEPS * k;
-    over_lanes<T>(STEPS * k, [&](i64 j) { store(far + j, load<Vector<T>>(keys + j) * load<Vector<T>>(tail + j)); });
+    const T* keys = rows + SPAN * k;
+    over_lanes<T>(SPAN * k, [&](i64 j) { store(far + j, load<Vector<T>>(keys + j) * load<Vector<T>>(tail + j)); });
   }
 
   void read_gates(i64 b, i64 h, i64 l) {
-    fill(gates, STEPS, T(0));
+    fill(gates, SPAN, T(0));
     T sum = 0;
     for (i64 i = 0; i < count; ++i) {
       gates[i] = *a.decay.template row<T>(b, h, l + i);
       sum += gates[i];
       growing |= gates[i] > T(0);
     }
-    over_lanes<T>(STEPS, [&](i64 j) { store(gates + j, exponential(load<Vector<T>>(gates + j))); });
+    over_lanes<T>(SPAN, [&](i64 j) { store(gates + j, exponential(load<Vector<T>>(gates + j))); });
     T before = 1, after = 1;
-    for (i64 i = 0; i < STEPS; ++i) {
+    for (i64 i = 0; i < SPAN; ++i) {
       before *= gates[i];
       fill(ahead + i * k, k, before);
     }
-    for (i64 i = STEPS - 1; i >= 0; --i) {
+    for (i64 i = SPAN - 1; i >= 0; --i) {
       fill(tail + i * k, k, after);
       after *= gates[i];
     }
@@ -297,7 +297,7 @@ struct Chunk {
     gather<T>(a.decay.template row<T>(b, h, l), a.decay.l, count, a.K, k, T(1), alpha);
     over_lanes<T>(k, [&](i64 j) {
       X sum{}, peak{}, before = wide<X>(T(1)), after = before;
-      for (i64 i = 0; i < STEPS; ++i) {
+      for (i64 i = 0; i < SPAN; ++i) {
         T* place = alpha + i * k + j;
         const X gate = load<X>(place), factor = exponential(gate);
         sum += gate;
@@ -306,7 +306,7 @@ struct Chunk {
         before *= factor;
         store(ahead + i * k + j, before);
       }
-      for (i64 i = STEPS - 1; i >= 0; --i) {
+      for (i64 i = SPAN - 1; i >= 0; --i) {
         store(tail + i * k + j, after);
         after *= load<X>(alpha + i * k + j);
       }
@@ -317,7 +317,7 @@ struct Chunk {
 
   // Write P, and M for the delta rule.
   void compare() {
-    transpose(rows + STEPS * k, k, STEPS, k, columns, STEPS);
+    transpose(rows + SPAN * k, k, SPAN, k, columns, SPAN);
     if (a.kind == OF_CHANNEL) {
       if (a.delta)
         compare_channels<true>();
@@ -325,15 +325,15 @@ struct Chunk {
         compare_channels<false>();
       return;
     }
-    multiply<Into::SET, T>(scores, STEPS, nullptr, columns, STEPS, rows, k, 1, both(), a.K, STEPS);
+    multiply<Into::SET, T>(scores, SPAN, nullptr, columns, SPAN, rows, k, 1, both(), a.K, SPAN);
     using X = Vector<T>;
-    for (i64 j = 0; j < STEPS; j += WIDTH<T>) {
+    for (i64 j = 0; j < SPAN; j += WIDTH<T>) {
       const X lanes = lane_numbers<T>(j);
       X decay{};
-      for (i64 i = 0; i < STEPS; ++i) {
+      for (i64 i = 0; i < SPAN; ++i) {
         decay *= gates[i];
         decay = lanes == T(i) ? wide<X>(T(1)) : decay;
-        store(between + i * STEPS + j, decay);
+        store(between + i * SPAN + j, decay);
       }
     }
     weigh(scores);
@@ -343,31 +343,31 @@ struct Chunk {
   void weigh(T* matrices) {
     using X = Vector<T>;
     for (i64 i = 0; i < both(); ++i)
-      over_lanes<T>(STEPS, [&](i64 j) {
-        const X factor = load<X>(between + i % STEPS * STEPS + j), x = load<X>(matrices + i * STEPS + j);
-        store(matrices + i * STEPS + j, factor == T(0) ? X{} : factor * x);
+      over_lanes<T>(SPAN, [&](i64 j) {
+        const X factor = load<X>(between + i % SPAN * SPAN + j), x = load<X>(matrices + i * SPAN + j);
+        store(matrices + i * SPAN + j, factor == T(0) ? X{} : factor * x);
       });
     if (a.delta) clear_diagonal(matrices);
   }
 
   void clear_diagonal(T* matrices) {
-    for (i64 i = 0; i < STEPS; ++i) matrices[(STEPS + i) * STEPS + i] = T(0);
+    for (i64 i = 0; i < SPAN; ++i) matrices[(SPAN + i) * SPAN + i] = T(0);
   }
 
   // The columns decay from row to row; those behind a row's own are left as they are.
   template <bool overlaps>
   OUTLINE void compare_channels() {
     using X = Vector<T>;
-    constexpr int N = STEPS / WIDTH<T>, TOGETHER = N < 4 ? 4 / N : 1;  // rows whose sums fit in registers
+    constexpr int N = SPAN / WIDTH<T>, TOGETHER = N < 4 ? 4 / N : 1;  // rows whose sums fit in registers
     const i64 K = a.K, row = k;
-    const T *queries = rows, *keys = rows + STEPS * k, *factors = alpha;
+    const T *queries = rows, *keys = rows + SPAN * k, *factors = alpha;
     X lanes[N];
     UNROLLED
     for (int n = 0; n < N; ++n) lanes[n] = lane_numbers<T>(n * WIDTH<T>);
-    for (i64 i = 0; i < STEPS; i += TOGETHER, queries += TOGETHER * k, keys += TOGETHER * k, factors += TOGETHER * k) {
+    for (i64 i = 0; i < SPAN; i += TOGETHER, queries += TOGETHER * k, keys += TOGETHER * k, factors += TOGETHER * k) {
       X p[TOGETHER][N] = {}, m[TOGETHER][N] = {};
       T* column = columns;
-      for (i64 c = 0; c < K; ++c, column += STEPS) {
+      for (i64 c = 0; c < K; ++c, column += SPAN) {
         UNROLLED
         for (int n = 0; n < N; ++n) {
           X x = load<X>(column + n * WIDTH<T>);
@@ -384,9 +384,9 @@ struct Chunk {
       for (int t = 0; t < TOGETHER; ++t)
         UNROLLED
         for (int n = 0; n < N; ++n) {
-          store(scores + (i + t) * STEPS + n * WIDTH<T>, lanes[n] <= T(i + t) ? p[t][n] : X{});
+          store(scores + (i + t) * SPAN + n * WIDTH<T>, lanes[n] <= T(i + t) ? p[t][n] : X{});
           if constexpr (overlaps)
-            store(scores + (STEPS + i + t) * STEPS + n * WIDTH<T>, lanes[n] < T(i + t) ? m[t][n] : X{});
+            store(scores + (SPAN + i + t) * SPAN + n * WIDTH<T>, lanes[n] < T(i + t) ? m[t][n] : X{});
         }
     }
   }
@@ -407,12 +407,12 @@ OUTLINE void substitute(const T* m, const T* beta, i64 lanes, T* r, T* u) {
   using X = Vector<T>;
   const auto run = [&](i64 j, auto size) {
     constexpr int N = decltype(size)::value;
-    for (i64 i = 0; i < STEPS; ++i) {
+    for (i64 i = 0; i < SPAN; ++i) {
       X sums[N];
       UNROLLED
       for (int n = 0; n < N; ++n) sums[n] = load<X>(r + i * lanes + j + n * WIDTH<T>);
       for (i64 t = 0; t < i; ++t) {
-        const T factor = m[i * STEPS + t];
+        const T factor = m[i * SPAN + t];
         UNROLLED
         for (int n = 0; n < N; ++n) sums[n] -= factor * load<X>(u + t * lanes + j + n * WIDTH<T>);
       }
@@ -435,12 +435,12 @@ OUTLINE void substitute_back(const T* m, const T* beta, i64 lanes, T* g, T* h) {
   using X = Vector<T>;
   const auto run = [&](i64 j, auto size) {
     constexpr int N = decltype(size)::value;
-    for (i64 i = STEPS - 1; i >= 0; --i) {
+    for (i64 i = SPAN - 1; i >= 0; --i) {
       X sums[N];
       UNROLLED
       for (int n = 0; n < N; ++n) sums[n] = load<X>(g + i * lanes + j + n * WIDTH<T>);
-      for (i64 t = STEPS - 1; m && t > i; --t) {
-        const T factor = m[t * STEPS + i];
+      for (i64 t = SPAN - 1; m && t > i; --t) {
+        const T factor = m[t * SPAN + i];
         UNROLLED
         for (int n = 0; n < N; ++n) sums[n] += factor * load<X>(h + t * lanes + j + n * WIDTH<T>);
       }
@@ -471,12 +471,12 @@ void recur(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
   Chunk<T> chunk(a, scale, scratch);
   const i64 k = chunk.k, v = chunk.v, V = a.V, K = a.K;
   T *s = scratch.take(k * v), *turned = scratch.take(k * v);
-  T *out = scratch.take(2 * STEPS * v), *r = scratch.take(STEPS * v), *u = scratch.take(STEPS * v);
+  T *out = scratch.take(2 * SPAN * v), *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v);
   for (i64 item = first; item < last; ++item) {
     const i64 b = item / a.H, h = item % a.H;
     load_state(a.template state<const T>(a.start, b, h), K, V, k, v, s);
     for (i64 c = 0; c < a.chunks(); ++c) {
-      const i64 l = c * STEPS;
+      const i64 l = c * SPAN;
       if (a.saved && c % a.saved_every == 0) {
         transpose(s, v, k, v, turned, k);
         scatter(turned, k, V, K, T(1), false, a.template saved_state<T>(b, h, c), K);
@@ -486,18 +486,18 @@ void recur(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
       multiply<Into::SET, T>(out, v, nullptr, s, v, chunk.near, k, 1, chunk.both(), k, v);
       gather<T>(a.value.template row<T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
       if (a.delta) {
-        const T* seen = out + STEPS * v;
-        over_lanes<T>(STEPS * v, [&](i64 j) { store(r + j, load<Vector<T>>(r + j) - load<Vector<T>>(seen + j)); });
-        substitute(chunk.scores + STEPS * STEPS, chunk.beta, v, r, u);
+        const T* seen = out + SPAN * v;
+        over_lanes<T>(SPAN * v, [&](i64 j) { store(r + j, load<Vector<T>>(r + j) - load<Vector<T>>(seen + j)); });
+        substitute(chunk.scores + SPAN * SPAN, chunk.beta, v, r, u);
         if (a.residual) scatter(r, v, chunk.count, V, T(1), false, a.template residuals<T>(b, h, l), V);
       } else {
-        for (i64 i = 0; i < STEPS; ++i) {
+        for (i64 i = 0; i < SPAN; ++i) {
           const T rate = chunk.beta[i];
           over_lanes<T>(v, [&](i64 j) { store(u + i * v + j, rate * load<Vector<T>>(r + i * v + j)); });
         }
       }
-      multiply<Into::ADD, T>(out, v, nullptr, u, v, chunk.scores, STEPS, 1, STEPS, STEPS, v);
-      multiply<Into::KEEP, T>(s, v, chunk.end, u, v, chunk.far, 1, k, k, STEPS, v);
+      multiply<Into::ADD, T>(out, v, nullptr, u, v, chunk.scores, SPAN, 1, SPAN, SPAN, v);
+      multiply<Into::KEEP, T>(s, v, chunk.end, u, v, chunk.far, 1, k, k, SPAN, v);
       scatter(out, v, chunk.count, V, T(1), false, a.output.template row<T>(b, h, l), a.output.l);
     }
     if (a.end) scatter(s, v, K, V, T(1), false, a.template state<T>(a.end, b, h), V);
@@ -619,24 +619,24 @@ void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
 template <class T>
 struct Gradients {
   Chunk<T>& chunk;
-  T* near;    // 2 · STEPS × k: dq, and dk as rows
-  T* column;  // STEPS × k: dk as columns
-  T* scores;  // 2 · STEPS × STEPS: dP, dM
+  T* near;    // 2 · SPAN × k: dq, and dk as rows
+  T* column;  // SPAN × k: dk as columns
+  T* scores;  // 2 · SPAN × SPAN: dP, dM
 
   Gradients(Chunk<T>& of, Scratch<T>& scratch) : chunk(of) {
-    near = scratch.take(2 * STEPS * of.k);
-    column = scratch.take(STEPS * of.k);
-    scores = scratch.take(2 * STEPS * STEPS);
+    near = scratch.take(2 * SPAN * of.k);
+    column = scratch.take(SPAN * of.k);
+    scores = scratch.take(2 * SPAN * SPAN);
   }
 
   // Write all three; `slopes` has dy and −h, `turned` is uᵀ.
   void pull(const T* slopes, const T* u, const T* turned, const T* before, const T* d_after) {
     const i64 k = chunk.k, v = chunk.v, both = chunk.both();
-    multiply<Into::SET, T>(scores, STEPS, nullptr, turned, STEPS, slopes, v, 1, both, v, STEPS);
+    multiply<Into::SET, T>(scores, SPAN, nullptr, turned, SPAN, slopes, v, 1, both, v, SPAN);
     multiply<Into::SET, T>(near, k, nullptr, before, k, slopes, v, 1, both, v, k);
-    multiply<Into::SET, T>(column, k, nullptr, d_after, k, u, v, 1, STEPS, v, k);
-    for (i64 i = 0; i < both; ++i) multiply_by(near + i * k, chunk.ahead + i % STEPS * k, k);
-    multiply_by(column, chunk.tail, STEPS * k);
+    multiply<Into::SET, T>(column, k, nullptr, d_after, k, u, v, 1, SPAN, v, k);
+    for (i64 i = 0; i < both; ++i) multiply_by(near + i * k, chunk.ahead + i % SPAN * k, k);
+    multiply_by(column, chunk.tail, SPAN * k);
     if (chunk.a.kind == OF_CHANNEL) {
       if (chunk.a.delta)
         pull_channels<true>();
@@ -645,9 +645,9 @@ struct Gradients {
       return;
     }
     chunk.weigh(scores);
-    const T *queries = chunk.rows, *keys = queries + STEPS * k;
-    multiply<Into::ADD, T>(near, k, nullptr, keys, k, scores, STEPS, 1, both, STEPS, k);
-    multiply<Into::ADD, T>(column, k, nullptr, queries, k, scores, 1, STEPS, STEPS, both, k);
+    const T *queries = chunk.rows, *keys = queries + SPAN * k;
+    multiply<Into::ADD, T>(near, k, nullptr, keys, k, scores, SPAN, 1, both, SPAN, k);
+    multiply<Into::ADD, T>(column, k, nullptr, queries, k, scores, 1, SPAN, SPAN, both, k);
   }
 
   INLINE static void multiply_by(T* x, const T* factor, i64 lanes) {
@@ -659,23 +659,23 @@ struct Gradients {
   OUTLINE void pull_channels() {
     using X = Vector<T>;
     const i64 k = chunk.k;
-    const T *queries = chunk.rows, *keys = queries + STEPS * k, *d_p = scores, *d_m = scores + STEPS * STEPS;
-    T *d_query = near, *d_key = near + STEPS * k;
+    const T *queries = chunk.rows, *keys = queries + SPAN * k, *d_p = scores, *d_m = scores + SPAN * SPAN;
+    T *d_query = near, *d_key = near + SPAN * k;
     const T* alpha = chunk.alpha;
-    for (i64 j = 0; j < STEPS; ++j)
+    for (i64 j = 0; j < SPAN; ++j)
       over_lanes<T>(k, [&](i64 c) {
         const X key = load<X>(keys + j * k + c);
         X decay = wide<X>(T(1)), sum = load<X>(column + j * k + c);
-        sum += d_p[j * STEPS + j] * load<X>(queries + j * k + c);
-        store(d_query + j * k + c, load<X>(d_query + j * k + c) + d_p[j * STEPS + j] * key);
-        for (i64 i = j + 1; i < STEPS; ++i) {
+        sum += d_p[j * SPAN + j] * load<X>(queries + j * k + c);
+        store(d_query + j * k + c, load<X>(d_query + j * k + c) + d_p[j * SPAN + j] * key);
+        for (i64 i = j + 1; i < SPAN; ++i) {
           decay *= load<X>(alpha + i * k + c);
-          const T p = d_p[i * STEPS + j];
+          const T p = d_p[i * SPAN + j];
           const X decayed = decay * key;
           X slope = p * load<X>(queries + i * k + c);
           store(d_query + i * k + c, load<X>(d_query + i * k + c) + p * decayed);
           if constexpr (overlaps) {
-            const T m = d_m[i * STEPS + j];
+            const T m = d_m[i * SPAN + j];
             slope += m * load<X>(keys + i * k + c);
             store(d_key + i * k + c, load<X>(d_key + i * k + c) + m * decayed);
           }
@@ -691,11 +691,11 @@ struct Gradients {
     const i64 k = chunk.k, K = chunk.a.K;
     const Rows4& target = chunk.a.d_decay;
     const bool channels = chunk.a.kind == OF_CHANNEL, delta = chunk.a.delta;
-    const T *queries = chunk.rows, *keys = queries + STEPS * k;
+    const T *queries = chunk.rows, *keys = queries + SPAN * k;
     const auto slope = [&](i64 i, i64 c) {
       const X key = load<X>(keys + i * k + c);
       X x = load<X>(queries + i * k + c) * load<X>(near + i * k + c) - key * load<X>(column + i * k + c);
-      if (delta) x += key * load<X>(near + (STEPS + i) * k + c);
+      if (delta) x += key * load<X>(near + (SPAN + i) * k + c);
       return x;
     };
     if (!channels) {
@@ -718,7 +718,7 @@ struct Gradients {
     scatter(column_of_decays, k, chunk.count, K, T(1), false, target.template row<T>(b, h, l), target.l);
   }
 
-  T* column_of_decays = nullptr;  // STEPS × k
+  T* column_of_decays = nullptr;  // SPAN × k
 };
 
 // Write the gradients; a work item is a part of the heads of a group.
@@ -729,16 +729,16 @@ void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
   Chunk<T> chunk(a, scale, scratch);
   Gradients<T> gradients(chunk, scratch);
   const i64 k = chunk.k, v = chunk.v, V = a.V, K = a.K, R = a.H / a.G, both = chunk.both();
-  gradients.column_of_decays = scratch.take(STEPS * k);
+  gradients.column_of_decays = scratch.take(SPAN * k);
   T *ds = scratch.take(k * v), *d_turned = scratch.take(k * v), *states = scratch.take((a.saved_every + 1) * k * v);
-  T *slopes = scratch.take(2 * STEPS * v), *r = scratch.take(STEPS * v), *u = scratch.take(STEPS * v);
-  T *g = scratch.take(STEPS * v), *turned = scratch.take(STEPS * v), *d_end = scratch.take(k);
+  T *slopes = scratch.take(2 * SPAN * v), *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v);
+  T *g = scratch.take(SPAN * v), *turned = scratch.take(SPAN * v), *d_end = scratch.take(k);
   const auto read_written = [&](i64 b, i64 h, i64 l) {  // r and u = β r
     if (a.delta)
       gather<T>(a.template residuals<const T>(b, h, l), V, chunk.count, V, v, T(1), r);
     else
       gather<T>(a.value.template row<const T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
-    for (i64 i = 0; i < STEPS; ++i) {
+    for (i64 i = 0; i < SPAN; ++i) {
       const T rate = chunk.beta[i];
       over_lanes<T>(v, [&](i64 j) { store(u + i * v + j, rate * load<X>(r + i * v + j)); });
     }
@@ -755,23 +755,23 @@ void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
         load_state(a.template saved_state<const T>(b, h, begin), V, K, v, k, states);
         for (i64 c = begin; c < end; ++c) {
           T *now = states + (c - begin) * k * v, *next = now + k * v;
-          chunk.read(b, h, c * STEPS);
-          read_written(b, h, c * STEPS);
+          chunk.read(b, h, c * SPAN);
+          read_written(b, h, c * SPAN);
           for (i64 i = 0; i < v; ++i)
             over_lanes<T>(k, [&](i64 j) { store(next + i * k + j, load<X>(now + i * k + j) * load<X>(chunk.end + j)); });
-          multiply<Into::ADD, T>(next, k, nullptr, chunk.far, k, u, 1, v, v, STEPS, k);
+          multiply<Into::ADD, T>(next, k, nullptr, chunk.far, k, u, 1, v, v, SPAN, k);
         }
         for (i64 c = end - 1; c >= begin; --c) {
-          const i64 l = c * STEPS;
+          const i64 l = c * SPAN;
           const T *before = states + (c - begin) * k * v, *after = before + k * v;
           chunk.read(b, h, l);
           chunk.compare();
           read_written(b, h, l);
           gather<T>(a.grad.template row<const T>(b, h, l), a.grad.l, chunk.count, V, v, T(1), slopes);
-          multiply<Into::SET, T>(g, v, nullptr, ds, v, chunk.far, k, 1, STEPS, k, v);
-          multiply<Into::ADD, T>(g, v, nullptr, slopes, v, chunk.scores, 1, STEPS, STEPS, STEPS, v);
-          T* h_rows = slopes + STEPS * v;
-          substitute_back(a.delta ? chunk.scores + STEPS * STEPS : static_cast<const T*>(nullptr), chunk.beta, v, g, h_rows);
+          multiply<Into::SET, T>(g, v, nullptr, ds, v, chunk.far, k, 1, SPAN, k, v);
+          multiply<Into::ADD, T>(g, v, nullptr, slopes, v, chunk.scores, 1, SPAN, SPAN, SPAN, v);
+          T* h_rows = slopes + SPAN * v;
+          substitute_back(a.delta ? chunk.scores + SPAN * SPAN : static_cast<const T*>(nullptr), chunk.beta, v, g, h_rows);
           scatter(h_rows, v, chunk.count, V, T(-1), false, a.d_value.template row<T>(b, h, l), a.d_value.l);
           if (a.d_rate.at)
             for (i64 i = 0; i < chunk.count; ++i) {
@@ -780,7 +780,7 @@ void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
               *a.d_rate.template row<T>(b, h, l + i) = sum_of_lanes<T>(sum);
             }
           transpose(ds, v, k, v, d_turned, k);
-          transpose(u, v, STEPS, v, turned, STEPS);
+          transpose(u, v, SPAN, v, turned, SPAN);
           gradients.pull(slopes, u, turned, before, d_turned);
           if (a.d_decay.at) {
             fill(d_end, k, T(0));
@@ -793,8 +793,8 @@ void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
           T* d_query = a.d_query.template row<T>(b, own_query ? h : group, l) + (own_query ? 0 : part * a.query_part);
           scatter(gradients.near, k, chunk.count, K, scale, more && !own_query, d_query, a.d_query.l);
           if (a.delta) {
-            const T* rows = gradients.near + STEPS * k;
-            over_lanes<T>(STEPS * k, [&](i64 j) {
+            const T* rows = gradients.near + SPAN * k;
+            over_lanes<T>(SPAN * k, [&](i64 j) {
               store(gradients.column + j, load<X>(gradients.column + j) + load<X>(rows + j));
             });
           }

@@ -67,8 +67,8 @@ class Recurrence(Work):
         output = torch.cat(found, 2)
         result = {"output": output.detach()}
         if self.backward:
-            found = torch.autograd.grad(output, list(leaves.values()), self.grad.to(dtype))
-            result |= {f"d_{name}": each for name, each in zip(leaves, found)}
+            pulled = torch.autograd.grad(output, list(leaves.values()), self.grad.to(dtype))
+            result |= {f"d_{name}": each for name, each in zip(leaves, pulled)}
         return result
 
     def _steps(self, state: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:

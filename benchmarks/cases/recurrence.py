@@ -99,11 +99,11 @@ def build(point: Point) -> Recurrence:
 def _by_regard(form: str) -> Contender:
     def prepare(work: Work) -> Call:
         assert isinstance(work, Recurrence)
-        options, stateful = work.options, "state" in work.parameters
+        options = {**work.options, "form": form}
 
         def forward() -> Tensor:
-            found = gated_recurrence(work.query, work.key, work.value, form=form, return_state=stateful, **options)
-            return found[0] if stateful else found
+            output, _ = gated_recurrence(work.query, work.key, work.value, return_state=True, **options)
+            return output
 
         return differentiated(work, forward)
 

@@ -20,12 +20,14 @@ from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.mamba2 import modeling_mamba2 as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from regard import masks
+from regard import masks, nn
 from regard.engines.fused import library, pool
-from regard.nn import gated_recurrence
 from regard.nn.linear import kernels
 from regard.nn.linear.fast_weights import fast_weights
+from regard.nn.linear.steps import Steps
 
+#: Untyped: its overloads do not take options as a dictionary.
+gated_recurrence: Any = nn.gated_recurrence
 FORMS = ("parallel", "chunked", "recurrent", "auto")
 F64 = torch.float64
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -138,7 +140,7 @@ def cast(options: dict[str, Any], change: Any) -> dict[str, Any]:
 def test_the_kernels_are_there() -> None:
     assert library.problem() is None
     (q, _, _), _ = call("sum", 1, 1, 1, 3, 2, 2)
-    assert kernels.applies(kernels.Steps(q, q, q), None)
+    assert kernels.applies(Steps(q, q, q), None)
 
 
 # Definitions ------------------------------------------------------------------------------------------------------------
@@ -406,6 +408,7 @@ def test_transforms(kind: str) -> None:
     batch = torch.stack([tensors[2], -tensors[2]])
     close(torch.func.vmap(loss)(batch), torch.stack([loss(x) for x in batch]))
     _, tangent = torch.func.jvp(loss, (tensors[2],), (tensors[2],))
+    assert value.grad is not None
     close(tangent, (value.grad * tensors[2]).sum())
 
 

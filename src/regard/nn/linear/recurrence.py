@@ -365,15 +365,16 @@ def _scan(
         return [None] * count if tensor is None else tensor.unbind(-3)
 
     ends = None if own is None else decay.to_end(writer).mT
-    states, written = [state], []
+    passed: list[Tensor] = [state]
+    written: list[Tensor] = []
     for s, kept, k, x, y in zip(*map(by_chunk, (sums, decay.whole, ends, own, slopes))):
-        following = states[-1] if kept is None else kept * states[-1]
+        following = passed[-1] if kept is None else kept * passed[-1]
         following = following if s is None else following + s
         if x is not None:
-            written.append(x + y @ states[-1])
+            written.append(x + y @ passed[-1])
             following = following + k @ written[-1]
-        states.append(following)
-    return torch.stack(states[:-1], -3), states[-1], torch.stack(written, -3) if written else None
+        passed.append(following)
+    return torch.stack(passed[:-1], -3), passed[-1], torch.stack(written, -3) if written else None
 
 
 def _solved(below: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

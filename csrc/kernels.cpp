@@ -7,6 +7,7 @@
 #include "layers.h"
 #include "panels.h"
 #include "radial.h"
+#include "recurrence.h"
 #include "rows.h"
 #include "selected.h"
 #include "threshold.h"
@@ -57,6 +58,18 @@
   EXPORTED SYMBOL(layers_forward, type)(                                                                         \
       const int64_t* numbers, real epsilon, real* x, int64_t first, int64_t last, int64_t seen, real* scratch) { \
     layers(numbers, epsilon, x, first, last, seen, scratch);                                                     \
+  }                                                                                                              \
+  EXPORTED SYMBOL(recurrence_forward, type)(                                                                     \
+      const int64_t* numbers, real scale, int64_t first, int64_t last, real* memory) {                           \
+    recur(*reinterpret_cast<const Recurrence*>(numbers), scale, first, last, memory);                            \
+  }                                                                                                              \
+  EXPORTED SYMBOL(recurrence_step, type)(                                                                        \
+      const int64_t* numbers, real scale, int64_t first, int64_t last, real* memory) {                           \
+    step(*reinterpret_cast<const Recurrence*>(numbers), scale, first, last, memory);                             \
+  }                                                                                                              \
+  EXPORTED SYMBOL(recurrence_backward, type)(                                                                    \
+      const int64_t* numbers, real scale, int64_t first, int64_t last, real* memory) {                           \
+    recur_back(*reinterpret_cast<const Recurrence*>(numbers), scale, first, last, memory);                       \
   }                                                                                                              \
   EXPORTED SYMBOL(selected_forward, type)(                                                                       \
       const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \

@@ -35,6 +35,7 @@ from regard.nn.linear.attention import LinearAttention as LinearAttention
 from regard.nn.linear.attention import linear_attention as linear_attention
 from regard.nn.linear.fast_weights import FastWeights as FastWeights
 from regard.nn.linear.fast_weights import fast_weights as fast_weights
+from regard.nn.linear.gated import gated_recurrence as gated_recurrence
 from regard.nn.linear.recurrence import LinearState as LinearState
 from regard.nn.linear.self_attention import LinearCache as LinearCache
 from regard.nn.linear.self_attention import LinearSelfAttention as LinearSelfAttention

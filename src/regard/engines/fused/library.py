@@ -40,6 +40,9 @@ _SIGNATURES: Final = {
     "decoding.largest_sums": "pppiiiiiipppip",
     "panels.product": "pppiipiipiip",
     "layers.forward": "prpiiip",
+    "recurrence.forward": "priip",
+    "recurrence.step": "priip",
+    "recurrence.backward": "priip",
     "selected.forward": "ppppprii" + "pppp",
     "selected.backward": "ppppprii" + "ippppppp",
 }
@@ -126,6 +129,8 @@ def _opened() -> tuple[Any, str | None]:
         return None, "its compiled kernels are of another version; install regard again"
     if not hasattr(library, f"regard_dot_forward_float32_{_kinds()[-1]}"):
         return None, f"its compiled kernels have no code for this processor ({_kinds()[-1]}); install regard again"
+    if not all(hasattr(library, f"regard_{name.replace('.', '_')}_float32_{_kinds()[-1]}") for name in _SIGNATURES):
+        return None, "its compiled kernels are of another version; install regard again"
     return library, None
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.constraints import flag, size
-from regard._utils.errors import rejected
+from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn._base import Layer, sequences
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
-    document_runs,
+    document_starts,
     features,
     initial,
     inputs,
@@ -25,6 +25,7 @@ from regard.nn.linear.recurrence import (
     recurrence,
     zero_padding,
 )
+from regard.nn.linear.steps import Steps
 
 
 @overload
@@ -63,8 +64,9 @@ def linear_attention(
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
         The algorithm; all agree up to rounding. "parallel" builds the L×S matrix of products, O(L·S·(E + V)).
         "chunked" does so within chunks of a causal call and passes sums between them, O(L·(E·V + chunk·(E + V)));
-        a non-causal call needs no chunks: it is φ(Q)(φ(K)ᵀV), O((L + S)·E·V). "recurrent" loops over keys,
-        O((L + S)·E·V). "auto" is "recurrent" for a single key and "chunked" otherwise.
+        a non-causal call needs no chunks: it is φ(Q)(φ(K)ᵀV), O((L + S)·E·V). "recurrent" loops over the keys of a
+        causal call, O(L·E·V). "auto" is a compiled kernel where one applies (see :func:`gated_recurrence`), else
+        "recurrent" for a single key and "chunked" otherwise.
     chunk : int, default 64
         Length of a chunk; it need not divide L.
     state : LinearState, or pair (matrix, normalizer), optional
@@ -114,20 +116,29 @@ def linear_attention(
     with autocast_suspended(query.device.type):
         query, key, value, real = zero_padding(name, query, key, value, valid_lens)
         query, key = features(name, function, query, key, real)
-        runs = document_runs(name, documents, key, is_causal)
+        starts = document_starts(name, documents, key)
+        if starts is not None and not is_causal:
+            raise rejected(name, "documents", "be None in a non-causal call", shape(starts))
         matrix, normalizer = initial(name, state, key, value, normalize)
         if normalizer is not None:
             # A further column of ones accumulates the denominator.
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
             matrix = torch.cat([matrix, normalizer.unsqueeze(-1)], -1)
-        output, matrix = recurrence(
-            query, key, value, None, matrix, form=form, chunk=chunk, is_causal=is_causal, runs=runs
-        )
+        if is_causal:
+            output, matrix = recurrence(Steps(query, key, value, resets=starts), matrix, form=form, chunk=chunk)
+        else:
+            output, matrix = _both_ways(query, key, value, matrix, form)
         if normalizer is not None:
             output, total = output[..., :-1], output[..., -1:]
             matrix, normalizer = matrix[..., :-1], matrix[..., -1]
             output = torch.where(total == 0, 0.0, output / torch.where(total == 0, 1.0, total))
     return (output.to(dtype), LinearState(matrix, normalizer)) if return_state else output.to(dtype)
+
+
+def _both_ways(query: Tensor, key: Tensor, value: Tensor, matrix: Tensor, form: str) -> tuple[Tensor, Tensor]:
+    """Return what every query reads of all keys and the sums before them, and the sums with these keys."""
+    end = matrix + key.mT @ value
+    return (query @ key.mT) @ value + query @ matrix if form == "parallel" else query @ end, end
 
 
 class ProjectedHeads(Layer, ABC):

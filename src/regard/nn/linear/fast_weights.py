@@ -21,6 +21,7 @@ from regard.nn.linear.recurrence import (
     recurrence,
     zero_padding,
 )
+from regard.nn.linear.steps import Steps
 
 RULES = ("delta", "sum")
 
@@ -69,8 +70,8 @@ def fast_weights(
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
         The algorithm; all agree up to rounding. "recurrent" is a loop over steps, O(L·E·V). "chunked" is a loop over
         chunks, O(L·(E·V + chunk·(E + V))): within one, the steps of the delta rule are a triangular system
-        (Yang 2024, arXiv 2406.06484). "parallel" is one chunk. "auto" is "recurrent" for one step and "chunked"
-        otherwise.
+        (Yang 2024, arXiv 2406.06484). "parallel" is one chunk. "auto" is a compiled kernel where one applies (see
+        :func:`gated_recurrence`), else "recurrent" for one step and "chunked" otherwise.
     chunk : int, default 64
         Length of a chunk; it need not divide L.
     state : LinearState, or pair (matrix, None), optional
@@ -119,7 +120,8 @@ def fast_weights(
             rate = rate if real is None else torch.where(real, rate, 0.0)
         query, key = features(name, lambda x: _unit(function(x), feature_norm), query, key, real)
         matrix, _ = initial(name, state, key, value, normalized=False)
-        output, matrix = recurrence(query, key, value, rate, matrix, form=form, chunk=chunk, delta=rule == "delta")
+        steps = Steps(query, key, value, rate=rate, delta=rule == "delta")
+        output, matrix = recurrence(steps, matrix, form=form, chunk=chunk)
     return (output.to(dtype), LinearState(matrix)) if return_state else output.to(dtype)
 
 

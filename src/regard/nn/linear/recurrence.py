@@ -1,15 +1,15 @@
-"""Sums of outer products over time, in three equivalent forms; shared by linear attention and fast weights.
+"""One recurrence for linear attention, fast weights and their gated descendants, in equivalent forms.
 
-Each step updates a matrix of "fast" weights S (E, V), which queries read:
+Each step lets a matrix S (K, V) decay, writes to it and reads it:
 
-    S_t = S_{t-1} + k_tᵀ u_t        y_t = q_t S_t
+    S_t = diag(d_t) S_{t-1} + k_tᵀ u_t        y_t = q_t S_t
 
-where k and q are features of keys and queries, and u_t is β_t v_t (sum rule) or β_t (v_t − k_t S_{t-1}) (delta rule).
+where u_t is β_t v_t (sum rule) or β_t (v_t − k_t diag(d_t) S_{t-1}) (delta rule).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,12 @@ from torch import Tensor
 from regard import masks
 from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
-from regard._utils.tracing import autocast_cast
+from regard._utils.tracing import autocast_cast, values_unavailable
 from regard.engines.problem import DTYPES
+from regard.masks.base import Extent
+from regard.masks.documents import Documents, Packed
+from regard.nn.linear import kernels
+from regard.nn.linear.steps import Steps
 
 #: A name in :data:`FEATURES`, or a function from (..., E) to (..., F).
 FeatureMap = str | Callable[[Tensor], Tensor]
@@ -156,11 +160,17 @@ def features(
     return found[0], found[1] if real is None else torch.where(real, found[1], 0.0)
 
 
-def document_runs(function: str, documents: Any, key: Tensor, is_causal: bool) -> Tensor | None:
-    """Check the documents, and return the index of each step's run of equal numbers, (B, L)."""
+def document_starts(function: str, documents: Any, key: Tensor) -> Tensor | None:
+    """Check the documents, and return the steps (B, L) with which one begins, except for the first of a sequence."""
     if documents is None:
         return None
     B, length = key.shape[0], key.shape[-2]
+    if isinstance(documents, Documents) and documents.kv_ids is None:
+        documents = documents.ids
+    elif isinstance(documents, Packed) and documents.cu_kv is None and documents.window is None:
+        documents.fit(Extent(B, 1, length, length), key.device)
+        cu = documents.cu_q.to(key.device)
+        documents = torch.bucketize(torch.arange(length, device=key.device, dtype=cu.dtype), cu[1:], right=True)
     if (
         not isinstance(documents, Tensor)
         or documents.is_floating_point()
@@ -168,11 +178,8 @@ def document_runs(function: str, documents: Any, key: Tensor, is_causal: bool) -
     ):
         expected = f"be an integer tensor (L,) or (B, L), here ({B}, {length})"
         raise rejected(function, "documents", expected, described(documents))
-    if not is_causal:
-        raise rejected(function, "documents", "be None in a non-causal call", shape(documents))
     documents = documents.expand(B, length)
-    changes = documents[:, 1:] != documents[:, :-1]
-    return torch.nn.functional.pad(changes.long().cumsum(-1), (1, 0)) if length else documents
+    return torch.nn.functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0)) if length else documents.bool()
 
 
 def initial(function: str, state: Any, key: Tensor, value: Tensor, normalized: bool) -> LinearState:
@@ -196,130 +203,258 @@ def initial(function: str, state: Any, key: Tensor, value: Tensor, normalized: b
     return LinearState(matrix.to(key.dtype), normalizer.to(key.dtype))
 
 
+# The recurrence -------------------------------------------------------------------------------------------------------
+# Dimensions: B batch, H heads of values, G of keys, R = H / G of them a group; N chunks of C steps; K, V widths.
+
+
 def recurrence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rate: Tensor | None,
-    state: Tensor,
-    *,
-    form: str,
-    chunk: int,
-    is_causal: bool = True,
-    delta: bool = False,
-    runs: Tensor | None = None,
+    steps: Steps, state: Tensor | None, *, form: str, chunk: int, function: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Write values at keys and read them at queries.
+    """Return the outputs (B, H, L, V), and the state (B, H, K, V) after the last step; None is zeros before the first.
+
+    The forms are those of :func:`regard.nn.gated_recurrence`. ``function`` is the name under which decays and rates out
+    of range are reported; None leaves them unchecked.
+    """
+    length = steps.key.shape[-2]
+    if form == "auto" and kernels.applies(steps, state):
+        output, end, in_range = kernels.run(steps, state, _formula)
+        if function is not None and not in_range:
+            check_ranges(function, steps)
+        return output, end
+    if function is not None:
+        check_ranges(function, steps)
+    if state is None:
+        state = steps.key.new_zeros(*steps.value.shape[:2], steps.key.shape[-1], steps.value.shape[-1])
+    if length == 0:
+        return torch.zeros_like(steps.value), state
+    if form == "recurrent" or (form == "auto" and length == 1):
+        return _recurrent(steps, state)
+    return _chunked(steps, state, length if form == "parallel" else min(chunk, length))
+
+
+#: Write strengths of the delta rule: beyond 2, a step makes what a unit key reads larger instead of smaller.
+_MOST = 2.0
+
+
+def check_ranges(function: str, steps: Steps) -> None:
+    """Check that no decay is above 1, and the rates of the delta rule, where values can be read."""
+    if not steps.key.is_cpu or values_unavailable(steps.key):
+        return
+    if steps.log_decay is not None and bool((steps.log_decay > 0).any()):
+        raise rejected(function, "log_decay", "be at most 0", steps.log_decay.nan_to_num(0.0).amax().item())
+    if steps.rate is not None and steps.delta and bool(((steps.rate < 0) | (steps.rate > _MOST)).any()):
+        low, high = (x.item() for x in steps.rate.nan_to_num(0.0).aminmax())
+        raise rejected(function, "rate", f"be in [0, {_MOST:g}] with the delta rule", low if low < 0 else high)
+
+
+def _formula(steps: Steps, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and state by chunks of a length that suits most machines."""
+    return _chunked(steps, state, min(64, steps.key.shape[-2]))
+
+
+class _Groups(NamedTuple):
+    """The tensors of :class:`Steps` in the groups of heads that share a key: (B, G, 1 or R, L, ...)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_decay: Tensor | None
+    rate: Tensor | None
+    erase: tuple[Tensor, Tensor] | None
+    bonus: Tensor | None
+    resets: Tensor | None
+
+    @classmethod
+    def of(cls, steps: Steps) -> _Groups:
+        G = steps.key.shape[1]
+
+        def split(heads: Tensor, dim: int = 1) -> Tensor:
+            return heads.unflatten(dim, (G, heads.shape[dim] // max(G, 1)))
+
+        decay = steps.decay()
+        return cls(
+            split(steps.query if steps.scale == 1.0 else steps.scale * steps.query),
+            split(steps.key),
+            split(steps.value),
+            None if decay is None else split(decay),
+            None if steps.rate is None else split(steps.rate),
+            None if steps.erase is None else (split(steps.erase[0]), split(steps.erase[1])),
+            None if steps.bonus is None else split(steps.bonus, 0).unsqueeze(-2),
+            None if steps.resets is None else steps.resets[:, None, None, :, None],
+        )
+
+
+def _recurrent(steps: Steps, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and state, one step after another."""
+    groups, length, found = _Groups.of(steps), steps.key.shape[-2], []
+
+    def by_step(rows: Tensor | None) -> Sequence[Any]:
+        return [None] * length if rows is None else rows.split(1, -2)
+
+    state = state.unflatten(1, groups.value.shape[1:3])
+    erased = groups.erase or (None, None)
+    tensors = (groups.query, groups.key, groups.value, groups.log_decay, groups.rate, *erased, groups.resets)
+    for q, k, v, g, rate, a, e, reset in zip(*map(by_step, tensors)):
+        before = state if reset is None else torch.where(reset, 0.0, state)
+        kept = before if g is None else before * g.exp().mT
+        written = v - k @ kept if steps.delta else v
+        written = written if rate is None else rate * written
+        state = kept + k.mT @ written
+        if a is not None:
+            state = state - a.mT @ (e @ before)
+        if groups.bonus is None:
+            found.append(q @ state)
+        else:
+            found.append(q @ before + (q * groups.bonus * k).sum(-1, keepdim=True) * written)
+    return torch.cat(found, -2).flatten(1, 2), state.flatten(1, 2)
+
+
+def _chunked(steps: Steps, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return outputs and state, all steps of a chunk at once.
+
+    In a chunk that starts with S, a row that the delta rule writes depends on those before it: u_t = β_t (v_t − k_t S −
+    Σ_{s<t} (k_t·k_s) u_s), decays left out. In rows that is (I + A) U = β V − β K S, where A is β K Kᵀ below the
+    diagonal: a triangular system, which is solved for β V and β K in all chunks at once, before S is known. Then
+    U = X + Y S, and only S passes from chunk to chunk. What an erasing step reads is found in the same way.
+    """
+    groups, length = _Groups.of(steps), steps.key.shape[-2]
+    q, k, v = (_split(rows, size) for rows in (groups.query, groups.key, groups.value))
+    rate = None if groups.rate is None else _split(groups.rate, size)
+    decay = _Decay(*(None if rows is None else _split(rows, size) for rows in (groups.log_decay, groups.resets)))
+    v = v if rate is None else rate * v
+    sums, writer, own, slopes = None, k, None, None
+    if steps.delta:
+        below, strong = decay.scores(k, k, strict=True), decay.from_start(k)
+        below, strong = (below, strong) if rate is None else (rate * below, rate * strong)
+        own, slopes = _solved(below, v, -strong)
+    else:
+        sums = decay.to_end(k).mT @ v
+        if groups.erase is not None:
+            writer, e = (_split(rows, size) for rows in groups.erase)
+            below, seen = (decay.scores(e, rows, before=True) for rows in (writer, k))
+            own, slopes = _solved(below, -(seen @ v), -decay.from_start(e, before=True))
+    states, end, written = _scan(state.unflatten(1, groups.value.shape[1:3]), sums, decay, writer, own, slopes)
+    before = groups.bonus is not None
+    output = decay.from_start(q, before=before) @ states
+    if sums is not None:
+        output = output + decay.scores(q, k, before=before) @ v
+    if written is not None:
+        output = output + decay.scores(q, writer, before=before) @ written
+    if groups.bonus is not None:
+        output = output + (q * groups.bonus.unsqueeze(-2) * k).sum(-1, keepdim=True) * v
+    return output.flatten(-3, -2)[..., :length, :].flatten(1, 2), end.flatten(1, 2)
+
+
+def _scan(
+    state: Tensor, sums: Tensor | None, decay: _Decay, writer: Tensor, own: Tensor | None, slopes: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the states before chunks (..., N, K, V), the one after the last, and the rows U = X + Y S or None.
+
+    ``sums`` is what a chunk writes of itself; ``own`` and ``slopes`` are X and Y, and ``writer`` the keys under which U
+    is written.
+    """
+    if own is None and decay.total is None:
+        assert sums is not None
+        states = torch.cat([state.unsqueeze(-3), state.unsqueeze(-3) + sums.cumsum(-3)], -3)
+        return states[..., :-1, :, :], states[..., -1, :, :], None
+    some = own if sums is None else sums
+    assert some is not None
+    count = some.shape[-3]
+
+    def by_chunk(tensor: Tensor | None) -> Sequence[Any]:
+        return [None] * count if tensor is None else tensor.unbind(-3)
+
+    ends = None if own is None else decay.to_end(writer).mT
+    passed: list[Tensor] = [state]
+    written: list[Tensor] = []
+    for s, kept, k, x, y in zip(*map(by_chunk, (sums, decay.whole, ends, own, slopes))):
+        following = passed[-1] if kept is None else kept * passed[-1]
+        following = following if s is None else following + s
+        if x is not None:
+            written.append(x + y @ passed[-1])
+            following = following + k @ written[-1]
+        passed.append(following)
+    return torch.stack(passed[:-1], -3), passed[-1], torch.stack(written, -3) if written else None
+
+
+def _solved(below: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (I + below)⁻¹ times two matrices, by substitution: powers of ``below`` would grow without bound."""
+    second = second.expand(*first.shape[:-1], -1)
+    solved = torch.linalg.solve_triangular(below, torch.cat([first, second], -1), upper=False, unitriangular=True)
+    return solved[..., : first.shape[-1]], solved[..., first.shape[-1] :]
+
+
+#: Steps of a block in which decays of channels are multiplied pair by pair.
+_BLOCK = 16
+#: The logarithm of a decay that is 0 in every dtype.
+_NOTHING = -1000.0
+
+
+class _Decay:
+    """The decays within chunks, exponentials of differences of summed logarithms: none is divided by another.
+
+    The sums are kept in float64, as a strong decay would round those that come after it.
 
     Parameters
     ----------
-    query, key, value : Tensor (B, H, L, E), (B, H, S, E), (B, H, S, V)
-        Features of queries and keys, and values; keys of padding are 0. S is L where causal.
-    rate : Tensor (B, H, S, 1), optional
-        Write strength β; None is 1.
-    state : Tensor (B, H, E, V)
-        The matrix before the first step.
-    form, chunk
-        See :func:`regard.nn.linear.attention.linear_attention`.
-    is_causal : bool, default True
-        Whether query t reads the writes up to step t; else every query reads all writes (sum rule only).
-    delta : bool, default False
-        Whether to use the delta rule rather than the sum rule.
-    runs : Tensor (B, L) of int, optional
-        Index of the run of each step, from 0: a query reads only the writes of its own run (causal sum rule only). The
-        initial state belongs to run 0.
-
-    Returns
-    -------
-    output : Tensor (B, H, L, V)
-    state : Tensor (B, H, E, V)
-        The matrix after the last step.
+    log_decay : Tensor (..., N, C, 1 or K), optional
+    resets : Tensor (..., N, C, 1), optional
+        The steps before which the state is set to 0; their decay is 0, too.
     """
-    length = key.shape[-2]
-    if length == 0:
-        return query @ state, state
-    if runs is not None:
-        most = {"recurrent": 1, "parallel": length}.get(form, chunk)
-        return _chunked_runs(query, key, value, state, min(most, length), runs)
-    if form == "recurrent" or (form == "auto" and length == 1):
-        return _recurrent(query, key, value, rate, state, is_causal, delta)
-    if is_causal:
-        return _chunked(query, key, value, rate, state, length if form == "parallel" else min(chunk, length), delta)
-    written = value if rate is None else rate * value
-    end = state + key.mT @ written
-    return (query @ key.mT) @ written + query @ state if form == "parallel" else query @ end, end
 
+    def __init__(self, log_decay: Tensor | None, resets: Tensor | None) -> None:
+        self.total: Tensor | None = None
+        self.before: Tensor | None = None
+        self.whole: Tensor | None = None
+        if log_decay is None:
+            return
+        wide = torch.float32 if log_decay.device.type == "mps" else torch.float64
+        self.total = total = log_decay.clamp(min=_NOTHING).to(wide).cumsum(-2)
+        earlier = torch.nn.functional.pad(total[..., :-1, :], (0, 0, 1, 0))
+        self.before = earlier if resets is None else torch.where(resets, total, earlier)
+        self.whole = total[..., -1:, :].to(log_decay.dtype).exp().mT
 
-def _recurrent(
-    query: Tensor, key: Tensor, value: Tensor, rate: Tensor | None, state: Tensor, is_causal: bool, delta: bool
-) -> tuple[Tensor, Tensor]:
-    """Return output and state, one step after another."""
-    found = []
-    for t in range(key.shape[-2]):
-        k, written = key[..., t : t + 1, :], value[..., t : t + 1, :]
-        if delta:
-            written = written - k @ state
-        if rate is not None:
-            written = rate[..., t : t + 1, :] * written
-        state = state + k.mT @ written
-        if is_causal:
-            found.append(query[..., t : t + 1, :] @ state)
-    return torch.cat(found, -2) if is_causal else query @ state, state
+    def from_start(self, rows: Tensor, *, before: bool = False) -> Tensor:
+        """Return rows times the decay from the start of their chunk to their step, or until before it."""
+        total = self.before if before else self.total
+        return rows if total is None else rows * total.to(rows.dtype).exp()
 
+    def to_end(self, rows: Tensor) -> Tensor:
+        """Return rows times the decay from behind their step to the end of their chunk."""
+        total = self.total
+        return rows if total is None else rows * (total[..., -1:, :] - total).to(rows.dtype).exp()
 
-def _chunked(
-    query: Tensor, key: Tensor, value: Tensor, rate: Tensor | None, state: Tensor, size: int, delta: bool
-) -> tuple[Tensor, Tensor]:
-    """Return output and state, all steps of a chunk at once: y = q S_start + (visible q kᵀ) u."""
-    length = key.shape[-2]
-    query, key, value = (_split(rows, size) for rows in (query, key, value))
-    rate = None if rate is None else _split(rate, size)
-    written = value if rate is None else rate * value
-    if delta:
-        states, written = _corrected(key, written, rate, state)
-    else:
-        states = torch.cat([state.unsqueeze(-3), state.unsqueeze(-3) + (key.mT @ written).cumsum(-3)], -3)
-    scores = torch.where(_until(size, 0, key), query @ key.mT, 0.0)
-    output = query @ states[..., :-1, :, :] + scores @ written
-    return output.flatten(-3, -2)[..., :length, :], states[..., -1, :, :]
+    def scores(self, rows: Tensor, columns: Tensor, *, strict: bool = False, before: bool = False) -> Tensor:
+        """Return the products (..., C, C) of rows with the columns up to them, times the decay in between.
 
-
-def _chunked_runs(
-    query: Tensor, key: Tensor, value: Tensor, state: Tensor, size: int, runs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return output and state with separate runs; each chunk passes on the sums of its last run."""
-    runs, current, found = runs[:, None], runs.new_zeros(len(runs), 1, 1), []  # (B, 1, L), (B, 1, 1)
-    for q, k, v, run in zip(*(each.split(size, -2) for each in (query, key, value)), runs.split(size, -1)):
-        own = _until(k.shape[-2], 0, k) & (run.unsqueeze(-1) == run.unsqueeze(-2))  # (B, 1, C, C)
-        before = torch.where((run == current).unsqueeze(-1), q @ state, 0.0)
-        found.append(before + torch.where(own, q @ k.mT, 0.0) @ v)
-        last = run[..., -1:]
-        written = torch.where((run == last).unsqueeze(-1), k, 0.0).mT @ v
-        state = torch.where((last == current).unsqueeze(-1), state, 0.0) + written
-        current = last
-    return torch.cat(found, -2), state
-
-
-def _corrected(key: Tensor, value: Tensor, rate: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the states around chunks (B, H, N + 1, E, V), and what the delta rule writes (B, H, N, C, V).
-
-    In a chunk that starts with S, step t writes u_t = β_t (v_t − k_t S − Σ_{s<t} (k_t·k_s) u_s). In rows that is
-    (I + A) U = β V − β K S, where A = β K Kᵀ below the diagonal: a triangular system. It is solved for β V and β K
-    in all chunks at once, before S is known; then U = Z − W S, and only S passes from chunk to chunk.
-    """
-    strong = key if rate is None else rate * key
-    below = torch.where(_until(key.shape[-2], -1, key), strong @ key.mT, 0.0)
-    solved = torch.linalg.solve_triangular(below, torch.cat([value, strong], -1), upper=False, unitriangular=True)
-    first, slopes = solved.split([value.shape[-1], key.shape[-1]], -1)
-    states, written = [state], []
-    for k, z, w in zip(key.unbind(-3), first.unbind(-3), slopes.unbind(-3)):
-        written.append(z - w @ states[-1])
-        states.append(states[-1] + k.mT @ written[-1])
-    return torch.stack(states, -3), torch.stack(written, -3)
+        ``strict`` leaves out a row's own column. So does ``before``, and the decay of the row's own step with it.
+        """
+        size = rows.shape[-2]
+        visible = _until(size, -1 if strict or before else 0, rows)
+        total, at = self.total, self.before if before else self.total
+        if total is None or at is None:
+            return torch.where(visible, rows @ columns.mT, 0.0)
+        if total.shape[-1] == 1:
+            factors = torch.where(visible, at - total.mT, -torch.inf).to(rows.dtype).exp()
+            return torch.where(visible, (rows @ columns.mT) * factors, 0.0)
+        parts = []
+        for first in range(0, size, _BLOCK):
+            own = slice(first, first + _BLOCK)
+            differences = at[..., own, :].unsqueeze(-2) - total[..., own, :].unsqueeze(-3)
+            near = torch.where(visible[own, own].unsqueeze(-1), differences, -torch.inf).to(rows.dtype).exp()
+            part = (rows[..., own, :].unsqueeze(-2) * near * columns[..., own, :].unsqueeze(-3)).sum(-1)
+            if first:
+                # Decays from a column to the block's start, and from there to the row: neither can overflow.
+                start, earlier = total[..., first - 1 : first, :], slice(0, first)
+                late = rows[..., own, :] * (at[..., own, :] - start).to(rows.dtype).exp()
+                early = columns[..., earlier, :] * (start - total[..., earlier, :]).to(rows.dtype).exp()
+                part = torch.cat([late @ early.mT, part], -1)
+            parts.append(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
+        return torch.cat(parts, -2)
 
 
 def _split(rows: Tensor, size: int) -> Tensor:
-    """Return rows (B, H, L, C) as chunks (B, H, N, size, C), the last one filled up with zeros."""
+    """Return rows (..., L, C) as chunks (..., N, size, C), the last one filled up with zeros."""
     missing = -rows.shape[-2] % size
     padded = torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
     return padded.unflatten(-2, (-1, size))

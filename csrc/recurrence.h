@@ -1,0 +1,811 @@
+// A gated recurrence: a state of K × V numbers per head that decays, is written to and is read at every step.
+//
+//   S_t = diag(d_t) S_{t-1} + k_tᵀ u_t,  u_t = β_t (v_t − [delta] k_t diag(d_t) S_{t-1}),  y_t = scale · q_t S_t
+//
+// All steps of a chunk are handled at once. In a chunk that starts with S, with b_i the product of the decays d_1 … d_i
+// and b_ij that of d_{j+1} … d_i:
+//
+//   y_i = (q_i b_i) S + Σ_{j≤i} P_ij u_j                    P_ij = q_i b_ij k_j
+//   u_i = β_i r_i,  r_i = v_i − (k_i b_i) S − Σ_{j<i} M_ij u_j    M_ij = k_i b_ij k_j
+//   S'  = diag(b_C) S + Σ_j (k_j b_Cj)ᵀ u_j
+//
+// Decays are products of numbers up to 1, so that none overflows. A chunk is short: its products with the state cost the
+// same for any length, and all others less.
+#pragma once
+
+#include <type_traits>
+
+#include "linear.h"
+
+namespace {
+
+constexpr i64 SPAN = 16;  // steps of a chunk
+static_assert(SPAN == PAD, "the steps of a chunk are a row of lanes");
+
+// Rows of an array: its address, and how far sequences, heads and steps lie apart. The numbers of a row are adjacent.
+struct Rows4 {
+  i64 at, b, h, l;
+
+  template <class T>
+  INLINE T* row(i64 i, i64 j, i64 k) const {
+    return reinterpret_cast<T*>(at) + i * b + j * h + k * l;
+  }
+};
+
+enum Decay : i64 { NO_DECAY, OF_HEAD, OF_CHANNEL };
+
+// The numbers of a call, all 64 bits wide: `regard/nn/linear/kernels.py` writes them in this order. An address of 0 is
+// none. Heads of queries are G or H; `parts` is into how many work items the heads of a group are divided in the backward
+// pass, each with gradients of queries and keys of its own, so far apart as `query_part` and `key_part` say.
+struct Recurrence {
+  i64 H, G, L, K, V, query_heads, delta, kind, parts, saved_every;
+  Rows4 query, key, value, decay, rate, output;
+  i64 start, end;       // the states (B, H, K, V) before the first and after the last step
+  i64 residual, saved;  // r (B, H, L, V) of the delta rule; the state (B, H, ·, V, K) before every such chunk
+  i64 wrong;            // two numbers that become 1 if a decay is above 1, or a rate out of [0, 2]
+  Rows4 grad, d_query, d_key, d_value, d_decay, d_rate;
+  i64 query_part, key_part, d_end, d_start;
+
+  INLINE i64 chunks() const { return parts_of(L); }
+  INLINE static i64 parts_of(i64 length) { return (length + SPAN - 1) / SPAN; }
+  template <class T>
+  INLINE T* state(i64 address, i64 b, i64 h) const {
+    return address ? reinterpret_cast<T*>(address) + (b * H + h) * K * V : nullptr;
+  }
+  template <class T>
+  INLINE T* residuals(i64 b, i64 h, i64 l) const {
+    return reinterpret_cast<T*>(residual) + ((b * H + h) * L + l) * V;
+  }
+  template <class T>
+  INLINE T* saved_state(i64 b, i64 h, i64 chunk) const {
+    return reinterpret_cast<T*>(saved) + ((b * H + h) * parts_of_saved() + chunk / saved_every) * K * V;
+  }
+  INLINE i64 parts_of_saved() const { return (chunks() + saved_every - 1) / saved_every; }
+};
+
+// Products ---------------------------------------------------------------------------------------------------------------
+
+// What becomes of the rows that a product is written to.
+enum class Into { SET, ADD, KEEP };
+
+template <Into into, class T, int M, int N>
+INLINE void strip(
+    T* y, i64 y_row, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 steps) {
+  Vector<T> sums[M][N] = {};
+  const T* factors[M];
+  UNROLLED
+  for (int m = 0; m < M; ++m) factors[m] = c + m * c_row;
+  for (i64 t = 0; t < steps; ++t, x += x_row) {
+    Vector<T> values[N];
+    UNROLLED
+    for (int n = 0; n < N; ++n) values[n] = load<Vector<T>>(x + n * WIDTH<T>);
+    UNROLLED
+    for (int m = 0; m < M; ++m) {
+      const T factor = *factors[m];
+      factors[m] += c_col;
+      UNROLLED
+      for (int n = 0; n < N; ++n) sums[m][n] += factor * values[n];
+    }
+  }
+  UNROLLED
+  for (int m = 0; m < M; ++m)
+    UNROLLED
+    for (int n = 0; n < N; ++n) {
+      T* place = y + m * y_row + n * WIDTH<T>;
+      if constexpr (into == Into::SET) store(place, sums[m][n]);
+      if constexpr (into == Into::ADD) store(place, load<Vector<T>>(place) + sums[m][n]);
+      if constexpr (into == Into::KEEP) store(place, keep[m] * load<Vector<T>>(place) + sums[m][n]);
+    }
+}
+
+template <Into into, class T, int M, int N>
+OUTLINE void strips(
+    T* y, i64 y_row, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 rows, i64 steps) {
+  for (i64 m = 0; m < rows; m += M)
+    strip<into, T, M, N>(y + m * y_row, y_row, into == Into::KEEP ? keep + m : keep, x, x_row, c + m * c_row, c_row, c_col, steps);
+}
+
+// Set rows y_m, m < `rows`, to Σ_n c[m, n] x_n over `steps` n; c[m, n] is c[m·c_row + n·c_col]. Or add that to them, or to
+// keep[m] · y_m. Rows are a multiple of 8, and lanes a multiple of PAD.
+template <Into into, class T>
+void multiply(
+    T* y, i64 y_row, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 rows, i64 steps,
+    i64 lanes) {
+  if (steps > PARTIAL) {  // partial sums keep the error of a long sum small
+    multiply<into>(y, y_row, keep, x, x_row, c, c_row, c_col, rows, PARTIAL, lanes);
+    multiply<Into::ADD>(
+        y, y_row, keep, x + PARTIAL * x_row, x_row, c + PARTIAL * c_col, c_row, c_col, rows, steps - PARTIAL, lanes);
+    return;
+  }
+  for (i64 j = 0; j < lanes;) {
+    const i64 left = (lanes - j) / WIDTH<T>;
+    if (left >= WIDE) {
+      strips<into, T, 4, WIDE>(y + j, y_row, keep, x + j, x_row, c, c_row, c_col, rows, steps);
+      j += WIDE * WIDTH<T>;
+    } else if (left >= 2) {
+      strips<into, T, 4, 2>(y + j, y_row, keep, x + j, x_row, c, c_row, c_col, rows, steps);
+      j += 2 * WIDTH<T>;
+    } else {
+      strips<into, T, 8, 1>(y + j, y_row, keep, x + j, x_row, c, c_row, c_col, rows, steps);
+      j += WIDTH<T>;
+    }
+  }
+}
+
+template <i64 S, class T, std::size_t... I>
+INLINE void exchange(Vector<T>& a, Vector<T>& b, std::index_sequence<I...>) {
+  const Vector<T> x = a, y = b;
+  a = __builtin_shufflevector(x, y, (I & S ? WIDTH<T> + I - S : I)...);
+  b = __builtin_shufflevector(x, y, (I & S ? WIDTH<T> + I : I + S)...);
+}
+
+template <class T, i64 S = WIDTH<T> / 2>
+INLINE void exchange_all(Vector<T> (&rows)[WIDTH<T>]) {
+  if constexpr (S > 0) {
+    UNROLLED
+    for (i64 i = 0; i < WIDTH<T>; ++i)
+      if (!(i & S)) exchange<S, T>(rows[i], rows[i + S], std::make_index_sequence<WIDTH<T>>());
+    exchange_all<T, S / 2>(rows);
+  }
+}
+
+// Write the transpose of an array; its rows and lanes are multiples of PAD.
+template <class T>
+OUTLINE void transpose(const T* x, i64 x_row, i64 rows, i64 lanes, T* y, i64 y_row) {
+  for (i64 i = 0; i < rows; i += WIDTH<T>)
+    for (i64 j = 0; j < lanes; j += WIDTH<T>) {
+      Vector<T> block[WIDTH<T>];
+      UNROLLED
+      for (i64 k = 0; k < WIDTH<T>; ++k) block[k] = load<Vector<T>>(x + (i + k) * x_row + j);
+      exchange_all<T>(block);
+      UNROLLED
+      for (i64 k = 0; k < WIDTH<T>; ++k) store(y + (j + k) * y_row + i, block[k]);
+    }
+}
+
+// Write `count` rows of `width` numbers, times a factor; up to SPAN rows and `lanes` numbers, the rest is 0.
+template <class T>
+OUTLINE void gather(const T* source, i64 step, i64 count, i64 width, i64 lanes, T factor, T* target) {
+  for (i64 i = 0; i < SPAN; ++i, source += step, target += lanes) {
+    const i64 filled = i < count ? width : 0;
+    over<T>(0, filled, [&](i64 j, auto like) { store(target + j, factor * load<decltype(like)>(source + j)); });
+    fill(target + filled, lanes - filled, T(0));
+  }
+}
+
+// Write `count` rows of `width` numbers of an array of rows of `lanes`, times a factor, or add them.
+template <class T>
+OUTLINE void scatter(const T* source, i64 lanes, i64 count, i64 width, T factor, bool add, T* target, i64 step) {
+  for (i64 i = 0; i < count; ++i, source += lanes, target += step)
+    over<T>(0, width, [&](i64 j, auto like) {
+      using X = decltype(like);
+      X x = factor * load<X>(source + j);
+      if (add) x += load<X>(target + j);
+      store(target + j, x);
+    });
+}
+
+// Chunks -----------------------------------------------------------------------------------------------------------------
+
+// Scratch memory, from which arrays are taken one after another.
+template <class T>
+struct Scratch {
+  T* next;
+
+  T* take(i64 count) {
+    T* taken = next;
+    next += count;
+    return taken;
+  }
+};
+
+template <class T>
+INLINE Vector<T> lane_numbers(i64 first) {
+  Vector<T> x;
+  for (i64 i = 0; i < WIDTH<T>; ++i) x[i] = T(first + i);
+  return x;
+}
+
+// The arrays of a chunk: 2 · SPAN rows are those of queries and then those of keys.
+template <class T>
+struct Chunk {
+  const Recurrence& a;
+  T scale;
+  i64 k, v;       // lanes of rows of K and of V numbers
+  T* rows;        // 2 · SPAN × k: scale · q_i, k_i
+  T* near;        // 2 · SPAN × k: the same times b_i
+  T* far;         // SPAN × k: k_j b_Cj
+  T* ahead;       // SPAN × k: b_i
+  T* tail;        // SPAN × k: b_Cj
+  T* alpha;       // SPAN × k: d_i
+  T* end;         // k: b_C
+  T* columns;     // k × SPAN: keys
+  T* scores;      // 2 · SPAN × SPAN: P, M
+  T* between;     // SPAN × SPAN: b_ij of a head, 0 for j > i
+  T* beta;        // SPAN
+  T* gates;       // SPAN: d_i of a head
+  i64 count = 0;  // steps
+  bool growing = false, out_of_range = false;
+
+  Chunk(const Recurrence& call, T factor, Scratch<T>& scratch)
+      : a(call), scale(factor), k(padded(call.K)), v(padded(call.V)) {
+    rows = scratch.take(2 * SPAN * k);
+    near = scratch.take(2 * SPAN * k);
+    far = scratch.take(SPAN * k);
+    ahead = scratch.take(SPAN * k);
+    tail = scratch.take(SPAN * k);
+    alpha = scratch.take(SPAN * k);
+    end = scratch.take(k);
+    columns = scratch.take(k * SPAN);
+    scores = scratch.take(2 * SPAN * SPAN);
+    between = scratch.take(SPAN * SPAN);
+    beta = scratch.take(SPAN);
+    gates = scratch.take(SPAN);
+    fill(ahead, SPAN * k, T(1));
+    fill(tail, SPAN * k, T(1));
+    fill(end, k, T(1));
+    fill(gates, SPAN, T(1));
+  }
+
+  INLINE i64 both() const { return a.delta ? 2 * SPAN : SPAN; }
+
+  // Read the rows, rates and decays of a chunk that begins with step l.
+  void read(i64 b, i64 h, i64 l) {
+    count = least(SPAN, a.L - l);
+    const i64 g = h / (a.H / a.G), q = a.query_heads == a.H ? h : g;
+    gather<T>(a.query.template row<T>(b, q, l), a.query.l, count, a.K, k, scale, rows);
+    gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), rows + SPAN * k);
+    fill(beta, SPAN, T(0));
+    for (i64 i = 0; i < count; ++i) {
+      beta[i] = a.rate.at ? *a.rate.template row<T>(b, h, l + i) : T(1);
+      out_of_range |= beta[i] < T(0) || beta[i] > T(2);
+    }
+    if (a.kind == OF_HEAD) read_gates(b, h, l);
+    if (a.kind == OF_CHANNEL) read_channel_gates(b, h, l);
+    for (i64 i = 0; i < both(); ++i) {
+      const T *x = rows + i * k, *factor = ahead + i % SPAN * k;
+      T* y = near + i * k;
+      over_lanes<T>(k, [&](i64 j) { store(y + j, load<Vector<T>>(x + j) * load<Vector<T>>(factor + j)); });
+    }
+    const T* keys = rows + SPAN * k;
+    over_lanes<T>(SPAN * k, [&](i64 j) { store(far + j, load<Vector<T>>(keys + j) * load<Vector<T>>(tail + j)); });
+  }
+
+  void read_gates(i64 b, i64 h, i64 l) {
+    fill(gates, SPAN, T(0));
+    T sum = 0;
+    for (i64 i = 0; i < count; ++i) {
+      gates[i] = *a.decay.template row<T>(b, h, l + i);
+      sum += gates[i];
+      growing |= gates[i] > T(0);
+    }
+    over_lanes<T>(SPAN, [&](i64 j) { store(gates + j, exponential(load<Vector<T>>(gates + j))); });
+    T before = 1, after = 1;
+    for (i64 i = 0; i < SPAN; ++i) {
+      before *= gates[i];
+      fill(ahead + i * k, k, before);
+    }
+    for (i64 i = SPAN - 1; i >= 0; --i) {
+      fill(tail + i * k, k, after);
+      after *= gates[i];
+    }
+    fill(end, k, exponential(sum));
+  }
+
+  void read_channel_gates(i64 b, i64 h, i64 l) {
+    using X = Vector<T>;
+    gather<T>(a.decay.template row<T>(b, h, l), a.decay.l, count, a.K, k, T(1), alpha);
+    over_lanes<T>(k, [&](i64 j) {
+      X sum{}, peak{}, before = wide<X>(T(1)), after = before;
+      for (i64 i = 0; i < SPAN; ++i) {
+        T* place = alpha + i * k + j;
+        const X gate = load<X>(place), factor = exponential(gate);
+        sum += gate;
+        peak = larger(gate, peak);
+        store(place, factor);
+        before *= factor;
+        store(ahead + i * k + j, before);
+      }
+      for (i64 i = SPAN - 1; i >= 0; --i) {
+        store(tail + i * k + j, after);
+        after *= load<X>(alpha + i * k + j);
+      }
+      store(end + j, exponential(sum));
+      growing |= over_lanes_combined<T>(peak, [](auto x, auto y) { return larger(x, y); }) > T(0);
+    });
+  }
+
+  // Write P, and M for the delta rule.
+  void compare() {
+    transpose(rows + SPAN * k, k, SPAN, k, columns, SPAN);
+    if (a.kind == OF_CHANNEL) {
+      if (a.delta)
+        compare_channels<true>();
+      else
+        compare_channels<false>();
+      return;
+    }
+    multiply<Into::SET, T>(scores, SPAN, nullptr, columns, SPAN, rows, k, 1, both(), a.K, SPAN);
+    using X = Vector<T>;
+    for (i64 j = 0; j < SPAN; j += WIDTH<T>) {
+      const X lanes = lane_numbers<T>(j);
+      X decay{};
+      for (i64 i = 0; i < SPAN; ++i) {
+        decay *= gates[i];
+        decay = lanes == T(i) ? wide<X>(T(1)) : decay;
+        store(between + i * SPAN + j, decay);
+      }
+    }
+    weigh(scores);
+  }
+
+  // Multiply P and M, or their gradients, by the decays of a head.
+  void weigh(T* matrices) {
+    using X = Vector<T>;
+    for (i64 i = 0; i < both(); ++i)
+      over_lanes<T>(SPAN, [&](i64 j) {
+        const X factor = load<X>(between + i % SPAN * SPAN + j), x = load<X>(matrices + i * SPAN + j);
+        store(matrices + i * SPAN + j, factor == T(0) ? X{} : factor * x);
+      });
+    if (a.delta) clear_diagonal(matrices);
+  }
+
+  void clear_diagonal(T* matrices) {
+    for (i64 i = 0; i < SPAN; ++i) matrices[(SPAN + i) * SPAN + i] = T(0);
+  }
+
+  // The columns decay from row to row; those behind a row's own are left as they are.
+  template <bool overlaps>
+  OUTLINE void compare_channels() {
+    using X = Vector<T>;
+    constexpr int N = SPAN / WIDTH<T>, TOGETHER = N < 4 ? 4 / N : 1;  // rows whose sums fit in registers
+    const i64 K = a.K, row = k;
+    const T *queries = rows, *keys = rows + SPAN * k, *factors = alpha;
+    X lanes[N];
+    UNROLLED
+    for (int n = 0; n < N; ++n) lanes[n] = lane_numbers<T>(n * WIDTH<T>);
+    for (i64 i = 0; i < SPAN; i += TOGETHER, queries += TOGETHER * k, keys += TOGETHER * k, factors += TOGETHER * k) {
+      X p[TOGETHER][N] = {}, m[TOGETHER][N] = {};
+      T* column = columns;
+      for (i64 c = 0; c < K; ++c, column += SPAN) {
+        UNROLLED
+        for (int n = 0; n < N; ++n) {
+          X x = load<X>(column + n * WIDTH<T>);
+          UNROLLED
+          for (int t = 0; t < TOGETHER; ++t) {
+            x = lanes[n] < T(i + t) ? x * factors[t * row + c] : x;
+            p[t][n] += queries[t * row + c] * x;
+            if constexpr (overlaps) m[t][n] += keys[t * row + c] * x;
+          }
+          store(column + n * WIDTH<T>, x);
+        }
+      }
+      UNROLLED
+      for (int t = 0; t < TOGETHER; ++t)
+        UNROLLED
+        for (int n = 0; n < N; ++n) {
+          store(scores + (i + t) * SPAN + n * WIDTH<T>, lanes[n] <= T(i + t) ? p[t][n] : X{});
+          if constexpr (overlaps)
+            store(scores + (SPAN + i + t) * SPAN + n * WIDTH<T>, lanes[n] < T(i + t) ? m[t][n] : X{});
+        }
+    }
+  }
+
+  // Report decays and rates that are out of range.
+  void report() const {
+    int64_t* wrong = reinterpret_cast<int64_t*>(a.wrong);
+    if (growing) __atomic_store_n(wrong, 1, __ATOMIC_RELAXED);
+    if (out_of_range) __atomic_store_n(wrong + 1, 1, __ATOMIC_RELAXED);
+  }
+};
+
+// The forward pass -------------------------------------------------------------------------------------------------------
+
+// Subtract from each row r_i what the rows before it wrote, Σ_{j<i} M_ij u_j, and write u_i = β_i r_i.
+template <class T>
+OUTLINE void substitute(const T* m, const T* beta, i64 lanes, T* r, T* u) {
+  using X = Vector<T>;
+  const auto run = [&](i64 j, auto size) {
+    constexpr int N = decltype(size)::value;
+    for (i64 i = 0; i < SPAN; ++i) {
+      X sums[N];
+      UNROLLED
+      for (int n = 0; n < N; ++n) sums[n] = load<X>(r + i * lanes + j + n * WIDTH<T>);
+      for (i64 t = 0; t < i; ++t) {
+        const T factor = m[i * SPAN + t];
+        UNROLLED
+        for (int n = 0; n < N; ++n) sums[n] -= factor * load<X>(u + t * lanes + j + n * WIDTH<T>);
+      }
+      const T rate = beta[i];
+      UNROLLED
+      for (int n = 0; n < N; ++n) {
+        store(r + i * lanes + j + n * WIDTH<T>, sums[n]);
+        store(u + i * lanes + j + n * WIDTH<T>, rate * sums[n]);
+      }
+    }
+  };
+  i64 j = 0;
+  for (; j + 4 * WIDTH<T> <= lanes; j += 4 * WIDTH<T>) run(j, std::integral_constant<int, 4>());
+  for (; j < lanes; j += WIDTH<T>) run(j, std::integral_constant<int, 1>());
+}
+
+// The same from the last row to the first, for −h_i = −β_i g_i, where g_i is what comes in plus Σ_{l>i} M_li (−h_l).
+template <class T>
+OUTLINE void substitute_back(const T* m, const T* beta, i64 lanes, T* g, T* h) {
+  using X = Vector<T>;
+  const auto run = [&](i64 j, auto size) {
+    constexpr int N = decltype(size)::value;
+    for (i64 i = SPAN - 1; i >= 0; --i) {
+      X sums[N];
+      UNROLLED
+      for (int n = 0; n < N; ++n) sums[n] = load<X>(g + i * lanes + j + n * WIDTH<T>);
+      for (i64 t = SPAN - 1; m && t > i; --t) {
+        const T factor = m[t * SPAN + i];
+        UNROLLED
+        for (int n = 0; n < N; ++n) sums[n] += factor * load<X>(h + t * lanes + j + n * WIDTH<T>);
+      }
+      const T rate = -beta[i];
+      UNROLLED
+      for (int n = 0; n < N; ++n) {
+        store(g + i * lanes + j + n * WIDTH<T>, sums[n]);
+        store(h + i * lanes + j + n * WIDTH<T>, rate * sums[n]);
+      }
+    }
+  };
+  i64 j = 0;
+  for (; j + 4 * WIDTH<T> <= lanes; j += 4 * WIDTH<T>) run(j, std::integral_constant<int, 4>());
+  for (; j < lanes; j += WIDTH<T>) run(j, std::integral_constant<int, 1>());
+}
+
+// Copy a state (K, V) to rows of scratch memory, of k × v numbers, or zeros if there is none.
+template <class T>
+void load_state(const T* source, i64 K, i64 V, i64 k, i64 v, T* s) {
+  fill(s, k * v, T(0));
+  if (source) scatter(source, V, K, V, T(1), false, s, v);
+}
+
+// Write the outputs and the states after the last step; a work item is a head of a sequence.
+template <class T>
+void recur(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
+  Scratch<T> scratch{memory};
+  Chunk<T> chunk(a, scale, scratch);
+  const i64 k = chunk.k, v = chunk.v, V = a.V, K = a.K;
+  T *s = scratch.take(k * v), *turned = scratch.take(k * v);
+  T *out = scratch.take(2 * SPAN * v), *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v);
+  for (i64 item = first; item < last; ++item) {
+    const i64 b = item / a.H, h = item % a.H;
+    load_state(a.template state<const T>(a.start, b, h), K, V, k, v, s);
+    for (i64 c = 0; c < a.chunks(); ++c) {
+      const i64 l = c * SPAN;
+      if (a.saved && c % a.saved_every == 0) {
+        transpose(s, v, k, v, turned, k);
+        scatter(turned, k, V, K, T(1), false, a.template saved_state<T>(b, h, c), K);
+      }
+      chunk.read(b, h, l);
+      chunk.compare();
+      multiply<Into::SET, T>(out, v, nullptr, s, v, chunk.near, k, 1, chunk.both(), k, v);
+      gather<T>(a.value.template row<T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
+      if (a.delta) {
+        const T* seen = out + SPAN * v;
+        over_lanes<T>(SPAN * v, [&](i64 j) { store(r + j, load<Vector<T>>(r + j) - load<Vector<T>>(seen + j)); });
+        substitute(chunk.scores + SPAN * SPAN, chunk.beta, v, r, u);
+        if (a.residual) scatter(r, v, chunk.count, V, T(1), false, a.template residuals<T>(b, h, l), V);
+      } else {
+        for (i64 i = 0; i < SPAN; ++i) {
+          const T rate = chunk.beta[i];
+          over_lanes<T>(v, [&](i64 j) { store(u + i * v + j, rate * load<Vector<T>>(r + i * v + j)); });
+        }
+      }
+      multiply<Into::ADD, T>(out, v, nullptr, u, v, chunk.scores, SPAN, 1, SPAN, SPAN, v);
+      multiply<Into::KEEP, T>(s, v, chunk.end, u, v, chunk.far, 1, k, k, SPAN, v);
+      scatter(out, v, chunk.count, V, T(1), false, a.output.template row<T>(b, h, l), a.output.l);
+    }
+    if (a.end) scatter(s, v, K, V, T(1), false, a.template state<T>(a.end, b, h), V);
+  }
+  chunk.report();
+}
+
+// Write Σ_c x_c S_c for two rows x, over the rows of a state (K, V).
+template <class T>
+OUTLINE void read_twice(const T* s, const T* x, const T* y, i64 K, i64 V, T* x_read, T* y_read) {
+  using X = Vector<T>;
+  constexpr int N = 4;
+  i64 j = 0;
+  for (; j + N * WIDTH<T> <= V; j += N * WIDTH<T>) {
+    X first[N] = {}, second[N] = {};
+    const T* row = s + j;
+    for (i64 c = 0; c < K; ++c, row += V)
+      UNROLLED
+      for (int n = 0; n < N; ++n) {
+        const X value = load<X>(row + n * WIDTH<T>);
+        first[n] += x[c] * value;
+        second[n] += y[c] * value;
+      }
+    UNROLLED
+    for (int n = 0; n < N; ++n) {
+      store(x_read + j + n * WIDTH<T>, first[n]);
+      store(y_read + j + n * WIDTH<T>, second[n]);
+    }
+  }
+  over<T>(j, V, [&](i64 i, auto like) {
+    using Y = decltype(like);
+    Y first{}, second{};
+    for (i64 c = 0; c < K; ++c) {
+      const Y value = load<Y>(s + c * V + i);
+      first += x[c] * value;
+      second += y[c] * value;
+    }
+    store(x_read + i, first);
+    store(y_read + i, second);
+  });
+}
+
+// The same for few steps, one after another, from the state before to that after them, which are two arrays.
+template <class T>
+void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
+  Scratch<T> scratch{memory};
+  const i64 K = a.K, V = a.V;
+  T *query = scratch.take(K), *key = scratch.take(K), *decay = scratch.take(K);
+  T *read = scratch.take(V), *u = scratch.take(V);
+  fill(decay, K, T(1));
+  bool growing = false, out_of_range = false;
+  for (i64 item = first; item < last; ++item) {
+    const i64 b = item / a.H, h = item % a.H, g = h / (a.H / a.G), head = a.query_heads == a.H ? h : g;
+    const T* before = a.template state<const T>(a.start, b, h);
+    T* after = a.template state<T>(a.end, b, h);
+    if (!before) {
+      fill(after, K * V, T(0));
+      before = after;
+    }
+    for (i64 l = 0; l < a.L; ++l, before = after) {
+      const T *q = a.query.template row<T>(b, head, l), *x = a.key.template row<T>(b, g, l);
+      const T *v = a.value.template row<T>(b, h, l), *gate = a.decay.template row<T>(b, h, l);
+      if (a.kind == OF_HEAD) {
+        growing |= *gate > T(0);
+        fill(decay, K, exponential(*gate));
+      }
+      if (a.kind == OF_CHANNEL) over<T>(0, K, [&](i64 c, auto like) {
+        store(decay + c, exponential(load<decltype(like)>(gate + c)));
+      });
+      if (a.kind == OF_CHANNEL) growing |= largest_of(gate, 0, K) > T(0);
+      const T rate = a.rate.at ? *a.rate.template row<T>(b, h, l) : T(1);
+      out_of_range |= rate < T(0) || rate > T(2);
+      Sum<T> overlap;
+      over<T>(0, K, [&](i64 c, auto like) {
+        using X = decltype(like);
+        const X factor = load<X>(decay + c), y = scale * load<X>(q + c), z = load<X>(x + c);
+        overlap.add(y * z);
+        store(query + c, y * factor);
+        store(key + c, z * factor);
+      });
+      read_twice(before, query, key, K, V, read, u);
+      T *output = a.output.template row<T>(b, h, l);
+      const T own = overlap.total();
+      const bool delta = a.delta;
+      over<T>(0, V, [&](i64 j, auto like) {
+        using X = decltype(like);
+        const X written = rate * (delta ? load<X>(v + j) - load<X>(u + j) : load<X>(v + j));
+        store(u + j, written);
+        store(output + j, load<X>(read + j) + own * written);
+      });
+      for (i64 c = 0; c < K; ++c) {
+        const T factor = decay[c], strength = x[c];
+        const T* source = before + c * V;
+        T* target = after + c * V;
+        over<T>(0, V, [&](i64 j, auto like) {
+          using X = decltype(like);
+          store(target + j, factor * load<X>(source + j) + strength * load<X>(u + j));
+        });
+      }
+    }
+  }
+  int64_t* wrong = reinterpret_cast<int64_t*>(a.wrong);
+  if (growing) __atomic_store_n(wrong, 1, __ATOMIC_RELAXED);
+  if (out_of_range) __atomic_store_n(wrong + 1, 1, __ATOMIC_RELAXED);
+}
+
+// The backward pass ------------------------------------------------------------------------------------------------------
+
+// The gradients of a chunk's rows. With dy and −h the gradients of y and of r, and T, dT the state and the gradient of the
+// one after the chunk, both transposed:
+//
+//   dP_ij = dy_i·u_j,  dM_ij = −h_i·u_j
+//   dq_i = b_i (dy_i T) + Σ_{j≤i} dP_ij b_ij k_j
+//   dk_i = b_i (−h_i T) + Σ_{j<i} dM_ij b_ij k_j                          as a row
+//   dk_j = b_Cj (u_j dT) + Σ_{i≥j} dP_ij b_ij q_i + Σ_{i>j} dM_ij b_ij k_i  as a column
+//
+// Decays enter as q_i eᶜ, k_i eᶜ and k_j e⁻ᶜ, c being the sum of their logarithms; so q_i dq_i + k_i dk_i − k_j dk_j
+// are the gradients of such sums.
+template <class T>
+struct Gradients {
+  Chunk<T>& chunk;
+  T* near;    // 2 · SPAN × k: dq, and dk as rows
+  T* column;  // SPAN × k: dk as columns
+  T* scores;  // 2 · SPAN × SPAN: dP, dM
+
+  Gradients(Chunk<T>& of, Scratch<T>& scratch) : chunk(of) {
+    near = scratch.take(2 * SPAN * of.k);
+    column = scratch.take(SPAN * of.k);
+    scores = scratch.take(2 * SPAN * SPAN);
+  }
+
+  // Write all three; `slopes` has dy and −h, `turned` is uᵀ.
+  void pull(const T* slopes, const T* u, const T* turned, const T* before, const T* d_after) {
+    const i64 k = chunk.k, v = chunk.v, both = chunk.both();
+    multiply<Into::SET, T>(scores, SPAN, nullptr, turned, SPAN, slopes, v, 1, both, v, SPAN);
+    multiply<Into::SET, T>(near, k, nullptr, before, k, slopes, v, 1, both, v, k);
+    multiply<Into::SET, T>(column, k, nullptr, d_after, k, u, v, 1, SPAN, v, k);
+    for (i64 i = 0; i < both; ++i) multiply_by(near + i * k, chunk.ahead + i % SPAN * k, k);
+    multiply_by(column, chunk.tail, SPAN * k);
+    if (chunk.a.kind == OF_CHANNEL) {
+      if (chunk.a.delta)
+        pull_channels<true>();
+      else
+        pull_channels<false>();
+      return;
+    }
+    chunk.weigh(scores);
+    const T *queries = chunk.rows, *keys = queries + SPAN * k;
+    multiply<Into::ADD, T>(near, k, nullptr, keys, k, scores, SPAN, 1, both, SPAN, k);
+    multiply<Into::ADD, T>(column, k, nullptr, queries, k, scores, 1, SPAN, SPAN, both, k);
+  }
+
+  INLINE static void multiply_by(T* x, const T* factor, i64 lanes) {
+    over_lanes<T>(lanes, [&](i64 j) { store(x + j, load<Vector<T>>(x + j) * load<Vector<T>>(factor + j)); });
+  }
+
+  // Pairs of steps with the decays between them, channels as lanes.
+  template <bool overlaps>
+  OUTLINE void pull_channels() {
+    using X = Vector<T>;
+    const i64 k = chunk.k;
+    const T *queries = chunk.rows, *keys = queries + SPAN * k, *d_p = scores, *d_m = scores + SPAN * SPAN;
+    T *d_query = near, *d_key = near + SPAN * k;
+    const T* alpha = chunk.alpha;
+    for (i64 j = 0; j < SPAN; ++j)
+      over_lanes<T>(k, [&](i64 c) {
+        const X key = load<X>(keys + j * k + c);
+        X decay = wide<X>(T(1)), sum = load<X>(column + j * k + c);
+        sum += d_p[j * SPAN + j] * load<X>(queries + j * k + c);
+        store(d_query + j * k + c, load<X>(d_query + j * k + c) + d_p[j * SPAN + j] * key);
+        for (i64 i = j + 1; i < SPAN; ++i) {
+          decay *= load<X>(alpha + i * k + c);
+          const T p = d_p[i * SPAN + j];
+          const X decayed = decay * key;
+          X slope = p * load<X>(queries + i * k + c);
+          store(d_query + i * k + c, load<X>(d_query + i * k + c) + p * decayed);
+          if constexpr (overlaps) {
+            const T m = d_m[i * SPAN + j];
+            slope += m * load<X>(keys + i * k + c);
+            store(d_key + i * k + c, load<X>(d_key + i * k + c) + m * decayed);
+          }
+          sum += decay * slope;
+        }
+        store(column + j * k + c, sum);
+      });
+  }
+
+  // Write the gradients of the logarithms of decays, from those of their sums; `d_end` is that of the whole chunk's.
+  void pull_decays(const T* d_end, i64 b, i64 h, i64 l) {
+    using X = Vector<T>;
+    const i64 k = chunk.k, K = chunk.a.K;
+    const Rows4& target = chunk.a.d_decay;
+    const bool channels = chunk.a.kind == OF_CHANNEL, delta = chunk.a.delta;
+    const T *queries = chunk.rows, *keys = queries + SPAN * k;
+    const auto slope = [&](i64 i, i64 c) {
+      const X key = load<X>(keys + i * k + c);
+      X x = load<X>(queries + i * k + c) * load<X>(near + i * k + c) - key * load<X>(column + i * k + c);
+      if (delta) x += key * load<X>(near + (SPAN + i) * k + c);
+      return x;
+    };
+    if (!channels) {
+      T sum = sum_of(d_end, 0, k);
+      for (i64 i = chunk.count - 1; i >= 0; --i) {
+        X lanes{};
+        over_lanes<T>(k, [&](i64 c) { lanes += slope(i, c); });
+        sum += sum_of_lanes<T>(lanes);
+        *target.template row<T>(b, h, l + i) = chunk.gates[i] == T(0) ? T(0) : sum;  // nothing passes a decay of 0
+      }
+      return;
+    }
+    over_lanes<T>(k, [&](i64 c) {
+      X sum = load<X>(d_end + c);
+      for (i64 i = chunk.count - 1; i >= 0; --i) {
+        sum += slope(i, c);
+        store(column_of_decays + i * k + c, load<X>(chunk.alpha + i * k + c) == T(0) ? X{} : sum);
+      }
+    });
+    scatter(column_of_decays, k, chunk.count, K, T(1), false, target.template row<T>(b, h, l), target.l);
+  }
+
+  T* column_of_decays = nullptr;  // SPAN × k
+};
+
+// Write the gradients; a work item is a part of the heads of a group.
+template <class T>
+void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
+  using X = Vector<T>;
+  Scratch<T> scratch{memory};
+  Chunk<T> chunk(a, scale, scratch);
+  Gradients<T> gradients(chunk, scratch);
+  const i64 k = chunk.k, v = chunk.v, V = a.V, K = a.K, R = a.H / a.G, both = chunk.both();
+  gradients.column_of_decays = scratch.take(SPAN * k);
+  T *ds = scratch.take(k * v), *d_turned = scratch.take(k * v), *states = scratch.take((a.saved_every + 1) * k * v);
+  T *slopes = scratch.take(2 * SPAN * v), *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v);
+  T *g = scratch.take(SPAN * v), *turned = scratch.take(SPAN * v), *d_end = scratch.take(k);
+  const auto read_written = [&](i64 b, i64 h, i64 l) {  // r and u = β r
+    if (a.delta)
+      gather<T>(a.template residuals<const T>(b, h, l), V, chunk.count, V, v, T(1), r);
+    else
+      gather<T>(a.value.template row<const T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
+    for (i64 i = 0; i < SPAN; ++i) {
+      const T rate = chunk.beta[i];
+      over_lanes<T>(v, [&](i64 j) { store(u + i * v + j, rate * load<X>(r + i * v + j)); });
+    }
+  };
+  for (i64 item = first; item < last; ++item) {
+    const i64 part = item % a.parts, b = item / a.parts / a.G, group = item / a.parts % a.G;
+    const i64 from = group * R + R * part / a.parts, to = group * R + R * (part + 1) / a.parts;
+    for (i64 h = from; h < to; ++h) {
+      const bool more = h > from, own_query = a.query_heads == a.H;
+      load_state(a.template state<const T>(a.d_end, b, h), K, V, k, v, ds);
+      for (i64 end = a.chunks(), begin; end > 0; end = begin) {
+        begin = (end - 1) / a.saved_every * a.saved_every;
+        // The states before the chunks up to the next saved one, transposed.
+        load_state(a.template saved_state<const T>(b, h, begin), V, K, v, k, states);
+        for (i64 c = begin; c < end; ++c) {
+          T *now = states + (c - begin) * k * v, *next = now + k * v;
+          chunk.read(b, h, c * SPAN);
+          read_written(b, h, c * SPAN);
+          for (i64 i = 0; i < v; ++i)
+            over_lanes<T>(k, [&](i64 j) { store(next + i * k + j, load<X>(now + i * k + j) * load<X>(chunk.end + j)); });
+          multiply<Into::ADD, T>(next, k, nullptr, chunk.far, k, u, 1, v, v, SPAN, k);
+        }
+        for (i64 c = end - 1; c >= begin; --c) {
+          const i64 l = c * SPAN;
+          const T *before = states + (c - begin) * k * v, *after = before + k * v;
+          chunk.read(b, h, l);
+          chunk.compare();
+          read_written(b, h, l);
+          gather<T>(a.grad.template row<const T>(b, h, l), a.grad.l, chunk.count, V, v, T(1), slopes);
+          multiply<Into::SET, T>(g, v, nullptr, ds, v, chunk.far, k, 1, SPAN, k, v);
+          multiply<Into::ADD, T>(g, v, nullptr, slopes, v, chunk.scores, 1, SPAN, SPAN, SPAN, v);
+          T* h_rows = slopes + SPAN * v;
+          substitute_back(a.delta ? chunk.scores + SPAN * SPAN : static_cast<const T*>(nullptr), chunk.beta, v, g, h_rows);
+          scatter(h_rows, v, chunk.count, V, T(-1), false, a.d_value.template row<T>(b, h, l), a.d_value.l);
+          if (a.d_rate.at)
+            for (i64 i = 0; i < chunk.count; ++i) {
+              X sum{};
+              over_lanes<T>(v, [&](i64 j) { sum += load<X>(g + i * v + j) * load<X>(r + i * v + j); });
+              *a.d_rate.template row<T>(b, h, l + i) = sum_of_lanes<T>(sum);
+            }
+          transpose(ds, v, k, v, d_turned, k);
+          transpose(u, v, SPAN, v, turned, SPAN);
+          gradients.pull(slopes, u, turned, before, d_turned);
+          if (a.d_decay.at) {
+            fill(d_end, k, T(0));
+            for (i64 i = 0; i < v; ++i)
+              over_lanes<T>(k, [&](i64 j) {
+                store(d_end + j, load<X>(d_end + j) + load<X>(d_turned + i * k + j) * load<X>(after + i * k + j));
+              });
+            gradients.pull_decays(d_end, b, h, l);
+          }
+          T* d_query = a.d_query.template row<T>(b, own_query ? h : group, l) + (own_query ? 0 : part * a.query_part);
+          scatter(gradients.near, k, chunk.count, K, scale, more && !own_query, d_query, a.d_query.l);
+          if (a.delta) {
+            const T* rows = gradients.near + SPAN * k;
+            over_lanes<T>(SPAN * k, [&](i64 j) {
+              store(gradients.column + j, load<X>(gradients.column + j) + load<X>(rows + j));
+            });
+          }
+          T* d_key = a.d_key.template row<T>(b, group, l) + part * a.key_part;
+          scatter(gradients.column, k, chunk.count, K, T(1), more, d_key, a.d_key.l);
+          multiply<Into::KEEP, T>(ds, v, chunk.end, slopes, v, chunk.near, 1, k, k, both, v);
+        }
+      }
+      if (a.d_start) scatter(ds, v, K, V, T(1), false, a.template state<T>(a.d_start, b, h), V);
+    }
+  }
+}
+
+}  // namespace

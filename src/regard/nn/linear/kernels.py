@@ -1,0 +1,330 @@
+"""The compiled kernels of a gated recurrence, as a differentiable function of its steps.
+
+Dimensions: B batch, H heads of values, G of keys, L steps, K and V widths.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._utils.tracing import autocast_is_active, is_traced
+from regard.engines.fused import library, pool
+from regard.engines.fused.arguments import PAD
+from regard.nn.linear.steps import Steps
+
+#: Steps of a chunk, as in ``csrc/recurrence.h``, and steps that are cheaper one after another.
+_CHUNK, FEW = 16, 4
+#: Chunks between two saved states: the backward pass computes those in between again.
+_SAVED_EVERY = 8
+#: Tasks per thread, so that none waits long for another; multiplications that are worth a thread.
+_TASKS, _WORTH = 4, 1 << 18
+#: Tasks of a step of decoding, for any number of threads.
+_MOST_TASKS = 16
+#: Work items of the backward pass that share the heads of a few keys.
+_ITEMS = 8
+
+#: Return outputs and the state after the last step, by operations that autograd can differentiate twice.
+Formula = Callable[[Steps, Tensor], tuple[Tensor, Tensor]]
+_NONE = (0, 0, 0, 0)
+_DTYPES = (torch.float32, torch.float64)
+#: Types of settings by which plans are found.
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def applies(steps: Steps, state: Tensor | None) -> bool:
+    """Return whether the kernels can run these steps."""
+    query, key, value, decay, rate, erase, bonus, *_ = steps
+    return (
+        erase is None
+        and bonus is None
+        and query.is_cpu
+        and key.is_cpu
+        and value.is_cpu
+        and (decay is None or decay.is_cpu)
+        and (rate is None or rate.is_cpu)
+        and (state is None or state.is_cpu)
+        and value.numel() > 0
+        and key.numel() > 0
+        and library.problem() is None
+        and not is_traced(key)
+    )
+
+
+def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, Tensor, bool]:
+    """Return outputs (B, H, L, V), the state after the last step, and whether decays and rates are in range."""
+    tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
+    call = _Call(steps.delta, steps.scale)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        output, end = _Recurrence.apply(call, formula, *tensors)
+    elif steps.key.shape[2] <= FEW:
+        query, key, value, decay, rate, state = map(_readable, tensors)
+        state = None if state is None else state.contiguous()
+        plan = StepPlan(Steps(query, key, value, decay, rate, delta=steps.delta, scale=steps.scale), state)
+        return plan(query, key, value, decay, rate, state)
+    else:
+        output, end, _ = call.forward(tensors, wants_grad=False)
+    return output, end, call.in_range
+
+
+# A step of decoding ---------------------------------------------------------------------------------------------------
+
+
+class StepPlan:
+    """A call for few steps without gradients, with all that does not depend on where tensors lie.
+
+    Parameters
+    ----------
+    steps : Steps
+        Without erasing, bonus and resets; the kernel must be able to read the tensors.
+    state : Tensor (B, H, K, V), optional
+        Contiguous.
+    """
+
+    def __init__(self, steps: Steps, state: Tensor | None) -> None:
+        query, key, value, decay, rate, *_ = steps
+        (B, H, L, V), K = value.shape, key.shape[-1]
+        self.items, self.scale, self.sizes = B * H, steps.scale, (B, H, K, V)
+        self.function = library.load("recurrence.step", value.dtype)
+        output = torch.empty(value.shape, dtype=value.dtype, device="meta")  # for its strides
+        numbers = _numbers(query, key, value, decay, rate, output, (state, None, None, None), steps.delta)
+        # Whether values are out of range, and the scratch memory of each task, follow the numbers in the same array.
+        self.wrong, room = len(numbers), ((3 * K + 2 * V) * value.element_size() + 7) // 8
+        tasks = min(self.items, _MOST_TASKS) if self.items * L * K * V > _WORTH else 1
+        ends = [self.items * i // tasks for i in range(tasks + 1)]
+        self.parts = [(*part, 8 * (self.wrong + 2 + i * room)) for i, part in enumerate(pairwise(ends))]
+        numbers.extend((0,) * (2 + tasks * room))
+        self.numbers, self.delta = numbers, steps.delta
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        rate: Tensor | None,
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Return outputs, the state after the last step, and whether decays and rates are in range.
+
+        All tensors must have the dtype, the shape and the strides of those of the plan.
+        """
+        numbers, wrong = self.numbers[:], self.wrong
+        output, end = value.new_empty(value.shape), value.new_empty(self.sizes)
+        base = numbers.buffer_info()[0]
+        numbers[_QUERY], numbers[_KEY], numbers[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if decay is not None:
+            numbers[_DECAY] = decay.data_ptr()
+        if rate is not None:
+            numbers[_RATE] = rate.data_ptr()
+        if state is not None:
+            numbers[_START] = state.data_ptr()
+        numbers[_OUTPUT], numbers[_END], numbers[_WRONG] = output.data_ptr(), end.data_ptr(), base + 8 * wrong
+        function, scale, parts = self.function, self.scale, self.parts
+        if len(parts) == 1:
+            function(base, scale, 0, self.items, base + parts[0][2])
+        else:
+            pool.run([lambda part=part: function(base, scale, *part[:2], base + part[2]) for part in parts])
+        return output, end, not (numbers[wrong] or (numbers[wrong + 1] and self.delta))
+
+
+def structure_of(
+    query: Any, key: Any, value: Any, decay: Any, rate: Any, state: Any, *settings: Any
+) -> tuple[Any, ...] | None:
+    """Return what decides how a call for few steps runs, or None if a plan cannot be kept for it."""
+    if torch.compiler.is_compiling() or not (type(query) is type(key) is type(value) is Tensor):
+        return None
+    if query.dim() != 4 or query.shape[2] > FEW or is_traced(query) or autocast_is_active("cpu"):
+        return None
+    if not all(type(each) in _PLAIN for each in settings):
+        return None
+    dtype, found = query.dtype, list(settings)
+    if dtype not in _DTYPES or (state is not None and not (type(state) is Tensor and state.is_contiguous())):
+        return None
+    for each in (query, key, value, decay, rate, state):
+        if each is None:
+            found.append(None)
+            continue
+        if type(each) is not Tensor or each.dtype != dtype or not each.is_cpu:
+            return None
+        if each.requires_grad and torch.is_grad_enabled():
+            return None
+        strides = each.stride()
+        if each.dim() == 4 and strides[3] != 1 != each.shape[3]:
+            return None
+        found += (each.shape, strides)
+    return dtype, *found
+
+
+# With gradients -------------------------------------------------------------------------------------------------------
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, formula: Formula, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        output, end, kept = call.forward(tensors, wants_grad=True)
+        ctx.call, ctx.formula = call, formula
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.set_materialize_grads(False)
+        return output, end
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernel has none
+            return None, None, *_by_formula(ctx.call, ctx.formula, tensors, wanted, grad, d_end)
+        found = ctx.call.backward(tensors, kept, grad, d_end, wanted)
+        return None, None, *(each if want else None for each, want in zip(found, wanted))
+
+
+def _by_formula(
+    call: _Call, formula: Formula, tensors: Any, wanted: Any, grad: Tensor | None, d_end: Tensor | None
+) -> list[Tensor | None]:
+    query, key, value, decay, rate, state = tensors
+    state = key.new_zeros(*value.shape[:2], key.shape[-1], value.shape[-1]) if state is None else state
+    results = formula(Steps(query, key, value, decay, rate, delta=call.delta, scale=call.scale), state)
+    pairs = [(result, each) for result, each in zip(results, (grad, d_end)) if each is not None]
+    inputs = [tensor for tensor, want in zip(tensors, wanted) if want]
+    if not pairs:
+        return [None] * len(wanted)
+    outputs, given = zip(*pairs)
+    found = iter(torch.autograd.grad(outputs, inputs, given, create_graph=True, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+class _Call:
+    """The settings of a call, its two passes, and whether its decays and rates are in range."""
+
+    def __init__(self, delta: bool, scale: float) -> None:
+        self.delta, self.scale, self._wrong = delta, scale, array("q", (0, 0))
+
+    @property
+    def in_range(self) -> bool:
+        """Whether no decay is above 1, nor a rate of the delta rule out of [0, 2]."""
+        return not (self._wrong[0] or (self._wrong[1] and self.delta))
+
+    def forward(self, tensors: Any, *, wants_grad: bool) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+        """Return output, state, and what the backward pass needs."""
+        query, key, value, decay, rate, state = (_readable(t) for t in tensors)
+        (B, H, L, V), K = value.shape, key.shape[-1]
+        output, end = _empty_like(value), value.new_empty(B, H, K, V)
+        residual = saved = None
+        if wants_grad:
+            residual = value.new_empty(B, H, L, V) if self.delta else None
+            saved = value.new_empty(B, H, -(-L // (_CHUNK * _SAVED_EVERY)), V, K)
+        state = None if state is None else state.contiguous()
+        numbers = _numbers(query, key, value, decay, rate, output, (state, end, residual, saved), self.delta)
+        numbers[_WRONG] = self._wrong.buffer_info()[0]
+        k, v = _padded(K), _padded(V)
+        room = _CHUNK * (9 * k + 4 * v) + k + 3 * _CHUNK * _CHUNK + 2 * _CHUNK + 2 * k * v
+        self._run("recurrence.forward", numbers, value, B * H, L * K * V, room)
+        return output, end, (residual, saved)
+
+    def backward(
+        self,
+        tensors: Any,
+        kept: tuple[Tensor | None, Tensor | None],
+        grad: Tensor | None,
+        d_end: Tensor | None,
+        wanted: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of query, key, value, decay, rate and state; of the last three, those wanted."""
+        query, key, value, decay, rate, state = (_readable(t) for t in tensors)
+        (B, H, L, V), (_, G, _, K) = value.shape, key.shape
+        grad = torch.zeros_like(value) if grad is None else grad
+        grad = grad if grad.stride(3) == 1 else grad.contiguous()
+        d_end = None if d_end is None else d_end.contiguous()
+        parts = min(H // G, -(-_ITEMS // (B * G)))
+        own_query = query.shape[1] == H
+        d_query = _empty_like(query).unsqueeze(0) if own_query or parts == 1 else query.new_empty(parts, B, G, L, K)
+        d_key = _empty_like(key).unsqueeze(0) if parts == 1 else key.new_empty(parts, B, G, L, K)
+        d_value = _empty_like(value)
+        d_decay, d_rate, d_start = (
+            t.new_empty(t.shape) if want else None for t, want in zip((decay, rate, state), wanted[3:])
+        )
+        numbers = _numbers(query, key, value, decay, rate, None, (None, None, *kept), self.delta, parts)
+        rows = [_rows(each) for each in (grad, d_query[0], d_key[0], d_value, d_decay, d_rate)]
+        ends = (d_query.stride(0), d_key.stride(0), _address(d_end), _address(d_start))
+        numbers[_GRAD:] = array("q", (*chain.from_iterable(rows), *ends))
+        k, v, chunk = _padded(K), _padded(V), _CHUNK
+        room = chunk * (13 * k + 6 * v) + 2 * k + 5 * chunk * chunk + 2 * chunk + (_SAVED_EVERY + 3) * k * v
+        self._run("recurrence.backward", numbers, value, B * G * parts, H // G * L * K * V // parts, room)
+        return _summed(d_query), _summed(d_key), d_value, d_decay, d_rate, d_start
+
+    def _run(self, name: str, numbers: array[int], like: Tensor, items: int, each: int, room: int) -> None:
+        """Let threads run parts of so many work items, where they are worth it."""
+        function, address = library.load(name, like.dtype), numbers.buffer_info()[0]
+
+        def part(first: int, last: int) -> None:
+            memory = like.new_empty(room)
+            function(address, self.scale, first, last, memory.data_ptr())
+
+        threads = torch.get_num_threads() if items * each > _WORTH else 1
+        tasks = min(items, _TASKS * threads) if threads > 1 else 1
+        if tasks == 1:
+            part(0, items)
+            return
+        cuts = pairwise([items * i // tasks for i in range(tasks + 1)])
+        pool.run([lambda first=first, last=last: part(first, last) for first, last in cuts])
+
+
+#: Places among the numbers of ``Recurrence`` in ``csrc/recurrence.h``.
+_QUERY, _KEY, _VALUE, _DECAY, _RATE, _OUTPUT = range(10, 34, 4)
+_START, _END, _, _, _WRONG, _GRAD = range(34, 40)
+_COUNT = 67
+
+
+def _numbers(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    rate: Tensor | None,
+    output: Tensor | None,
+    states: tuple[Tensor | None, ...],
+    delta: bool,
+    parts: int = 1,
+) -> array[int]:
+    """Return the numbers of ``Recurrence``, those from ``wrong`` on 0."""
+    _, H, L, V = value.shape
+    kind = 0 if decay is None else 1 if decay.shape[-1] == 1 else 2
+    sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], delta, kind, parts, _SAVED_EVERY)
+    rows = [_rows(each) for each in (query, key, value, decay, rate, output)]
+    numbers = array("q", (*sizes, *chain.from_iterable(rows), *map(_address, states)))
+    numbers.extend((0,) * (_COUNT - len(numbers)))
+    return numbers
+
+
+def _readable(tensor: Tensor | None) -> Any:
+    """Return a tensor whose rows the kernels can read."""
+    if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
+        return tensor
+    return tensor.contiguous()
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same layout, where that has whole rows."""
+    made = torch.empty_like(tensor)
+    return made if made.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+
+
+def _rows(tensor: Tensor | None) -> tuple[int, ...]:
+    return _NONE if tensor is None else (tensor.data_ptr(), *tensor.stride()[:3])
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _padded(width: int) -> int:
+    return -(-width // PAD) * PAD
+
+
+def _summed(parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts.sum(0)

@@ -37,7 +37,7 @@ class TalkingHeads(Normalizer):
     --------
     >>> import torch
     >>> swapped = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    >>> scores = torch.tensor([[[0.0, 0.0]], [[99.0, 0.0]]])  # of two heads
+    >>> scores = torch.tensor([[[0.0, 0.0]], [[999.0, 0.0]]])  # of two heads
     >>> TalkingHeads(after=swapped).weights(scores).squeeze(1)
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])

@@ -55,10 +55,6 @@ def private_names(tree: ast.AST) -> set[str]:
     return set(filter(is_private, found))
 
 
-#: Private names that cross packages still, by the module that uses them: the list may only become shorter.
-CROSSING = {"regard.nn.positions.relative": {"_Bias"}}
-
-
 @pytest.mark.slow
 def test_private_names_do_not_cross_packages() -> None:
     """What begins with an underscore belongs to the package, or the packages below it, that have it."""
@@ -83,7 +79,7 @@ def test_private_names_do_not_cross_packages() -> None:
                 owner = node.value.id if isinstance(node.value, ast.Name) else ""
                 near = any(own.startswith(f"{home}.") or f"{home}.".startswith(own) for home in homes[node.attr])
                 found |= set() if near or owner in ("self", "cls") else {node.attr}
-    assert {name: found for name, found in crossing.items() if found} == CROSSING
+    assert not {name: found for name, found in crossing.items() if found}
 
 
 def test_a_file_begins_with_what_it_is_about() -> None:

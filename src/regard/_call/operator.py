@@ -104,6 +104,8 @@ class _Once(_Gradient):
 
 
 _LSE = AuxRequest(lse=True)
+#: The words of tensors that need a gradient and of others: no attribute, and no string inside a part, is one of these.
+_GRAD, _TENSOR = "@grad", "@tensor"
 
 
 @dataclass
@@ -134,7 +136,7 @@ class _Packed:
         elif isinstance(value, torch.dtype):
             self.text += f"dtype {str(value)[6:]} "
         elif isinstance(value, Tensor):
-            self.text += "grad " if value.requires_grad else "tensor "
+            self.text += f"{_GRAD} " if value.requires_grad else f"{_TENSOR} "
             self.tensors.append(value)
         elif isinstance(value, tuple):
             self.text += f"tuple {len(value)} "
@@ -173,8 +175,8 @@ class _Unpacking:
             return next(self.words)
         if word == "dtype":
             return getattr(torch, next(self.words))
-        if word in ("tensor", "grad"):
-            return next(self.tensors).detach().requires_grad_(word == "grad")
+        if word in (_TENSOR, _GRAD):
+            return next(self.tensors).detach().requires_grad_(word == _GRAD)
         if word in ("int", "float"):
             return next(self.ints if word == "int" else self.floats)
         return {"none": None, "true": True, "false": False}[word]
@@ -330,7 +332,7 @@ class _Header:
     def of(text: str) -> _Header:
         """Read a text."""
         grads, layout, asked, parts = text.split(" ", 3)
-        held = [word == "grad" for word in _words(parts) if word in ("grad", "tensor")]
+        held = [word == _GRAD for word in _words(parts) if word in (_GRAD, _TENSOR)]
         layouts = (*[layout] * 3, *["heads"] * len(held))
         return _Header((*[grad == "1" for grad in grads], *held), layouts, asked == "lse", parts)
 

@@ -47,8 +47,8 @@ def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, aux
         outcome = dense.attend(problem)
     assert outcome.weights is not None and outcome.scores is not None
     with torch.no_grad():
-        random = problem.normalizer.random
-        found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, random)
+        ranked = problem.normalizer.random or not problem.normalizer.monotone
+        found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, ranked)
     if request.lse == "grad":
         found["lse"] = _log_sum_exp(outcome.scores)
     found |= {"weights": outcome.weights} if request.weights else {}
@@ -103,7 +103,7 @@ def _log_sum_exp(scores: Tensor) -> Tensor:
     return torch.logsumexp(torch.where(empty, 0.0, scores), -1).masked_fill(empty.squeeze(-1), -torch.inf)
 
 
-def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: bool) -> dict[str, Tensor | TopK | None]:
+def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, ranked: bool) -> dict[str, Tensor | TopK | None]:
     found: dict[str, Tensor | TopK | None] = {}
     if request.lse:
         found["lse"] = _log_sum_exp(scores)
@@ -114,8 +114,9 @@ def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, drawn: boo
     if request.received:
         found["received"] = weights.sum(-2)
     if request.topk:
-        # Rank by scores, which also order keys of weight 0; for random draws, rank by weights.
-        indices = (weights if drawn else scores).topk(min(request.topk, scores.shape[-1]), -1).indices
+        # Rank by scores, which also order keys of weight 0; or by weights, where these are in another order.
+        order = weights.masked_fill(scores == -torch.inf, -torch.inf) if ranked else scores
+        indices = order.topk(min(request.topk, scores.shape[-1]), -1).indices
         hidden = scores.gather(-1, indices) == -torch.inf
         found["topk"] = TopK(weights.gather(-1, indices), indices.masked_fill(hidden, -1))
     return found

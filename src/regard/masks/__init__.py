@@ -39,6 +39,8 @@ from regard.masks.biases import Alibi as Alibi
 from regard.masks.biases import Relative as Relative
 from regard.masks.biases import alibi as alibi
 from regard.masks.biases import relative as relative
+from regard.masks.chunked import Chunked as Chunked
+from regard.masks.chunked import chunked as chunked
 from regard.masks.documents import Documents as Documents
 from regard.masks.documents import Packed as Packed
 from regard.masks.documents import document as document

@@ -115,7 +115,7 @@ def relative(table: Tensor, align: str | None = None, offset: Offset = None) -> 
     return Relative(table, *checked("relative", align, offset))
 
 
-class _Bias(Aligned):
+class DistanceBias(Aligned):
     """A bias that depends on the distance and hides nothing."""
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:  # noqa: ARG002
@@ -138,7 +138,7 @@ class _Bias(Aligned):
 
 
 @final
-class Alibi(_Bias):
+class Alibi(DistanceBias):
     """The negative distance times the head's slope."""
 
     name = "alibi"
@@ -189,7 +189,7 @@ class Alibi(_Bias):
 
 
 @final
-class Relative(_Bias):
+class Relative(DistanceBias):
     """A learned bias per distance, clipped at R."""
 
     name = "relative"

@@ -13,8 +13,12 @@ from regard.normalizers.entmax import Sparsemax as Sparsemax
 from regard.normalizers.one_hot import Argmax as Argmax
 from regard.normalizers.one_hot import Gumbel as Gumbel
 from regard.normalizers.one_hot import Sampled as Sampled
+from regard.normalizers.relu import ReLU as ReLU
+from regard.normalizers.scalable_softmax import ScalableSoftmax as ScalableSoftmax
 from regard.normalizers.sigmoid import Sigmoid as Sigmoid
 from regard.normalizers.sink import SoftmaxSink as SoftmaxSink
 from regard.normalizers.softmax import Softmax as Softmax
+from regard.normalizers.stick_breaking import StickBreaking as StickBreaking
+from regard.normalizers.talking_heads import TalkingHeads as TalkingHeads
 
 __all__ = [name for name, value in sorted(globals().items()) if name[0] != "_" and not _ismodule(value)]

@@ -71,6 +71,12 @@ class Normalizer(Part, ABC):
     row_normalized: ClassVar[bool] = True
     #: Whether the weights of every non-empty row are ≥ 0 and sum to 1.
     convex: ClassVar[bool] = True
+    #: Whether weights are at most 1, in absolute value.
+    bounded: ClassVar[bool] = True
+    #: Whether a larger score in a row never has a smaller weight.
+    monotone: ClassVar[bool] = True
+    #: Whether the order of keys counts, so that permuting them changes the output.
+    positional: ClassVar[bool] = False
     #: Whether gradients are those of the weights; a hard choice has zero or surrogate gradients.
     smooth: ClassVar[bool] = True
     #: Whether the result depends on random numbers.
@@ -118,7 +124,19 @@ class Normalizer(Part, ABC):
 
 #: The names in :data:`TABLE`, for editors and type checkers.
 NormalizerName = Literal[
-    "argmax", "entmax", "entmax15", "gumbel", "sampled", "sigmoid", "softmax", "softmax_sink", "sparsemax"
+    "argmax",
+    "entmax",
+    "entmax15",
+    "gumbel",
+    "relu",
+    "sampled",
+    "scalable_softmax",
+    "sigmoid",
+    "softmax",
+    "softmax_sink",
+    "sparsemax",
+    "stick_breaking",
+    "talking_heads",
 ]
 
 #: A name, including names registered elsewhere, or a Normalizer.

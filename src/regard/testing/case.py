@@ -17,7 +17,7 @@ from regard._utils.part import Part
 from regard.engines import Engine
 from regard.engines.problem import Call, Problem
 from regard.masks import Extent, Mask
-from regard.normalizers import SoftmaxSink
+from regard.normalizers import ScalableSoftmax, SoftmaxSink, TalkingHeads
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
@@ -125,6 +125,8 @@ def make_score(name: str, widths: Widths, generator: torch.Generator) -> Score:
 #: Variants of normalizers by name, "normalizer/variant", from the number of query heads.
 NORMALIZER_VARIANTS: dict[str, Callable[[int, torch.Generator], Normalizer]] = {
     "softmax_sink/heads": lambda heads, g: SoftmaxSink(2 * _randn(g, heads)),
+    "scalable_softmax/heads": lambda heads, g: ScalableSoftmax(0.2 + torch.rand(heads, generator=g)),
+    "talking_heads/heads": lambda heads, g: TalkingHeads(*torch.rand(2, heads, heads, generator=g)),
     "softmax_sink/plus one": lambda heads, g: SoftmaxSink(),  # noqa: ARG005
 }
 
@@ -241,6 +243,10 @@ def _window(extent: Extent, generator: torch.Generator, _: Any, left: int, right
 
 def _dilated(extent: Extent, generator: torch.Generator, _: Any, step: int, where: Any) -> Mask:
     return masks.dilated(step, **_where(where, extent, generator))
+
+
+def _chunked(extent: Extent, generator: torch.Generator, _: Any, size: int, where: Any) -> Mask:
+    return masks.chunked(size, **_where(where, extent, generator))
 
 
 def _padding(extent: Extent, generator: torch.Generator, _: Any, per_query: bool) -> Mask:
@@ -367,6 +373,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
     "alibi": _alibi,
     "bias": _bias,
     "causal": _causal,
+    "chunked": _chunked,
     "dense": _dense,
     "dilated": _dilated,
     "document": _document,

@@ -131,6 +131,7 @@ def _single(source: Source) -> Recipe:
         ("document", source.pick((False, True))),
         source.pick((("packed",), ("packed", -1, 0, "lower_right"), ("packed", 2, 1, "upper_left"))),
         ("dilated", source.pick((2, 1, 3)), where),
+        ("chunked", source.pick((3, 1, 4, 20)), where),
         ("dense", shared, source.pick((0.5, 0.8, 0.2)), stored),
         ("predicate", source.pick((3, 2))),
         ("everything",),

@@ -288,6 +288,43 @@ def argmax(scores: Array, normalizer: Normalizer | None = None) -> Array:  # noq
     return (first & (scores > -np.inf)).astype(scores.dtype)
 
 
+def relu(scores: Array, normalizer: Normalizer) -> Array:
+    """Return max(s, 0) to the power of 1 or 2."""
+    return np.where(scores > 0, scores, np.where(np.isnan(scores), scores, 0)) ** _power(normalizer)
+
+
+def _power(normalizer: Normalizer) -> int:
+    return int(vars(normalizer)["power"])
+
+
+def _relu_slope(weights: Array, normalizer: Normalizer) -> Array:
+    return np.where(weights > 0, 1.0 if _power(normalizer) == 1 else 2 * np.sqrt(np.where(weights > 0, weights, 0)), 0)
+
+
+class _Sticks(NormalizerFormula):
+    """Stick-breaking, key by key from the last."""
+
+    def __init__(self) -> None:
+        super().__init__(_stick_weights, lambda weights, _: weights)
+
+    def pull(self, scores: Array, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
+        """Return ``(1 − σ_i) w_i g_i − σ_i Σ_{j < i} w_j g_j``."""
+        share, before = sigmoid(scores), np.cumsum(weights * grad, -1) - weights * grad
+        return (1 - share) * weights * grad - share * before
+
+    def amplitude(self, weights: Array, grad: Array, normalizer: Normalizer) -> Array:  # noqa: ARG002
+        return np.cumsum(weights * grad, -1)
+
+
+def _stick_weights(scores: Array, normalizer: Normalizer) -> Array:  # noqa: ARG001
+    left, found = np.ones_like(scores[..., :1]), np.zeros_like(scores)
+    for i in reversed(range(scores.shape[-1])):
+        share = sigmoid(scores[..., i : i + 1])
+        found[..., i : i + 1] = share * left
+        left = left * sigmoid(-scores[..., i : i + 1])
+    return found
+
+
 def _entmax_slope(weights: Array, alpha: float) -> Array:
     return np.where(weights > 0, np.where(weights > 0, weights, 1) ** (2 - alpha), 0)
 
@@ -348,6 +385,8 @@ NORMALIZER_FORMULAS: dict[type[Normalizer], NormalizerFormula] = {
     normalizers.Sparsemax: _of_family(sparsemax),
     normalizers.Entmax15: _of_family(lambda scores, _: entmax(scores, 1.5)),
     normalizers.Entmax: _of_family(lambda scores, n: entmax(scores, alpha_of(n))),
+    normalizers.ReLU: NormalizerFormula(relu, _relu_slope, row_normalized=False, sparse=True),
+    normalizers.StickBreaking: _Sticks(),
     normalizers.Sigmoid: NormalizerFormula(sigmoid, lambda weights, _: weights * (1 - weights), row_normalized=False),
     normalizers.Argmax: NormalizerFormula(
         argmax, lambda weights, _: np.zeros_like(weights), row_normalized=False, sparse=True

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.regard.nn.layer_samples.options import Contextual
 from tests.regard.nn.layer_samples.positions import Read
 from tests.regard.nn.layer_samples.sample import LayerCall
 from torch import Tensor, fx, nn
@@ -237,19 +238,62 @@ CASES = [
         lambda new, B, L: ((new(B, L, E), masks.causal() & masks.window(2, 0)), {}),
         "masks",
     ),
+    Case(
+        "SelfAttention",
+        lambda: SelfAttention(
+            E, 4, num_kv_heads=H, qk_norm="rms", exclusive="learned", head_scale=True, output_gate="channel"
+        ),
+        rows(is_causal=True),
+        "options",
+    ),
+    Case("MultiTokenAttention", lambda: layers.MultiTokenAttention(E, 4, 3, 3, head_kernel=2), rows(is_causal=True)),
+    Case("DifferentialAttention", lambda: layers.DifferentialAttention(E, 4), rows(is_causal=True)),
+    Case(
+        "QueryKeyNorm", lambda: layers.QueryKeyNorm(E), lambda new, B, L: ((new(B, H, L, E), new(B, H, L + 1, E)), {})
+    ),
+    Case("ValueResidual", layers.ValueResidual, lambda new, B, L: ((new(B, H, L, E), new(B, H, L, E)), {})),
+    Case(
+        "ExclusiveOutput",
+        lambda: layers.ExclusiveOutput(H),
+        lambda new, B, L: ((new(B, H, L, E), new(B, H, L, E)), {}),
+    ),
+    Case("HeadScale", lambda: layers.HeadScale(H), lambda new, B, L: ((new(B, H, L, E),), {})),
+    Case("OutputGate", lambda: layers.OutputGate(E, H, 5), lambda new, B, L: ((new(B, H, L, 5), new(B, L, E)), {})),
     Case("FeedForward", lambda: layers.FeedForward(E, 10, "silu", gated=True), rows()),
     Case("SinusoidalPositions", lambda: layers.SinusoidalPositions(E), offsets),
     Case("LearnedPositions", lambda: layers.LearnedPositions(LONGEST, E), rows(offset=2)),
     Case("LearnedPositions", lambda: layers.LearnedPositions(LONGEST, E), offsets, "offsets"),
     Case("Rotary", lambda: Rotary(E), lambda new, B, L: ((new(B, H, L, E), torch.arange(B)), {})),
+    Case(
+        "Rotary",
+        lambda: Rotary(E, scaling=layers.NTKScaling(2.0, 3)),
+        lambda new, B, L: ((new(B, H, L, E),), {}),
+        "dynamic",
+    ),
+    Case("XPos", lambda: layers.XPos(E), lambda new, B, L: ((new(B, H, L, E), torch.arange(B)), {})),
+    Case("PolarPositions", lambda: layers.PolarPositions(H, E), lambda new, B, L: ((new(B, H, L, E),), {})),
+    Case(
+        "MultiAxisRotary",
+        lambda: layers.MultiAxisRotary(E, (1, E // 2 - 1), "axial"),
+        lambda new, B, L: ((new(B, H, L, E),), {"positions": torch.arange(2 * L).view(L, 2)}),
+    ),
     Case("RelativeBias", lambda: Read(layers.RelativeBias(3, 8, 4)), padded_ends),
     Case("RelativePositions", lambda: Read(layers.RelativePositions(4, 2, value_dim=4)), padded_ends),
+    Case("KerpleBias", lambda: Read(layers.KerpleBias(3)), padded_ends),
+    Case("FireBias", lambda: Read(layers.FireBias(3, 5)), padded_ends),
+    Case("ContextualPositions", lambda: Contextual(layers.ContextualPositions(4)), ends()),
+    Case("TransformerXLPositions", lambda: Contextual(layers.TransformerXLPositions(3, 4, 5)), ends()),
+    Case("SelectiveBias", lambda: Contextual(layers.SelectiveBias()), ends()),
     Case("AlibiBias", lambda: Read(layers.AlibiBias(3, learn=True)), padded_ends),
 ]
 every_layer = pytest.mark.parametrize("case", CASES, ids=str)
 #: Layers that return masks, with arguments; in the table they sit inside an attention.
 MASKS = {
     "AlibiBias": (layers.AlibiBias(3), {"offset": 1}),
+    "ContextualPositions": (layers.ContextualPositions(4), {name: torch.ones(2, 3, 5, 4) for name in ("query", "key")}),
+    "FireBias": (layers.FireBias(3, 5), {"offset": 1}),
+    "KerpleBias": (layers.KerpleBias(3), {"offset": 1}),
+    "SelectiveBias": (layers.SelectiveBias(), {name: torch.ones(2, 3, 5, 4) for name in ("query", "key")}),
     "RelativeBias": (layers.RelativeBias(3, 8, 4), {"offset": 1}),
     "RelativePositions": (layers.RelativePositions(4, 2), {"query": torch.ones(2, 3, 5, 4), "offset": 1}),
 }

@@ -17,7 +17,8 @@ from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
 from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
 from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
-from regard.nn.positions.rotary import RotaryScaling, Rotation
+from regard.nn.positions.rotary import Rotation
+from regard.nn.positions.rotary_scaling import RotaryScaling
 from regard.nn.transformer import ACTIVATIONS
 from regard_lab._options import Options, option
 from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, scorer, share, size

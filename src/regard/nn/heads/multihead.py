@@ -29,6 +29,7 @@ from regard.masks import Extent, Mask, MaskLike, as_mask
 from regard.nn._base import PartLayer, parameter, resolve_part
 from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import AttendingCache, KVCache
+from regard.nn.positions.rotary import HeadPositions
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -355,7 +356,8 @@ class MultiheadAttention(PartLayer):
     normalizer : str or Normalizer, default "softmax"
         Its tensors are registered in this module.
     rotary : Module, optional
-        ``rotary(x, offset)`` rotates queries and keys (B, H, N, D) at positions ``offset``, ``offset + 1``, …
+        ``rotary(x, offset)`` rotates queries and keys (B, H, N, D) at positions ``offset``, ``offset + 1``, … A
+        :class:`HeadPositions` whose ``of_keys`` differs, such as :class:`XPos`, rotates keys by that.
     dropped_weights : bool, default False
         Return the weights after dropout, as torch does in training.
     engine : str, default "auto"
@@ -532,7 +534,8 @@ class MultiheadAttention(PartLayer):
             mask = combined_mask(key_padding_mask, attn_mask, is_causal, extent, start, appended, query.device)
             q, k, v = self._projected(query, key, value, key_padding_mask, attn_mask, extent, start)
         if self.rotary is not None:
-            q, k = self.rotary(q, start), self.rotary(k, start)
+            of_keys = self.rotary.of_keys if isinstance(self.rotary, HeadPositions) else self.rotary
+            q, k = self.rotary(q, start), of_keys(k, start)
         if cache is not None:
             k, v = cache.append(k, v)
         if self._extends:

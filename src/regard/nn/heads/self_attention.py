@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, overload
+from typing import Any, Literal, Protocol, get_args, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
-from regard._utils.constraints import floats, probability, size
-from regard._utils.errors import rejected
+from regard._utils.constraints import Number, OneOf, flag, floats, positive, probability, size
+from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer, PartLayer, non_default, resolve_part
+from regard.nn._base import Layer, PartLayer, non_default, parameter, resolve_part
+from regard.nn.heads.options import (
+    ExclusiveOutput,
+    GateScope,
+    HeadScale,
+    NormKind,
+    OutputGate,
+    QueryKeyNorm,
+    ValueResidual,
+)
 from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import StepCache
-from regard.nn.positions.rotary import Rotary, Rotation
+from regard.nn.positions.rotary import HeadPositions, Rotation
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
 
@@ -184,10 +193,17 @@ class SplitProjection(nn.Module):
 # Self-attention -------------------------------------------------------------------------------------------------------
 
 
+#: How much of the own value is removed.
+Exclusive = Literal["fixed", "learned"]
+
+#: The default scale of cosines.
+_COSINE_SCALE = 10.0
+
+
 @mechanism(
     formula="concat_h softmax(R(X W_Qʰ) R(X W_Kᵍ)ᵀ / √D) X W_Vᵍ · W_O",
     sources=("vaswani2017", "ainslie2023", "su2021"),
-    learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases",
+    learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases; those of the options",
     cost="O(L·E² + L²·E)",
 )
 class SelfAttention(PartLayer, GroupedProjections):
@@ -198,6 +214,11 @@ class SelfAttention(PartLayer, GroupedProjections):
     2023, arXiv 2305.13245). Masks are those of :func:`regard.attention`: True shows a pair. For cross-attention, or for
     the masks and parameter names of torch's module, use :class:`MultiheadAttention`.
 
+    What happens between scores and weights is a part: ``normalizer=SoftmaxSink(nn.Parameter(torch.zeros(H)))`` adds
+    learned sinks, ``score=`` another comparison. What is done to rows before and after is an option, and a module.
+    Options apply in this order: queries and keys are normalized, rotated and scaled; values are mixed with those of the
+    first layer; outputs of heads lose the direction of the own value, are scaled, and gated. Engines keep their speed.
+
     Parameters
     ----------
     embed_dim, num_heads : int
@@ -207,7 +228,7 @@ class SelfAttention(PartLayer, GroupedProjections):
     head_dim : int, optional
         Width D of a head; defaults to E/H.
     bias : bool, default True
-        Whether the query, key and value projections have a bias.
+        Whether the query, key and value projections have a bias, and the output gate.
     out_bias : bool, optional
         Whether the output projection has a bias; defaults to ``bias``.
     dropout : float, default 0.0
@@ -215,8 +236,27 @@ class SelfAttention(PartLayer, GroupedProjections):
     score : str, Score, callable or ScoredAttention, optional
         See :func:`regard.attention`; it compares rows of width D.
     normalizer : str or Normalizer, default "softmax"
-    rotary : Rotary, optional
-        Rotary encoding of queries and keys.
+    rotary : Rotary or other HeadPositions, optional
+        Positions of queries and keys, such as :class:`Rotary`.
+    qk_norm : {"rms", "l2"} or QueryKeyNorm, optional
+        Normalize queries and keys within each head, before they are rotated: see :class:`QueryKeyNorm`.
+    scale : float, optional
+        Factor of the scores. Defaults to 1/√D, and to 10 for ``qk_norm="l2"``; with a ``score``, to the score's own.
+    learn_scale : bool, default False
+        Whether the factor is a parameter ``score_scale`` (H,), one for each head, with ``scale`` as initial value: a
+        learned temperature. Only without a ``score``.
+    softcap : float, optional
+        See :func:`regard.attention`.
+    exclusive : {"fixed", "learned"}, optional
+        Remove the direction of a row's own value from its output, wholly or by a learned share of each head: exclusive
+        self-attention; see :class:`ExclusiveOutput`.
+    value_residual : bool, default False
+        Mix values with those of the model's first layer, the argument ``first_values``: see :class:`ValueResidual`.
+    head_scale : bool, default False
+        Multiply each head's output by a learned number: see :class:`HeadScale`.
+    output_gate : {"channel", "head"}, optional
+        Multiply the heads' outputs by sigmoid gates, one for each of the H·D channels or for each head: gated
+        attention; see :class:`OutputGate`.
     engine : str or Engine, default "auto"
     device, dtype : optional
         Device and dtype of the parameters.
@@ -243,6 +283,14 @@ class SelfAttention(PartLayer, GroupedProjections):
     >>> steps = [layer(t, masks.window(2, 0, align="lower_right"), cache=cache) for t in x.split(1, 1)]
     >>> torch.allclose(torch.cat(steps, 1), whole, atol=1e-5)
     True
+
+    The attention of Qwen3-Next, and one of gpt-oss:
+
+    >>> from regard.normalizers import SoftmaxSink
+    >>> gated = SelfAttention(16, 4, bias=False, qk_norm="rms", output_gate="channel", rotary=Rotary(4, fraction=0.5))
+    >>> sinks = SelfAttention(16, 4, normalizer=SoftmaxSink(torch.nn.Parameter(torch.zeros(4))), rotary=Rotary(4))
+    >>> gated(x, is_causal=True).shape, sinks(x, is_causal=True).shape
+    (torch.Size([3, 5, 16]), torch.Size([3, 5, 16]))
     """
 
     def __init__(
@@ -257,7 +305,15 @@ class SelfAttention(PartLayer, GroupedProjections):
         dropout: float = 0.0,
         score: ScoreLike | ScoredAttention | None = None,
         normalizer: NormalizerLike = "softmax",
-        rotary: Rotary | None = None,
+        rotary: HeadPositions | None = None,
+        qk_norm: NormKind | QueryKeyNorm | None = None,
+        scale: float | None = None,
+        learn_scale: bool = False,
+        softcap: float | None = None,
+        exclusive: Exclusive | None = None,
+        value_residual: bool = False,
+        head_scale: bool = False,
+        output_gate: GateScope | None = None,
         engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
@@ -265,14 +321,33 @@ class SelfAttention(PartLayer, GroupedProjections):
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "bias": bias, "out_bias": out_bias}
         super().__init__(embed_dim, num_heads, **heads, **where)
+        name, H, D = type(self).__name__, self.num_heads, self.head_dim
         self.dropout = probability(self, "dropout", dropout)
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
+        self.scale = None if scale is None else Number(note=" or None")(self, "scale", scale)
+        self.softcap = None if softcap is None else positive(self, "softcap", softcap)
+        if flag(self, "learn_scale", learn_scale) and score is not None:
+            raise rejected(name, "learn_scale", "be False with a score", learn_scale)
+        self.score_scale = parameter(H, **where) if learn_scale else None
+        if qk_norm is not None and not isinstance(qk_norm, QueryKeyNorm):
+            qk_norm = QueryKeyNorm(D, OneOf(get_args(NormKind))(self, "qk_norm", qk_norm), **where)
+        self.qk_norm = qk_norm
+        mixes = flag(self, "value_residual", value_residual)
+        self.value_residual = ValueResidual(**where) if mixes else None
+        self.exclusive = self.output_gate = None
+        if exclusive is not None:
+            learned = OneOf(get_args(Exclusive))(self, "exclusive", exclusive) == "learned"
+            self.exclusive = ExclusiveOutput(H, learned, **where)
+        self.head_scale = HeadScale(H, **where) if flag(self, "head_scale", head_scale) else None
+        if output_gate is not None:
+            scope = OneOf(get_args(GateScope))(self, "output_gate", output_gate)
+            self.output_gate = OutputGate(self.embed_dim, H, D, scope, bias=bias, **where)
         self.reset_parameters()
 
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: StepCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., cache: StepCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
     def forward(
         self,
         x: Tensor,
@@ -280,6 +355,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         *,
         is_causal: bool = False,
         rotation: Rotation | None = None,
+        first_values: Tensor | None = None,
         cache: StepCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> Tensor | tuple[Tensor, Aux]:
@@ -294,25 +370,27 @@ class SelfAttention(PartLayer, GroupedProjections):
             Also hide keys after the query. Query 0 is at key 0.
         rotation : tuple of Tensor, optional
             :meth:`Rotary.rotation` of the rows' positions. By default, positions continue those in the cache.
+        first_values : Tensor (B, G, L, D), optional
+            :meth:`values` of the first layer for the same rows; only and always with ``value_residual``.
         cache : KVCache, optional
             Keys and values of earlier steps; those of ``x`` are appended.
         return_aux : AuxRequest, optional
             Auxiliary outputs to return, per head.
         """
+        name = type(self).__name__
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if cache is not None and self.context is not None:
-            raise rejected("SelfAttention", "cache", "be None under context parallelism", cache)
+            raise rejected(name, "cache", "be None under context parallelism", cache)
         before = 0 if cache is None else len(cache)
-        turn = None
-        if self.rotary is not None:
-            if rotation is None:
-                if self.context is None:
-                    steps = torch.arange(before, before + x.shape[1], device=x.device)
-                else:
-                    steps = self.context.positions(x.shape[1] * self.context.size, x.device)
-                rotation = self.rotary.rotation(steps, x.dtype)
-            turn = partial(self.rotary.turn, rotation=rotation)
-        q, k, v = self.projected(x, turn)
+        if self.rotary is not None and rotation is None:
+            length = before + x.shape[1] if self.context is None else x.shape[1] * self.context.size
+            if self.context is None:
+                steps = torch.arange(before, length, device=x.device)
+            else:
+                steps = self.context.positions(length, x.device)
+            rotation = self.rotary.rotation(steps, x.dtype, length)
+        q, k, v = self._projected(x, rotation)
+        v = own = self._mixed(v, first_values)
         if cache is not None:
             k, v = cache.append(k, v)
         try:
@@ -330,13 +408,62 @@ class SelfAttention(PartLayer, GroupedProjections):
                 with suppress(ValueError):  # impossible in a full window, which was overwritten
                     cache.truncate(before)
             raise
-        if return_aux is None:
-            return self.out(output.transpose(1, 2).flatten(2))
-        return self.out(output[0].transpose(1, 2).flatten(2)), output[1]
+        heads, aux = (output, None) if return_aux is None else output
+        rows: Tensor = self.out(self._finished(heads, own, x).transpose(1, 2).flatten(2))
+        return rows if aux is None else (rows, aux)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return the values (B, G, L, D) of rows (B, L, E): ``first_values`` of later layers, if this is the first."""
+        return self.projected(floats(self, "x", x, "B", "L", self.embed_dim))[2]
+
+    def _projected(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, L, D), keys and values (B, G, L, D), with norms, positions and the learned scale."""
+        turn = None
+        if self.rotary is not None:
+            assert rotation is not None, "forward computes it"
+            turn = partial(self.rotary.turn, rotation=rotation)
+        if self.qk_norm is None and (self.rotary is None or self.rotary.symmetric):
+            q, k, v = self.projected(x, turn)
+        else:
+            q, k, v = self.projected(x)
+            if self.qk_norm is not None:
+                q, k = self.qk_norm(q, k)
+            if self.rotary is not None and rotation is not None:
+                q, k = self.rotary.turn(q, rotation), self.rotary.turn_keys(k, rotation)
+        return q if self.score_scale is None else q * self.score_scale.to(q.dtype).view(-1, 1, 1), k, v
+
+    def _mixed(self, v: Tensor, first: Tensor | None) -> Tensor:
+        """Return values (B, G, L, D), mixed with those of the first layer."""
+        if self.value_residual is None and first is None:
+            return v
+        if self.value_residual is None or first is None:
+            expected = "be None without value_residual" if first is not None else f"have shape {shape(v)}"
+            raise rejected(type(self).__name__, "first_values", expected, first if first is None else shape(first))
+        mixed: Tensor = self.value_residual(v, first)
+        return mixed
+
+    def _finished(self, heads: Tensor, own: Tensor, x: Tensor) -> Tensor:
+        """Return the heads' outputs (B, H, L, D) without the own value's direction, scaled and gated."""
+        heads = heads if self.exclusive is None else self.exclusive(heads, own)
+        heads = heads if self.head_scale is None else self.head_scale(heads)
+        return heads if self.output_gate is None else self.output_gate(heads, x)
+
+    @property
+    def _factor(self) -> float | None:
+        """The ``scale`` of the attention call; None for that of the score."""
+        if self.score_scale is not None:
+            return 1.0  # it is in the queries
+        return self._usual if self.scale is None and self.score is None else self.scale
+
+    @property
+    def _usual(self) -> float | None:
+        """The default scale, if it is not that of the score."""
+        return _COSINE_SCALE if self.qk_norm is not None and self.qk_norm.kind == "l2" else None
 
     def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
         """Whether this is one query per sequence, with the default parts and at most a key padding mask."""
         plain = self.score is None and self.normalizer == "softmax" and self.engine == "auto"
+        plain = plain and self._factor is None and self.softcap is None
         marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
         alone = request is None and not is_causal and not (self.training and self.dropout) and self.context is None
         return q.shape[2] == 1 and plain and marked and alone
@@ -354,22 +481,32 @@ class SelfAttention(PartLayer, GroupedProjections):
             mask,
             self.dropout if self.training else 0.0,
             is_causal,
+            self._factor,
             enable_gqa=self.num_kv_heads != self.num_heads,
             score=score,
             normalizer=resolve_part(self.normalizer),
+            softcap=self.softcap,
             engine=self.engine,
             return_aux=request,
         )
 
     def reset_parameters(self) -> None:
-        """Re-initialize the weights by Glorot's rule and set biases to 0."""
+        """Re-initialize the weights by Glorot's rule, set biases to 0, and reset the parameters of options."""
         super().reset_parameters()
         if isinstance(self.score, ScoredAttention):
             self.score.reset_parameters()
+        if self.score_scale is not None:
+            usual = self.head_dim**-0.5 if self._usual is None else self._usual
+            nn.init.constant_(self.score_scale, usual if self.scale is None else self.scale)
+        options = self.qk_norm, self.value_residual, self.exclusive, self.head_scale, self.output_gate, self.rotary
+        for option in options:
+            if option is not None:
+                option.reset_parameters()
 
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""
-        usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
+        usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "scale": None}
+        usual |= {"softcap": None, "engine": "auto"}
         return ", ".join(
             [super().extra_repr(), *(each for name, value in usual.items() for each in non_default(self, name, value))]
         )
@@ -382,6 +519,7 @@ def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tens
     ----------
     q : Tensor (B, H, 1, D)
     k, v : Tensor (B, G, S, D)
+        Values may have another width.
     mask : Tensor (B, 1, 1, S) of bool, or None
     prefix : (Tensor, Tensor), optional
         Keys and values (1, G, P, D) shared by all sequences.
@@ -390,9 +528,9 @@ def _step(q: Tensor, k: Tensor, v: Tensor, mask: Any, prefix: tuple[Tensor, Tens
     G = k.shape[1]
     rows = q.view(B, G, H // G, D) if q.is_contiguous() else q.reshape(B, G, H // G, D)
     if prefix is not None:
-        return _shared_step(rows, k, v, mask, *prefix).reshape(B, H, 1, D)
+        return _shared_step(rows, k, v, mask, *prefix).reshape(B, H, 1, -1)
     output = attention(rows, k, v) if mask is None else torch_attention(rows, k, v, mask)
-    return output.reshape(B, H, 1, D)
+    return output.reshape(B, H, 1, -1)
 
 
 def _shared_step(rows: Tensor, k: Tensor, v: Tensor, mask: Any, first_k: Tensor, first_v: Tensor) -> Tensor:

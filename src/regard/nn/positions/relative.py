@@ -24,7 +24,7 @@ from regard._utils.part import brief
 from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes, lookup
-from regard.masks.biases import _Bias, geometric
+from regard.masks.biases import DistanceBias, geometric
 from regard.nn._base import Layer, parameter
 from regard.nn.positions.encodings import wide
 
@@ -155,17 +155,17 @@ class RelativeBias(Layer):
 
 
 @final
-class _ByQuery(_Bias):
+class ByQuery(DistanceBias):
     """A bias per query and distance, clipped at R."""
 
     name = "relative_positions"
 
-    def __init__(self, numbers: Tensor, align: str | None, offset: Offset) -> None:
+    def __init__(self, numbers: Tensor, align: str | None, offset: Offset, layer: str = "RelativePositions") -> None:
         super().__init__(align, offset)
-        self.numbers = numbers  # (B, H, L, 2 R + 1)
+        self.numbers, self.layer = numbers, layer  # (B, H, L, 2 R + 1), and for error messages
 
-    def _twin(self) -> _ByQuery:
-        return _ByQuery(self.numbers, self.align, self.offset)
+    def _twin(self) -> ByQuery:
+        return ByQuery(self.numbers, self.align, self.offset, self.layer)
 
     def entry(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return the index of a key's distance."""
@@ -181,7 +181,7 @@ class _ByQuery(_Bias):
         B, H, L = self.numbers.shape[:3]
         if not (B == 1 or extent.B == B) or not (H == 1 or extent.H == H) or extent.L != L:
             expected = f"be the query of the attention call, with B, H, L = {(extent.B, extent.H, extent.L)}"
-            raise rejected("RelativePositions", "query", expected, (B, H, L))
+            raise rejected(self.layer, "query", expected, (B, H, L))
         return super().fit(extent, device)
 
     def sizes(self) -> Sizes:
@@ -273,7 +273,7 @@ class RelativePositions(Layer):
         dtype = wide(query.dtype)
         scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
         numbers = (query.to(dtype) * scale) @ self.key_weight.to(dtype).T
-        return _ByQuery(numbers, *checked("relative_positions", align, offset))
+        return ByQuery(numbers, *checked("relative_positions", align, offset))
 
     def values(self, weights: Tensor, offset: Offset = None, *, align: str | None = None) -> Tensor:
         """Return ``Σ_k α c[clip(k − q)]``, to be added to the attention's output.
@@ -300,8 +300,8 @@ class RelativePositions(Layer):
         B, H, L, S = weights.shape
         b, q_idx, kv_idx = (torch.arange(n, device=weights.device) for n in (B, L, S))
         sums = weights.new_zeros(B, H, L, 2 * self.max_distance + 1)  # sums of weights per distance
-        ruler = _ByQuery(sums, *checked("relative_positions", align, offset)).fit(Extent(B, H, L, S), weights.device)
-        assert isinstance(ruler, _ByQuery), "fit returns the same type"
+        ruler = ByQuery(sums, *checked("relative_positions", align, offset)).fit(Extent(B, H, L, S), weights.device)
+        assert isinstance(ruler, ByQuery), "fit returns the same type"
         entry = ruler.entry(b.view(-1, 1, 1, 1), q_idx.unsqueeze(1), kv_idx).expand(B, H, L, S)
         dtype = wide(weights.dtype)
         return sums.scatter_add(-1, entry, weights).to(dtype) @ self.value_weight.to(dtype)

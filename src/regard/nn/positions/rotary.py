@@ -3,69 +3,77 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard._utils.constraints import Number, flag, floats, positive, size
-from regard._utils.errors import rejected
+from regard._utils.errors import described, rejected
 from regard._utils.mechanism import mechanism
 from regard.nn._base import Layer
 from regard.nn.positions.encodings import angles, placed, wide
+from regard.nn.positions.rotary_scaling import AngleScaling
 
-#: The cosine and the sine of each row's angles.
-Rotation = tuple[Tensor, Tensor]
+#: What is known of each row's position: the cosine and the sine of its angles, first of all.
+Rotation = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class RotaryScaling:
-    """Scale rotary angles so that longer sequences stay within the angles seen in training.
+# Positions within a head ----------------------------------------------------------------------------------------------
 
-    By default all angles are divided by ``factor`` (Chen 2023, arXiv 2306.15595). With ``original_length``, angles of
-    wavelengths above ``original_length / low`` are divided by ``factor``, those of wavelengths below
-    ``original_length / high`` are kept, and those in between are interpolated (Llama 3.1; Dubey 2024, arXiv
-    2407.21783).
 
-    Parameters
-    ----------
-    factor : float
-        Ratio of the new to the original sequence length.
-    original_length : int, optional
-        Sequence length in training.
-    low, high : float
-        Numbers of rotations within ``original_length``.
+class HeadPositions(Layer, ABC):
+    """Base of positions that change the queries and keys of a head, for ``rotary=`` of attention layers.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from regard.nn import RotaryScaling
-    >>> RotaryScaling(4.0).factors(torch.tensor([1.0, 0.001]))
-    tensor([0.2500, 0.2500])
-    >>> RotaryScaling(8.0, original_length=8192).factors(torch.tensor([1.0, 0.001, 0.0001]))
-    tensor([1.0000, 0.2136, 0.1250])
+    A subclass defines :meth:`rotation`, which all layers of a model can share, and :meth:`turn`.
     """
 
-    factor: float
-    original_length: int | None = None
-    low: float = 1.0
-    high: float = 4.0
+    #: Width D of a head.
+    head_dim: int
+    #: Whether queries and keys change alike; else :meth:`turn_keys` is the keys' own.
+    symmetric = True
 
-    def __post_init__(self) -> None:
-        positive(self, "factor", self.factor)
-        if self.original_length is not None:
-            size(self, "original_length", self.original_length)
-            positive(self, "low", self.low)
-            if not self.low < self.high:
-                raise rejected("RotaryScaling", "high", f"be above low, {self.low:g}", self.high)
+    def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Return queries with their positions, or keys if these change alike.
 
-    def factors(self, frequencies: Tensor) -> Tensor:
-        """Return the factors of angles, given their frequencies in radians per position."""
-        if self.original_length is None:
-            return torch.full_like(frequencies, 1 / self.factor)
-        turns = self.original_length * frequencies / (2 * math.pi)
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return kept + (1 - kept) / self.factor
+        Parameters
+        ----------
+        x : Tensor (B, H, L, D)
+        offset : int or Tensor () or (B,), default 0
+            The position of row 0.
+
+        Returns
+        -------
+        Tensor (B, H, L, D)
+            In the dtype of ``x``; angles are computed in float64, the rotation in at least float32.
+        """
+        return self.turn(*self._placed(x, offset))
+
+    def of_keys(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Return keys (B, G, L, D) with their positions; see :meth:`forward`."""
+        return self.turn_keys(*self._placed(x, offset))
+
+    def _placed(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Rotation]:
+        """Return the checked rows and their rotation."""
+        x = floats(self, "x", x, "B", "H", "L", self.head_dim)
+        where = placed(self, x.shape[2], offset, x.shape[0], x.device)
+        return x, self.rotation(where, x.dtype)
+
+    @abstractmethod
+    def rotation(self, positions: Tensor, dtype: torch.dtype, length: int | Tensor | None = None) -> Rotation:
+        """Return what :meth:`turn` needs to know of the positions (L,) or (B, L)."""
+
+    @abstractmethod
+    def turn(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Return queries (B, H, L, D) with the positions of a :meth:`rotation`."""
+
+    def turn_keys(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Return keys (B, G, L, D) with the positions of a :meth:`rotation`."""
+        return self.turn(x, rotation)
+
+    def reset_parameters(self) -> None:
+        """Do nothing: there are no parameters."""
 
 
 @mechanism(
@@ -73,7 +81,7 @@ class RotaryScaling:
     sources=("su2021",),
     cost="O(L·E)",
 )
-class Rotary(Layer):
+class Rotary(HeadPositions):
     """Rotary position encoding: rotate pairs of columns of queries and keys by position (Su 2021, arXiv 2104.09864).
 
     Pair i of the row at position p is rotated by ``p · base^(−2i/R)``, for R columns. The dot product of a query at m
@@ -92,8 +100,9 @@ class Rotary(Layer):
     fraction : float, default 1.0
         Share R / D of the columns to rotate, starting with the first; the others are unchanged. R, rounded down, must
         be even.
-    scaling : RotaryScaling, optional
-        Scaled angles, for sequences longer than in training.
+    scaling : AngleScaling, optional
+        Scaled angles, for sequences longer than in training: a :class:`RotaryScaling`, :class:`NTKScaling`,
+        :class:`YarnScaling` or :class:`LongRopeScaling`.
 
     Examples
     --------
@@ -113,38 +122,22 @@ class Rotary(Layer):
         *,
         interleaved: bool = False,
         fraction: float = 1.0,
-        scaling: RotaryScaling | None = None,
+        scaling: AngleScaling | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = size(self, "head_dim", head_dim)
         self.base = positive(self, "base", base)
         flag(self, "interleaved", interleaved)
         self.interleaved, self.fraction = interleaved, Number(gt=0, le=1)(self, "fraction", fraction)
+        if scaling is not None and not isinstance(scaling, AngleScaling):
+            raise rejected("Rotary", "scaling", "be an AngleScaling or None", described(scaling), TypeError)
         self.scaling = scaling
         self.turned = math.floor(self.head_dim * self.fraction + 1e-9)
         if self.turned % 2 or not self.turned:
             name = "head_dim" if self.fraction == 1 else "head_dim · fraction"
             raise rejected("Rotary", name, "be even and at least 2", self.turned)
 
-    def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Rotate queries or keys.
-
-        Parameters
-        ----------
-        x : Tensor (B, H, L, D)
-        offset : int or Tensor () or (B,), default 0
-            The position of row 0.
-
-        Returns
-        -------
-        Tensor (B, H, L, D)
-            In the dtype of ``x``; angles are computed in float64, the rotation in at least float32.
-        """
-        x = floats(self, "x", x, "B", "H", "L", self.head_dim)
-        where = placed(self, x.shape[2], offset, x.shape[0], x.device)
-        return self.turn(x, self.rotation(where, x.dtype))
-
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    def rotation(self, positions: Tensor, dtype: torch.dtype, length: int | Tensor | None = None) -> Rotation:
         """Return the cosines and sines of each row's angles, which all layers of a model can share.
 
         Parameters
@@ -152,6 +145,8 @@ class Rotary(Layer):
         positions : Tensor (L,) or (B, L) of int
         dtype : torch.dtype
             Dtype of the rows to rotate.
+        length : int or Tensor () or (B,), optional
+            Length of the sequences, for a scaling that depends on it; defaults to their last position + 1.
 
         Returns
         -------
@@ -160,26 +155,42 @@ class Rotary(Layer):
         """
         turn = angles(positions, self.turned, self.base)
         if self.scaling is not None:
-            turn = turn * self.scaling.factors(angles(torch.ones((), device=positions.device), self.turned, self.base))
+            one = angles(torch.ones((), device=positions.device), self.turned, self.base)
+            turn = turn * self._factors(self.scaling, one, positions, length)
+        return self._waves(turn, dtype)
+
+    def _factors(
+        self, scaling: AngleScaling, frequencies: Tensor, positions: Tensor, length: int | Tensor | None
+    ) -> Tensor:
+        """Return the factors of angles: (R/2,), or (B, 1, R/2) if they depend on the length of the sequence."""
+        if not scaling.needs_length:
+            return scaling.factors(frequencies)
+        if length is None:  # the last position + 1, or 0
+            length = F.pad(positions + 1, (1, 0)).amax(-1)
+        factors = scaling.factors(frequencies, torch.as_tensor(length, device=positions.device))
+        return factors.unsqueeze(-2) if factors.dim() == 2 else factors
+
+    def _waves(self, turn: Tensor, dtype: torch.dtype) -> Rotation:
+        """Return the cosines and sines of angles (L, R/2) or (B, L, R/2), times the scaling's magnitude."""
         turn = turn.unsqueeze(1) if turn.dim() == 3 else turn
-        return turn.cos().to(wide(dtype)), turn.sin().to(wide(dtype))
+        waves = turn.cos(), turn.sin()
+        if self.scaling is not None and self.scaling.magnitude != 1:
+            waves = waves[0] * self.scaling.magnitude, waves[1] * self.scaling.magnitude
+        return waves[0].to(wide(dtype)), waves[1].to(wide(dtype))
 
     def turn(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Rotate rows (B, H, L, D) by the :meth:`rotation` of their positions."""
-        cos, sin = rotation
+        cos, sin = rotation[:2]
         front, rest = x[..., : self.turned].to(cos.dtype), x[..., self.turned :]
         a, b = front.unflatten(-1, (-1, 2)).unbind(-1) if self.interleaved else front.chunk(2, -1)
         pair = a * cos - b * sin, a * sin + b * cos
         front = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
         return torch.cat((front.to(x.dtype), rest), -1) if rest.shape[-1] else front.to(x.dtype)
 
-    def reset_parameters(self) -> None:
-        """Do nothing: the layer has no parameters."""
-
     def extra_repr(self) -> str:
         """Return the width and the settings that differ from the defaults."""
         settings = [f"base={self.base:g}"] if self.base != 10000 else []
         settings += ["interleaved=True"] if self.interleaved else []
-        return ", ".join(
-            [f"{self.head_dim}", *settings, *([f"fraction={self.fraction:g}"] if self.fraction != 1 else [])]
-        )
+        settings += [f"fraction={self.fraction:g}"] if self.fraction != 1 else []
+        settings += [f"scaling={self.scaling}"] if self.scaling is not None else []
+        return ", ".join([f"{self.head_dim}", *settings])

@@ -89,7 +89,7 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 #: Masks of positions only, which mean the same for each sequence alone.
-_POSITIONS = {"causal", "window", "dilated", "alibi", "relative", "sinks", "everything", "prefix", "others"}
+_POSITIONS = {"causal", "window", "dilated", "chunked", "alibi", "relative", "sinks", "everything", "prefix", "others"}
 
 
 def _ragged(case: Case) -> Case | None:

@@ -265,8 +265,8 @@ def _holds_sizes(recipe: Recipe | None) -> bool:
     """Return whether a mask has a fixed size or contains a function."""
     if recipe is None or recipe[0] in ("and", "or", "not"):
         return recipe is not None and any(_holds_sizes(part) for part in recipe[1:])
-    return recipe[0] not in ("causal", "window", "sinks", "dilated", "everything", "alibi", "relative") or (
-        recipe[0] in ("causal", "window", "dilated", "alibi", "relative") and recipe[-1] == "each"
+    return recipe[0] not in ("causal", "window", "sinks", "dilated", "chunked", "everything", "alibi", "relative") or (
+        recipe[0] in ("causal", "window", "dilated", "chunked", "alibi", "relative") and recipe[-1] == "each"
     )
 
 

@@ -67,7 +67,7 @@ def dropout_gradient(case: Case, engine: Engine) -> None:
     output = call.run(engine)
     plain = Trial(call)
     kept = array(plain.canonical(shown)) != 0
-    hidden = plain.oracle.weights[0] <= np.finfo(np.float32).tiny  # dropout of these is not visible
+    hidden = np.abs(plain.oracle.weights[0]) <= np.finfo(np.float32).tiny  # dropout of these is not visible
     keep = np.where(kept | hidden, 1 / (1 - case.dropout_p), 0.0)
     Trial(call, keep, keeps_lse(engine)).check_call(output, leaves)
 
@@ -206,7 +206,7 @@ def permutation(case: Case, engine: Engine) -> None:
     generator = torch.Generator().manual_seed(case.seed)
     p = torch.randperm(case.queries, generator=generator)
     r = torch.randperm(case.keys, generator=generator)
-    if call.score.positional:
+    if call.score.positional or call.normalizer.positional:
         r = torch.arange(case.keys)
     mask = None
     if call.mask is not None:
@@ -231,6 +231,8 @@ def permutation(case: Case, engine: Engine) -> None:
 
 def _enlarged(case: Case) -> Case | None:
     if 0 in (case.width, case.keys, case.queries, case.extent.B) or case.scale == 0.0:
+        return None
+    if not CaseCall.of(case).normalizer.bounded:
         return None
     return case.but(magnitude=1.0, mask=None if case.seed % 2 else case.mask)
 

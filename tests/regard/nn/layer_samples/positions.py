@@ -159,20 +159,22 @@ def _read(bias: Callable[[Any, Array, int], Array]) -> Callable[..., Array]:
     return formula
 
 
-def _call(**named: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
+def reads_call(**named: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
+    """Return the call of a :class:`Read` with padding."""
     width = HEADS * WIDTH
     return lambda new: ((new(2, 4, width), new(2, 5, width), new(2, 5, width), LENGTHS), named)
 
 
-def _reads(
+def reads(
     name: str, build: Callable[..., nn.Module], bias: Callable[..., Array], variant: str = "", **how: Any
 ) -> None:
-    sample(name, lambda **where: Read(build(**where)), _call(**how), _read(bias), Padded((1, 2), LENGTHS), variant)
+    """Make the sample of a layer that returns a bias of the distance, for a query."""
+    sample(name, lambda **where: Read(build(**where)), reads_call(**how), _read(bias), Padded((1, 2), LENGTHS), variant)
 
 
-_reads("RelativeBias", lambda **where: RelativeBias(HEADS, 8, 4, **where), _t5)
-_reads("RelativeBias", lambda **where: RelativeBias(HEADS, 6, 20, False, **where), _t5, "one-sided", offset=OFFSETS)
-_reads("RelativePositions", lambda **where: RelativePositions(WIDTH, REACH, **where), _shaw, offset=OFFSETS)
-_reads("RelativePositions", lambda **where: RelativePositions(WIDTH, REACH, value_dim=WIDTH, **where), _shaw, "values")
-_reads("AlibiBias", lambda **where: AlibiBias(HEADS, **where), _alibi)
-_reads("AlibiBias", lambda **where: AlibiBias(HEADS, learn=True, **where), _alibi, "learned", offset=OFFSETS)
+reads("RelativeBias", lambda **where: RelativeBias(HEADS, 8, 4, **where), _t5)
+reads("RelativeBias", lambda **where: RelativeBias(HEADS, 6, 20, False, **where), _t5, "one-sided", offset=OFFSETS)
+reads("RelativePositions", lambda **where: RelativePositions(WIDTH, REACH, **where), _shaw, offset=OFFSETS)
+reads("RelativePositions", lambda **where: RelativePositions(WIDTH, REACH, value_dim=WIDTH, **where), _shaw, "values")
+reads("AlibiBias", lambda **where: AlibiBias(HEADS, **where), _alibi)
+reads("AlibiBias", lambda **where: AlibiBias(HEADS, learn=True, **where), _alibi, "learned", offset=OFFSETS)

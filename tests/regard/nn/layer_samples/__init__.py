@@ -1,6 +1,6 @@
 """Samples of layers: a small one of each, a call of it, and its formula in NumPy, for the test that all share."""
 
-from tests.regard.nn.layer_samples import choices, images, linear, memory, multihead, positions, scored, sets
+from tests.regard.nn.layer_samples import choices, images, linear, memory, multihead, positions, recurrent, scored, sets
 from tests.regard.nn.layer_samples.sample import SAMPLES, Sample, sample
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "memory",
     "multihead",
     "positions",
+    "recurrent",
     "sample",
     "scored",
     "sets",

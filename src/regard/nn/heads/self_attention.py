@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
-from regard._utils.constraints import floats, probability, size
+from regard._utils.constraints import OneOf, floats, probability, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
@@ -217,6 +217,13 @@ class SelfAttention(PartLayer, GroupedProjections):
     normalizer : str or Normalizer, default "softmax"
     rotary : Rotary, optional
         Rotary encoding of queries and keys.
+    qk_norm : {"rms"}, optional
+        Divide the rows of queries and keys within each head by their root mean square, before they are rotated, and
+        multiply by learned ``q_norm.weight`` and ``k_norm.weight`` (D,), as in ViT-22B (Dehghani 2023, arXiv
+        2302.05442) and Qwen3.
+    output_gate : {"channel"}, optional
+        Multiply the heads' outputs by ``sigmoid(gate(x))``, with one gate for each of the H·D channels (gated
+        attention; Qiu 2025, arXiv 2505.06708).
     engine : str or Engine, default "auto"
     device, dtype : optional
         Device and dtype of the parameters.
@@ -258,6 +265,8 @@ class SelfAttention(PartLayer, GroupedProjections):
         score: ScoreLike | ScoredAttention | None = None,
         normalizer: NormalizerLike = "softmax",
         rotary: Rotary | None = None,
+        qk_norm: str | None = None,
+        output_gate: str | None = None,
         engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
@@ -267,6 +276,11 @@ class SelfAttention(PartLayer, GroupedProjections):
         super().__init__(embed_dim, num_heads, **heads, **where)
         self.dropout = probability(self, "dropout", dropout)
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
+        self.qk_norm = OneOf(("rms", None))(self, "qk_norm", qk_norm)
+        self.output_gate = OneOf(("channel", None))(self, "output_gate", output_gate)
+        self.q_norm, self.k_norm = (nn.RMSNorm(self.head_dim, eps=1e-6, **where) if qk_norm else None for _ in range(2))
+        inner = self.num_heads * self.head_dim
+        self.gate = nn.Linear(self.embed_dim, inner, bias=bias, **where) if output_gate else None
         self.reset_parameters()
 
     @overload
@@ -330,9 +344,18 @@ class SelfAttention(PartLayer, GroupedProjections):
                 with suppress(ValueError):  # impossible in a full window, which was overwritten
                     cache.truncate(before)
             raise
-        if return_aux is None:
-            return self.out(output.transpose(1, 2).flatten(2))
-        return self.out(output[0].transpose(1, 2).flatten(2)), output[1]
+        heads, aux = (output, None) if return_aux is None else output
+        merged = heads.transpose(1, 2).flatten(2)
+        rows: Tensor = self.out(merged if self.gate is None else merged * self.gate(x).sigmoid())
+        return rows if aux is None else (rows, aux)
+
+    def projected(self, x: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); ``turn`` rotates q and k."""
+        if self.q_norm is None or self.k_norm is None:
+            return super().projected(x, turn)
+        q, k, v = super().projected(x)
+        q, k = self.q_norm(q), self.k_norm(k)
+        return (q, k, v) if turn is None else (turn(q), turn(k), v)
 
     def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
         """Whether this is one query per sequence, with the default parts and at most a key padding mask."""
@@ -366,10 +389,18 @@ class SelfAttention(PartLayer, GroupedProjections):
         super().reset_parameters()
         if isinstance(self.score, ScoredAttention):
             self.score.reset_parameters()
+        if self.q_norm is not None and self.k_norm is not None:
+            self.q_norm.reset_parameters()
+            self.k_norm.reset_parameters()
+        if self.gate is not None:
+            nn.init.xavier_uniform_(self.gate.weight)
+            if self.gate.bias is not None:
+                nn.init.zeros_(self.gate.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""
         usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "engine": "auto"}
+        usual |= {"qk_norm": None, "output_gate": None}
         return ", ".join(
             [super().extra_repr(), *(each for name, value in usual.items() for each in non_default(self, name, value))]
         )

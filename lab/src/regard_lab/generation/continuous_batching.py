@@ -119,7 +119,7 @@ class Batcher:
     ) -> None:
         if not isinstance(model, DecoderLM):
             raise rejected("Batcher", "model", "be a DecoderLM", described(model), TypeError)
-        if attention is not None and model.config.linear:
+        if attention is not None and model.config.recurrent:
             expected = "be None for linear attention, which has no attention weights"
             raise rejected("generate", "attention", expected, described(attention))
         self.model, self.count = model, size(self, "slots", slots)

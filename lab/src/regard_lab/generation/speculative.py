@@ -68,9 +68,10 @@ def verified(wanted: Tensor, proposed: Tensor, tokens: Sequence[int], draws: Dra
 
 def _check_rewinds(model: DecoderLM) -> None:
     """Raise unless the model's cache can drop rejected tokens."""
-    if model.config.linear:
+    if model.config.recurrent:
         expected = "not use linear attention, whose cache cannot drop rejected tokens"
-        raise rejected("Speculator", "model", expected, f"feature_map {model.config.feature_map!r}")
+        got = f"layers of {', '.join(dict.fromkeys(model.config.kinds))}"
+        raise rejected("Speculator", "model", expected, got)
 
 
 class Drafter(ABC):

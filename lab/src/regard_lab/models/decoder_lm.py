@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard import masks
-from regard._utils.errors import described, rejected
+from regard._utils.errors import described, rejected, unknown_name
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
 from regard.nn import KVCache, LinearCache
 from regard.nn.linear.self_attention import FEATURE_MAPS
 from regard_lab._options import option
 from regard_lab.models.attending import size, vocabulary_scores
+from regard_lab.models.experts import ROUTERS, Experts
 from regard_lab.models.language_blocks import (
     Block,
     BlockStack,
@@ -31,10 +32,14 @@ from regard_lab.models.language_blocks import (
     norm,
     rotary,
 )
+from regard_lab.models.mixers import MIXERS, kinds_of, meta
 from regard_lab.models.pooling import OF_DECODERS, pooled
 from regard_lab.models.slot_cache import LinearSlotCache, SlotCache, Slots
 
 __all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
+
+#: The mask of layers with a state (True), and of those with scores (False).
+Masks = dict[bool, MaskLike | None]
 
 
 @dataclass(frozen=True)
@@ -46,30 +51,96 @@ class DecoderLMConfig(LanguageConfig):
     window: int | None = size(None, "tokens that each one sees, itself included; all by default", 1 << 24)
     #: Xiao 2023, arXiv 2309.17453.
     sinks: int = option(0, "first tokens that each one sees beside its window", ge=0)
+    attention: str = option("softmax", f"kinds of attention of the layers, repeated in this order, with commas between "
+                            f"them: {', '.join(MIXERS)}", short="Kinds of attention of the layers, repeated in this "
+                            "order, with commas between them.")  # fmt: skip
     #: Katharopoulos 2020, arXiv 2006.16236.
-    feature_map: str = option("none", "of queries and keys, whose products are the weights of linear attention in "
-                              "place of a score and a normalizer", choices=("none", *FEATURE_MAPS))  # fmt: skip
+    feature_map: str = option("none", "of queries and keys in linear attention, whose weights are products of "
+                              "features, as all softmax layers then are", choices=("none", *FEATURE_MAPS))  # fmt: skip
+    recurrent_heads: int | None = size(None, "heads of values in layers with a state; heads by default")
+    recurrent_key_heads: int | None = size(None, "heads of keys in gated-delta, groups in mamba2 (1 by default)")
+    recurrent_key_width: int | None = size(None, "width of a key in layers with a state")
+    recurrent_value_width: int | None = size(None, "width of a value in layers with a state")
+    recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
+    convolution: int = size(4, "steps that the short convolution of layers with a state reads", 1 << 10)
+    #: Grazzi 2024, arXiv 2411.12537.
+    negative_eigenvalues: bool = option(False, "whether rates of gated-delta are up to 2")
+    experts: int = option(0, "experts of the feed-forward networks, of which a token passes a few; 0 for none",
+                          ge=0, le=1 << 12)  # fmt: skip
+    experts_chosen: int = size(2, "experts that a token passes", 1 << 12)
+    expert_width: int | None = size(None, "hidden width of an expert; feedforward by default")
+    expert_layers: str = option("experts", "kinds of feed-forward networks of the layers with experts in the config, "
+                                "'experts' or 'dense', repeated in this order, with commas between them")  # fmt: skip
+    shared_width: int = option(0, "hidden width of an expert that all tokens pass; 0 for none", ge=0, le=1 << 20)
+    shared_gate: bool = option(False, "whether the shared expert has a gate")
+    router: str = option("softmax", "how scores of experts become weights", choices=ROUTERS)
+    router_normalized: bool = option(True, "whether the weights of a token's experts sum to 1")
+    router_scale: float = option(1.0, "factor of these weights", gt=0)
+    softmax_norm: str = option("before", "where norms of softmax layers are: of what attention and feed-forward "
+                               "network read, or of what they add (OLMo 2)", choices=("before", "added"))  # fmt: skip
 
     pooling: str = option("last", "what stands for a sequence: its last row, which knows all, or of each feature the "
                           "mean or the largest", choices=OF_DECODERS)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attention, list | tuple) and all(isinstance(each, str) for each in self.attention):
+            object.__setattr__(self, "attention", ",".join(self.attention))
+        super().__post_init__()
 
     def check(self) -> None:
         super().check()
         if self.sinks and self.window is None:
             raise self.refused("sinks", "be 0 without a window", self.sinks)
-        if self.linear:
-            usual = {"score": "scaled_dot", "normalizer": "softmax", "window": None, "attention_dropout": 0.0}
-            for name, value in usual.items():
-                if getattr(self, name) != value:
-                    raise self.refused(name, f"be {value!r} in linear attention, which has none", getattr(self, name))
-            if self.positions in ("rotary", "alibi"):
-                expected = "be 'learned', 'sinusoidal' or 'none' in linear attention, which has no scores"
+        names = self.attention.split(",")
+        for name in names:
+            if name not in MIXERS:
+                raise unknown_name(type(self).__name__, "attention", name, MIXERS)
+        if len(names) > self.layers:
+            raise self.refused("attention", f"name at most one kind for each of {self.layers} layers", self.attention)
+        mixers = [MIXERS[kind] for kind in set(self.kinds)]
+        states = all(each.state for each in mixers)
+        usual: dict[str, Any] = {"window": None, "attention_dropout": 0.0} if states else {}
+        if not any(each.scores for each in mixers):
+            usual |= {"score": "scaled_dot", "normalizer": "softmax", "qk_norm": "none", "output_gate": False}
+        for name, value in usual.items():
+            if getattr(self, name) != value:
+                raise self.refused(name, f"be {value!r} in linear attention, which has none", getattr(self, name))
+        turned = self.positions == "rotary" and not any(each.rotary for each in mixers)
+        if turned or (self.positions == "alibi" and states):
+            expected = "be 'learned', 'sinusoidal' or 'none' in linear attention, which has no scores"
+            raise self.refused("positions", expected, repr(self.positions))
+        if self.experts:
+            if self.experts_chosen > self.experts:
+                raise self.refused("experts_chosen", f"be at most experts, {self.experts}", self.experts_chosen)
+            if (self.activation, self.gated) != ("silu", True):
+                raise self.refused("experts", "be 0 unless activation is 'silu' and gated is True", self.experts)
+            if wrong := set(self.expert_layers.split(",")) - {"experts", "dense"}:
+                raise self.refused("expert_layers", "name 'experts' and 'dense'", repr(min(wrong)))
+        if "retention" in self.kinds:
+            shape = (self.positions, self.rotary_fraction, self.head * self.heads)
+            if shape != ("rotary", 1.0, self.width):
+                expected = "be 'rotary' with retention, whose heads all of width E/H turn as a whole"
                 raise self.refused("positions", expected, repr(self.positions))
+        for i, kind in enumerate(self.kinds):
+            if kind not in self.kinds[:i] and kind != "softmax":
+                meta(self, kind, i)  # raises where its sizes contradict each other
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of attention of each layer."""
+        found = kinds_of(self.attention, self.layers)
+        return found if self.feature_map == "none" else tuple("linear" if kind == "softmax" else kind for kind in found)
 
     @property
-    def linear(self) -> bool:
-        """Whether attention is linear: its cache is of one size, and it has no scores."""
-        return self.feature_map != "none"
+    def sparse(self) -> tuple[bool, ...]:
+        """Whether each layer has experts."""
+        found = kinds_of(self.expert_layers, self.layers)
+        return tuple(self.experts > 0 and kind == "experts" for kind in found)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a layer has a state in place of keys and values, whose cache does not separate steps."""
+        return any(MIXERS[kind].state for kind in self.kinds)
 
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:
@@ -98,6 +169,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "feedforward": 14336}
     | {"window": 4096, "max_length": 32768},
 }
+
+
+def experts(config: DecoderLMConfig) -> Experts:
+    """Return the mixture of experts of a layer."""
+    return Experts(
+        config.width,
+        config.expert_width or config.hidden,
+        config.experts,
+        config.experts_chosen,
+        shared=config.shared_width,
+        shared_gate=config.shared_gate,
+        router=config.router,
+        normalized=config.router_normalized,
+        scale=config.router_scale,
+    )
 
 
 class DecoderLM(BlockStack):
@@ -135,8 +221,12 @@ class DecoderLM(BlockStack):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        features = config.feature_map if config.linear else None
-        blocks = [Block(config, norm_first=True, feature_map=features) for _ in range(config.layers)]
+        self.mixers = [MIXERS[kind] for kind in config.kinds]
+        places = [config.softmax_norm if mixer.scores else "before" for mixer in self.mixers]
+        blocks = [
+            Block(config, places[i], mixer.build(config, i), experts(config) if config.sparse[i] else None)
+            for i, mixer in enumerate(self.mixers)
+        ]
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.norm = norm(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
@@ -205,15 +295,16 @@ class DecoderLM(BlockStack):
         slots = cache.slots if isinstance(cache, (SlotCache, LinearSlotCache)) else None
         if slots is not None:
             slots.begin()
-            at, mask = slots.positions, self._slot_mask(slots, mask)
+            at, seen = slots.positions, self._slot_masks(slots, mask)
         else:
             before = 0 if cache is None else len(cache)
             at = before + self._places(tokens) if positions is None else positions
-            mask = self._mask(self._whole(tokens.shape[1]), before, mask, cache)
+            seen = self._masks(self._whole(tokens.shape[1]), before, mask, caches)
         x = self.dropout(self.positions(embedded(self.embedding, tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
-        for i, block in enumerate(self.blocks):
-            x, found = block(x, mask, rotation, None if caches is None else caches[i], return_aux)
+        for i, (block, mixer) in enumerate(zip(self.blocks, self.mixers)):
+            cache = None if caches is None else caches[i]
+            x, found = block(x, seen[mixer.state], rotation if mixer.rotary else None, cache, return_aux)
             if aux is not None and found is not None:
                 aux.append(found)
         return self.norm(x)
@@ -234,7 +325,7 @@ class DecoderLM(BlockStack):
         return head(features)
 
     def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[Any]:
-        """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` for linear attention.
+        """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` for a layer with a state.
 
         Parameters
         ----------
@@ -243,39 +334,40 @@ class DecoderLM(BlockStack):
         sliding : bool, default False
             If the config has a window, keep only the tokens inside it and the sinks. Use it without gradients.
         """
-        if self.config.linear:
-            return [LinearCache() for _ in self.blocks]
-        if not sliding or not self.slides:
-            return [KVCache(capacity) for _ in self.blocks]
-        window, sinks = self.config.window, self.config.sinks
-        return [KVCache(capacity, window=window, sinks=sinks) for _ in self.blocks]
+        kept: dict[str, Any] = {}
+        if sliding and self.slides:
+            kept = {"window": self.config.window, "sinks": self.config.sinks}
+        return [LinearCache() if mixer.state else KVCache(capacity, **kept) for mixer in self.mixers]
 
     def slot_caches(self, slots: Slots, prefixes: Sequence[tuple[Tensor, Tensor] | None] | None = None) -> list[Any]:
         """Return a cache for each layer that holds one sequence per slot.
 
         ``prefixes`` holds, for each layer, the keys and values of a prefix that all sequences share, or None.
         """
-        if self.config.linear:
-            return [LinearSlotCache(slots) for _ in self.blocks]
-        return [SlotCache(slots, each) for each in prefixes or [None] * len(self.blocks)]
+        prefixes = prefixes or [None] * len(self.blocks)
+        return [
+            LinearSlotCache(slots) if mixer.state else SlotCache(slots, each)
+            for mixer, each in zip(self.mixers, prefixes)
+        ]
 
     @property
     def keeps_all(self) -> bool:
-        """Whether the cache stores every token separately: no sliding window and no linear attention."""
-        return not self.slides and not self.config.linear
+        """Whether the cache stores every token separately: no sliding window and no layer with a state."""
+        return not self.slides and not self.config.recurrent
 
     @property
     def slides(self) -> bool:
         """Whether a cache may drop tokens outside the window. With ALiBi it may not: its bias depends on distances."""
         return self.config.window is not None and self.config.positions != "alibi"
 
-    def _slot_mask(self, slots: Slots, mask: MaskLike | None) -> MaskLike | None:
-        """Return the mask for one new token in each of several sequences of different lengths."""
-        config = self.config
+    def _slot_masks(self, slots: Slots, mask: MaskLike | None) -> Masks:
+        """Return the masks for one new token in each of several sequences of different lengths."""
         if mask is not None:
             raise rejected("DecoderLM", "mask", "be None with caches of slots", type(mask).__name__)
-        if config.linear:
-            return None
+        return {True: None, False: None if all(mixer.state for mixer in self.mixers) else self._slot_mask(slots)}
+
+    def _slot_mask(self, slots: Slots) -> MaskLike | None:
+        config = self.config
         offset = slots.offsets + slots.prefix  # index of the new token among the keys
         if config.positions == "alibi":
             causal = masks.causal(offset=offset) & masks.alibi(config.heads, offset=offset)
@@ -289,11 +381,17 @@ class DecoderLM(BlockStack):
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
-    def _mask(self, length: int, before: int, mask: MaskLike | None, cache: Any) -> Mask | None:
-        """Return the mask for ``length`` new tokens after ``before`` cached ones: causal, ALiBi and window."""
+    def _masks(self, length: int, before: int, mask: MaskLike | None, caches: Sequence[Any] | None) -> Masks:
+        """Return the masks for ``length`` new tokens after ``before`` cached ones."""
+        given = None if mask is None else masks.as_mask(mask)
+        scored = [i for i, mixer in enumerate(self.mixers) if not mixer.state]
+        if not scored:
+            return {True: given, False: None}
+        return {True: given, False: self._mask(length, before, given, None if caches is None else caches[scored[0]])}
+
+    def _mask(self, length: int, before: int, mask: Mask | None, cache: Any) -> Mask | None:
+        """Return the mask of layers with scores: causal, ALiBi and window."""
         config = self.config
-        if config.linear:  # linear attention is causal by construction
-            return None if mask is None else masks.as_mask(mask)
         if cache is not None and cache.most is not None and before + length > cache.most:
             if mask is not None:
                 raise rejected("DecoderLM", "mask", "be None where a window is full", type(mask).__name__)
@@ -301,7 +399,7 @@ class DecoderLM(BlockStack):
             if length == 1:  # the cache holds exactly the visible tokens
                 return None
         align = "lower_right" if before else None
-        parts: list[Mask] = [] if mask is None else [masks.as_mask(mask)]
+        parts: list[Mask] = [] if mask is None else [mask]
         if config.positions == "alibi":
             parts.append(masks.alibi(config.heads, align=align))
         if length > 1:

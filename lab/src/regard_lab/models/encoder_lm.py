@@ -32,6 +32,7 @@ from regard_lab.models.language_blocks import (
     norm,
     rotary,
 )
+from regard_lab.models.mixers import softmax
 from regard_lab.models.pooling import OF_ENCODERS, pooled
 
 __all__ = ["PRESETS", "EncoderLM", "EncoderLMConfig"]
@@ -131,7 +132,8 @@ class EncoderLM(BlockStack):
         self.widen = nn.Linear(W, E) if W != E else None
         self.dropout = nn.Dropout(config.dropout)
         count = min(config.layers, 1) if config.shared else config.layers
-        self.blocks = nn.ModuleList(Block(config, config.norm_first) for _ in range(count))  # type: ignore[assignment]
+        place = "before" if config.norm_first else "after"
+        self.blocks = nn.ModuleList(Block(config, place, softmax(config)) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config) if config.norm_first else nn.Identity()
         self.rotary = rotary(config)
         self.pooler = nn.Linear(E, E) if config.pooled else None

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,20 +16,21 @@ from regard._utils.errors import rejected, unknown_name
 from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
-from regard.nn import FeedForward, KVCache, LinearCache, LinearSelfAttention, Rotary, SelfAttention, SinusoidalPositions
-from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
+from regard.nn import FeedForward, KVCache, LinearCache, Rotary, SinusoidalPositions
+from regard.nn.heads.self_attention import SequenceContext
 from regard.nn.positions.rotary import Rotation
 from regard.nn.positions.rotary_scaling import RotaryScaling
 from regard.nn.transformer import ACTIVATIONS
 from regard_lab._options import Options, option
-from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, scorer, share, size
+from regard_lab.models.attending import DEEPEST, LARGEST, SCORES, share, size
+from regard_lab.models.experts import Experts
 from regard_lab.models.slot_cache import SlotCache
 from regard_lab.models.transformer import NORMALIZERS
 
 # What the configs of decoder-only and encoder-only language models share ----------------------------------------------
 
 
-NORMS, POSITIONS = ("layer", "rms"), ("learned", "rotary", "sinusoidal", "alibi", "none")
+NORMS, POSITIONS = ("layer", "rms", "rms_zero"), ("learned", "rotary", "sinusoidal", "alibi", "none")
 #: Maximum vocabulary size.
 VOCABULARY = 1 << 24
 #: A default hidden width is rounded up to a multiple of this.
@@ -45,9 +47,9 @@ class LanguageConfig(Options, ABC):
     heads: int = size(4, "heads H of queries")
     kv_heads: int | None = size(None, "heads G of keys and values, which divide the others; as many by default")
     head_width: int | None = size(None, "width D of a head; E/H by default")
-    feedforward: int | None = size(
-        None, "width F of the hidden layers; 4·E by default, 8/3·E with a gate, rounded up to a multiple of 64", 1 << 20
-    )
+    feedforward: int | None = option(
+        None, "width F of the hidden layers; 4·E by default, 8/3·E with a gate, rounded up to a multiple of 64; 0 for "
+        "none", kind=int, ge=0, le=1 << 20)  # fmt: skip
     max_length: int = size(1024, "positions that the model was made for; learned ones know no others", 1 << 24)
     positions: str = option("learned", "what tells positions", choices=POSITIONS)
     rotary_base: float = option(10000.0, "the base of rotary wavelengths", gt=0)
@@ -56,7 +58,8 @@ class LanguageConfig(Options, ABC):
     rotary_original: int | None = size(None, "positions trained on, where only slow waves are divided", 1 << 24)
     rotary_low: float = option(1.0, "turns within rotary_original below which a wave is slow", gt=0)
     rotary_high: float = option(4.0, "turns within rotary_original above which a wave is kept", gt=0)
-    norm: str = option("layer", "layer normalization, or of root mean squares alone", choices=NORMS)
+    norm: str = option("layer", "layer normalization, or of root mean squares alone, with a scale that is stored as it "
+                       "is or less 1 (Gemma, Qwen3-Next)", choices=NORMS)  # fmt: skip
     norm_eps: float = option(1e-5, "added to the variance", gt=0)
     activation: str = option("gelu", "of the hidden layers", choices=tuple(ACTIVATIONS))
     gated: bool = option(False, "whether hidden features are multiplied by another projection (SwiGLU, GEGLU)")
@@ -67,6 +70,10 @@ class LanguageConfig(Options, ABC):
     tied: bool = option(True, "whether the embedding also scores the vocabulary")
     score: str = option("scaled_dot", "how queries and keys compare within a head", choices=SCORES)
     normalizer: str = option("softmax", "of the scores", choices=NORMALIZERS)
+    qk_norm: str = option("none", "norm of queries and keys: within each head (Qwen3), or over all heads (OLMo 2)",
+                          choices=("none", "head", "all"))  # fmt: skip
+    #: Qiu 2025, arXiv 2505.06708.
+    output_gate: bool = option(False, "whether the output of heads is multiplied by a gate for each channel")
     dropout: float = share(0.0, "share zeroed of embeddings and of what each block adds")
     attention_dropout: float = share(0.0, "share zeroed of attention weights")
 
@@ -140,12 +147,17 @@ STD = 0.02
 class Block(nn.Module):
     """Pre-norm: ``x ← x + A(N(x))``, ``x ← x + F(N(x))``. Post-norm: ``x ← N(x + A(x))``, ``x ← N(x + F(x))``.
 
+    With norms of what is added (OLMo 2) it is ``x ← x + N(A(x))``, ``x ← x + N(F(x))``.
+
     Parameters
     ----------
     config : LanguageConfig
-    norm_first : bool
-    feature_map : str, optional
-        Use linear attention with this feature map.
+    place : {"before", "after", "added"}
+        Where norms are: of what attention and feed-forward network read, of the sums, or of what is added to them.
+    attention : Module
+        Self-attention or what stands in its place; see :mod:`regard_lab.models.mixers`.
+    experts : Experts, optional
+        What stands in the place of the feed-forward network.
 
     Attributes
     ----------
@@ -153,34 +165,31 @@ class Block(nn.Module):
         Activation checkpointing: store only the block's input, and recompute the rest in the backward pass.
     """
 
-    def __init__(self, config: LanguageConfig, norm_first: bool, feature_map: str | None = None) -> None:
+    def __init__(
+        self, config: LanguageConfig, place: str, attention: nn.Module, experts: Experts | None = None
+    ) -> None:
         super().__init__()
-        self.norm_first, self.checkpoints = norm_first, False
-        shared: dict[str, Any] = {
-            "num_kv_heads": config.groups,
-            "head_dim": config.head,
-            "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
-            "out_bias": config.bias if config.out_bias is None else config.out_bias,
-        }
-        self.attention = (
-            SelfAttention(
-                config.width,
-                config.heads,
-                **shared,
-                dropout=config.attention_dropout,
-                # None also means scaled dot product, and uses torch's kernel if possible.
-                score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.max_length),
-                normalizer=config.normalizer,
-                rotary=rotary(config),
+        self.place, self.checkpoints = place, False
+        self.attention: Any = attention
+        self.feed_forward: FeedForward | Experts | None = experts
+        if experts is None and config.hidden:
+            self.feed_forward = FeedForward(
+                config.width, config.hidden, config.activation, gated=config.gated, bias=config.bias
             )
-            if feature_map is None
-            else LinearSelfAttention(config.width, config.heads, **shared, feature_map=feature_map)
-        )
-        self.feed_forward = FeedForward(
-            config.width, config.hidden, config.activation, gated=config.gated, bias=config.bias
-        )
-        self.attention_norm, self.feed_forward_norm = norm(config), norm(config)
+        self.attention_norm = norm(config)
+        self.feed_forward_norm = None if self.feed_forward is None else norm(config)
         self.dropout = nn.Dropout(config.dropout)
+
+    @property
+    def ends(self) -> list[Tensor]:
+        """The last matrices of what is added to the rows."""
+        last = [self.attention.out.weight]
+        if isinstance(self.feed_forward, FeedForward):
+            last.append(self.feed_forward.down.weight)
+        elif self.feed_forward is not None:
+            shared = self.feed_forward.shared
+            last += [self.feed_forward.down, *([] if shared is None else [shared.down.weight])]
+        return last
 
     def forward(
         self,
@@ -205,15 +214,20 @@ class Block(nn.Module):
         cache: KVCache | SlotCache | LinearCache | None = None,
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
-        read = self.attention_norm(x) if self.norm_first else x
+        read = self.attention_norm(x) if self.place == "before" else x
         added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
         added, aux = (added, None) if return_aux is None else added
+        x = self._sum(x, added, self.attention_norm)
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x, aux
+        read = self.feed_forward_norm(x) if self.place == "before" else x
+        return self._sum(x, self.feed_forward(read), self.feed_forward_norm), aux
+
+    def _sum(self, x: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
+        """Return the sum of rows and what is added to them, with the norm of either."""
+        added = norm(added) if self.place == "added" else added
         x = x + (self.dropout(added) if self.training else added)
-        if not self.norm_first:
-            x = self.attention_norm(x)
-            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), aux
-        added = self.feed_forward(self.feed_forward_norm(x))
-        return x + (self.dropout(added) if self.training else added), aux
+        return norm(x) if self.place == "after" else x
 
 
 class BlockStack(nn.Module):
@@ -314,8 +328,21 @@ def rotary(config: LanguageConfig) -> Rotary | None:
 
 def norm(config: LanguageConfig, width: int | None = None) -> nn.Module:
     """Return a LayerNorm or RMSNorm over ``width`` features; the config's hidden size by default."""
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "rms_zero": ZeroCenteredRMSNorm}[config.norm]
     return kind(config.width if width is None else width, eps=config.norm_eps)
+
+
+class ZeroCenteredRMSNorm(nn.RMSNorm):
+    """An RMSNorm whose weight is its scale less 1, so that weight decay pulls the scale to 1 (Gemma, Qwen3-Next)."""
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 0."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed rows, computed in at least float32."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.normalized_shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)
 
 
 def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
@@ -324,12 +351,16 @@ def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
     The last linear layer of each residual branch is scaled by 1/√(2·layers) (Radford 2019).
     """
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm | GroupedProjections):
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.reset_parameters()
+        elif isinstance(module, Block):
+            module.attention.reset_parameters()
+        elif isinstance(module, Experts):
+            module.draw(STD)
         elif isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     for block in blocks:
-        for end in (block.attention.out, block.feed_forward.down):
-            nn.init.normal_(end.weight, std=STD / (2 * layers) ** 0.5)
+        for end in block.ends:
+            nn.init.normal_(end, std=STD / (2 * layers) ** 0.5)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard._utils.errors import rejected, shape
-from regard.nn import KVCache, LinearCache, LinearState
+from regard.nn import KVCache, LinearCache
 
 
 class Slots:
@@ -198,7 +198,7 @@ class SlotCache:
 
 
 class LinearSlotCache(LinearCache):
-    """The sums of linear attention for sequences in slots; :class:`Slots` knows their lengths.
+    """The states of linear attention or another recurrence for sequences in slots; :class:`Slots` knows their lengths.
 
     Parameters
     ----------
@@ -209,15 +209,15 @@ class LinearSlotCache(LinearCache):
     def __init__(self, slots: Slots) -> None:
         super().__init__()
         self.slots = slots
-        self._begun: tuple[int, list[Tensor]] | None = None
+        self._begun: tuple[int, tuple[Tensor, ...]] | None = None
 
     def __len__(self) -> int:
         """Return how many steps there are, of the longest sequence."""
         return max(self.slots.lengths, default=0)
 
     @property
-    def state(self) -> LinearState | None:
-        """The sums (B, H, F, V) and (B, H, F) of the sequences in use; None before the first step."""
+    def state(self) -> tuple[Tensor, ...] | None:
+        """The state of the sequences in use; None before the first step."""
         self._settle()
         if self._sums is None:
             return None
@@ -226,21 +226,20 @@ class LinearSlotCache(LinearCache):
         fresh = [row for row, length in enumerate(lengths) if not length]
         for each in self._sums if fresh else ():
             each[fresh] = 0  # clear what an earlier sequence left in the slot
-        return LinearState(*(each[: len(lengths)] for each in self._sums))
+        return tuple(each[: len(lengths)] for each in self._sums)
 
-    def advance(self, state: LinearState, steps: int) -> None:  # noqa: ARG002
-        """Replace the sums by those after another step, as soon as all layers have finished it."""
-        assert state.normalizer is not None
+    def advance(self, state: tuple[Tensor | None, ...], steps: int) -> None:  # noqa: ARG002
+        """Replace the state by the one after another step, as soon as all layers have finished it."""
         self._settle()
-        self._begun = (self.slots.finished, [state.matrix, state.normalizer])
+        self._begun = (self.slots.finished, tuple(each for each in state if each is not None))
 
-    def load(self, slot: int, matrix: Tensor, normalizer: Tensor) -> None:
-        """Put the sums (1, H, F, V) and (1, H, F) of a sequence into a slot."""
+    def load(self, slot: int, *state: Tensor) -> None:
+        """Put the state (1, ...) of a sequence into a slot."""
         self._settle()
         if self._sums is None:
-            self._sums = [each.new_zeros(0, *each.shape[1:]) for each in (matrix, normalizer)]
+            self._sums = tuple(each.new_zeros(0, *each.shape[1:]) for each in state)
         self._make_room(slot + 1)
-        for each, new in zip(self._sums, (matrix, normalizer)):
+        for each, new in zip(self._sums, state):
             each[slot] = new[0]
 
     def move(self, source: int, target: int) -> None:
@@ -270,4 +269,4 @@ class LinearSlotCache(LinearCache):
     def _make_room(self, rows: int) -> None:
         """Let there be so many rows; new ones are 0."""
         if self._sums is not None and (missing := rows - len(self._sums[0])) > 0:
-            self._sums = [F.pad(each, (0, 0) * (each.dim() - 1) + (0, missing)) for each in self._sums]
+            self._sums = tuple(F.pad(each, (0, 0) * (each.dim() - 1) + (0, missing)) for each in self._sums)

@@ -25,6 +25,7 @@ from regard_lab.models.attending import DEEPEST, SCORES, share, size
 from regard_lab.models.efficientnet import channels_last
 from regard_lab.models.encoder_lm import EncoderLMConfig
 from regard_lab.models.language_blocks import STD, Block, draw, norm
+from regard_lab.models.mixers import softmax
 from regard_lab.models.transformer import NORMALIZERS
 
 __all__ = ["PRESETS", "VisionTransformer", "VisionTransformerConfig"]
@@ -179,7 +180,7 @@ class VisionTransformer(nn.Module):
         self.positions = nn.Parameter(torch.empty(1, config.max_length, E)) if learned else None
         self.waves = SinusoidalPositions(E // 2) if config.positions == "sinusoidal" else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config.block, norm_first=True) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config.block, "before", softmax(config.block)) for _ in range(config.layers))
         self.norm = norm(config.block)
         self.pooler = nn.Linear(E, E) if config.pooled else None
         self.weigh = nn.Linear(E, 1) if config.pooling == "attention" else None

@@ -130,7 +130,7 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
 
     A head's scores take 2·D FLOPs for every visible pair, and its weighted values the same; a weight matrix of n
     entries takes 2·n per token (Kaplan 2020, arXiv 2001.08361, table 1). In linear attention, each token updates a
-    head's state matrix with 2·D² FLOPs, counted as scores, and reads it with the same number, counted as values.
+    head's state matrix with 2·D·V FLOPs, counted as scores, and reads it with the same number, counted as values.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     for stack in shape.stacks:
         layers += stack.depth * sum(each.flops for each in stack.layer.weights)
         for attention in stack.layer.attentions:
-            pairs = attention.head_width if attention.linear else visible_pairs(L, attention, documents) / L
+            pairs = attention.values if attention.linear else visible_pairs(L, attention, documents) / L
             scores += stack.depth * 2 * attention.heads * attention.head_width * pairs
     head = sum(each.flops / (L if each.multiplies == "sequences" else 1) for each in shape.rest)
     return Flops(layers, head, scores, scores)
@@ -457,7 +457,7 @@ def training_memory(shape: Shape, recipe: Recipe, layout: Layout | None = None) 
 def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
     """Return the bytes of the keys and values of so many tokens, in all layers that write one token after the other.
 
-    Of linear attention, they are those of one sequence's sums in float32, however many tokens it has.
+    Of layers with a state, they are those of one sequence's state in float32, however many tokens it has.
 
     Parameters
     ----------
@@ -479,6 +479,6 @@ def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
         if stack.layer.attentions[0].causal:
             for each in stack.layer.attentions:
                 D = each.head_width
-                kept = each.heads * D * (D + 1) * 4 if each.linear else 2 * each.kv_heads * D * tokens * element
+                kept = each.state * 4 if each.linear else 2 * each.kv_heads * D * tokens * element
                 found += stack.depth * kept
     return float(found)

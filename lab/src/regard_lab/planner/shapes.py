@@ -8,18 +8,22 @@ Dimensions: E width, H query heads, G key-value heads, D width of a head, F hidd
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+from torch import nn
 
 from regard._utils.errors import described, rejected
+from regard.nn import LinearCache, RecurrentAttention
 from regard_lab.models.attending import scorer
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
 from regard_lab.models.language_blocks import LanguageConfig
+from regard_lab.models.mixers import meta
 from regard_lab.models.transformer import TransformerConfig
 
 #: Parts of a model, in the order of tables.
@@ -77,7 +81,11 @@ class AttentionShape:
     rotary : bool
         Whether turned copies of queries and keys are kept for the backward pass.
     linear : bool
-        Whether keys and values are summed to a matrix (D, D) for each head, in place of scores.
+        Whether keys and values are summed to a matrix (D, V) for each head, in place of scores.
+    value_width : int, optional
+        V; D by default.
+    state : int
+        Numbers that the cache of such a sum keeps of a sequence, however long.
     """
 
     heads: int
@@ -88,6 +96,13 @@ class AttentionShape:
     sinks: int = 0
     rotary: bool = False
     linear: bool = False
+    value_width: int | None = None
+    state: int = 0
+
+    @property
+    def values(self) -> int:
+        """Width V of a value."""
+        return self.head_width if self.value_width is None else self.value_width
 
 
 @dataclass(frozen=True)
@@ -198,12 +213,33 @@ def shape_of(config: object, name: str = "model") -> Shape:  # noqa: ARG001
 @shape_of.register
 def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     E, N = config.width, config.vocabulary
-    seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks, "linear": config.linear}
-    layer = _language_layer(config, replace(_attention(config), **seen))
+    counts = Counter(zip(config.kinds, config.sparse))
+    stacks = tuple(Stack(_decoder_layer(config, *kind), count) for kind, count in counts.items())
     rest = [Weight("embeddings", (N, E)), *_positions(config, config.max_length, E), *_norm(config, E)]
     rest.append(Weight("head", (N, E), "tokens", stored=not config.tied))
-    stacks = (Stack(layer, config.layers),)
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
+
+
+def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool) -> Layer:
+    """Return the layer of a decoder with this kind of attention, and perhaps experts."""
+    D = config.head
+    if kind in ("softmax", "linear"):
+        state = config.heads * D * (D + 1)
+        seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}
+        seen |= {"linear": True, "state": state} if kind == "linear" else {}
+        return _language_layer(config, replace(_attention(config), **seen), sparse=sparse)
+    layer = cast(RecurrentAttention, meta(config, kind, config.kinds.index(kind)))
+    with torch.device("meta"):
+        cache = LinearCache()
+        layer(torch.empty(1, 1, config.width), cache=cache)
+    (_, H, K, V), state = cache.state.matrix.shape, sum(each.numel() for each in cache.state)
+    attention = AttentionShape(H, H, K, causal=True, linear=True, value_width=V, state=state)
+    names = [name for name, each in layer.named_modules() if isinstance(each, nn.Linear)]
+    weights = []
+    for name, each in layer.named_parameters():
+        multiplies = name.rpartition(".")[0] in names and each.dim() == 2
+        weights.append(Weight("attention", tuple(each.shape), "tokens" if multiplies else "nothing"))
+    return _language_layer(config, attention, weights, sparse)
 
 
 @shape_of.register
@@ -260,17 +296,31 @@ def _attention(config: LanguageConfig) -> AttentionShape:
     return AttentionShape(config.heads, config.groups, config.head, rotary=config.positions == "rotary")
 
 
-def _language_layer(config: LanguageConfig, attention: AttentionShape) -> Layer:
-    """Return the layer of a language model: one attention, a feed-forward network and two norms."""
+def _language_layer(
+    config: LanguageConfig, attention: AttentionShape, weights: Iterable[Weight] | None = None, sparse: bool = False
+) -> Layer:
+    """Return the layer of a language model: one attention, a feed-forward network and norms.
+
+    The weights of the attention are those of softmax or linear attention by default.
+    """
     E, H, G, D = config.width, config.heads, config.groups, config.head
-    weights = linear("attention", E, (H + 2 * G) * D, config.bias if config.qkv_bias is None else config.qkv_bias)
-    weights += linear("attention", H * D, E, config.bias if config.out_bias is None else config.out_bias)
-    weights += _scorer(config.score, D, config.max_length)
-    weights += _feed_forward(E, config.hidden, config.gated, config.bias)
-    weights += 2 * _norm(config, E)
+    if weights is None:
+        bias = config.bias if config.qkv_bias is None else config.qkv_bias
+        weights = linear("attention", E, (H + 2 * G) * D, bias)
+        weights += linear("attention", H * D, E, config.bias if config.out_bias is None else config.out_bias)
+        weights += _scorer(config.score, D, config.max_length)
+        weights += linear("attention", E, H * D, bias) if config.output_gate else []
+        widths = {"none": (), "head": (D, D), "all": (H * D, G * D)}[config.qk_norm]
+        weights += [Weight("norms", (width,)) for width in widths]
+    weights = [*weights, *_norm(config, E)]
+    if sparse:
+        assert isinstance(config, DecoderLMConfig)
+        weights += [*_experts(config), *_norm(config, E)]
+    elif config.hidden:
+        weights += [*_feed_forward(E, config.hidden, config.gated, config.bias), *_norm(config, E)]
     dropped = config.dropout > 0, config.attention_dropout > 0
     kept = _kept_hidden(config.activation, config.gated)
-    return Layer(E, config.hidden, tuple(weights), (attention,), kept, 1 if config.norm == "rms" else 2, *dropped)
+    return Layer(E, config.hidden, tuple(weights), (attention,), kept, 2 if config.norm == "layer" else 1, *dropped)
 
 
 def _feed_forward(width: int, hidden: int, gated: bool, bias: bool) -> list[Weight]:
@@ -278,12 +328,22 @@ def _feed_forward(width: int, hidden: int, gated: bool, bias: bool) -> list[Weig
     return [*up, *(up if gated else []), *linear("feed-forward", hidden, width, bias)]
 
 
+def _experts(config: DecoderLMConfig) -> list[Weight]:
+    """Return the weights of a mixture of experts; a token is multiplied by those of the chosen ones alone."""
+    E, F, S = config.width, config.expert_width or config.hidden, config.shared_width
+    weights = [Weight("feed-forward", (config.experts, 3 * F, E))]
+    weights.append(Weight("feed-forward", (config.experts_chosen * 3 * F, E), "tokens", stored=False))
+    weights += linear("feed-forward", E, config.experts, False)
+    weights += _feed_forward(E, S, True, False) if S else []
+    return [*weights, *(linear("feed-forward", E, 1, False) if S and config.shared_gate else [])]
+
+
 def _kept_hidden(activation: str, gated: bool) -> int:
     return (1 if activation == "relu" else 2) + 2 * gated
 
 
 def _norm(config: LanguageConfig, width: int) -> list[Weight]:
-    return [Weight("norms", (width,) if config.norm == "rms" else (2, width))]
+    return [Weight("norms", (2, width) if config.norm == "layer" else (width,))]
 
 
 def _positions(config: LanguageConfig, rows: int, width: int) -> list[Weight]:

@@ -13,14 +13,16 @@ from regard.masks import MaskLike
 from regard.masks.documents import Documents
 from regard.nn.heads.self_attention import GroupedProjections
 from regard.nn.linear.attention import linear_attention
-from regard.nn.linear.recurrence import FeatureMap, LinearState, options
+from regard.nn.linear.recurrence import FeatureMap, options
 
-# The cache of linear attention: sums over all steps so far, of constant size ------------------------------------------
+# The cache of linear attention and of recurrences: a state over all steps so far, of constant size -------------------
 # Dimensions: B sequences, H heads, F features, V width of values.
 
 
 class LinearCache:
-    """The state of linear attention after earlier steps.
+    """The state of a layer of linear attention, or of another recurrence, after earlier steps.
+
+    The state is a tuple of tensors that begin with the sequences: :class:`LinearState` or :class:`RecurrentState`.
 
     Examples
     --------
@@ -34,7 +36,7 @@ class LinearCache:
     """
 
     def __init__(self) -> None:
-        self._sums: list[Tensor] | None = None  # matrices and normalizers, one row for each sequence
+        self._sums: tuple[Tensor, ...] | None = None  # one row for each sequence
         self._length = 0
 
     def __len__(self) -> int:
@@ -45,34 +47,38 @@ class LinearCache:
         return f"{type(self).__name__}(): {len(self)} steps"
 
     @property
-    def state(self) -> LinearState | None:
-        """The sums (B, H, F, V) and (B, H, F) of the sequences; None before the first step."""
-        return None if self._sums is None else LinearState(*self._sums)
+    def state(self) -> Any:
+        """The state of the sequences, as it was given to :meth:`advance`; None before the first step."""
+        return self._sums
 
-    def advance(self, state: LinearState, steps: int) -> None:
-        """Replace the sums by those after ``steps`` further steps."""
-        assert state.normalizer is not None
-        self._sums, self._length = [state.matrix, state.normalizer], self._length + steps
+    def advance(self, state: tuple[Tensor | None, ...], steps: int) -> None:
+        """Replace the state by the one after ``steps`` further steps."""
+        self._sums, self._length = _whole(state), self._length + steps
 
-    def sequence(self, row: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Return the sums (1, H, F, V) and (1, H, F) of one sequence, over all steps: sums do not separate steps."""
+    def sequence(self, row: int, first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """Return the state (1, ...) of one sequence, over all steps: a state does not separate them."""
         if self._sums is None:
             raise ValueError("LinearCache: the cache is empty; call advance before reading it.")
-        matrix, normalizer = (each[row : row + 1] for each in self._sums)
-        return matrix, normalizer
+        return tuple(each[row : row + 1] for each in self._sums)
 
     def reorder(self, index: Tensor) -> None:
         """Replace sequence b by sequence ``index[b]``, for beam search."""
         if self._sums is not None:
-            self._sums = [each.index_select(0, index) for each in self._sums]
+            kind, made = type(self._sums), [each.index_select(0, index) for each in self._sums]
+            self._sums = tuple(made) if kind is tuple else kind(*made)
 
     def truncate(self, length: int) -> None:
-        """Keep only the first ``length`` steps: 0 or all, as sums do not separate steps."""
+        """Keep only the first ``length`` steps: 0 or all, as a state does not separate them."""
         if length == len(self):
             return
         if length:
             raise rejected("LinearCache", "length", f"be 0 or {len(self)}, the number of steps", length)
         self._sums, self._length = None, 0
+
+
+def _whole(state: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    assert all(each is not None for each in state), "a cache holds tensors"
+    return state  # type: ignore[return-value]
 
 
 # Linear self-attention of language models, with constant cost per token -----------------------------------------------

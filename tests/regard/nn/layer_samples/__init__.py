@@ -8,6 +8,7 @@ from tests.regard.nn.layer_samples import (
     multihead,
     options,
     positions,
+    recurrent,
     scored,
     sets,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "multihead",
     "options",
     "positions",
+    "recurrent",
     "sample",
     "scored",
     "sets",

@@ -35,7 +35,7 @@ def _read(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: AR
 
 def _write(config: DecoderLMConfig) -> Described | None:
     shape = (config.positions, config.norm, config.gated, config.window, config.groups, config.head * config.heads)
-    if shape != ("learned", "layer", False, None, config.heads, config.width) or not is_plain(config) or config.linear:
+    if shape != ("learned", "layer", False, None, config.heads, config.width) or not is_plain(config):
         return None
     if config.pooling != "last" or not (config.bias and config.qkv_bias is not False and config.out_bias is not False):
         return None

@@ -38,7 +38,7 @@ def _read(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: AR
         feedforward=described["intermediate_size"],
         max_length=described["max_position_embeddings"],
         positions="rotary",
-        **_rotary(described),
+        **rotary_read(described),
         norm="rms",
         norm_eps=described["rms_norm_eps"],
         activation=activation_read(described),
@@ -52,7 +52,7 @@ def _read(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: AR
     )
 
 
-def _rotary(described: Described) -> dict[str, Any]:
+def rotary_read(described: Described) -> dict[str, Any]:
     """Return the config fields for rotary positions, read as in transformers.
 
     If both are present, ``rope_scaling`` of older configs takes precedence over ``rope_parameters``.
@@ -107,7 +107,7 @@ def _window(described: Described) -> int | None:
 
 def _write(config: DecoderLMConfig) -> Described | None:
     shape = (config.positions, config.norm, config.gated, config.sinks)
-    if shape != ("rotary", "rms", True, 0) or not is_plain(config) or config.linear:
+    if shape != ("rotary", "rms", True, 0) or not is_plain(config):
         return None
     if config.dropout or config.pooling != "last":
         return None

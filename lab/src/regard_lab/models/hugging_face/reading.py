@@ -32,13 +32,14 @@ from regard_lab.models.heads import Head, LanguageModel, SequenceClassifier, Tok
 from regard_lab.models.hugging_face.bert import ALBERT, BERT, ROBERTA
 from regard_lab.models.hugging_face.gpt2 import GPT2
 from regard_lab.models.hugging_face.llama import LLAMA
+from regard_lab.models.hugging_face.recurrent import MAMBA2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from regard_lab.models.hugging_face.rules import Described, Family, Rule, completed, same
 from regard_lab.models.hugging_face.vit import DEIT, VIT
 from regard_lab.models.image_classifier import ImageClassifier
 from regard_lab.models.vision_transformer import VisionTransformer
 
 INDEX = "model.safetensors.index.json"
-FAMILIES = (GPT2, LLAMA, BERT, ROBERTA, ALBERT, VIT, DEIT)
+FAMILIES = (GPT2, LLAMA, QWEN3_NEXT, QWEN3_5, OLMO_HYBRID, MAMBA2, BERT, ROBERTA, ALBERT, VIT, DEIT)
 #: Supported heads by the end of an architecture's name, with the functions that build them from a model and labels.
 HEADS: dict[str, Callable[..., Head | ImageClassifier]] = {
     "ForSequenceClassification": SequenceClassifier,
@@ -56,8 +57,8 @@ _HEADS_OF: dict[type[Any], tuple[str, ...]] = {
 _MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "Model")
 #: Maximum size of a file of parameters in bytes; its header is checked before the tensors are read.
 _LARGEST = 1 << 40
-#: A tensor's file, dtype and shape.
-_Place = tuple[Path, str, tuple[int, ...]]
+#: A tensor's file, dtype, shape, and name in the file.
+_Place = tuple[Path, str, tuple[int, ...], str]
 
 
 def read_folder(
@@ -82,7 +83,7 @@ def read_folder(
         raise file_error(path, "describe a model", brief(described))
     family = _family(path, described)
     architecture = _architecture(path, family, described)
-    places = _places(folder)
+    places = {family.name(name): place for name, place in _places(folder).items()}
     prefix = family.trunk if any(name.startswith(family.trunk) for name in places) else ""
     names = {name.removeprefix(prefix) if name.startswith(prefix) else f"/{name}" for name in places}
     if not prefix:
@@ -124,7 +125,7 @@ def head_rules(family: Family, rules: list[Rule], architecture: str) -> list[Rul
         return [*inner, *same({"model.pooler": "/classifier.dense", "output": "/classifier.out_proj"})]
     if architecture == "ForImageClassificationWithTeacher":
         return [*inner, *same({"output": "/cls_classifier", "taught": "/distillation_classifier"})]
-    if family is LLAMA or (family is GPT2 and architecture == "ForSequenceClassification"):
+    if family.model is DecoderLM and (family is not GPT2 or architecture == "ForSequenceClassification"):
         return [*inner, *same({"output": "/score"})]
     return [*inner, *same({"output": "/classifier"})]
 
@@ -240,7 +241,7 @@ def _places(folder: Path) -> dict[str, _Place]:
         if not (folder / WEIGHTS).exists() and any(folder.glob("pytorch_model*.bin")):
             got = "pickles, which are never loaded because they can run code; save the model as safetensors"
             raise file_error(folder, f"hold {WEIGHTS}", got)
-        return {name: (folder / WEIGHTS, *place) for name, place in _header(folder / WEIGHTS).items()}
+        return {name: (folder / WEIGHTS, *place, name) for name, place in _header(folder / WEIGHTS).items()}
     index = read_json(folder / INDEX)
     table = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
@@ -249,7 +250,7 @@ def _places(folder: Path) -> dict[str, _Place]:
     for name in sorted(set(table.values())):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise file_error(folder / INDEX, "name safetensors files of its own folder", brief(name))
-        found |= {tensor: (folder / name, *place) for tensor, place in _header(folder / name).items()}
+        found |= {tensor: (folder / name, *place, tensor) for tensor, place in _header(folder / name).items()}
     if found.keys() != table.keys():
         odd = sorted(found.keys() ^ table.keys())[0]
         raise file_error(folder / INDEX, "list the tensors that its files hold", f"another list: {brief(odd)}")
@@ -273,10 +274,13 @@ def _check(folder: Path, family: Family, model: nn.Module, rules: list[Rule], pl
     if extra:
         raise file_error(folder, f"hold only tensors that {CONFIG} describes", brief(extra[0]))
     for rule in rules:
-        for name, part in zip(rule.theirs, rule.split(parameters[rule.ours]) if rule.ours in parameters else ()):
-            path, stored, shape = places[name]
-            if shape != tuple(part.shape) or stored not in DTYPES or not DTYPES[stored].is_floating_point:
-                raise file_error(path, f"hold {name} of floats and shape {tuple(part.shape)}", f"{stored} of {shape}")
+        if rule.ours not in parameters:
+            continue
+        found = [places[name][2] for name in rule.theirs]
+        for name, wanted in zip(rule.theirs, rule.expected(parameters[rule.ours], found)):
+            path, stored, shape, _ = places[name]
+            if shape != wanted or stored not in DTYPES or not DTYPES[stored].is_floating_point:
+                raise file_error(path, f"hold {name} of floats and shape {wanted}", f"{stored} of {shape}")
     free, most = available_memory(), sum(4 * tensor.numel() for tensor in parameters.values())
     if free is not None and most > free:
         raise file_error(folder, f"fit into the {free / 1e9:.1f} GB of memory that are free", f"{most / 1e9:.1f} GB")
@@ -309,7 +313,7 @@ def _opened(places: Mapping[str, _Place]) -> Iterator[Callable[[str], Tensor]]:
     with ExitStack() as stack:
 
         def tensor(name: str) -> Tensor:
-            path = places[name][0]
+            path, *_, name = places[name]
             with reading_safetensors(path):
                 if path not in files:
                     files[path] = stack.enter_context(safe_open(path, framework="pt"))

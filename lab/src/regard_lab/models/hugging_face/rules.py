@@ -6,6 +6,7 @@ not implement is refused, and so is a key that neither a family nor :data:`IGNOR
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLM, EncoderLMConfig
+from regard_lab.models.language_blocks import LanguageConfig
 from regard_lab.models.vision_transformer import VisionTransformer, VisionTransformerConfig
 
 # The keys of a config.json: transformers' default of each, and the values that we implement ---------------------------
@@ -153,6 +155,87 @@ _QWEN2: dict[str, Key] = _WITHOUT_BIAS | {
     "use_sliding_window": Key(False),
     "vocab_size": Key(151936),
 }
+_RECURRENT: dict[str, Key] = _WITHOUT_BIAS | {
+    "attention_bias": Key(False),
+    "full_attention_interval": Key(4, extra=True),
+    "layer_types": Key(None),
+    "linear_conv_kernel_dim": Key(4),
+    "linear_key_head_dim": Key(128),
+    "linear_num_key_heads": Key(16),
+    "linear_num_value_heads": Key(32),
+    "linear_value_head_dim": Key(128),
+    "max_position_embeddings": Key(32768),
+    "num_attention_heads": Key(16),
+}
+_QWEN3_5: dict[str, Key] = _RECURRENT | {
+    "head_dim": Key(256),
+    "hidden_size": Key(4096),
+    "intermediate_size": Key(12288),
+    "num_hidden_layers": Key(32),
+    "num_key_value_heads": Key(4),
+    "partial_rotary_factor": Key(0.25, extra=True),
+    "vocab_size": Key(248320),
+}
+_QWEN3_NEXT: dict[str, Key] = _QWEN3_5 | {
+    "decoder_sparse_step": Key(1),
+    "hidden_size": Key(2048),
+    "intermediate_size": Key(5632),
+    "mlp_only_layers": Key(None),
+    "moe_intermediate_size": Key(512),
+    "norm_topk_prob": Key(True),
+    "num_experts": Key(512),
+    "num_experts_per_tok": Key(10),
+    "num_hidden_layers": Key(48),
+    "num_key_value_heads": Key(2),
+    "output_router_logits": Key(False),
+    "router_aux_loss_coef": Key(0.001),
+    "shared_expert_intermediate_size": Key(512),
+    "vocab_size": Key(151936),
+}
+_OLMO_HYBRID: dict[str, Key] = _RECURRENT | {
+    "head_dim": Key(None, extra=True),
+    "hidden_size": Key(3840),
+    "intermediate_size": Key(11008),
+    "linear_a_log_max": Key(16.0),
+    "linear_a_log_min": Key(0.0),
+    "linear_allow_neg_eigval": Key(True),
+    "linear_dt_init_floor": Key(1e-4),
+    "linear_dt_max": Key(0.1),
+    "linear_dt_min": Key(0.001),
+    "linear_key_head_dim": Key(None),
+    "linear_num_key_heads": Key(None),
+    "linear_num_value_heads": Key(None),
+    "linear_value_head_dim": Key(None),
+    "max_position_embeddings": Key(65536),
+    "num_attention_heads": Key(30),
+    "pad_token_id": Key(100277),
+    "vocab_size": Key(100352),
+}
+_MAMBA2: dict[str, Key] = _COMMON | {
+    "chunk_size": Key(256),
+    "conv_kernel": Key(4),
+    "expand": Key(2),
+    "head_dim": Key(64),
+    "hidden_act": _fixed("silu", "swish"),
+    "hidden_size": Key(4096),
+    "layer_norm_epsilon": Key(1e-5),
+    "n_groups": Key(8),
+    "num_heads": Key(128),
+    "num_hidden_layers": Key(64),
+    "pad_token_id": Key(1),
+    "rescale_prenorm_residual": Key(False),
+    "residual_in_fp32": Key(True),
+    "state_size": Key(128),
+    "tie_word_embeddings": Key(False),
+    "time_step_floor": Key(1e-4),
+    "time_step_limit": Key((0.0, math.inf), ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}])),
+    "time_step_max": Key(0.1),
+    "time_step_min": Key(0.001),
+    "time_step_rank": Key("auto"),
+    "use_bias": Key(False),
+    "use_conv_bias": _fixed(True),
+    "vocab_size": Key(32768),
+}
 _VIT: dict[str, Key] = _COMMON | {
     "attention_probs_dropout_prob": Key(0.0),
     "hidden_act": Key("gelu"),
@@ -178,8 +261,12 @@ KEYS: dict[str, Keys] = {
     "deit": _VIT,
     "gpt2": _GPT2,
     "llama": _LLAMA,
+    "mamba2": _MAMBA2,
     "mistral": _MISTRAL,
+    "olmo_hybrid": _OLMO_HYBRID,
     "qwen2": _QWEN2,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_next": _QWEN3_NEXT,
     "roberta": _ROBERTA,
     "vit": _VIT,
     "xlm-roberta": _CAMEMBERT,
@@ -370,6 +457,10 @@ class Rule:
     sizes: tuple[int, ...] = ()
     transposed: bool = False
 
+    def expected(self, tensor: Tensor, found: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:  # noqa: ARG002
+        """Return the shapes that theirs must have, of ours and those that they have."""
+        return tuple(tuple(part.shape) for part in self.split(tensor))
+
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return theirs of ours."""
         parts = tensor.split(self.sizes) if self.sizes else (tensor,)
@@ -379,6 +470,74 @@ class Rule:
         """Return ours of theirs."""
         turned = [part.t() if self.transposed else part for part in parts]
         return turned[0] if len(turned) == 1 else torch.cat(turned)
+
+
+@dataclass(frozen=True)
+class Rows(Rule):
+    """One parameter of ours that is made of some rows of theirs, in any order; for reading only.
+
+    Attributes
+    ----------
+    shapes : tuple of tuple of int
+        The shape of each of theirs.
+    taken : tuple of sequence of int
+        Rows of each that ours has; theirs are flattened to one dimension or two before.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+    taken: tuple[Sequence[int], ...] = ()
+
+    def expected(self, tensor: Tensor, found: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:  # noqa: ARG002
+        """Return the shapes of theirs."""
+        return self.shapes
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return ours of theirs."""
+        flat = [part if part.dim() == 2 else part.flatten() for part in parts]
+        return torch.cat([part[torch.tensor(rows)] for part, rows in zip(flat, self.taken)])
+
+
+@dataclass(frozen=True)
+class Cut(Rule):
+    """One parameter of ours that theirs make together, wherever it is cut.
+
+    transformers cuts the convolutions of OLMo-hybrid into equal parts when saving; released models have one part each
+    for queries, keys and values.
+    """
+
+    def expected(self, tensor: Tensor, found: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of theirs."""
+        fits = all(shape[1:] == tuple(tensor.shape[1:]) for shape in found) and all(found)
+        return (
+            tuple(found)
+            if fits and sum(shape[0] for shape in found) == len(tensor)
+            else super().expected(tensor, found)
+        )
+
+
+@dataclass(frozen=True)
+class Stacked(Rule):
+    """One parameter of ours that holds matrices of theirs in its first dimension; for reading only.
+
+    Attributes
+    ----------
+    part : tuple of int
+        The shape of each of theirs.
+    count : int
+        The size of the first dimension.
+    """
+
+    part: tuple[int, ...] = ()
+    count: int = 1
+
+    def expected(self, tensor: Tensor, found: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:  # noqa: ARG002
+        """Return the shapes of theirs."""
+        return (self.part,) * len(self.theirs)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return ours of theirs."""
+        stacked = torch.stack(list(parts))
+        return stacked.view(self.count, -1, self.part[-1])  # those that share an index lie below each other
 
 
 def same(names: Mapping[str, str], ends: Sequence[str] = ("weight", "bias"), **options: Any) -> Iterator[Rule]:
@@ -409,6 +568,8 @@ class Family:
     ignored : tuple of str
         Ends of names of tensors that hold nothing of their own.
     model : type
+    renamed : tuple of (str, str)
+        Parts of names in released models, and what the rules call them.
     """
 
     types: tuple[str, ...]
@@ -418,6 +579,13 @@ class Family:
     rules: Callable[[Any], Iterator[Rule]]
     model: type[DecoderLM] | type[EncoderLM] | type[VisionTransformer]
     ignored: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def name(self, theirs: str) -> str:
+        """Return what the rules call a tensor."""
+        for old, new in self.renamed:
+            theirs = theirs.replace(old, new)
+        return theirs
 
 
 def kept(rules: Iterator[Rule], model: nn.Module) -> list[Rule]:
@@ -451,5 +619,11 @@ def activation_written(name: str) -> str:
 
 
 def is_plain(config: DecoderLMConfig | EncoderLMConfig | VisionTransformerConfig) -> bool:
-    """Return whether attention is what every family has: the softmax of scaled dot products."""
+    """Return whether layers are what every family has: softmax of scaled dot products, and a feed-forward network."""
+    if isinstance(config, LanguageConfig) and (config.qk_norm != "none" or config.output_gate or not config.hidden):
+        return False
+    if isinstance(config, DecoderLMConfig) and (set(config.kinds) != {"softmax"} or config.softmax_norm != "before"):
+        return False
+    if isinstance(config, DecoderLMConfig) and config.experts:
+        return False
     return config.score == "scaled_dot" and config.normalizer == "softmax"

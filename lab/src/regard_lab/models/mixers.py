@@ -1,0 +1,218 @@
+"""The kinds of attention that a layer of a decoder may have.
+
+A kind is one entry of :data:`MIXERS`: how its layer is built from the config, and what the layer needs. A layer is
+called as :class:`regard.nn.SelfAttention` is, ``layer(x, mask, rotation=…, cache=…, return_aux=…)``; its last
+projection is called ``out``, and it has ``reset_parameters`` and the attribute ``context``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.nn import (
+    HGRN2,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedLinearAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    LinearSelfAttention,
+    Mamba2,
+    Retention,
+    SelfAttention,
+)
+from regard_lab.models.attending import scorer
+from regard_lab.models.language_blocks import LanguageConfig, norm, rotary
+
+if TYPE_CHECKING:
+    from regard_lab.models.decoder_lm import DecoderLMConfig
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """One kind of attention.
+
+    Attributes
+    ----------
+    build : callable
+        ``build(config, layer)`` returns the module for the layer of this index.
+    text : str
+        What it is, for help.
+    state : bool
+        Whether its cache is a state of constant size, :class:`regard.nn.LinearCache`, that does not separate steps. It
+        is then causal by construction, and of masks it takes documents and padding alone.
+    rotary : bool
+        Whether it takes the model's rotary positions.
+    scores : bool
+        Whether the config's score, normalizer, window and dropout of weights are its own.
+    """
+
+    build: Callable[[DecoderLMConfig, int], nn.Module]
+    text: str
+    state: bool = True
+    rotary: bool = False
+    scores: bool = False
+
+
+def softmax(config: LanguageConfig, layer: int = 0) -> SelfAttention:  # noqa: ARG001
+    """Return self-attention with the config's score and normalizer, and its norms and gate."""
+    made = SelfAttention(
+        config.width,
+        config.heads,
+        **_projections(config),
+        dropout=config.attention_dropout,
+        # None also means scaled dot product, and uses torch's kernel if possible.
+        score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.max_length),
+        normalizer=config.normalizer,
+        rotary=rotary(config),
+        qk_norm=None if config.qk_norm == "none" else "rms",
+        output_gate="channel" if config.output_gate else None,
+    )
+    for name, count in (("q_norm", config.heads), ("k_norm", config.groups)):
+        if config.qk_norm == "head":
+            setattr(made, name, norm(config, config.head))
+        elif config.qk_norm == "all":
+            setattr(made, name, AllHeadsNorm(count * config.head, eps=config.norm_eps))
+    return made
+
+
+class AllHeadsNorm(nn.RMSNorm):
+    """An RMSNorm over the columns of all heads (B, H, L, D) together, as OLMo 2 has it for queries and keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed heads (B, H, L, D)."""
+        merged = super().forward(x.transpose(1, 2).flatten(2))
+        return merged.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+
+
+def _projections(config: LanguageConfig) -> dict[str, Any]:
+    return {
+        "num_kv_heads": config.groups,
+        "head_dim": config.head,
+        "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+        "out_bias": config.bias if config.out_bias is None else config.out_bias,
+    }
+
+
+def _linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    name = "elu" if config.feature_map == "none" else config.feature_map
+    return LinearSelfAttention(config.width, config.heads, **_projections(config), feature_map=name)
+
+
+def _gated_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return GatedDeltaNet(
+        config.width,
+        config.recurrent_heads or config.heads,
+        num_key_heads=config.recurrent_key_heads,
+        key_dim=config.recurrent_key_width,
+        value_dim=config.recurrent_value_width,
+        conv_size=config.convolution,
+        negative_eigenvalues=config.negative_eigenvalues,
+        norm_eps=config.recurrent_eps,
+    )
+
+
+def _kimi_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return KimiDeltaAttention(
+        config.width,
+        config.recurrent_heads or config.heads,
+        head_dim=config.recurrent_key_width,
+        conv_size=config.convolution,
+        norm_eps=config.recurrent_eps,
+    )
+
+
+def _delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return DeltaNet(
+        config.width,
+        config.recurrent_heads or config.heads,
+        key_dim=config.recurrent_key_width,
+        value_dim=config.recurrent_value_width,
+        conv_size=config.convolution,
+        norm_eps=config.recurrent_eps,
+    )
+
+
+def _mamba2(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return Mamba2(
+        config.width,
+        config.recurrent_heads or config.heads,
+        head_dim=config.recurrent_value_width,
+        state_dim=config.recurrent_key_width or 128,
+        num_groups=config.recurrent_key_heads or 1,
+        conv_size=config.convolution,
+        bias=config.bias,
+        norm_eps=config.recurrent_eps,
+    )
+
+
+def _retention(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return Retention(config.width, config.heads, norm_eps=config.recurrent_eps)
+
+
+def _gated_linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return GatedLinearAttention(config.width, config.recurrent_heads or config.heads, norm_eps=config.recurrent_eps)
+
+
+def _hgrn2(config: DecoderLMConfig, layer: int) -> nn.Module:
+    # The paper learns bounds that grow with the layer, from 0 to almost 1; here they grow evenly.
+    bound = layer / config.layers
+    heads = config.recurrent_heads or config.heads
+    return HGRN2(config.width, heads, lower_bound=bound, norm_eps=config.recurrent_eps)
+
+
+def _lightning(config: DecoderLMConfig, layer: int) -> nn.Module:
+    slope = 1 - layer / max(config.layers - 1, 1) + 1e-5
+    heads, width = config.recurrent_heads or config.heads, config.recurrent_key_width
+    return LightningAttention(config.width, heads, head_dim=width, slope=slope, norm_eps=config.recurrent_eps)
+
+
+#: Every kind by the name that configs use.
+MIXERS: Mapping[str, Mixer] = {
+    "softmax": Mixer(softmax, "the config's score and normalizer", state=False, rotary=True, scores=True),
+    "linear": Mixer(_linear, "linear attention with feature_map"),
+    "delta": Mixer(_delta, "DeltaNet"),
+    "gated-delta": Mixer(_gated_delta, "Gated DeltaNet"),
+    "gated-linear": Mixer(_gated_linear, "gated linear attention (GLA)"),
+    "hgrn2": Mixer(_hgrn2, "HGRN2"),
+    "kimi-delta": Mixer(_kimi_delta, "Kimi Delta Attention"),
+    "lightning": Mixer(_lightning, "lightning attention"),
+    "mamba2": Mixer(_mamba2, "Mamba-2"),
+    "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
+}
+
+
+def kinds_of(pattern: str, layers: int) -> tuple[str, ...]:
+    """Return the kind of each layer: the names of a pattern, over and over.
+
+    Examples
+    --------
+    >>> kinds_of("gated-delta,gated-delta,softmax", 5)
+    ('gated-delta', 'gated-delta', 'softmax', 'gated-delta', 'gated-delta')
+    """
+    names = pattern.split(",")
+    return tuple(names[i % len(names)] for i in range(layers))
+
+
+def pattern_of(kinds: list[str] | tuple[str, ...]) -> str:
+    """Return the shortest pattern of the kinds of layers.
+
+    Examples
+    --------
+    >>> pattern_of(["delta", "softmax", "delta", "softmax"]), pattern_of(["mamba2"] * 3)
+    ('delta,softmax', 'mamba2')
+    """
+    names = list(kinds)
+    period = next(n for n in range(1, len(names) + 1) if all(a == b for a, b in zip(names, names[n:])))
+    return ",".join(names[:period])
+
+
+def meta(config: DecoderLMConfig, kind: str, layer: int = 0) -> nn.Module:
+    """Return a layer without memory, for what its sizes tell."""
+    with torch.device("meta"):
+        return MIXERS[kind].build(config, layer)

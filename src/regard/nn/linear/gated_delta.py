@@ -1,0 +1,312 @@
+"""Layers of the delta rule: DeltaNet, Gated DeltaNet, and Kimi Delta Attention with a decay for each channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard._utils.constraints import flag, positive, size
+from regard._utils.errors import rejected
+from regard._utils.mechanism import mechanism
+from regard.nn._base import parameter
+from regard.nn.linear.layout import Layout
+from regard.nn.linear.recurrent_attention import (
+    Made,
+    RecurrentAttention,
+    Terms,
+    draw_decay,
+    draw_linear,
+    heads,
+    mamba_decay,
+    unit,
+)
+from regard.nn.linear.short_convolution import ShortConvolution
+from regard.nn.positions.rotary import Rotation
+
+
+class _DeltaRule(RecurrentAttention):
+    """What the three layers share: a convolution of queries, keys and values, unit queries and keys, and a norm."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_key_heads: int | None,
+        key_dim: int | None,
+        value_dim: int | None,
+        conv_size: int,
+        norm_eps: float,
+        where: dict[str, Any],
+    ) -> None:
+        name = type(self).__name__
+        E, H = size(name, "embed_dim", embed_dim), size(name, "num_heads", num_heads)
+        super().__init__(E)
+        G = H if num_key_heads is None else size(self, "num_key_heads", num_key_heads)
+        if H % G:
+            raise rejected(name, "num_key_heads", f"divide num_heads {H}", G)
+        if key_dim is None and E % H:
+            raise rejected(name, "num_heads", f"divide embed_dim {E}", H)
+        self.num_heads, self.num_key_heads = H, G
+        self.key_dim = E // H if key_dim is None else size(self, "key_dim", key_dim)
+        self.value_dim = self.key_dim if value_dim is None else size(self, "value_dim", value_dim)
+        self.qkv = nn.Linear(E, sum(self._widths), bias=False, **where)
+        self.conv = ShortConvolution(sum(self._widths), conv_size, **where)
+        self.norm = nn.RMSNorm(self.value_dim, eps=positive(self, "norm_eps", norm_eps), **where)
+        self.out = nn.Linear(H * self.value_dim, E, bias=False, **where)
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        """Widths of all queries, keys and values."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_heads * self.value_dim
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices by Glorot's rule, the decay as Mamba-2 does, and set scales to 1."""
+        draw_linear(self)
+        self.conv.reset_parameters()
+        self.norm.reset_parameters()
+
+    def _delta(self, x: Tensor, past: Tensor | None, layout: Layout, rate: Tensor, decay: Tensor | None) -> Made:
+        rows, past = self.conv.run(self.qkv(x), past, layout)
+        q, k, v = rows.split(self._widths, -1)
+        query, key = (unit(heads(each, self.num_key_heads)) for each in (q, k))
+        value = heads(v, self.num_heads).to(key.dtype)
+        return Terms(query, key, value, decay, rate.to(key.dtype).transpose(1, 2), delta=True), past
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        sizes = [f"{self.embed_dim}, num_heads={self.num_heads}"]
+        sizes += [f"num_key_heads={self.num_key_heads}"] if self.num_key_heads != self.num_heads else []
+        return ", ".join([*sizes, f"key_dim={self.key_dim}, value_dim={self.value_dim}"])
+
+
+@mechanism(
+    formula="S ← S + β k (v − kᵀS)ᵀ; y = norm(qᵀS / √K) · W_O",
+    sources=("schlag2021", "yang2024"),
+    learned="W_QKV, W_β (H, E), convolution, norm, W_O (E, H·V)",
+    cost="O(L·E² + L·E·K)",
+)
+class DeltaNet(_DeltaRule):
+    """DeltaNet: each step replaces a part β of what the state holds under its key, ``S ← S + β k (v − kᵀS)ᵀ``.
+
+    The rule is Schlag's (2021, arXiv 2102.11174), the layer Yang's (2024, arXiv 2406.06484): queries, keys and values
+    pass a short convolution with SiLU, queries and keys are divided by their norm, β = σ(W_β x), and each head's output
+    ``qᵀS / √K`` passes an RMS norm before the projection. :class:`FastWeights` has the rule without these parts.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        Width E and number of heads H.
+    key_dim, value_dim : int, optional
+        Widths K and V of a head; K defaults to E/H, V to K.
+    conv_size : int, default 4
+        Layout that the short convolution reads.
+    norm_eps : float, default 1e-5
+    device, dtype : optional
+        Device and dtype of the parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import DeltaNet, LinearCache
+    >>> layer, x, cache = DeltaNet(16, 2).eval(), torch.randn(3, 5, 16), LinearCache()
+    >>> with torch.no_grad():
+    ...     steps = [layer(t, cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        conv_size: int = 4,
+        norm_eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, None, key_dim, value_dim, conv_size, norm_eps, where)
+        self.rate = nn.Linear(self.embed_dim, self.num_heads, bias=False, **where)
+        self.reset_parameters()
+
+    def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
+        """Return the terms of the recurrence."""
+        return self._delta(x, past, layout, self.rate(x).sigmoid(), None)
+
+    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
+        """Return the rows."""
+        rows: Tensor = self.out(self.norm(read).flatten(-2))
+        return rows
+
+
+@mechanism(
+    formula="S ← e^g S; S ← S + β k (v − kᵀS)ᵀ; y = norm(qᵀS / √K) ⊙ SiLU(W_z x) · W_O",
+    sources=("yang2024gated",),
+    learned="W_QKV, W_z (H·V, E), W_βa (2·H, E), A, b (H), convolution, norm, W_O (E, H·V)",
+    cost="O(L·E² + L·E·K)",
+)
+class GatedDeltaNet(_DeltaRule):
+    """Gated DeltaNet: the delta rule on a state that decays, as Qwen3-Next, Qwen3.5 and OLMo-hybrid have it.
+
+    ``S ← e^g S``, then ``S ← S + β k (v − kᵀS)ᵀ``, with one decay ``g = −e^A softplus(w_a x + b)`` and one rate
+    ``β = σ(w_β x)`` per head and step (Yang 2024, arXiv 2412.06464). Queries, keys and values pass a short convolution
+    with SiLU, queries and keys are divided by their norm, and each head's output ``qᵀS / √K`` passes an RMS norm, times
+    a gate SiLU(W_z x). Value head h reads with query and key head ``h // (H/G)``.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        Width E and number of value heads H.
+    num_key_heads : int, optional
+        Number of query and key heads G, which divides H; defaults to H.
+    key_dim, value_dim : int, optional
+        Widths K and V of a head; K defaults to E/H, V to 2·K.
+    conv_size : int, default 4
+        Layout that the short convolution reads.
+    negative_eigenvalues : bool, default False
+        Whether rates are 2·σ(w_β x), so that a step may also flip the sign of what it replaces (Grazzi 2024, arXiv
+        2411.12537).
+    norm_eps : float, default 1e-6
+    device, dtype : optional
+        Device and dtype of the parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import GatedDeltaNet, LinearCache
+    >>> layer, x, cache = GatedDeltaNet(16, 4, num_key_heads=2).eval(), torch.randn(3, 5, 16), LinearCache()
+    >>> with torch.no_grad():
+    ...     steps = [layer(t, cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        conv_size: int = 4,
+        negative_eigenvalues: bool = False,
+        norm_eps: float = 1e-6,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
+        if value_dim is None and (key_dim is not None or E % H == 0):
+            value_dim = 2 * (E // H if key_dim is None else size(self, "key_dim", key_dim))
+        super().__init__(E, H, num_key_heads, key_dim, value_dim, conv_size, norm_eps, where)
+        flag(self, "negative_eigenvalues", negative_eigenvalues)
+        self.negative_eigenvalues = negative_eigenvalues
+        self.rates = nn.Linear(E, 2 * H, bias=False, **where)  # of β, then of the decay
+        self.gate = nn.Linear(E, H * self.value_dim, bias=False, **where)
+        self.A_log, self.dt_bias = parameter(H, **where), parameter(H, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices by Glorot's rule, the decay as Mamba-2 does, and set scales to 1."""
+        super().reset_parameters()
+        draw_decay(self.A_log, self.dt_bias)
+
+    def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
+        """Return the terms of the recurrence."""
+        rate, decay = self.rates(x).split(self.num_heads, -1)
+        rate = 2 * rate.sigmoid() if self.negative_eigenvalues else rate.sigmoid()
+        log_decay, _ = mamba_decay(decay, self.A_log, self.dt_bias)
+        return self._delta(x, past, layout, rate, log_decay.transpose(1, 2))
+
+    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
+        """Return the rows."""
+        rows: Tensor = self.out(self.norm(read).flatten(-2) * F.silu(self.gate(x)))
+        return rows
+
+    def extra_repr(self) -> str:
+        """Return the sizes and the settings that differ from the defaults."""
+        return super().extra_repr() + (", negative_eigenvalues=True" if self.negative_eigenvalues else "")
+
+
+@mechanism(
+    formula="S ← diag(e^g) S; S ← S + β k (v − kᵀS)ᵀ; y = norm(qᵀS / √D) ⊙ σ(W_z₂ W_z₁ x) · W_O",
+    sources=("kimi2025",),
+    learned="W_QKV, W_β (H, E), W_a, W_z of rank D, A (H), b (H·D), convolution, norm, W_O (E, H·D)",
+    cost="O(L·E² + L·E·D)",
+)
+class KimiDeltaAttention(_DeltaRule):
+    """Kimi Delta Attention: Gated DeltaNet with a decay for each channel of the keys, as Kimi-Linear has it.
+
+    ``S ← diag(e^g) S``, then ``S ← S + β k (v − kᵀS)ᵀ`` (Kimi Team 2025, arXiv 2510.26692). The decay is
+    ``g = −e^A softplus(W_a₂ W_a₁ x + b)``, and the gate on each head's normed output σ(W_z₂ W_z₁ x), both of rank D,
+    the width of a head. The rest is as in :class:`GatedDeltaNet`.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        Width E and number of heads H.
+    head_dim : int, optional
+        Width D of a head, of keys and of values; defaults to E/H.
+    conv_size : int, default 4
+        Layout that the short convolution reads.
+    norm_eps : float, default 1e-5
+    device, dtype : optional
+        Device and dtype of the parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import KimiDeltaAttention, LinearCache
+    >>> layer, x, cache = KimiDeltaAttention(16, 2).eval(), torch.randn(3, 5, 16), LinearCache()
+    >>> with torch.no_grad():
+    ...     steps = [layer(t, cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        conv_size: int = 4,
+        norm_eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        D = None if head_dim is None else size(self, "head_dim", head_dim)
+        super().__init__(embed_dim, num_heads, None, D, D, conv_size, norm_eps, where)
+        E, H, D = self.embed_dim, self.num_heads, self.key_dim
+        self.rate = nn.Linear(E, H, bias=False, **where)
+        self.decay_down, self.decay_up = nn.Linear(E, D, bias=False, **where), nn.Linear(D, H * D, bias=False, **where)
+        self.gate_down, self.gate_up = nn.Linear(E, D, bias=False, **where), nn.Linear(D, H * D, bias=False, **where)
+        self.A_log, self.dt_bias = parameter(H, **where), parameter(H * D, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices by Glorot's rule, the decay as Mamba-2 does, and set scales to 1."""
+        super().reset_parameters()
+        draw_decay(self.A_log, self.dt_bias)
+
+    def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
+        """Return the terms of the recurrence."""
+        decay = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_heads, -1))
+        bias = self.dt_bias.view(self.num_heads, -1)
+        log_decay, _ = mamba_decay(decay, self.A_log.unsqueeze(-1), bias)  # (B, L, H, D)
+        return self._delta(x, past, layout, self.rate(x).sigmoid(), log_decay.transpose(1, 2))
+
+    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
+        """Return the rows."""
+        gate = torch.sigmoid(self.gate_up(self.gate_down(x)))
+        rows: Tensor = self.out(self.norm(read).flatten(-2) * gate)
+        return rows

@@ -1,0 +1,223 @@
+"""The base of layers whose state is a matrix: inputs, padding, documents, cache and effective weights.
+
+Dimensions: B batch, L steps, E width, G heads of queries and keys, H heads of values, K width of a key, V of a value.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, NamedTuple, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard._utils.constraints import floats
+from regard._utils.errors import described, rejected
+from regard._utils.tracing import autocast_suspended
+from regard.engines.aux import Aux, AuxRequest
+from regard.masks import MaskLike
+from regard.nn._base import Layer
+from regard.nn.linear.gated import gated_recurrence
+from regard.nn.linear.layout import Layout, layout_of
+from regard.nn.linear.recurrence_weights import gated_recurrence_weights
+from regard.nn.linear.self_attention import LinearCache
+from regard.nn.positions.rotary import Rotation
+
+
+class RecurrentState(NamedTuple):
+    """What a recurrent layer knows of earlier steps.
+
+    Attributes
+    ----------
+    matrix : Tensor (B, H, K, V)
+        The state of each head; in float32 for 16-bit layers.
+    past : Tensor (B, w − 1, C)
+        The last rows that the short convolution reads; w is 1 where there is none.
+    """
+
+    matrix: Tensor
+    past: Tensor
+
+
+class Terms(NamedTuple):
+    """The arguments of :func:`gated_recurrence` that a layer makes of its rows, and an output gate made with them."""
+
+    query: Tensor  # (B, G, L, K)
+    key: Tensor  # (B, G, L, K)
+    value: Tensor  # (B, H, L, V)
+    log_decay: Tensor | None = None  # (B, H, L) or (B, H, L, K)
+    rate: Tensor | None = None  # (B, H, L)
+    delta: bool = False
+    scale: float | None = None
+    gate: Tensor | None = None  # (B, L, H · V)
+
+    def cleared(self, layout: Layout) -> Terms:
+        """Return the same terms but for padding, which neither writes nor decays nor erases."""
+        if layout.real is None:
+            return self
+
+        def clear(heads: Tensor | None) -> Any:
+            return None if heads is None else layout.clear(heads.transpose(1, 2)).transpose(1, 2)
+
+        made = {"log_decay": clear(self.log_decay), "rate": clear(self.rate)}
+        return self._replace(key=clear(self.key), value=clear(self.value), **made)
+
+    @property
+    def gates(self) -> dict[str, Any]:
+        """What the recurrence takes beside queries, keys and values."""
+        return {"log_decay": self.log_decay, "rate": self.rate, "delta": self.delta, "scale": self.scale}
+
+
+#: The terms of some steps, and the past (B, w − 1, C) that the next steps see.
+Made = tuple[Terms, Tensor]
+
+
+class RecurrentAttention(Layer, ABC):
+    """Base of layers that read a decaying matrix of keys and values, in constant memory per step.
+
+    Subclasses define :meth:`terms`, what the recurrence is computed from, and :meth:`finish`, what becomes of its
+    output.
+
+    Parameters
+    ----------
+    embed_dim : int
+        Width E of the rows.
+
+    Attributes
+    ----------
+    context : None
+        Context parallelism is not supported: a state passes through all steps in order.
+    """
+
+    out: nn.Linear
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+        self.context: Any = None
+
+    @abstractmethod
+    def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
+        """Return the terms of rows (B, L, E) without padding, and the ``past`` of the next steps (B, w − 1, C)."""
+
+    @abstractmethod
+    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:
+        """Return the layer's rows (B, L, E), from what each head read (B, L, H, V)."""
+
+    def rotation(self, x: Tensor, before: int) -> Rotation | None:  # noqa: ARG002
+        """Return the rotation of rows that ``before`` others come before; None without rotary positions."""
+        return None
+
+    @overload
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, valid_lens: Tensor | None = ..., documents: Tensor | None = ..., rotation: Rotation | None = ..., cache: LinearCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    @overload
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, valid_lens: Tensor | None = ..., documents: Tensor | None = ..., rotation: Rotation | None = ..., cache: LinearCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: MaskLike | None = None,
+        *,
+        valid_lens: Tensor | None = None,
+        documents: Tensor | None = None,
+        rotation: Rotation | None = None,
+        cache: LinearCache | None = None,
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor | tuple[Tensor, Aux]:
+        """Return rows (B, L, E), each of which reads the rows before it and itself.
+
+        Parameters
+        ----------
+        x : Tensor (B, L, E)
+        attn_mask : Mask, optional
+            ``masks.document(ids)``, ``masks.padding(lengths)``, ``masks.key_padding(keep)`` or an intersection of
+            these: a recurrence has no scores to mask.
+        valid_lens : Tensor (B,) of int, optional
+            Number of valid steps per sequence; later steps are ignored.
+        documents : Tensor (L,) or (B, L) of int, optional
+            Document of each step: runs of equal numbers. A step sees only its own document.
+        rotation : tuple of Tensor, optional
+            Of layers with rotary positions: :meth:`Rotary.rotation` of the rows' positions.
+        cache : LinearCache, optional
+            The state after earlier steps; those of ``x`` are added.
+        return_aux : AuxRequest, optional
+            ``AuxRequest(weights=True)`` also returns the effective weight of each step in each later one, per head
+            (B, H, L, L), by :func:`gated_recurrence_weights`. They cover the steps of ``x`` alone.
+        """
+        name = type(self).__name__
+        x = floats(self, "x", x, "B", "L", self.embed_dim)
+        if self.context is not None:
+            raise rejected(name, "context", "be None, as a state passes through all steps", described(self.context))
+        if return_aux is not None and replace(return_aux, weights=False) != AuxRequest():
+            raise rejected(name, "return_aux", "ask for weights alone, as there are no scores", return_aux)
+        before = 0 if cache is None else len(cache)
+        layout = layout_of(self, x, attn_mask, valid_lens, documents, before)
+        state = None if cache is None else cache.state
+        matrix, past = (None, None) if state is None else state
+        x = layout.clear(x)
+        terms, past = self.terms(x, past, layout, self.rotation(x, before) if rotation is None else rotation)
+        terms = terms.cleared(layout)
+        with autocast_suspended(x.device.type):  # the state is summed in single precision
+            read, found = gated_recurrence(
+                terms.query,
+                terms.key,
+                terms.value,
+                **terms.gates,
+                state=matrix,
+                documents=layout.runs,
+                return_state=True,
+            )
+        rows = self.finish(read.transpose(1, 2).to(x.dtype), x, terms)
+        if cache is not None:
+            cache.advance(RecurrentState(found, past), x.shape[1])
+        if return_aux is None:
+            return rows
+        return rows, Aux(weights=self.weights(terms, layout) if return_aux.weights else None)
+
+    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+        """Return the effective weights (B, H, L, L)."""
+        heads = terms.value.shape[1]
+        return gated_recurrence_weights(terms.query, terms.key, num_heads=heads, **terms.gates, documents=layout.runs)
+
+
+# What several layers share --------------------------------------------------------------------------------------------
+
+
+def heads(rows: Tensor, count: int) -> Tensor:
+    """Return rows (B, L, count · D) as heads (B, count, L, D)."""
+    return rows.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Return rows divided by their norm, √(Σ x² + 1e-6), in at least float32."""
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def mamba_decay(rows: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log decay ``−e^A_log · softplus(rows + dt_bias)`` and the softplus, in at least float32.
+
+    The last dimension of all three is that of heads, or (H, K) of heads and channels with ``A_log`` (H, 1).
+    """
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    delta = F.softplus(rows.to(wide) + dt_bias.to(wide))
+    return -A_log.to(wide).exp() * delta, delta
+
+
+def draw_decay(A_log: Tensor, dt_bias: Tensor) -> None:
+    """Draw e^A_log from U(1, 16), and softplus(dt_bias) log-uniformly from 0.001 to 0.1, as Mamba-2 does."""
+    with torch.no_grad():
+        A_log.uniform_(1, 16).log_()
+        dt_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp_()
+        dt_bias.add_(torch.log(-torch.expm1(-dt_bias)))  # the inverse of softplus
+
+
+def draw_linear(layer: nn.Module) -> None:
+    """Draw the weights of all linear layers by Glorot's rule, and set biases to 0."""
+    for each in layer.modules():
+        if isinstance(each, nn.Linear):
+            nn.init.xavier_uniform_(each.weight)
+            if each.bias is not None:
+                nn.init.zeros_(each.bias)

@@ -1,0 +1,242 @@
+"""Samples of layers with a decaying state, and their formulas as loops over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, sample
+from torch import Tensor
+
+from regard import nn
+
+LENGTHS = torch.tensor([3, 6])
+DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 1], [4, 4, 4, 7, 7, 2]])
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    return np.logaddexp(0, x)
+
+
+def rms(x: Array, weight: Array, eps: float) -> Array:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def unit(x: Array) -> Array:
+    return x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
+
+
+class Read:
+    """What every formula begins with: rows without padding, and which document each belongs to."""
+
+    def __init__(self, x: Tensor, valid_lens: Tensor | None = None, documents: Tensor | None = None) -> None:
+        B, self.L = x.shape[:2]
+        lens = np.full(B, self.L) if valid_lens is None else array(valid_lens)
+        self.real = np.arange(self.L) < lens[:, None]  # (B, L)
+        self.x = np.where(self.real[..., None], array(x), 0)
+        self.ids = np.zeros((B, self.L)) if documents is None else array(documents)
+
+    def conv(self, layer: Any, rows: Array) -> Array:
+        """Return the short convolution of rows (B, L, C)."""
+        weight, found = array(layer.weight)[:, 0], np.zeros_like(rows)
+        for b, t in np.ndindex(*rows.shape[:2]):
+            for j in range(layer.width):
+                if t - j >= 0 and (self.ids[b, t - j : t + 1] == self.ids[b, t]).all():
+                    found[b, t] += weight[:, -1 - j] * rows[b, t - j]
+        found += 0 if layer.bias is None else array(layer.bias)
+        return silu(found) if layer.activation else found
+
+    def recur(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        scale: float,
+        decay: Array | None = None,
+        rate: Array | None = None,
+        delta: bool = False,
+    ) -> Array:
+        """Return what each head reads (B, L, H, V): ``scale · qᵀS`` with the state after each step."""
+        B, L, H, V = value.shape
+        G, K = key.shape[2:]
+        found = np.zeros((B, L, H, V))
+        for b, h in np.ndindex(B, H):
+            state, g = np.zeros((K, V)), h // (H // G)
+            for t in range(L):
+                if t and self.ids[b, t] != self.ids[b, t - 1]:
+                    state = np.zeros((K, V))
+                if self.real[b, t]:
+                    state = state if decay is None else state * np.exp(decay[b, t, h]).reshape(-1, 1)
+                    k, beta = key[b, t, g], 1.0 if rate is None else rate[b, t, h]
+                    state = state + beta * np.outer(k, value[b, t, h] - (k @ state if delta else 0))
+                found[b, t, h] = scale * query[b, t, g] @ state
+        return found
+
+
+def times(rows: Array, linear: Any) -> Array:
+    return rows @ array(linear.weight).T + (0 if linear.bias is None else array(linear.bias))
+
+
+def heads(rows: Array, count: int) -> Array:
+    return rows.reshape(*rows.shape[:2], count, -1)
+
+
+def merged(rows: Array) -> Array:
+    return rows.reshape(*rows.shape[:2], -1)
+
+
+def _qkv(layer: Any, read: Read) -> tuple[Array, Array, Array]:
+    """Return queries, keys and values of the layers of the delta rule."""
+    rows = read.conv(layer.conv, times(read.x, layer.qkv))
+    width = layer.num_key_heads * layer.key_dim
+    q, k, v = np.split(rows, [width, 2 * width], -1)
+    return unit(heads(q, layer.num_key_heads)), unit(heads(k, layer.num_key_heads)), heads(v, layer.num_heads)
+
+
+def _normed(layer: Any, read: Array) -> Array:
+    return rms(read, array(layer.norm.weight), layer.norm.eps)
+
+
+def delta_net(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    q, k, v = _qkv(layer, read)
+    found = read.recur(q, k, v, layer.key_dim**-0.5, rate=sigmoid(times(read.x, layer.rate)), delta=True)
+    return times(merged(_normed(layer, found)), layer.out)
+
+
+def gated_delta(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    q, k, v = _qkv(layer, read)
+    rate, decay = np.split(times(read.x, layer.rates), 2, -1)
+    decay = -np.exp(array(layer.A_log)) * softplus(decay + array(layer.dt_bias))
+    rate = sigmoid(rate) * (2 if layer.negative_eigenvalues else 1)
+    found = read.recur(q, k, v, layer.key_dim**-0.5, decay, rate, delta=True)
+    return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
+
+
+def kimi(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    q, k, v = _qkv(layer, read)
+    decay = heads(times(times(read.x, layer.decay_down), layer.decay_up) + array(layer.dt_bias), layer.num_heads)
+    decay = -np.exp(array(layer.A_log))[:, None] * softplus(decay)
+    found = read.recur(q, k, v, layer.key_dim**-0.5, decay, sigmoid(times(read.x, layer.rate)), delta=True)
+    gate = sigmoid(times(times(read.x, layer.gate_down), layer.gate_up))
+    return times(merged(_normed(layer, found)) * gate, layer.out)
+
+
+def mamba2(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    H, G, inner = layer.num_heads, layer.num_groups, layer.num_heads * layer.head_dim
+    z, rows, step = np.split(times(read.x, layer.proj), [inner, 2 * inner + 2 * G * layer.state_dim], -1)
+    rows = read.conv(layer.conv, rows)
+    value, key, query = np.split(rows, [inner, inner + G * layer.state_dim], -1)
+    value, step = heads(value, H), softplus(step + array(layer.dt_bias))
+    decay = -np.exp(array(layer.A_log)) * step
+    found = read.recur(heads(query, G), heads(key, G), value, 1.0, decay, step)
+    found += array(layer.D)[:, None] * np.where(read.real[..., None, None], value, 0)
+    grouped = heads(merged(found) * silu(z), G)
+    normed = merged(rms(grouped, np.ones(1), layer.norm_eps)) * array(layer.norm_weight)
+    return times(normed, layer.out)
+
+
+def retention(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    E, H = layer.embed_dim, layer.num_heads
+    q, k, v = np.split(times(read.x, layer.qkv), [E, 2 * E], -1)
+    angle = np.arange(read.L)[:, None] * 10000.0 ** (-np.arange(0, E // H, 2) / (E // H))
+
+    def turned(rows: Array) -> Array:
+        a, b = np.split(heads(rows, H), 2, -1)
+        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+    decay = np.log(1 - 2.0 ** (-5 - np.arange(H))) * np.ones((*x.shape[:2], 1))
+    found = read.recur(turned(q), turned(k), heads(v, H), (E // H) ** -0.5, decay)
+    return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
+
+
+def gated_linear(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    E, H = layer.embed_dim, layer.num_heads
+    q, k, v = (heads(each, H) for each in np.split(times(read.x, layer.qkv), [E // 2, E], -1))
+    decay = np.log(sigmoid(heads(times(times(read.x, layer.decay_down), layer.decay_up), H))) / 16
+    found = read.recur(q, k, v, (E // 2 // H) ** -0.5, decay)
+    return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
+
+
+def hgrn2(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    q, f, v = (heads(each, layer.num_heads) for each in np.split(times(read.x, layer.qfv), 3, -1))
+    forget = layer.lower_bound + (1 - layer.lower_bound) * sigmoid(f)
+    found = read.recur(silu(q), 1 - forget, v, q.shape[-1] ** -0.5, np.log(forget))
+    return times(_normed(layer, merged(found)), layer.out)
+
+
+def lightning(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    H = layer.num_heads
+    q, k, v = (heads(silu(each), H) for each in np.split(times(read.x, layer.qkv), 3, -1))
+    decay = -layer.slope * 2.0 ** (-8 * (np.arange(H) + 1) / H) * np.ones((*x.shape[:2], 1))
+    found = read.recur(q, k, v, 1.0, decay)
+    return times(_normed(layer, merged(found)) * sigmoid(times(read.x, layer.gate)), layer.out)
+
+
+def short_convolution(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    return read.conv(layer, read.x)
+
+
+def _call(**kwargs: Any) -> Callable[[Callable[..., Tensor]], LayerCall]:
+    return lambda new: ((new(2, 6, 8),), kwargs)
+
+
+def _made(kind: type[Any], *sizes: int, **options: Any) -> Callable[..., Any]:
+    return lambda **where: kind(8, *sizes, **options, **where)
+
+
+#: Layers by name: how each is built, by variant, and its formula.
+LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = {
+    "DeltaNet": ({"": _made(nn.DeltaNet, 2)}, delta_net),
+    "GatedDeltaNet": (
+        {
+            "": _made(nn.GatedDeltaNet, 4, num_key_heads=2),
+            "wide": _made(nn.GatedDeltaNet, 2, key_dim=3, value_dim=5, conv_size=2, negative_eigenvalues=True),
+        },
+        gated_delta,
+    ),
+    "KimiDeltaAttention": (
+        {"": _made(nn.KimiDeltaAttention, 2), "wide": _made(nn.KimiDeltaAttention, 2, head_dim=3)},
+        kimi,
+    ),
+    "Mamba2": (
+        {
+            "": _made(nn.Mamba2, 4, state_dim=3),
+            "groups": _made(nn.Mamba2, 4, head_dim=3, state_dim=5, num_groups=2, conv_bias=False, bias=True),
+        },
+        mamba2,
+    ),
+    "Retention": ({"": _made(nn.Retention, 2)}, retention),
+    "GatedLinearAttention": ({"": _made(nn.GatedLinearAttention, 2, rank=3)}, gated_linear),
+    "HGRN2": ({"": _made(nn.HGRN2, 2), "bound": _made(nn.HGRN2, 2, lower_bound=0.3)}, hgrn2),
+    "LightningAttention": ({"": _made(nn.LightningAttention, 2, head_dim=3, slope=0.5)}, lightning),
+    "ShortConvolution": (
+        {"": _made(nn.ShortConvolution), "bias": _made(nn.ShortConvolution, 3, bias=True, activation=False)},
+        short_convolution,
+    ),
+}
+for name, (variants, formula) in LAYERS.items():
+    for variant, build in variants.items():
+        sample(name, build, _call(valid_lens=LENGTHS), formula, Padded((0,), LENGTHS), variant)
+    build = next(iter(variants.values()))
+    hidden = Padded((0,), LENGTHS)
+    sample(name, build, _call(valid_lens=LENGTHS, documents=DOCUMENTS), formula, hidden, "documents")

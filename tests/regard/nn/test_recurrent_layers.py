@@ -1,0 +1,305 @@
+"""Layers with a decaying state: caches, documents, padding, effective weights, and transformers' layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.regard.nn.layer_samples.recurrent import LAYERS
+from torch import Tensor
+
+from regard import AuxRequest, masks, nn
+from regard.nn.linear.recurrent_attention import RecurrentAttention
+
+F64 = torch.float64
+NAMES = [name for name in LAYERS if name != "ShortConvolution"]
+every_layer = pytest.mark.parametrize("name", NAMES)
+close = torch.testing.assert_close
+
+
+def made(name: str, **where: Any) -> RecurrentAttention:
+    torch.manual_seed(0)
+    layer = next(iter(LAYERS[name][0].values()))(**{"dtype": F64} | where)
+    assert isinstance(layer, RecurrentAttention)
+    return layer
+
+
+def rows(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+@every_layer
+@pytest.mark.parametrize("parts", [[1] * 9, [4, 1, 4], [8, 1], [0, 9, 0]])
+def test_a_cache_continues_a_sequence(name: str, parts: list[int]) -> None:
+    layer, x, cache = made(name), rows(2, 9, 8), nn.LinearCache()
+    found = torch.cat([layer(part, cache=cache) for part in x.split(parts, 1)], 1)
+    close(found, layer(x))
+    assert len(cache) == 9
+    sizes = [each.shape for each in cache.state]
+    layer(x, cache=cache)
+    assert [each.shape for each in cache.state] == sizes  # constant memory
+
+
+@every_layer
+def test_a_cache_is_reordered_and_emptied(name: str) -> None:
+    layer, x, cache = made(name), rows(3, 5, 8), nn.LinearCache()
+    layer(x[:, :4], cache=cache)
+    cache.reorder(torch.tensor([2, 0]))
+    close(layer(x[[2, 0], 4:], cache=cache), layer(x)[[2, 0], 4:])
+    one = nn.LinearCache()
+    layer(x[:, :4], cache=one)
+    alone = nn.LinearCache()
+    alone.advance(one.sequence(1), 4)
+    close(layer(x[1:2, 4:], cache=alone), layer(x)[1:2, 4:])
+    one.truncate(0)
+    close(layer(x, cache=one), layer(x))
+
+
+@every_layer
+def test_documents_do_not_see_each_other(name: str) -> None:
+    layer, x = made(name), rows(1, 9, 8)
+    ids = torch.tensor([3, 3, 3, 3, 1, 1, 1, 1, 5])
+    found = layer(x, documents=ids)
+    if name != "Retention":  # whose rotation tells positions in the row, of which differences alone count
+        close(found, torch.cat([layer(part) for part in x.split([4, 4, 1], 1)], 1))
+    close(found, layer(x, masks.document(ids)))
+    close(found, layer(x, masks.from_cu_seqlens(torch.tensor([0, 4, 8, 9]))))
+    close(found, torch.cat([layer(part) for part in x.split([4, 4, 1], 1)], 1))
+    cache = nn.LinearCache()  # an earlier step belongs to the first document, the state to the last
+    layer(x[:, :2], cache=cache)
+    close(layer(x[:, 2:6], documents=ids[2:6], cache=cache), found[:, 2:6])
+    close(layer(x[:, 6:], documents=ids[6:], cache=cache), found[:, 6:])
+
+
+@every_layer
+def test_padding_on_either_side(name: str) -> None:
+    layer, x = made(name), rows(2, 9, 8)
+    keep = torch.arange(9) < torch.tensor([[9], [5]])
+    right = layer(x, masks.key_padding(keep))
+    close(right[1, :5], layer(x[1:, :5])[0])
+    close(right, layer(x, masks.padding(torch.tensor([9, 5]))))
+    close(right, layer(x, valid_lens=torch.tensor([9, 5])))
+    if name != "Retention":  # its positions are those of the row
+        left = layer(x.flip(1), masks.key_padding(keep.flip(1)))
+        close(left[1, 4:], layer(x.flip(1)[1:, 4:])[0])
+    # The state is that after the last real step, with documents, too.
+    for documents in (None, torch.tensor([[0] * 9, [0, 0, 1, 1, 1, 9, 9, 9, 9]])):
+        cache, alone = nn.LinearCache(), nn.LinearCache()
+        layer(x, valid_lens=torch.tensor([9, 5]), documents=documents, cache=cache)
+        own = None if documents is None else documents[1:, :5]
+        layer(x[1:, :5], documents=own, cache=alone)
+        for a, b in zip(cache.state, alone.state):
+            close(a[1:], b)
+    nothing = layer(torch.full_like(x, torch.nan), valid_lens=torch.tensor([0, 0]))
+    assert nothing.isfinite().all()
+
+
+@every_layer
+def test_no_steps_and_no_sequences(name: str) -> None:
+    layer = made(name)
+    assert layer(rows(2, 0, 8)).shape == (2, 0, 8)
+    assert layer(rows(0, 5, 8)).shape == (0, 5, 8)
+
+
+@every_layer
+@pytest.mark.parametrize("documents", [None, torch.tensor([0, 0, 0, 1, 1, 1, 1])])
+def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documents: Tensor | None) -> None:
+    layer, x, read = made(name), rows(2, 7, 8), []
+    finish = layer.finish
+
+    def watched(found: Tensor, x: Tensor, terms: Any) -> Tensor:
+        skip = layer.D.view(-1, 1) * terms.value.transpose(1, 2) if name == "Mamba2" else 0
+        read.append((found + skip, terms.value))
+        return finish(found, x, terms)
+
+    layer.finish = watched  # type: ignore[method-assign]
+    plain = layer(x, documents=documents)
+    out, aux = layer(x, documents=documents, return_aux=AuxRequest(weights=True))
+    assert torch.equal(out, plain)
+    found, value = read[-1]
+    close(aux.weights @ value, found.transpose(1, 2))
+    assert aux.weights.triu(1).count_nonzero() == 0
+    if documents is not None:
+        assert aux.weights[..., 3:, :3].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("channels", [False, True])
+def test_weights_against_products_of_transitions(delta: bool, channels: bool) -> None:
+    """W_ij = scale · q_iᵀ (Π_{t=j+1…i} (I − β_t k_t k_tᵀ) D_t) β_j k_j, multiplied out."""
+    B, H, L, K = 2, 3, 6, 4
+    query, key = rows(B, H, L, K), torch.nn.functional.normalize(rows(B, H, L, K, seed=2), dim=-1)
+    decay = -rows(B, H, L, *([K] if channels else []), seed=3).abs()
+    rate = rows(B, H, L, seed=4).sigmoid()
+    found = nn.gated_recurrence_weights(query, key, log_decay=decay, rate=rate, delta=delta)
+    expected = torch.zeros(B, H, L, L, dtype=F64)
+    for b, h in ((b, h) for b in range(B) for h in range(H)):
+        for j in range(L):
+            reached = rate[b, h, j] * key[b, h, j]
+            for i in range(j, L):
+                if i > j:
+                    k = key[b, h, i]
+                    reached = decay[b, h, i].exp() * reached
+                    reached = reached - (rate[b, h, i] * k * (k @ reached) if delta else 0)
+                expected[b, h, i, j] = K**-0.5 * query[b, h, i] @ reached
+    close(found, expected)
+
+
+@every_layer
+def test_gradients_are_those_of_differences(name: str) -> None:
+    layer, x = made(name), rows(1, 4, 8).requires_grad_()
+    lens, documents = torch.tensor([3]), torch.tensor([0, 0, 1, 1])
+    torch.autograd.gradcheck(lambda x: layer(x, valid_lens=lens, documents=documents), (x,))
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_summed_in_single_precision(name: str, dtype: torch.dtype) -> None:
+    layer, x, cache = made(name, dtype=torch.float32), rows(2, 300, 8).float(), nn.LinearCache()
+    narrow = made(name, dtype=dtype)
+    narrow.load_state_dict(layer.state_dict())
+    found, right = narrow(x.to(dtype), cache=cache), layer(x)
+    assert found.dtype == dtype and cache.state.matrix.dtype == torch.float32
+    assert (found.float() - right).abs().max() < 40 * torch.finfo(dtype).eps * right.abs().max()
+
+
+@every_layer
+def test_bad_input_is_refused_in_one_sentence(name: str) -> None:
+    layer, x = made(name), rows(2, 5, 8)
+    for arguments, sentence in (
+        ({"attn_mask": masks.causal()}, r"attn_mask must be None, masks\.document\(ids\), a padding mask, or both, as"),
+        ({"attn_mask": torch.ones(5, 5).bool()}, r"attn_mask must be None, masks\.document\(ids\), a padding mask"),
+        ({"attn_mask": masks.key_padding(torch.ones(2, 4).bool())}, r"attn_mask must keep keys of shape \(2, 5\), got"),
+        ({"valid_lens": torch.tensor([1, 2, 3])}, r"valid_lens must have shape \(2,\), got \(3,\)"),
+        ({"documents": torch.zeros(2, 4).long()}, r"documents must be an integer tensor \(L,\) or \(B, L\), here"),
+        ({"return_aux": AuxRequest(lse=True)}, "return_aux must ask for weights alone, as there are no scores"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=f"{type(layer).__name__}: {sentence}"):
+            layer(x, **arguments)
+    with pytest.raises(ValueError, match=rf"{type(layer).__name__}: x must have shape \(B, L, 8\)"):
+        layer(rows(2, 5, 7))
+
+
+def test_wrong_sizes_are_refused() -> None:
+    for build, sentence in (
+        (lambda: nn.GatedDeltaNet(8, 4, num_key_heads=3), "Net: num_key_heads must divide num_heads 4, got 3"),
+        (lambda: nn.GatedDeltaNet(8, 3), "GatedDeltaNet: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.Mamba2(8, 4, num_groups=3), "Mamba2: num_groups must divide num_heads 4, got 3"),
+        (lambda: nn.Mamba2(8, 3), "Mamba2: num_heads must divide 2 · embed_dim 16, got 3"),
+        (lambda: nn.GatedLinearAttention(8, 8), "GatedLinearAttention: num_heads must divide embed_dim / 2, 4, got 8"),
+        (lambda: nn.HGRN2(8, 2, lower_bound=1.0), "HGRN2: lower_bound must be"),
+        (lambda: nn.ShortConvolution(8, 0), "ShortConvolution: width must be"),
+        (lambda: nn.ShortConvolution(8)(rows(2, 3, 8), state=rows(2, 2, 8)), "state must be a tensor of shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            build()
+
+
+# transformers' layers with the same weights ---------------------------------------------------------------------------
+
+
+def weights_of(theirs: torch.nn.Module) -> None:
+    torch.manual_seed(7)
+    for each in theirs.parameters():
+        torch.nn.init.normal_(each, std=0.4)
+
+
+@torch.no_grad()
+def test_gated_delta_net_of_qwen3_next_and_olmo_hybrid() -> None:
+    from transformers import OlmoHybridConfig, Qwen3_5TextConfig
+    from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes |= {"linear_key_head_dim": 5, "linear_value_head_dim": 3, "num_hidden_layers": 2, "num_attention_heads": 2}
+    x = rows(2, 70, 16).float()
+    for negative, config, kind in (
+        (False, Qwen3_5TextConfig(**sizes), Qwen3_5GatedDeltaNet),
+        (True, OlmoHybridConfig(**sizes), OlmoHybridGatedDeltaNet),
+    ):
+        theirs = kind(config, 0).eval()
+        weights_of(theirs)
+        eps = 1e-5 if negative else 1e-6
+        ours = nn.GatedDeltaNet(
+            16, 4, num_key_heads=2, key_dim=5, value_dim=3, negative_eigenvalues=negative, norm_eps=eps
+        )
+        if negative:
+            pairs = {"qkv": ("q_proj", "k_proj", "v_proj"), "rates": ("b_proj", "a_proj"), "gate": ("g_proj",)}
+            pairs |= {"conv": ("conv1d",), "norm": ("o_norm",), "out": ("o_proj",)}
+        else:
+            pairs = {"qkv": ("in_proj_qkv",), "rates": ("in_proj_b", "in_proj_a"), "gate": ("in_proj_z",)}
+            pairs |= {"conv": ("conv1d",), "norm": ("norm",), "out": ("out_proj",)}
+        copied = {f"{a}.weight": torch.cat([getattr(theirs, each).weight for each in b]) for a, b in pairs.items()}
+        ours.load_state_dict(copied | {"A_log": theirs.A_log, "dt_bias": theirs.dt_bias})
+        close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_kimi_delta_attention_of_kimi_linear() -> None:
+    from transformers import KimiLinearConfig
+    from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+
+    config = KimiLinearConfig(hidden_size=16, linear_head_dim=5, linear_num_heads=3, num_hidden_layers=2)
+    theirs = KimiLinearDeltaAttention(config, 0).eval()
+    weights_of(theirs)
+    ours = nn.KimiDeltaAttention(16, 3, head_dim=5, norm_eps=config.rms_norm_eps)
+    copied = {
+        "qkv.weight": torch.cat([theirs.q_proj.weight, theirs.k_proj.weight, theirs.v_proj.weight]),
+        "conv.weight": theirs.conv1d.weight,
+        "rate.weight": theirs.b_proj.weight,
+        "decay_down.weight": theirs.forget_gate.f_a_proj.weight,
+        "decay_up.weight": theirs.forget_gate.f_b_proj.weight,
+        "A_log": theirs.forget_gate.A_log.flatten(),
+        "dt_bias": theirs.forget_gate.dt_bias,
+        "gate_down.weight": theirs.g_a_proj.weight,
+        "gate_up.weight": theirs.g_b_proj.weight,
+        "norm.weight": theirs.o_norm.weight,
+        "out.weight": theirs.o_proj.weight,
+    }
+    ours.load_state_dict(copied)
+    x = rows(2, 70, 16).float()
+    close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [1, 2])
+def test_mamba2_of_transformers(groups: int) -> None:
+    from transformers import Mamba2Config
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": groups}
+    theirs = Mamba2Mixer(Mamba2Config(**sizes, num_hidden_layers=2, chunk_size=16), 0).eval()
+    weights_of(theirs)
+    ours = nn.Mamba2(16, 4, head_dim=8, state_dim=6, num_groups=groups)
+    names = {"in_proj.": "proj.", "conv1d.": "conv.", "out_proj.": "out.", "norm.weight": "norm_weight"}
+    copied = {}
+    for name, each in theirs.state_dict().items():
+        for a, b in names.items():
+            name = name.replace(a, b)
+        copied[name] = each
+    ours.load_state_dict(copied)
+    x = rows(2, 70, 16).float()
+    close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+    keep = torch.arange(70) < torch.tensor([[70], [40]])
+    padded = theirs(x, attention_mask=keep.flip(1).long())
+    close(ours(x, masks.key_padding(keep.flip(1)))[keep.flip(1)], padded[keep.flip(1)], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_lightning_attention_of_minimax() -> None:
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 3, "head_dim": 6, "num_hidden_layers": 3}
+    config = MiniMaxConfig(**sizes, block_size=8, num_key_value_heads=3, layer_types=["linear_attention"] * 3)
+    theirs = MiniMaxLightningAttention(config, 1).eval()
+    for each in (theirs.qkv_proj, theirs.out_proj, theirs.output_gate, theirs.norm):
+        weights_of(each)
+    slope = float(theirs.slope_rate[0, 0, 0]) / 2 ** (-8 / 3)
+    ours = nn.LightningAttention(16, 3, head_dim=6, slope=slope, norm_eps=theirs.norm.variance_epsilon)
+    stacked = theirs.qkv_proj.weight.view(3, 3, 6, 16).transpose(0, 1).reshape(54, 16)  # theirs lie head by head
+    copied = {"qkv.weight": stacked, "gate.weight": theirs.output_gate.weight, "out.weight": theirs.out_proj.weight}
+    ours.load_state_dict(copied | {"norm.weight": theirs.norm.weight})
+    x = rows(2, 30, 16).float()
+    close(ours(x), theirs(x, None, None)[0], rtol=1e-4, atol=1e-5)

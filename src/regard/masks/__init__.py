@@ -43,6 +43,8 @@ from regard.masks.documents import Documents as Documents
 from regard.masks.documents import Packed as Packed
 from regard.masks.documents import document as document
 from regard.masks.documents import from_cu_seqlens as from_cu_seqlens
+from regard.masks.forgetting import Forgetting as Forgetting
+from regard.masks.forgetting import forgetting as forgetting
 from regard.masks.leave_one_out import LeaveOneOut as LeaveOneOut
 from regard.masks.leave_one_out import leave_one_out as leave_one_out
 from regard.masks.matrix import BlockSparse as BlockSparse

@@ -264,9 +264,9 @@ def _others(extent: Extent, generator: torch.Generator, _: Any, named: bool) -> 
     return masks.leave_one_out(_ints(-1, extent.S, (extent.L,), generator) if named else None)
 
 
-def _selected(extent: Extent, generator: torch.Generator, _: Any, keys: int, shared: str) -> Mask:
+def _selected(extent: Extent, generator: torch.Generator, _: Any, keys: int, shared: str, block_size: int = 1) -> Mask:
     size = tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
-    return masks.selected(_ints(-1, extent.S, (*size, extent.L, keys), generator))
+    return masks.selected(_ints(-1, -(-extent.S // block_size), (*size, extent.L, keys), generator), block_size)
 
 
 def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:

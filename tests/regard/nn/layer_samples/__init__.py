@@ -1,6 +1,16 @@
 """Samples of layers: a small one of each, a call of it, and its formula in NumPy, for the test that all share."""
 
-from tests.regard.nn.layer_samples import choices, images, linear, memory, multihead, positions, scored, sets
+from tests.regard.nn.layer_samples import (
+    choices,
+    images,
+    linear,
+    memory,
+    multihead,
+    positions,
+    scored,
+    sets,
+    sparse,
+)
 from tests.regard.nn.layer_samples.sample import SAMPLES, Sample, sample
 
 __all__ = [
@@ -15,4 +25,5 @@ __all__ = [
     "sample",
     "scored",
     "sets",
+    "sparse",
 ]

@@ -103,7 +103,9 @@ class Selected(Mask):
             least, greatest = (int(x) for x in self.indices.aminmax())
             if least < -1 or greatest * self.block_size >= extent.S:
                 wrong = least if least < -1 else greatest
-                what = "keys below S" if self.block_size == 1 else f"blocks of {self.block_size} keys that begin below S"
+                what = (
+                    "keys below S" if self.block_size == 1 else f"blocks of {self.block_size} keys that begin below S"
+                )
                 expected = f"hold indices of {what} = {extent.S}, or −1 for none"
                 raise rejected("masks.selected", "indices", expected, wrong)
         if heads in (1, extent.H):
@@ -142,7 +144,7 @@ class Selected(Mask):
             column = (first + step).clamp(0, max(S - 1, 0)) // tiling.kv_block
             marks = marks.scatter(-1, torch.where(inside, column, nk), value=True)
         some = tiling.over_queries(marks[..., :nk], "any")
-        return some, torch.zeros((), dtype=torch.bool, device=lists.device)
+        return some, torch.zeros((), dtype=torch.bool, device=blocks.device)
 
     def sizes(self) -> Sizes:
         """Return the sizes of the tensor."""

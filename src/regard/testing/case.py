@@ -342,6 +342,12 @@ def _relative(
     return masks.relative(table, **_where(where, extent, generator))
 
 
+def _forgetting(extent: Extent, generator: torch.Generator, dtype: torch.dtype, shared: str, where: Any) -> Mask:
+    size = tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
+    gates = -3 * torch.rand(*size, extent.S, generator=generator).to(dtype)
+    return masks.forgetting(gates, **_where(where, extent, generator))
+
+
 def _predicate(extent: Extent, generator: torch.Generator, _: Any, step: int) -> Mask:  # noqa: ARG001
     return masks.as_mask(lambda b, h, q_idx, kv_idx: (b + h + q_idx + 2 * kv_idx) % step != 0)
 
@@ -372,6 +378,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
     "document": _document,
     "empty_rows": _empty_rows,
     "everything": _everything,
+    "forgetting": _forgetting,
     "hidden_keys": _hidden_keys,
     "key_padding": _key_padding,
     "others": _others,
@@ -386,7 +393,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
 }
 
 #: The kinds with a bias, which "or" and "not" reject.
-BIASES = {"alibi", "bias", "relative"}
+BIASES = {"alibi", "bias", "forgetting", "relative"}
 
 
 def sampled() -> dict[str, type[Any]]:

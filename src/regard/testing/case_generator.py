@@ -139,5 +139,6 @@ def _single(source: Source) -> Recipe:
         ("bias", shared, source.pick((1.0, 0.8)), stored, source.pick(LEVELS)),
         ("alibi", source.pick((True, False)), where),
         ("relative", source.pick((1, 3)), source.pick((False, True)), where),
+        ("forgetting", source.pick(("BH", "bh", "bH")), where),
         *((name,) for name in sampled()),
     ))  # fmt: skip

@@ -56,6 +56,7 @@ def leaves(draw, extent: Extent):
         "everything": masks.everything,
         "alibi": lambda: masks.alibi(H, "upper_left"),
         "relative": lambda: masks.relative(torch.zeros(3), "upper_left"),
+        "forgetting": lambda: masks.forgetting(torch.full((H, S), -0.5), "upper_left"),
     }
     return choices[draw(st.sampled_from(sorted(choices)))]()
 

@@ -40,6 +40,7 @@ MASKS: dict[str, Mask] = {
     "float": masks.dense(torch.randn(24, 24, generator=generator)) & masks.causal(),
     "alibi": masks.alibi(2) & masks.causal(),
     "relative": masks.relative(torch.randn(9, generator=generator)),
+    "forgetting": masks.forgetting(-torch.rand(2, 24, generator=generator)) & masks.causal(),
     "function": masks.as_mask(lambda b, h, q, k: (q + k + b + h) % 3 == 0),
 }
 

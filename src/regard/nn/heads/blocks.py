@@ -135,7 +135,7 @@ class MixtureOfBlockAttention(BlockAttention):
 
     @torch.no_grad()
     def chosen(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the blocks (B, H, L, k) of each query: its own, then the best earlier ones; −1 where there are none."""
+        """Return the blocks (B, H, L, k) of each query: its own, then the best earlier ones; −1 for none."""
         own = self._places(query, key) // self.block_size  # (L,)
         means = self._means(key)
         N = means.shape[2]

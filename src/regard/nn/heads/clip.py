@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from regard._utils.constraints import TensorOf, positive
 from regard._utils.errors import described, rejected
+from regard._utils.mechanism import mechanism
 from regard.nn.heads.latent import MultiheadLatentAttention
 from regard.nn.heads.self_attention import GroupedProjections
 
 
+@mechanism(formula="W_q, W_k rows of head h ← · √(min(1, τ / max s_h))", sources=("kimi2025",), cost="O(E·H·D)")
 @torch.no_grad()
 def qk_clip_(layer: nn.Module, max_scores: Tensor, threshold: float = 100.0) -> Tensor:
     """Scale a layer's query and key weights in place, so that each head's largest score is at most the threshold.

@@ -144,7 +144,7 @@ class LightningIndexer(Layer):
         return keys
 
     def scores(self, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-        """Return scores (B, L, S) in at least float32, of queries (B, H, L, D), weights (B, H, L), keys (B, 1, S, D)."""
+        """Return scores (B, L, S) of queries (B, H, L, D), weights (B, H, L) and keys (B, 1, S, D), at least float32."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         queries, weights, keys = queries.to(dtype), weights.to(dtype), keys.to(dtype)
         dots = F.relu(queries.flatten(1, 2) @ keys.squeeze(1).transpose(1, 2) * self.head_dim**-0.5)
@@ -345,15 +345,16 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
 
     def _attend_to(self, query: Tensor, rows: Tensor, indices: Tensor, mask: Mask | None) -> Tensor:
         """Return the heads' outputs (B, H, L, V) of the chosen keys."""
-        narrowed = masks.selected(indices.unsqueeze(1))
         plain = mask is None or not mask.has_bias
+        shown: MaskLike
         if query.shape[2] == 1 and plain and indices.shape[2] < rows.shape[2]:  # a step reads the chosen rows alone
             place = indices.transpose(1, 2).clamp(min=0).expand(-1, -1, rows.shape[3])
-            rows = rows.squeeze(1).gather(1, place).unsqueeze(1)
-            found: Tensor = self._attend(query, rows, (indices >= 0).unsqueeze(1), False, None)
-            return found
-        found = self._attend(query, rows, narrowed if mask is None else narrowed & mask, False, None)
-        return found
+            rows, shown = rows.squeeze(1).gather(1, place).unsqueeze(1), (indices >= 0).unsqueeze(1)
+        else:
+            chosen = masks.selected(indices.unsqueeze(1))
+            shown = chosen if mask is None else chosen & mask
+        heads: Tensor = self._attend(query, rows, shown, False, None)
+        return heads
 
     def _divergence(
         self, query: Tensor, rows: Tensor, asked: Tensor, weights: Tensor, keys: Tensor, mask: Mask | None

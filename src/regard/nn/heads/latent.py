@@ -123,9 +123,7 @@ class MultiheadLatentAttention(Layer):
         if rotary is not None and self.rotary_dim != width:
             raise rejected(type(self).__name__, "rotary_dim", f"be the width of rotary, {width}", self.rotary_dim)
         self.rotary = rotary
-        self.query_latent_dim = (
-            None if query_latent_dim is None else size(self, "query_latent_dim", query_latent_dim)
-        )
+        self.query_latent_dim = None if query_latent_dim is None else size(self, "query_latent_dim", query_latent_dim)
         self.mscale, self.eps = positive(self, "mscale", mscale), positive(self, "eps", eps)
         self.scale_latents = flag(self, "scale_latents", scale_latents)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
@@ -306,7 +304,10 @@ class MultiheadLatentAttention(Layer):
         ]
         usual = {"query_latent_dim": None, "mscale": 1.0, "scale_latents": False, "dropout": 0.0, "engine": "auto"}
         return ", ".join(
-            [*sizes, *(f"{name}={getattr(self, name)!r}" for name, each in usual.items() if getattr(self, name) != each)]
+            [
+                *sizes,
+                *(f"{name}={getattr(self, name)!r}" for name, each in usual.items() if getattr(self, name) != each),
+            ]
         )
 
 

@@ -116,7 +116,7 @@ sample(
 )  # fmt: skip
 
 
-def _sparse(layer: Any, x: Tensor, *, is_causal: bool, loss: str) -> Array:  # noqa: ARG001
+def _sparse(layer: Any, x: Tensor, *, is_causal: bool, loss: str) -> Array:
     rows = array(x)
     asked = latent_parts(layer, rows)[0]
     scores = index_scores(layer.indexer, rows, asked, layer.rotary_dim)
@@ -141,7 +141,7 @@ def _cleared(x: Tensor, lengths: Tensor) -> Array:
 
 def _heads(layer: Any, rows: Array) -> Iterator[tuple[int, int, int, Array, Array, Array]]:
     """Yield sequence, head and group, and the rows of its query, key and value."""
-    D, H, G = layer.head_dim, layer.num_heads, layer.num_kv_heads
+    H, G = layer.num_heads, layer.num_kv_heads
     pieces = np.split(linear(layer.qkv, rows), H + 2 * G, -1)
     turn = (lambda part: part) if layer.rotary is None else turned
     for b in range(len(rows)):
@@ -182,7 +182,7 @@ def native_sparse(layer: Any, x: Tensor, lengths: Tensor) -> Array:
             past = range((t + 1) // C)
             keys = np.array([k[c * C : (c + 1) * C].mean(0) for c in past]).reshape(-1, layer.head_dim)
             values = np.array([v[c * C : (c + 1) * C].mean(0) for c in past]).reshape(-1, layer.head_dim)
-            if len(past):
+            if past:
                 heads[b, t, h] += gates[b, t, h, 0] * _row(q[t], keys, values)
                 weights[b, t, g, : len(past)] += softmax(keys @ q[t] / np.sqrt(layer.head_dim))
     for b, h, g, q, k, v in every:

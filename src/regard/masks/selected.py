@@ -19,7 +19,7 @@ def selected(indices: Tensor, block_size: int = 1) -> Mask:
 
     Query q of head h sees key k iff ``k // block_size`` is in ``indices[b, h, q]``. Use it with an indexer that chooses
     the keys, such as top-k of a cheaper score; gradients reach the scores of the chosen keys, not the choice. On a CPU,
-    engine ``fused`` computes only the listed pairs, in O(L + S) memory besides lists of K · ``block_size`` keys.
+    engine ``fused`` computes only the listed pairs, in O(L + S) memory besides the lists.
 
     Parameters
     ----------
@@ -112,14 +112,19 @@ class Selected(Mask):
             return self
         return Selected(self.indices.repeat_interleave(extent.H // heads, 1), self.block_size)
 
-    def key_lists(self, extent: Extent) -> Tensor | None:  # noqa: ARG002
-        """Return the lists."""
-        return self.indices
+    def key_lists(self, extent: Extent, first: int = 0, last: int | None = None) -> Tensor | None:
+        """Return the keys of each list."""
+        indices = self.indices[:, :, first:last]
+        if self.block_size == 1:
+            return indices
+        blocks = indices.to(torch.int32).unsqueeze(-1)
+        keys = blocks * self.block_size + torch.arange(self.block_size, dtype=torch.int32, device=blocks.device)
+        return keys.masked_fill_((blocks < 0) | (keys >= extent.S), -1).flatten(-2)
 
     @property
     def listed_keys(self) -> int:
-        """The length K of the lists."""
-        return self.indices.shape[-1]
+        """The number of keys that a list names."""
+        return self.indices.shape[-1] * self.block_size
 
     def nonempty_rows(self, extent: Extent) -> Tensor:  # noqa: ARG002
         """Return which lists hold a key."""

@@ -41,7 +41,7 @@ def formula(query: Tensor, key: Tensor, value: Tensor, log_gates: Tensor) -> Ten
     return (query @ key.mT / query.shape[-1] ** 0.5 + bias).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "sdpa"])  # it has no gradient to a bias
 def test_the_formula_and_its_gradients(engine: Any) -> None:
     ours, theirs = ([t.requires_grad_() for t in given()] for _ in range(2))
     found = regard.attention(*ours[:3], masks.causal() & masks.forgetting(ours[3]), engine=engine)

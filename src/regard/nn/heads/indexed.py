@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard import masks
-from regard._utils.constraints import OneOf, floats, size
+from regard._utils.constraints import OneOf, flag, floats, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
@@ -103,7 +103,7 @@ class LightningIndexer(Layer):
         attn_mask: MaskLike | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """Return the indices of the chosen keys (B, L, min(K, L)), int64; −1 where fewer keys are visible.
+        """Return the indices of the chosen keys (B, L, min(K, L)), int32; −1 where fewer keys are visible.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class LightningIndexer(Layer):
         return keys
 
     def scores(self, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-        """Return scores (B, L, S) of queries (B, H, L, D), weights (B, H, L) and keys (B, 1, S, D), at least float32."""
+        """Return scores (B, L, S) of queries (B, H, L, D), weights (B, H, L) and keys (B, 1, S, D)."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         queries, weights, keys = queries.to(dtype), weights.to(dtype), keys.to(dtype)
         dots = F.relu(queries.flatten(1, 2) @ keys.squeeze(1).transpose(1, 2) * self.head_dim**-0.5)
@@ -161,8 +161,8 @@ class LightningIndexer(Layer):
             if visible is not None:
                 scores = scores.masked_fill(~visible, -torch.inf)
             best = scores.topk(min(self.topk, S), -1)
-            found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
-        return torch.cat(found, 1) if found else queries.new_zeros(len(queries), 0, min(self.topk, S)).long()
+            found.append(best.indices.masked_fill(best.values == -torch.inf, -1).to(torch.int32))
+        return torch.cat(found, 1) if found else queries.new_zeros(len(queries), 0, min(self.topk, S)).int()
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -222,6 +222,9 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
         Number of heads of the indexer and their width (``index_n_heads``, ``index_head_dim``).
     topk : int
         Number K of keys that each query sees (``index_topk``).
+    index_interleaved : bool, default False
+        Whether the indexer's rotary encoding pairs columns (0, 1), (2, 3) and so on, as in GLM-5; DeepSeek's pairs
+        columns i and i + R/2, unlike its attention.
 
     Examples
     --------
@@ -250,6 +253,7 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
         index_heads: int,
         index_dim: int,
         topk: int,
+        index_interleaved: bool = False,
         value_dim: int | None = None,
         rotary: Rotary | None = None,
         rotary_dim: int | None = None,
@@ -273,9 +277,14 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
         if rotary is not None:
             if index_dim < rotary.turned:
                 raise rejected("DeepSeekSparseAttention", "index_dim", f"be at least {rotary.turned}", index_dim)
-            # The same angles in the first columns; DeepSeek's indexer pairs columns i and i + R/2.
-            share = rotary.turned / index_dim
-            turned = Rotary(index_dim, rotary.base, fraction=share, scaling=rotary.scaling)
+            # The same angles, in the first columns.
+            turned = Rotary(
+                index_dim,
+                rotary.base,
+                interleaved=flag(self, "index_interleaved", index_interleaved),
+                fraction=rotary.turned / index_dim,
+                scaling=rotary.scaling,
+            )
         self.indexer = LightningIndexer(
             embed_dim, num_heads=index_heads, head_dim=index_dim, topk=topk, query_dim=self.query.in_features,
             rotary=turned, device=device, dtype=dtype,
@@ -348,7 +357,7 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
         plain = mask is None or not mask.has_bias
         shown: MaskLike
         if query.shape[2] == 1 and plain and indices.shape[2] < rows.shape[2]:  # a step reads the chosen rows alone
-            place = indices.transpose(1, 2).clamp(min=0).expand(-1, -1, rows.shape[3])
+            place = indices.transpose(1, 2).long().clamp(min=0).expand(-1, -1, rows.shape[3])
             rows, shown = rows.squeeze(1).gather(1, place).unsqueeze(1), (indices >= 0).unsqueeze(1)
         else:
             chosen = masks.selected(indices.unsqueeze(1))

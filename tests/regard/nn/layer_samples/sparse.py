@@ -126,7 +126,7 @@ def _sparse(layer: Any, x: Tensor, *, is_causal: bool, loss: str) -> Array:
 sample(
     "DeepSeekSparseAttention",
     lambda **where: DeepSeekSparseAttention(
-        12, 3, latent_dim=5, head_dim=4, rotary=Rotary(2, interleaved=True), query_latent_dim=6, index_heads=4,
+        12, 3, latent_dim=5, head_dim=4, rotary=Rotary(2, interleaved=True), query_latent_dim=6, index_heads=12,
         index_dim=6, topk=4, **where,
     ),
     lambda new: ((new(2, 11, 12),), {"is_causal": True, "loss": "selected"}),

@@ -121,7 +121,7 @@ register(
         unit="positions",
         build=build,
         contenders={EXPANDED: Contender(_by_each_step), KEPT: Contender(_kept), "regard": Contender(_ours)},
-        baseline=EXPANDED,
+        baseline=KEPT,
         points=(Point(1024), Point(4096), Point(16384)),
         quick=64,
         goals=(Goal("mla-decode", "speed", 4.0, 4096),),

@@ -259,13 +259,13 @@ class MultiheadLatentAttention(Layer):
         }
         if not self._absorbs(query.shape[2], rows.shape[2]):
             return attention(query, *self._keys_and_values(rows), **settings)
+        # Sums of whole rows, whose rotary keys are then dropped: kernels are made for values as wide as keys.
         inner = self._absorbed(query)
-        latents = rows[..., : self.latent_dim]
         if _is_step(inner, mask, is_causal, request) and not settings["dropout_p"]:
             # The heads are rows that share their keys: one product for all of them.
-            found = attention(inner.transpose(1, 2), rows, latents, mask, scale=self.scale, engine=self.engine)
+            found = attention(inner.transpose(1, 2), rows, rows, mask, scale=self.scale, engine=self.engine)
             return self._valued(found.transpose(1, 2))
-        found = attention(inner, rows, latents, enable_gqa=True, **settings)
+        found = attention(inner, rows, rows, enable_gqa=True, **settings)
         return self._valued(found) if request is None else (self._valued(found[0]), found[1])
 
     def _keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,8 +289,8 @@ class MultiheadLatentAttention(Layer):
         return torch.cat((_by_head(own, self._weights()[0]), shared), -1)
 
     def _valued(self, read: Tensor) -> Tensor:
-        """Return sums of values (B, H, L, V) from sums of latents (B, H, L, C)."""
-        return _by_head(read, self._weights()[1].transpose(1, 2))
+        """Return sums of values (B, H, L, V) from sums of latents and rotary keys (B, H, L, C + R)."""
+        return _by_head(read[..., : self.latent_dim], self._weights()[1].transpose(1, 2))
 
     def _output(self, heads: Tensor) -> Tensor:
         projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))

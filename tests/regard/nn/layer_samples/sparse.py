@@ -151,7 +151,7 @@ def _heads(layer: Any, rows: Array) -> Iterator[tuple[int, int, int, Array, Arra
 
 
 def _row(query: Array, keys: Array, values: Array) -> Array:
-    return softmax(keys @ query / np.sqrt(len(query))) @ values
+    return softmax(keys @ query / np.sqrt(len(query))) @ values if len(keys) else np.zeros(values.shape[1])
 
 
 def _seen(t: int, length: int, blocks: Any, size: int) -> list[int]:
@@ -212,11 +212,19 @@ def forgetful(layer: Any, x: Tensor, lengths: Tensor) -> Array:
     return linear(layer.out, heads.reshape(*x.shape[:2], -1))
 
 
+def _biased(layer: Any) -> Any:
+    """Give queries and keys biases, so that blocks of padding differ, too: of equal ones any may be chosen."""
+    torch.nn.init.normal_(layer.qkv.bias)
+    return layer
+
+
 padded = Padded((0,), LENGTHS)
 sample(
     "MixtureOfBlockAttention",
-    lambda **where: MixtureOfBlockAttention(
-        12, 4, block_size=2, topk=3, num_kv_heads=2, head_dim=4, rotary=Rotary(4), **where
+    lambda **where: _biased(
+        MixtureOfBlockAttention(
+            12, 4, block_size=2, topk=3, num_kv_heads=2, head_dim=4, bias=True, rotary=Rotary(4), **where
+        )
     ),
     lambda new: ((new(2, 11, 12), LENGTHS), {}),
     block_mixture,
@@ -224,8 +232,19 @@ sample(
 )
 sample(
     "NativeSparseAttention",
-    lambda **where: NativeSparseAttention(
-        12, 4, block_size=2, num_blocks=4, window=3, num_kv_heads=2, head_dim=4, rotary=Rotary(4), **where
+    lambda **where: _biased(
+        NativeSparseAttention(
+            12,
+            4,
+            block_size=2,
+            num_blocks=4,
+            window=3,
+            num_kv_heads=2,
+            head_dim=4,
+            bias=True,
+            rotary=Rotary(4),
+            **where,
+        )
     ),
     lambda new: ((new(2, 11, 12), LENGTHS), {}),
     native_sparse,

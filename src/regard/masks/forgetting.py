@@ -96,7 +96,10 @@ class Forgetting(_Bias):
 
     def bias(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return the sum of log gates after the key, up to the query."""
-        places = self.positions(b, q_idx).clamp(0, max(self.total.shape[-1] - 1, 0))
+        S = self.total.shape[-1]
+        if S == 0:
+            return None
+        places = self.positions(b, q_idx).clamp(0, S - 1)
         return (lookup(self.total, b, h, places) - lookup(self.total, b, h, kv_idx)).to(self._dtype)
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:

@@ -36,15 +36,15 @@ from regard.masks.base import Tiling as Tiling
 from regard.masks.base import as_mask as as_mask
 from regard.masks.base import everything as everything
 from regard.masks.biases import Alibi as Alibi
+from regard.masks.biases import Forgetting as Forgetting
 from regard.masks.biases import Relative as Relative
 from regard.masks.biases import alibi as alibi
+from regard.masks.biases import forgetting as forgetting
 from regard.masks.biases import relative as relative
 from regard.masks.documents import Documents as Documents
 from regard.masks.documents import Packed as Packed
 from regard.masks.documents import document as document
 from regard.masks.documents import from_cu_seqlens as from_cu_seqlens
-from regard.masks.forgetting import Forgetting as Forgetting
-from regard.masks.forgetting import forgetting as forgetting
 from regard.masks.leave_one_out import LeaveOneOut as LeaveOneOut
 from regard.masks.leave_one_out import leave_one_out as leave_one_out
 from regard.masks.matrix import BlockSparse as BlockSparse

@@ -99,7 +99,7 @@ def test_all_keys_are_latent_attention() -> None:
 @pytest.mark.parametrize("split", [(1,) * 9, (4, 1, 4), (9,)])
 @pytest.mark.parametrize("turned", [True, False])
 def test_steps_are_the_whole(split: tuple[int, ...], turned: bool) -> None:
-    layer, x, cache = sparse(**({} if turned else {"rotary": None})), rows(), KVCache()
+    layer, x, cache = sparse(rotary=Rotary(4, interleaved=True) if turned else None), rows(), KVCache()
     whole = layer(x, is_causal=True)
     with torch.no_grad():
         steps = [layer(part, masks.causal(align="lower_right"), cache=cache) for part in x.split(split, 1)]
@@ -186,9 +186,12 @@ def test_scores_of_the_indexer_stay_in_tiles(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(whole, indexer(x, attn_mask=masks.causal()))
     held: list[int] = []
     scores = LightningIndexer.scores
-    monkeypatch.setattr(
-        LightningIndexer, "scores", lambda *a: held.append(a[1].shape[2] * a[3].shape[2] * 3) or scores(*a)
-    )
+
+    def counted(*given: Any) -> Tensor:
+        held.append(given[1].shape[2] * given[3].shape[2] * 3)
+        return scores(*given)
+
+    monkeypatch.setattr(LightningIndexer, "scores", counted)
     monkeypatch.setattr("regard.nn.heads.indexed.HELD", 4000)
     indexer(rows(200), attn_mask=masks.causal())
     assert max(held) <= 4000 and sum(held) == 200 * 200 * 3

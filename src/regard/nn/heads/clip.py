@@ -66,7 +66,7 @@ def qk_clip_(layer: nn.Module, max_scores: Tensor, threshold: float = 100.0) -> 
         expected = "project queries and keys by linear layers"
         raise rejected("qk_clip_", "layer", expected, ", ".join(type(each).__name__ for each in projections), TypeError)
     TensorOf((layer.num_heads,))("qk_clip_", "max_scores", max_scores)
-    scores = max_scores.to(projections[0].weight)
+    scores = max_scores.to(next(projections[0].parameters()))
     gamma = torch.where(scores > threshold, threshold / scores, torch.ones_like(scores))
     if isinstance(layer, MultiheadLatentAttention):
         # Rows of a head: those compared with its own keys, then those compared with the shared rotary key.

@@ -36,8 +36,10 @@ from regard.masks.base import Tiling as Tiling
 from regard.masks.base import as_mask as as_mask
 from regard.masks.base import everything as everything
 from regard.masks.biases import Alibi as Alibi
+from regard.masks.biases import Forgetting as Forgetting
 from regard.masks.biases import Relative as Relative
 from regard.masks.biases import alibi as alibi
+from regard.masks.biases import forgetting as forgetting
 from regard.masks.biases import relative as relative
 from regard.masks.chunked import Chunked as Chunked
 from regard.masks.chunked import chunked as chunked

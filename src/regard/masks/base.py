@@ -334,12 +334,19 @@ class Mask(Part, ABC):
         span = self.span(extent, device)
         return None if span is None else clamped(span, extent.S, device)
 
-    def key_lists(self, extent: Extent) -> Tensor | None:  # noqa: ARG002
+    def key_lists(self, extent: Extent, first: int = 0, last: int | None = None) -> Tensor | None:  # noqa: ARG002
         """Return the visible keys of each query as lists if the mask holds such lists, else None.
+
+        Parameters
+        ----------
+        extent : Extent
+            The extent passed to :meth:`bind`.
+        first, last : int, optional
+            The first query and one past the last; all by default.
 
         Returns
         -------
-        Tensor (B or 1, H or 1, L, K), integer, or None
+        Tensor (B or 1, H or 1, last - first, K), integer, or None
             Indices of keys, in any order and possibly repeated; −1 is no key.
         """
         return None
@@ -816,15 +823,16 @@ class AndMask(_Node):
                 hi = band[1] if hi is None else min(hi, band[1])
         return lo, hi
 
-    def key_lists(self, extent: Extent) -> Tensor | None:
+    def key_lists(self, extent: Extent, first: int = 0, last: int | None = None) -> Tensor | None:
         """Return the shortest lists among the masks without the keys that another mask hides."""
         listing = [mask for mask in self.masks if mask.listed_keys is not None]
         if not listing:
             return None
         shortest = min(listing, key=lambda mask: mask.listed_keys or 0)
-        lists = shortest.key_lists(extent)
+        lists = shortest.key_lists(extent, first, last)
         assert lists is not None
-        return _without_hidden(lists, AndMask(tuple(mask for mask in self.masks if mask is not shortest)), extent)
+        others = AndMask(tuple(mask for mask in self.masks if mask is not shortest))
+        return _without_hidden(lists, others, extent, first)
 
     @property
     def listed_keys(self) -> int | None:
@@ -946,12 +954,11 @@ class Everything(Mask):
         return "everything()"
 
 
-def _without_hidden(lists: Tensor, mask: Mask, extent: Extent) -> Tensor:
-    """Return lists of keys with −1 in place of those that a mask hides."""
+def _without_hidden(lists: Tensor, mask: Mask, extent: Extent, first: int) -> Tensor:
+    """Return lists of keys, of queries from ``first`` on, with −1 in place of those that a mask hides."""
     device = lists.device
-    b, h, q_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L))
-    b, h = b.view(-1, 1, 1, 1), h.view(-1, 1, 1)
-    kept = []
+    b, h = torch.arange(extent.B, device=device).view(-1, 1, 1, 1), torch.arange(extent.H, device=device).view(-1, 1, 1)
+    q_idx, kept = torch.arange(first, first + lists.shape[2], device=device), []
     for rows, some in zip(q_idx.split(ROWS), lists.split(ROWS, 2)):
         visible = mask.visible(b, h, rows.unsqueeze(1), some.clamp(min=0).to(torch.int64))
         kept.append(some if visible is None else torch.where(visible, some, -1))

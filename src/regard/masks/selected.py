@@ -1,4 +1,4 @@
-"""Selected keys: each query sees the keys in its own list, as chosen by an indexer."""
+"""Selected keys: each query sees the keys, or blocks of keys, in its own list, as chosen by an indexer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
@@ -15,19 +16,21 @@ from regard.masks.base import Extent, Mask, Sizes, Tiling
 
 
 @mechanism(formula="visible iff j is in the list of query i", cost="O(L·K·E)")
-def selected(indices: Tensor) -> Mask:
-    """Return the mask in which each query sees the keys listed in its row.
+def selected(indices: Tensor, block_size: int = 1) -> Mask:
+    """Return the mask in which each query sees the keys, or blocks of keys, listed in its row.
 
-    Query q of head h sees key k iff k is in ``indices[b, h, q]``. Use it with an indexer that chooses the keys, such as
-    top-k of a cheaper score; gradients reach the scores of the chosen keys, not the choice. On a CPU, engine ``fused``
-    computes only the listed pairs, in O(L + S) memory besides the lists.
+    Query q of head h sees key k iff ``k // block_size`` is in ``indices[b, h, q]``. Use it with an indexer that chooses
+    the keys, such as top-k of a cheaper score; gradients reach the scores of the chosen keys, not the choice. On a CPU,
+    engine ``fused`` computes only the listed pairs, in O(L + S) memory besides the lists.
 
     Parameters
     ----------
     indices : Tensor (L, K), (H, L, K) or (B, H, L, K), integer
-        Indices of keys in any order; −1 for none. A repeated index counts once. The head dimension may be 1, the
-        number of heads, or a number that divides it, such as that of key and value heads: consecutive query heads
+        Indices of keys or blocks in any order; −1 for none. A repeated index counts once. The head dimension may be 1,
+        the number of heads, or a number that divides it, such as that of key and value heads: consecutive query heads
         share a list.
+    block_size : int, default 1
+        Number of consecutive keys that an index names; the last block may be shorter. Block 0 begins with key 0.
 
     Raises
     ------
@@ -35,7 +38,7 @@ def selected(indices: Tensor) -> Mask:
         If ``indices`` is not an integer tensor.
     ValueError
         If it has another number of dimensions or, when used, sizes that do not match the call, or an index below −1 or
-        not below S.
+        of no key; or if ``block_size`` is less than 1.
 
     References
     ----------
@@ -61,19 +64,19 @@ def selected(indices: Tensor) -> Mask:
         raise rejected("masks.selected", "indices", "be a dense tensor of integers", described(indices), TypeError)
     if indices.dim() not in (2, 3, 4):
         raise rejected("masks.selected", "indices", "have shape (L, K), (H, L, K) or (B, H, L, K)", shape(indices))
-    return Selected(indices[(None,) * (4 - indices.dim())])
+    return Selected(indices[(None,) * (4 - indices.dim())], size("masks.selected", "block_size", block_size))
 
 
 @final
 class Selected(Mask):
-    """The keys in a list per query, (B or 1, any divisor of H, L, K); −1 is no key."""
+    """The blocks of keys in a list per query, (B or 1, any divisor of H, L, K); −1 is no block."""
 
-    def __init__(self, indices: Tensor) -> None:
-        self.indices = indices
+    def __init__(self, indices: Tensor, block_size: int) -> None:
+        self.indices, self.block_size = indices, block_size
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return which keys are in the lists of the queries."""
-        lists = self._lists_of(b, h, q_idx)
+        lists, kv_idx = self._lists_of(b, h, q_idx), kv_idx // self.block_size
         if kv_idx.dim() != 1 or q_idx.dim() < 2 or q_idx.shape[-1] != 1:
             return (lists == kv_idx.unsqueeze(-1)).any(-1)
         lists = lists.squeeze(-2).sort(-1).values
@@ -100,22 +103,30 @@ class Selected(Mask):
             raise rejected("masks.selected", "indices", expected, shape(self.indices))
         if self.indices.numel() and not values_unavailable(self.indices):
             least, greatest = (int(x) for x in self.indices.aminmax())
-            if least < -1 or greatest >= extent.S:
+            if least < -1 or greatest * self.block_size >= extent.S:
                 wrong = least if least < -1 else greatest
-                expected = f"hold indices of keys below S = {extent.S}, or −1 for none"
+                what = (
+                    "keys below S" if self.block_size == 1 else f"blocks of {self.block_size} keys that begin below S"
+                )
+                expected = f"hold indices of {what} = {extent.S}, or −1 for none"
                 raise rejected("masks.selected", "indices", expected, wrong)
         if heads in (1, extent.H):
             return self
-        return Selected(self.indices.repeat_interleave(extent.H // heads, 1))
+        return Selected(self.indices.repeat_interleave(extent.H // heads, 1), self.block_size)
 
-    def key_lists(self, extent: Extent) -> Tensor | None:  # noqa: ARG002
-        """Return the lists."""
-        return self.indices
+    def key_lists(self, extent: Extent, first: int = 0, last: int | None = None) -> Tensor | None:
+        """Return the keys of each list."""
+        indices = self.indices[:, :, first:last]
+        if self.block_size == 1:
+            return indices
+        blocks = indices.to(torch.int32).unsqueeze(-1)
+        keys = blocks * self.block_size + torch.arange(self.block_size, dtype=torch.int32, device=blocks.device)
+        return keys.masked_fill_((blocks < 0) | (keys >= extent.S), -1).flatten(-2)
 
     @property
     def listed_keys(self) -> int:
-        """The length K of the lists."""
-        return self.indices.shape[-1]
+        """The number of keys that a list names."""
+        return self.indices.shape[-1] * self.block_size
 
     def nonempty_rows(self, extent: Extent) -> Tensor:  # noqa: ARG002
         """Return which lists hold a key."""
@@ -123,18 +134,24 @@ class Selected(Mask):
 
     def visible_keys(self, extent: Extent) -> Tensor:
         """Return which keys are in a list."""
-        lists = self.indices.flatten(2).to(torch.int64)
-        marks = torch.zeros((*lists.shape[:2], extent.S + 1), dtype=torch.bool, device=lists.device)
-        return marks.scatter(-1, torch.where(lists < 0, extent.S, lists), value=True)[..., : extent.S]
+        lists, blocks = self.indices.flatten(2).to(torch.int64), -(-extent.S // self.block_size)
+        marks = torch.zeros((*lists.shape[:2], blocks + 1), dtype=torch.bool, device=lists.device)
+        marks = marks.scatter(-1, torch.where(lists < 0, blocks, lists), value=True)[..., :blocks]
+        return marks.repeat_interleave(self.block_size, -1)[..., : extent.S]
 
     def bounds(self, tiling: Tiling) -> tuple[Tensor, Tensor]:
         """Return which tiles hold a listed key; whether all pairs of a tile are visible is not known."""
-        (_, nk), (_, S) = tiling.counts, tiling.lengths
-        lists = self.indices.to(torch.int64) - tiling.first_key
-        column = torch.where((lists >= 0) & (lists < S), lists // tiling.kv_block, nk)
-        marks = torch.zeros((*lists.shape[:3], nk + 1), dtype=torch.bool, device=lists.device)
-        some = tiling.over_queries(marks.scatter(-1, column, value=True)[..., :nk], "any")
-        return some, torch.zeros((), dtype=torch.bool, device=lists.device)
+        (_, nk), (_, S), length = tiling.counts, tiling.lengths, self.block_size
+        blocks = self.indices.to(torch.int64)
+        first = blocks * length - tiling.first_key
+        inside = (blocks >= 0) & (first < S) & (first + length > 0)
+        marks = torch.zeros((*blocks.shape[:3], nk + 1), dtype=torch.bool, device=blocks.device)
+        # Keys of a block that are at most a tile apart, so that each of its tiles is met.
+        for step in (*range(0, length - 1, min(tiling.kv_block, length)), length - 1):
+            column = (first + step).clamp(0, max(S - 1, 0)) // tiling.kv_block
+            marks = marks.scatter(-1, torch.where(inside, column, nk), value=True)
+        some = tiling.over_queries(marks[..., :nk], "any")
+        return some, torch.zeros((), dtype=torch.bool, device=blocks.device)
 
     def sizes(self) -> Sizes:
         """Return the sizes of the tensor."""
@@ -143,4 +160,5 @@ class Selected(Mask):
         return found
 
     def __repr__(self) -> str:
-        return f"selected({brief(self.indices.squeeze((0, 1)))})"
+        blocks = "" if self.block_size == 1 else f", {self.block_size}"
+        return f"selected({brief(self.indices.squeeze((0, 1)))}{blocks})"

@@ -6,8 +6,15 @@ Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) is t
 from inspect import ismodule as _ismodule
 
 from regard.nn.convert import convert as convert
+from regard.nn.heads.blocks import MixtureOfBlockAttention as MixtureOfBlockAttention
+from regard.nn.heads.blocks import NativeSparseAttention as NativeSparseAttention
+from regard.nn.heads.clip import qk_clip_ as qk_clip_
 from regard.nn.heads.decomposable import DecomposableAttention as DecomposableAttention
 from regard.nn.heads.differential import DifferentialAttention as DifferentialAttention
+from regard.nn.heads.forgetting import ForgettingAttention as ForgettingAttention
+from regard.nn.heads.indexed import DeepSeekSparseAttention as DeepSeekSparseAttention
+from regard.nn.heads.indexed import LightningIndexer as LightningIndexer
+from regard.nn.heads.latent import MultiheadLatentAttention as MultiheadLatentAttention
 from regard.nn.heads.local import LocalAttention as LocalAttention
 from regard.nn.heads.multi_token import MultiTokenAttention as MultiTokenAttention
 from regard.nn.heads.multihead import MultiheadAttention as MultiheadAttention

@@ -270,9 +270,9 @@ def _others(extent: Extent, generator: torch.Generator, _: Any, named: bool) -> 
     return masks.leave_one_out(_ints(-1, extent.S, (extent.L,), generator) if named else None)
 
 
-def _selected(extent: Extent, generator: torch.Generator, _: Any, keys: int, shared: str) -> Mask:
+def _selected(extent: Extent, generator: torch.Generator, _: Any, keys: int, shared: str, block_size: int = 1) -> Mask:
     size = tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
-    return masks.selected(_ints(-1, extent.S, (*size, extent.L, keys), generator))
+    return masks.selected(_ints(-1, -(-extent.S // block_size), (*size, extent.L, keys), generator), block_size)
 
 
 def _document(extent: Extent, generator: torch.Generator, _: Any, per_sequence: bool) -> Mask:
@@ -348,6 +348,12 @@ def _relative(
     return masks.relative(table, **_where(where, extent, generator))
 
 
+def _forgetting(extent: Extent, generator: torch.Generator, dtype: torch.dtype, shared: str, where: Any) -> Mask:
+    size = tuple(getattr(extent, letter) if letter.isupper() else 1 for letter in shared)
+    gates = -3 * torch.rand(*size, extent.S, generator=generator).to(dtype)
+    return masks.forgetting(gates, **_where(where, extent, generator))
+
+
 def _predicate(extent: Extent, generator: torch.Generator, _: Any, step: int) -> Mask:  # noqa: ARG001
     return masks.as_mask(lambda b, h, q_idx, kv_idx: (b + h + q_idx + 2 * kv_idx) % step != 0)
 
@@ -379,6 +385,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
     "document": _document,
     "empty_rows": _empty_rows,
     "everything": _everything,
+    "forgetting": _forgetting,
     "hidden_keys": _hidden_keys,
     "key_padding": _key_padding,
     "others": _others,
@@ -393,7 +400,7 @@ KINDS: dict[str, Callable[..., Mask]] = {
 }
 
 #: The kinds with a bias, which "or" and "not" reject.
-BIASES = {"alibi", "bias", "relative"}
+BIASES = {"alibi", "bias", "forgetting", "relative"}
 
 
 def sampled() -> dict[str, type[Any]]:

@@ -136,9 +136,10 @@ def _single(source: Source) -> Recipe:
         ("predicate", source.pick((3, 2))),
         ("everything",),
         ("others", source.pick((False, True))),
-        ("selected", source.pick((3, 1, 0, 20)), source.pick(("BH", "bh", "bH", "Bh"))),
+        ("selected", source.pick((3, 1, 0, 20)), source.pick(("BH", "bh", "bH", "Bh")), source.pick((1, 3, 64))),
         ("bias", shared, source.pick((1.0, 0.8)), stored, source.pick(LEVELS)),
         ("alibi", source.pick((True, False)), where),
         ("relative", source.pick((1, 3)), source.pick((False, True)), where),
+        ("forgetting", source.pick(("BH", "bh", "bH")), where),
         *((name,) for name in sampled()),
     ))  # fmt: skip

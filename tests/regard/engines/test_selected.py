@@ -11,9 +11,9 @@ from regard.engines.fused import selected
 from regard.masks import Extent
 
 
-def dense(lists: torch.Tensor, heads: int, S: int) -> torch.Tensor:
-    """Return which keys are in the lists, (B, H, L, S), key by key."""
-    found = (lists.unsqueeze(-1) == torch.arange(S)).any(-2)
+def dense(lists: torch.Tensor, heads: int, S: int, block: int = 1) -> torch.Tensor:
+    """Return which keys are in blocks in the lists, (B, H, L, S), key by key."""
+    found = (lists.unsqueeze(-1) == torch.arange(S) // block).any(-2)
     return found.repeat_interleave(heads // found.shape[1], 1) if found.shape[1] > 1 else found
 
 
@@ -36,12 +36,14 @@ def test_outputs_and_gradients(data):
     G, group, B, L = pick(1, 2), pick(1, 3), pick(1, 2), pick(1, 7, 129)
     H, S, C, V = G * group, pick(40, 256, 521), pick(1, 4, 7, 32), pick(1, 5, 16, 36)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
-    lists = torch.randint(-1, S, (pick(1, B), pick(1, G, H), L, pick(1, 3, 12)), generator=generator)
+    block = pick(1, 3, 130)
+    size = pick(1, B), pick(1, G, H), L, pick(1, 3, 12)
+    lists = torch.randint(-1, -(-S // block), size, generator=generator)
     lists[..., : L // 3, :] = -1
-    mask, extent = masks.selected(lists), Extent(B, H, L, S)
-    mask, wanted = pick((mask, dense(lists, H, S)), (
+    mask, extent = masks.selected(lists, block), Extent(B, H, L, S)
+    mask, wanted = pick((mask, dense(lists, H, S, block)), (
         mask & masks.causal(align="lower_right"),
-        dense(lists, H, S) & masks.causal(align="lower_right").bind(extent, "cpu")(
+        dense(lists, H, S, block) & masks.causal(align="lower_right").bind(extent, "cpu")(
             0, 0, torch.arange(L)[:, None], torch.arange(S)
         ),
     ))  # fmt: skip

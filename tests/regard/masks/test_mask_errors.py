@@ -82,6 +82,11 @@ CONSTRUCTION = [
         ValueError,
         "masks.selected: indices must have shape (L, K), (H, L, K) or (B, H, L, K), got (5,).",
     ),
+    (
+        lambda: masks.selected(torch.zeros(4, 3, dtype=torch.long), 0),
+        ValueError,
+        "masks.selected: block_size must be an int of at least 1, got 0.",
+    ),
     (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
     (lambda: masks.prefix(torch.tensor([3, -4])), ValueError, "masks.prefix: n must be at least 0, got -4."),
     (lambda: masks.padding(torch.tensor([-1, 2])), ValueError, "masks.padding: lengths must be at least 0, got -1."),
@@ -271,6 +276,10 @@ BINDING = [
     (
         lambda: masks.selected(torch.full((5, 3), -2)),
         "masks.selected: indices must hold indices of keys below S = 7, or −1 for none, got -2.",
+    ),
+    (
+        lambda: masks.selected(torch.full((5, 3), 3), 3),
+        "masks.selected: indices must hold indices of blocks of 3 keys that begin below S = 7, or −1 for none, got 3.",
     ),
     (lambda: masks.prefix(INTS[0]), "masks.prefix: n must have one entry per sequence (2), got (5,)."),
     (

@@ -48,6 +48,7 @@ def leaves(draw, extent: Extent):
         "others named": lambda: masks.leave_one_out(ints(S + 2, L) - 1),
         "selected": lambda: masks.selected(ints(S + 1, B, 1, L, draw(st.integers(0, 5))) - 1),
         "selected by head": lambda: masks.selected(ints(S + 1, H, L, 3) - 1),
+        "selected blocks": lambda: masks.selected(ints(-(-S // 3) + 1, B, 1, L, 2) - 1, 3),
         "dense": lambda: masks.dense(ints(4, B, 1, L, S) > 0),
         "dense heads": lambda: masks.dense(ints(4, 1, H, 1, S) > 0),
         "dense -inf": lambda: masks.dense(torch.where(ints(3, L, S) > 0, 0.5, -math.inf)),
@@ -55,6 +56,7 @@ def leaves(draw, extent: Extent):
         "everything": masks.everything,
         "alibi": lambda: masks.alibi(H, "upper_left"),
         "relative": lambda: masks.relative(torch.zeros(3), "upper_left"),
+        "forgetting": lambda: masks.forgetting(torch.full((H, S), -0.5), "upper_left"),
     }
     return choices[draw(st.sampled_from(sorted(choices)))]()
 

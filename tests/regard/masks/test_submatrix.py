@@ -34,11 +34,13 @@ MASKS: dict[str, Mask] = {
     "leave one out": masks.leave_one_out(),
     "own": masks.leave_one_out(torch.arange(24).flip(0)),
     "selected": masks.selected(torch.randint(-1, 24, (2, 1, 24, 5), generator=generator)),
+    "selected blocks": masks.selected(torch.randint(-1, 5, (2, 1, 24, 2), generator=generator), 5),
     "dense": masks.dense(torch.rand(2, 24, 24, generator=generator)[:, None] < 0.4),
     "column": masks.dense(torch.rand(24, 1, generator=generator) < 0.4),
     "float": masks.dense(torch.randn(24, 24, generator=generator)) & masks.causal(),
     "alibi": masks.alibi(2) & masks.causal(),
     "relative": masks.relative(torch.randn(9, generator=generator)),
+    "forgetting": masks.forgetting(-torch.rand(2, 24, generator=generator)) & masks.causal(),
     "function": masks.as_mask(lambda b, h, q, k: (q + k + b + h) % 3 == 0),
 }
 

@@ -73,11 +73,11 @@ def softmax(config: LanguageConfig, layer: int = 0) -> SelfAttention:  # noqa: A
         qk_norm=None if config.qk_norm == "none" else "rms",
         output_gate="channel" if config.output_gate else None,
     )
-    for name, count in (("q_norm", config.heads), ("k_norm", config.groups)):
+    for name, count in (("query", config.heads), ("key", config.groups)):
         if config.qk_norm == "head":
-            setattr(made, name, norm(config, config.head))
+            setattr(made.qk_norm, name, norm(config, config.head))
         elif config.qk_norm == "all":
-            setattr(made, name, AllHeadsNorm(count * config.head, eps=config.norm_eps))
+            setattr(made.qk_norm, name, AllHeadsNorm(count * config.head, eps=config.norm_eps))
     return made
 
 

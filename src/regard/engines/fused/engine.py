@@ -21,7 +21,7 @@ from regard.engines.fused.families import family_of, inverse_of, is_direct, kind
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.rules import Rule
 from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes, held_scores
-from regard.engines.fused.selected import FEW, SelectedKeys
+from regard.engines.fused.selected import FEW, KeyLists, SelectedKeys
 from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
@@ -156,10 +156,8 @@ def _is_listed(problem: Problem, request: AuxRequest | None) -> bool:
 def _attend_to_lists(problem: Problem) -> EngineOutput:
     """Compare each query with its listed keys alone."""
     assert problem.mask is not None
-    rows, lists = _Projected.of(problem), problem.mask.key_lists(problem.extent)
-    assert lists is not None
-    ends = [rows.query, rows.key, rows.value]
-    output, lse = SelectedKeys.apply(*ends, lists.to(torch.int32), problem.scale)
+    rows, lists = _Projected.of(problem), KeyLists(problem.mask, problem.extent)
+    output, lse = SelectedKeys.apply(rows.query, rows.key, rows.value, lists, problem.scale)
     return EngineOutput(output.to(problem.query.dtype), lse)
 
 

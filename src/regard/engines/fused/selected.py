@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,90 +12,129 @@ from torch import Tensor
 
 from regard.engines.fused import library, pool
 from regard.engines.fused.arguments import PAD
-from regard.masks.base import Extent
+from regard.masks.base import Extent, Mask
 
 #: Keys of a bucket, as in ``csrc/selected.h``.
 BUCKET = 128
 #: Queries that a part has at most, and bytes that say which keys they see.
 _ROWS, _BITS = 128, 1 << 20
+#: Indices of keys that are held at once.
+_HELD = 1 << 24
 #: Tasks per thread, so that none waits long for another.
 _TASKS = 4
 #: Share of the keys that a list may name before evaluating all pairs is faster.
 FEW = 0.3
 
 
+@dataclass(frozen=True)
+class KeyLists:
+    """The keys that the queries of a call see, as lists that are made for some queries at a time."""
+
+    mask: Mask
+    extent: Extent
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Return the first query of each part, and one past its last."""
+        L = self.extent.L
+        step = max(_HELD // max(self.extent.B * self.extent.H * (self.mask.listed_keys or 0), 1), _ROWS)
+        return [(first, min(first + step, L)) for first in range(0, L, step)]
+
+    def of(self, first: int, last: int) -> Tensor:
+        """Return the lists (B or 1, H or 1, last - first, K) of int32; −1 is no key."""
+        lists = self.mask.key_lists(self.extent, first, last)
+        assert lists is not None
+        return lists.to(torch.int32).contiguous()
+
+
 class SelectedKeys(torch.autograd.Function):
     """Softmax attention of query (B, H, L, C) to the listed rows of key (B, G, S, C) and value (B, G, S, V).
 
-    ``lists`` (B or 1, H or 1, L, K) of int32 holds indices of keys, −1 for none. Returns the output (B, H, L, V) and
-    the log-sum-exp of the scores (B, H, L), which is not differentiable.
+    Returns the output (B, H, L, V) and the log-sum-exp of the scores (B, H, L), which is not differentiable.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, lists: Tensor, scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, lists: KeyLists, scale: float
     ) -> tuple[Tensor, Tensor]:
-        call = _Call(query, key, value, lists, scale)
-        output, lse = call.forward()
-        ctx.call = call
-        ctx.save_for_backward(output, lse)
+        query, key, value = (x.detach().contiguous() for x in (query, key, value))
+        found = [_forward(_Part(query, key, value, lists, part, scale)) for part in lists.parts()]
+        output, lse = found[0] if len(found) == 1 else (torch.cat(each, 2) for each in zip(*found))
+        ctx.lists, ctx.scale = lists, scale
+        ctx.save_for_backward(query, key, value, output, lse)
         ctx.mark_non_differentiable(lse)
         return output, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        output, lse = ctx.saved_tensors
-        return *ctx.call.backward(grad.contiguous(), output, lse), None, None
+        query, key, value, output, lse = ctx.saved_tensors
+        rows = grad, lse, (grad * output).sum(-1)
+        heads = key.shape[0] * key.shape[1]
+        shares = min(-(-torch.get_num_threads() // heads), -(-query.shape[2] // _ROWS))
+        sums = [x.new_zeros(shares, *x.shape) for x in (key, value)]
+        found = []
+        for first, last in ctx.lists.parts():
+            call = _Part(query, key, value, ctx.lists, (first, last), ctx.scale)
+            found.append(_backward(call, [x[:, :, first:last].contiguous() for x in rows], sums))
+        d_query = found[0] if len(found) == 1 else torch.cat(found, 2)
+        return d_query, *(x.sum(0) if shares > 1 else x[0] for x in sums), None, None
 
 
-class _Call:
-    """The arrays of a call, and its two passes."""
+class _Part:
+    """The arrays and sizes of the kernels for some of the queries."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, lists: Tensor, scale: float) -> None:
-        self.arrays = [x.detach().contiguous() for x in (query, key, value)]
-        self.lists, self.scale = lists.contiguous(), scale
-        (B, H, L, C), (_, G, S, V) = query.shape, value.shape
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, lists: KeyLists, part: tuple[int, int], scale: float
+    ) -> None:
+        self.query, self.key, self.value = query[:, :, slice(*part)].contiguous(), key, value
+        self.lists = lists.of(*part)
+        (B, H, L, C), (_, G, S, V) = self.query.shape, value.shape
         strides = [0 if n == 1 else stride for n, stride in zip(self.lists.shape[:2], self.lists.stride())]
         buckets = -(-S // BUCKET)
-        self.rows = max(8, min(_ROWS, _BITS // (BUCKET // 8 * buckets), L))
-        self.parts, self.extent = -(-L // self.rows), Extent(B, H, L, S)
-        self.sizes = torch.tensor([B, H, G, L, S, C, V, lists.shape[-1], *strides, self.rows], device="cpu")
-        self.room = BUCKET // 8 * buckets * self.rows + 2 * 8 * (BUCKET + PAD)
+        rows = max(8, min(_ROWS, _BITS // (BUCKET // 8 * buckets), L))
+        #: Number of blocks of queries that the kernels handle together.
+        self.blocks = -(-L // rows)
+        self.sizes = torch.tensor([B, H, G, L, S, C, V, self.lists.shape[-1], *strides, rows], device="cpu")
+        self.room = BUCKET // 8 * buckets * rows + 2 * 8 * (BUCKET + PAD)
+        arrays = self.query, key, value, self.lists, self.sizes
+        self.given = *(x.data_ptr() for x in arrays), scale
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        query, key, value = self.arrays
-        B, H, L = query.shape[:3]
-        output = query.new_empty(B, H, L, value.shape[-1])
-        peak, total = query.new_empty(B, H, L), query.new_empty(B, H, L)
-        function = library.load("selected.forward", query.dtype)
+    def scratch(self) -> Tensor:
+        """Return scratch memory for one thread."""
+        return torch.empty(self.room, dtype=torch.uint8, device="cpu")
 
-        def run(first: int, last: int) -> None:
-            memory = torch.empty(self.room, dtype=torch.uint8, device="cpu")
-            results = [x.data_ptr() for x in (output, peak, total, memory)]
-            function(*self._given(), first, last, *results)
 
-        _shared(run, B * key.shape[1] * self.parts)
-        empty = total == 0
-        return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
+def _forward(call: _Part) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of some of the queries."""
+    query = call.query
+    B, H, L = query.shape[:3]
+    output = query.new_empty(B, H, L, call.value.shape[-1])
+    peak, total = query.new_empty(B, H, L), query.new_empty(B, H, L)
+    function = library.load("selected.forward", query.dtype)
 
-    def backward(self, grad: Tensor, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, _ = self.arrays
-        heads = key.shape[0] * key.shape[1]
-        shares = min(-(-torch.get_num_threads() // heads), self.parts)
-        delta = (grad * output).sum(-1)
-        d_query, d_key, d_value = (x.new_zeros(*n, *x.shape) for x, n in zip(self.arrays, ((), (shares,), (shares,))))
-        function = library.load("selected.backward", query.dtype)
+    def run(first: int, last: int) -> None:
+        memory = call.scratch()
+        function(*call.given, first, last, *(x.data_ptr() for x in (output, peak, total, memory)))
 
-        def run(first: int, last: int) -> None:
-            memory = torch.empty(self.room, dtype=torch.uint8, device="cpu")
-            arrays = [x.data_ptr() for x in (grad, lse, delta, d_query, d_key, d_value, memory)]
-            function(*self._given(), first, last, shares, *arrays)
+    _shared(run, B * call.key.shape[1] * call.blocks)
+    empty = total == 0
+    return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
-        _shared(run, heads * shares)
-        return d_query, d_key.sum(0) if shares > 1 else d_key[0], d_value.sum(0) if shares > 1 else d_value[0]
 
-    def _given(self) -> tuple[Any, ...]:
-        return *(x.data_ptr() for x in (*self.arrays, self.lists, self.sizes)), self.scale
+def _backward(call: _Part, rows: list[Tensor], sums: list[Tensor]) -> Tensor:
+    """Return the gradient of some of the queries, and add theirs to those of keys and values (shares, B, G, S, ·).
+
+    ``rows`` are the gradient of their output, their log-sum-exp, and the products of gradient and output.
+    """
+    d_query, shares = torch.zeros_like(call.query), sums[0].shape[0]
+    function = library.load("selected.backward", call.query.dtype)
+
+    def run(first: int, last: int) -> None:
+        memory = call.scratch()
+        arrays = [x.data_ptr() for x in (*rows, d_query, *sums, memory)]
+        function(*call.given, first, last, shares, *arrays)
+
+    _shared(run, call.key.shape[0] * call.key.shape[1] * shares)
+    return d_query
 
 
 def _shared(run: Callable[[int, int], None], items: int) -> None:

@@ -23,6 +23,7 @@ from regard.integrations.transformers.configuration import parts_of
 from regard.integrations.transformers.mask_function import model_mask
 from regard.integrations.transformers.model_mask import ModelMask, Structure, packed_mask
 from regard.masks import MaskLike
+from regard.normalizers import SoftmaxSink
 
 #: Required arguments of the mask function; a version of transformers without them would lose a part of the mask.
 _REQUIRED = ("q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask", "use_vmap")
@@ -131,7 +132,10 @@ def attention_function(
     if sink is not None and parts.normalizer != "softmax":
         expected = "be 'softmax' in a layer with learned sinks"
         raise rejected("configure", "normalizer", expected, str(parts.normalizer))
-    lse: Any = sink is not None and ("grad" if torch.is_grad_enabled() else True)
+    # A sink per head is a normalizer's; one per query takes its share afterwards.
+    normalizer = SoftmaxSink(sink) if sink is not None and sink.dim() == 1 else parts.normalizer
+    by_query = None if sink is None or sink.dim() == 1 else sink
+    lse: Any = by_query is not None and ("grad" if torch.is_grad_enabled() else True)
     request = AuxRequest(lse=lse, weights=wanted) if wanted or lse else None
     found: Any = attention(
         query,
@@ -142,7 +146,7 @@ def attention_function(
         scale=scaling,
         enable_gqa=grouped,
         score=parts.score,
-        normalizer=parts.normalizer,
+        normalizer=normalizer,
         softcap=softcap,
         return_aux=request,
     )
@@ -150,8 +154,8 @@ def attention_function(
         return found.transpose(1, 2).contiguous(), None
     output, aux = found
     weights = aux.weights
-    if sink is not None:  # a key without a value takes a share of the weight
-        share = torch.sigmoid(aux.lse - sink.to(aux.lse.dtype)).unsqueeze(-1).to(output.dtype)
+    if by_query is not None:  # a key without a value takes a share of the weight
+        share = torch.sigmoid(aux.lse - by_query.to(aux.lse.dtype)).unsqueeze(-1).to(output.dtype)
         output, weights = output * share, None if weights is None else weights * share
     return output.transpose(1, 2).contiguous(), weights
 
@@ -164,8 +168,8 @@ class LayerInputs:
     ----------
     mask : MaskLike or None
         The mask and biases.
-    sink : Tensor (1 or B, H, 1 or L), or None
-        The score of an additional key without a value.
+    sink : Tensor (H,) or (B, H, L), or None
+        The score of an additional key without a value, per head or per query.
     """
 
     mask: MaskLike | None
@@ -208,8 +212,8 @@ def layer_inputs(
         The same per query, as in Inkling 2.
     indices : Tensor (B, L, K) of int, optional
         The only keys visible to each query, as in the indexer of DeepSeek 3.2; negative ones are ignored.
-    block_indices : Tensor, optional
-        The only blocks of keys visible to each query, as in the indexer of MiniMax M3.
+    block_indices : Tensor (B, H or a divisor of it, L, K) of int, optional
+        The only blocks of keys visible to each query, as in the indexer of MiniMax M3; negative ones are ignored.
     position_ids : Tensor (B or 1, L), optional
         Positions, which restart at 0 for each packed sequence.
     cu_seq_lens_q, cu_seq_lens_k : Tensor (N + 1,), optional
@@ -236,9 +240,9 @@ def layer_inputs(
     if isinstance(mask, Tensor) and mask.shape[-1] > S:  # the size of a static cache
         mask = mask[..., :S]
     if indices is not None:
-        mask = _together(mask, _selected(indices, S))
+        mask = _together(mask, masks.selected(indices.clamp(min=-1).unsqueeze(1)))
     if block_indices is not None:
-        mask = _together(mask, _selected_blocks(module, block_indices, query, S, position_ids))
+        mask = _together(mask, masks.selected(block_indices.clamp(min=-1), _block_size(module)))
     packed = parts.packed if packed is None else packed
     causal = given.causal if isinstance(attention_mask, ModelMask) else causal
     apart = packed_mask(given, position_ids, cu_seq_lens_q, cu_seq_lens_k, packed, causal, query, S)
@@ -250,7 +254,7 @@ def layer_inputs(
         mask = _together(mask, parts.part_of_mask(query, S, _first_query(given), given.first_key))
     mask = _together(mask, None if position_bias is None else position_bias[..., :S])
     if s_aux is not None:
-        return LayerInputs(mask, s_aux.view(1, -1, 1))
+        return LayerInputs(mask, s_aux)
     return LayerInputs(mask, None if sinks is None else sinks.squeeze(-1))
 
 
@@ -275,25 +279,13 @@ def _name(module: nn.Module) -> str:
     return type(module).__name__ + (f" of {kind}" if kind else "")
 
 
-def _selected(indices: Tensor, S: int) -> Tensor:
-    """Return which keys (B, 1, L, S) are selected for each query."""
-    seen = torch.zeros(*indices.shape[:2], S + 1, dtype=torch.bool, device=indices.device)
-    return seen.scatter_(-1, torch.where(indices < 0, S, indices.long()), True)[..., :S].unsqueeze(1)
-
-
-def _selected_blocks(module: nn.Module, indices: Tensor, query: Tensor, S: int, position_ids: Tensor | None) -> Tensor:
-    """Return the bias (B, 1 or H, L, S) from the layer's own indexer, which hides all but the selected blocks."""
-    build = getattr(getattr(module, "indexer", None), "build_block_mask", None)
-    if build is None:
-        expected = "come from a layer whose indexer has build_block_mask"
+def _block_size(module: nn.Module) -> int:
+    """Return the number of keys in a block of the layer's own indexer."""
+    found = getattr(getattr(module, "indexer", None), "block_size", None)
+    if not isinstance(found, int):
+        expected = "come from a layer whose indexer has a block_size"
         raise rejected("regard", "block_indices", expected, _name(module))
-    B, _, L, _ = query.shape
-    if position_ids is None:
-        position_ids = torch.arange(S - L, S, device=query.device)
-    position_ids = (position_ids if position_ids.ndim > 1 else position_ids.unsqueeze(0)).expand(B, -1)
-    everything = query.new_zeros(B, 1, L, S)
-    made: Tensor = build(indices, everything, S, query.dtype, query.device, position_ids)
-    return made
+    return found
 
 
 def _together(mask: MaskLike | None, other: MaskLike | None) -> MaskLike | None:

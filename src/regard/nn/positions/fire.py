@@ -13,12 +13,12 @@ from regard._utils.mechanism import mechanism
 from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes
-from regard.masks.biases import DistanceBias
+from regard.masks.biases import PositionBias
 from regard.nn._base import Layer, parameter
 
 
 @final
-class _Fire(DistanceBias):
+class _Fire(PositionBias):
     """A network of the relative distance, with one output for each head."""
 
     name = "fire"

@@ -14,7 +14,7 @@ from regard._utils.part import brief
 from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes, lookup
-from regard.masks.biases import DistanceBias
+from regard.masks.biases import PositionBias
 from regard.nn._base import Layer, parameter
 
 #: How the bias falls with distance.
@@ -22,7 +22,7 @@ Kind = Literal["log", "power"]
 
 
 @final
-class _Kerple(DistanceBias):
+class _Kerple(PositionBias):
     """A bias of the distance with two numbers for each head."""
 
     name = "kerple"

@@ -24,7 +24,7 @@ from regard._utils.part import brief
 from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes, lookup
-from regard.masks.biases import DistanceBias, geometric
+from regard.masks.biases import PositionBias, geometric
 from regard.nn._base import Layer, parameter
 from regard.nn.positions.encodings import wide
 
@@ -155,7 +155,7 @@ class RelativeBias(Layer):
 
 
 @final
-class ByQuery(DistanceBias):
+class ByQuery(PositionBias):
     """A bias per query and distance, clipped at R."""
 
     name = "relative_positions"

@@ -11,6 +11,7 @@ from tests.regard.nn.layer_samples import (
     recurrent,
     scored,
     sets,
+    sparse,
 )
 from tests.regard.nn.layer_samples.sample import SAMPLES, Sample, sample
 
@@ -28,4 +29,5 @@ __all__ = [
     "sample",
     "scored",
     "sets",
+    "sparse",
 ]

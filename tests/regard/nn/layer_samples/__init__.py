@@ -1,16 +1,31 @@
 """Samples of layers: a small one of each, a call of it, and its formula in NumPy, for the test that all share."""
 
-from tests.regard.nn.layer_samples import choices, images, linear, memory, multihead, positions, scored, sets
+from tests.regard.nn.layer_samples import (
+    approximate,
+    choices,
+    images,
+    latents,
+    linear,
+    memory,
+    multihead,
+    others,
+    positions,
+    scored,
+    sets,
+)
 from tests.regard.nn.layer_samples.sample import SAMPLES, Sample, sample
 
 __all__ = [
     "SAMPLES",
     "Sample",
+    "approximate",
     "choices",
     "images",
+    "latents",
     "linear",
     "memory",
     "multihead",
+    "others",
     "positions",
     "sample",
     "scored",

@@ -17,7 +17,7 @@ replaced, within a line or over lines. README and every page of docs may use the
 the name of a comparison, such as ``additive-eager``
     its outcome; ``name:time`` and ``name:against`` are the two times
 
-:data:`PAGES` names additional marks of single pages. docs/catalogue.md is written as a whole, and
+:data:`PAGES` names additional marks of single pages. docs/catalogue.md and docs/coverage.md are written as a whole, and
 :data:`REPORTS` are the pages of benchmarks/results that are rendered from the JSON file next to them.
 """
 
@@ -38,6 +38,7 @@ from benchmarks import (
     beam_search,
     captioning,
     capture,
+    coverage,
     decoding,
     encoders,
     hugging_face,
@@ -335,6 +336,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         yield path, filled(text, made | PAGES.get(path.stem, dict)()) if "<!-- /" in text else text
     yield DOCS / "catalogue.md", catalogue()
+    yield DOCS / "coverage.md", coverage.page()
     for path in sorted(RESULTS.glob("*.json")):
         render = next((render for end, render in REPORTS.items() if f"-{path.stem}".endswith(f"-{end}")), None)
         if render is not None:

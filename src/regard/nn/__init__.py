@@ -5,10 +5,18 @@ Sequences are (B, N, E), images (B, C, H, W). ``valid_lens`` (B,) or (B, L) is t
 
 from inspect import ismodule as _ismodule
 
+from regard.nn.approximate.linformer import LinformerAttention as LinformerAttention
+from regard.nn.approximate.lsh import LSHAttention as LSHAttention
+from regard.nn.approximate.nystrom import NystromAttention as NystromAttention
+from regard.nn.approximate.performer import PerformerAttention as PerformerAttention
 from regard.nn.convert import convert as convert
 from regard.nn.heads.blocks import MixtureOfBlockAttention as MixtureOfBlockAttention
 from regard.nn.heads.blocks import NativeSparseAttention as NativeSparseAttention
 from regard.nn.heads.clip import qk_clip_ as qk_clip_
+from regard.nn.depth import AttentionResidual as AttentionResidual
+from regard.nn.graph import GraphAttention as GraphAttention
+from regard.nn.heads.attention_free import AttentionFree as AttentionFree
+from regard.nn.heads.cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
 from regard.nn.heads.decomposable import DecomposableAttention as DecomposableAttention
 from regard.nn.heads.differential import DifferentialAttention as DifferentialAttention
 from regard.nn.heads.forgetting import ForgettingAttention as ForgettingAttention
@@ -23,6 +31,7 @@ from regard.nn.heads.options import HeadScale as HeadScale
 from regard.nn.heads.options import OutputGate as OutputGate
 from regard.nn.heads.options import QueryKeyNorm as QueryKeyNorm
 from regard.nn.heads.options import ValueResidual as ValueResidual
+from regard.nn.heads.pooling import GatedAttentionPooling as GatedAttentionPooling
 from regard.nn.heads.scored import AdditiveAttention as AdditiveAttention
 from regard.nn.heads.scored import ConcatAttention as ConcatAttention
 from regard.nn.heads.scored import CosineAttention as CosineAttention
@@ -42,11 +51,21 @@ from regard.nn.image.channels import ChannelAttention as ChannelAttention
 from regard.nn.image.channels import MultiheadConvAttention as MultiheadConvAttention
 from regard.nn.image.channels import SpatialAttention as SpatialAttention
 from regard.nn.image.channels import SqueezeExcitation as SqueezeExcitation
+from regard.nn.image.coordinate import CoordinateAttention as CoordinateAttention
+from regard.nn.image.coordinate import GlobalContext as GlobalContext
+from regard.nn.image.criss_cross import CrissCrossAttention as CrissCrossAttention
+from regard.nn.image.deformable import DeformableAttention as DeformableAttention
 from regard.nn.image.non_local import NonLocalBlock as NonLocalBlock
 from regard.nn.image.non_local import SelfAttention2d as SelfAttention2d
 from regard.nn.kv_cache import KVCache as KVCache
+from regard.nn.latents.agents import AgentAttention as AgentAttention
+from regard.nn.latents.perceiver import GatedCrossAttention as GatedCrossAttention
+from regard.nn.latents.perceiver import PerceiverAttention as PerceiverAttention
+from regard.nn.latents.perceiver import PerceiverResampler as PerceiverResampler
+from regard.nn.latents.slots import SlotAttention as SlotAttention
 from regard.nn.linear.attention import LinearAttention as LinearAttention
 from regard.nn.linear.attention import linear_attention as linear_attention
+from regard.nn.linear.efficient import EfficientAttention as EfficientAttention
 from regard.nn.linear.fast_weights import FastWeights as FastWeights
 from regard.nn.linear.fast_weights import fast_weights as fast_weights
 from regard.nn.linear.gated import gated_recurrence as gated_recurrence
@@ -71,6 +90,8 @@ from regard.nn.memory.dnc import DifferentiableNeuralComputer as DifferentiableN
 from regard.nn.memory.dnc import DNCReadHead as DNCReadHead
 from regard.nn.memory.dnc import DNCState as DNCState
 from regard.nn.memory.dnc import DNCWriteHead as DNCWriteHead
+from regard.nn.memory.external import ExternalAttention as ExternalAttention
+from regard.nn.memory.hopfield import HopfieldAttention as HopfieldAttention
 from regard.nn.memory.intra import IntraAttention as IntraAttention
 from regard.nn.memory.intra import IntraState as IntraState
 from regard.nn.memory.ntm import NeuralTuringMachine as NeuralTuringMachine
@@ -79,6 +100,8 @@ from regard.nn.memory.ntm import NTMState as NTMState
 from regard.nn.memory.ntm import NTMWriteHead as NTMWriteHead
 from regard.nn.positions.contextual import ContextualPositions as ContextualPositions
 from regard.nn.positions.contextual import SelectiveBias as SelectiveBias
+from regard.nn.memory.product_keys import ProductKeyMemory as ProductKeyMemory
+from regard.nn.points import PointTransformerAttention as PointTransformerAttention
 from regard.nn.positions.encodings import LearnedPositions as LearnedPositions
 from regard.nn.positions.encodings import SinusoidalPositions as SinusoidalPositions
 from regard.nn.positions.fire import FireBias as FireBias

@@ -837,3 +837,13 @@ def test_an_additive_call_holds_no_matrix() -> None:
         regard.attention(*leaves, is_causal=True, score=score, engine="fused").sum().backward()
     total = sum(max(e.self_cpu_memory_usage, 0) for e in seen.key_averages())
     assert leaves[0].nbytes < total < N * N * 4 // 4
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_the_stride_of_a_single_number_may_be_any(width: int) -> None:
+    # One key of width 1, as a transposed view has it: contiguous for torch, with a last stride of 5.
+    query, key = normal(2, 5, 1, 1), torch.empty_strided((2, 5, 1, 1), (5, 1, 5, 5)).normal_()
+    value = key[..., :width]
+    output, aux = regard.attention(query, key, value, scale=1.0, engine="fused", return_aux=AuxRequest(lse=True))
+    torch.testing.assert_close(output, value)
+    torch.testing.assert_close(aux.lse, (query * key).flatten(2))

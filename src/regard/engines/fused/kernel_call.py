@@ -134,7 +134,8 @@ class KernelCall:
     def _place(self, arguments: array[int], name: str, tensor: Tensor) -> None:
         """Set the arguments of an array that is read where it is."""
         expected, strides = tuple([self.sizes[size] for size in self.shapes[name]]), tensor.stride()
-        if not (tensor.shape == expected and strides[3] == 1 and tensor.dtype == self.stored and tensor.is_cpu):
+        adjacent = strides[3] == 1 or expected[3] <= 1  # the stride of a single number may be any
+        if not (tensor.shape == expected and adjacent and tensor.dtype == self.stored and tensor.is_cpu):
             raise RuntimeError(
                 f"kernel {self.name}: array {name!r} must have shape {expected}, adjacent numbers in each row and type "
                 f"{self.stored}, and be on the CPU, "

@@ -1,0 +1,1 @@
+"""Layers that approximate softmax attention, each with a method that computes what it approximates."""

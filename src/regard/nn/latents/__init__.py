@@ -1,0 +1,1 @@
+"""Layers in which a few latent vectors read many inputs."""

@@ -48,6 +48,10 @@ def leaves(draw, extent: Extent):
         "others named": lambda: masks.leave_one_out(ints(S + 2, L) - 1),
         "selected": lambda: masks.selected(ints(S + 1, B, 1, L, draw(st.integers(0, 5))) - 1),
         "selected by head": lambda: masks.selected(ints(S + 1, H, L, 3) - 1),
+        **{
+            kind.name: lambda kind=kind: kind.sample(extent, generator)
+            for kind in (masks.Neighbourhood, masks.Windows, masks.Axial)
+        },
         "dense": lambda: masks.dense(ints(4, B, 1, L, S) > 0),
         "dense heads": lambda: masks.dense(ints(4, 1, H, 1, S) > 0),
         "dense -inf": lambda: masks.dense(torch.where(ints(3, L, S) > 0, 0.5, -math.inf)),

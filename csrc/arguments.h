@@ -28,8 +28,8 @@
   field(own) field(start) field(stop) field(interval_b) field(interval_h) field(interval_r)                     \
   field(segments) field(segment_count) field(added) field(added_at) field(added_b) field(added_h)               \
   field(added_r)                                                                                                \
-  /* A bias given as a tensor, with its strides. */                                                             \
-  field(bias) field(bias_b) field(bias_h) field(bias_r) field(bias_c)                                           \
+  /* A bias given as a tensor, with its strides, and which of its matrices a sequence has. */                   \
+  field(bias) field(planes) field(bias_b) field(bias_h) field(bias_r) field(bias_c)                             \
   /* Sizes; a work item is a block of rows of one head. */                                                      \
   field(H) field(G) field(L) field(S) field(C) field(V) field(K) field(tile) field(first) field(last)           \
   field(block) field(head_first) field(kv_first) field(held) field(held_row)                                    \

@@ -85,8 +85,8 @@ void add_or_hide(const T* added, i64 j0, i64 j1, T* s, T hidden) {
 // Add a bias tensor to the scores of a row; keys begin at t0.
 template <class T>
 void add_bias(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s, T hidden) {
-  const i64 H = a[F::H], at = head / H * a[F::bias_b] + head % H * a[F::bias_h] + row * a[F::bias_r];
-  const T* bias = a.array(F::bias) + at;
+  const i64 H = a[F::H], b = a[F::planes] != 0 ? a.integers(F::planes)[head / H] : head / H;
+  const T* bias = a.array(F::bias) + b * a[F::bias_b] + head % H * a[F::bias_h] + row * a[F::bias_r];
   if (a[F::bias_c] != 0) {
     add_or_hide(bias + t0, j0, j1, s, hidden);
     return;

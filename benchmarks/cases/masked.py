@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -102,6 +103,28 @@ def _selected(point: Point) -> Work:
 
 def _selected_mask(work: Work) -> dict[str, Any]:
     return {"attn_mask": masks.selected(_lists(work.key.shape[2]))}
+
+
+def image_window(side: int) -> int:
+    """Return the window of images of this side."""
+    return 13 if side >= 112 else 7
+
+
+def _neighbourhood(point: Point) -> Work:
+    side, window = point.size, min(image_window(point.size), point.size)
+    at = torch.arange(side)
+    first = (at - window // 2).clamp(0, side - window).unsqueeze(-1)
+    line = (at >= first) & (at < first + window)
+
+    def visible(rows: Tensor) -> Tensor:
+        return (line[rows // side].unsqueeze(-1) & line[rows % side].unsqueeze(-2)).flatten(-2)[None, None]
+
+    return Work(*seeded(*[(1, 4, side * side, 32)] * 3), backward=point.backward, visible=visible)
+
+
+def _neighbourhood_mask(work: Work) -> dict[str, Any]:
+    side = math.isqrt(work.query.shape[2])
+    return {"attn_mask": masks.neighbourhood((side, side), min(image_window(side), side))}
 
 
 def _flex_window(work: Work) -> Call:
@@ -225,5 +248,33 @@ register(
         quick=160,
         goals=(Goal("selected", "speed", 4.0, 16384, backward=True),),
         notes=MADE_BEFORE,
+    )
+)
+
+register(
+    Case(
+        name="neighbourhood",
+        title="The neighbourhood of each pixel, 7 × 7, or 13 × 13 in images of 112 × 112: 4 heads of 32",
+        unit="side of the image",
+        build=_neighbourhood,
+        contenders={
+            DENSE: by_torch(),
+            "regard": by_regard(_neighbourhood_mask),
+            STRIPS: _in_strips(_neighbourhood_mask),
+        },
+        baseline=DENSE,
+        points=(
+            Point(56),
+            Point(112, rounds=5),
+            *(Point(side, backward=True) for side in (56, 57)),
+            Point(112, backward=True, rounds=3),
+        ),
+        quick=9,
+        goals=(
+            Goal("neighbourhood", "speed", 15, 56, backward=True),
+            Goal("neighbourhood-odd", "speed", 8, 57, backward=True),
+            Goal("neighbourhood-wide", "speed", 20, 112, backward=True),
+        ),
+        notes=f"{MADE_BEFORE} Tiles do not divide 57 × 57.",
     )
 )

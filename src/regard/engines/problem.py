@@ -359,6 +359,8 @@ class Problem:
             return float((stop - start).double().mean()) / extent.S
         if self.mask.listed_keys is not None:
             return min(self.mask.listed_keys / extent.S, 1.0)
+        if (cover := self.mask.cover(extent)) is not None:
+            return min(cover.pairs / (extent.L * extent.S), 1.0)
         kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
         return float((kinds != EMPTY).double().mean())
 

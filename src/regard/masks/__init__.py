@@ -47,6 +47,12 @@ from regard.masks.documents import Documents as Documents
 from regard.masks.documents import Packed as Packed
 from regard.masks.documents import document as document
 from regard.masks.documents import from_cu_seqlens as from_cu_seqlens
+from regard.masks.images import Axial as Axial
+from regard.masks.images import Neighbourhood as Neighbourhood
+from regard.masks.images import Windows as Windows
+from regard.masks.images import axial as axial
+from regard.masks.images import neighbourhood as neighbourhood
+from regard.masks.images import windows as windows
 from regard.masks.leave_one_out import LeaveOneOut as LeaveOneOut
 from regard.masks.leave_one_out import leave_one_out as leave_one_out
 from regard.masks.matrix import BlockSparse as BlockSparse

@@ -181,6 +181,39 @@ class Extent:
     S: int
 
 
+@dataclass(frozen=True, eq=False)
+class Cover:
+    """Tiles of queries, each with a list of keys that holds all that its queries see.
+
+    An engine gathers the keys of a tile once, and computes the pairs of a tile instead of all pairs. So a mask whose
+    visible keys are near each other, but not in the order of the sequence, costs what it shows.
+
+    Attributes
+    ----------
+    queries : Tensor (T, l), int64
+        Every query is in one tile; −1 is none.
+    keys : Tensor (T, s), int64
+        No key is twice in a tile; −1 is none.
+    kinds : Tensor (T,), int64, or None
+        Tiles of one kind show the same pairs, by their places in the tile. None if that is not known.
+    whole : bool
+        Whether all queries of a tile see all of its keys; both are then before the −1.
+    """
+
+    #: Number of queries of a tile that suits the kernels.
+    QUERIES: ClassVar[int] = 64
+
+    queries: Tensor
+    keys: Tensor
+    kinds: Tensor | None = None
+    whole: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of all tiles."""
+        return self.queries.numel() * self.keys.shape[1]
+
+
 class Mask(Part, ABC):
     """The visible (query, key) pairs, and a bias added to their scores.
 
@@ -208,6 +241,7 @@ class Mask(Part, ABC):
         "bounds_are_exact": frozenset({"visible", "hides", "bounds"}),
         "span": frozenset({"visible", "hides"}),
         "as_band": frozenset({"visible", "hides", "bias", "has_bias"}),
+        "cover": frozenset({"visible", "hides"}),
     }
     # NumPy must not apply ``array & mask`` element by element.
     __array_ufunc__ = None
@@ -354,6 +388,13 @@ class Mask(Part, ABC):
     @property
     def listed_keys(self) -> int | None:
         """The length K of :meth:`key_lists`; None without lists."""
+        return None
+
+    def cover(self, extent: Extent, queries: int = Cover.QUERIES) -> Cover | None:  # noqa: ARG002
+        """Return tiles of at most about so many queries with the keys that they see; None if no tiles are known.
+
+        It follows from the mask's settings alone, never from tensors, and is on the CPU.
+        """
         return None
 
     def nonempty_rows(self, extent: Extent) -> Tensor:
@@ -833,6 +874,15 @@ class AndMask(_Node):
         assert lists is not None
         others = AndMask(tuple(mask for mask in self.masks if mask is not shortest))
         return _without_hidden(lists, others, extent, first)
+
+    def cover(self, extent: Extent, queries: int = Cover.QUERIES) -> Cover | None:
+        """Return the cover of fewest pairs among the masks; others may hide more of them."""
+        covers = {i: cover for i, mask in enumerate(self.masks) if (cover := mask.cover(extent, queries)) is not None}
+        if not covers:
+            return None
+        best = min(covers, key=lambda i: covers[i].pairs)
+        alone = not any(mask.hides for i, mask in enumerate(self.masks) if i != best)
+        return covers[best] if alone else Cover(covers[best].queries, covers[best].keys)
 
     @property
     def listed_keys(self) -> int | None:

@@ -87,6 +87,64 @@ CONSTRUCTION = [
         ValueError,
         "masks.selected: block_size must be an int of at least 1, got 0.",
     ),
+    (
+        lambda: masks.neighbourhood((8, 8), 4),
+        ValueError,
+        "masks.neighbourhood: window must be odd along axes that are not causal, got 4.",
+    ),
+    (
+        lambda: masks.neighbourhood((8, 6), 7),
+        ValueError,
+        "masks.neighbourhood: window must be at most the size of the grid: 6 along axis 1, got 7.",
+    ),
+    (
+        lambda: masks.neighbourhood(8, 3, 3),
+        ValueError,
+        "masks.neighbourhood: window times dilation must be at most the size of the grid: 8 along axis 0, got 3 times 3.",
+    ),
+    (
+        lambda: masks.neighbourhood((8, 8), 3, (1, 0)),
+        ValueError,
+        "masks.neighbourhood: dilation[1] must be an int of at least 1, got 0.",
+    ),
+    (
+        lambda: masks.neighbourhood((8, 8), (3, 3, 3)),
+        ValueError,
+        "masks.neighbourhood: window must be one value for all axes or 2, one for each, got (3, 3, 3).",
+    ),
+    (
+        lambda: masks.neighbourhood((8, 0), 3),
+        ValueError,
+        "masks.neighbourhood: sizes[1] must be an int of at least 1, got 0.",
+    ),
+    (
+        lambda: masks.neighbourhood(8.0, 3),
+        TypeError,
+        "masks.neighbourhood: sizes must be a tuple of ints, one for each axis, got 8.0.",
+    ),
+    (
+        lambda: masks.neighbourhood(8, 3, is_causal=1),
+        TypeError,
+        "masks.neighbourhood: is_causal must be a bool, got 1.",
+    ),
+    (
+        lambda: masks.neighbourhood(8, 3, border="pad"),
+        ValueError,
+        "masks.neighbourhood: border must be 'shift' or 'truncate', got 'pad'.",
+    ),
+    (
+        lambda: masks.windows((8, 6), 7),
+        ValueError,
+        "masks.windows: window must be at most the size of the grid: 6 along axis 1, got 7.",
+    ),
+    (lambda: masks.windows(8, 4, 4), ValueError, "masks.windows: shift must be less than the window, 4, got 4."),
+    (lambda: masks.windows(8, 4, -1), ValueError, "masks.windows: shift must be an int of at least 0, got -1."),
+    (lambda: masks.axial((4, 4), 2), ValueError, "masks.axial: axis must be an int from -2 to 1, got 2."),
+    (
+        lambda: masks.axial((4, 4), (1, -1)),
+        ValueError,
+        "masks.axial: axis must name at least one axis, and none twice, got (1, -1).",
+    ),
     (lambda: masks.prefix(-1), ValueError, "masks.prefix: n must be an int of at least 0, got -1."),
     (lambda: masks.prefix(torch.tensor([3, -4])), ValueError, "masks.prefix: n must be at least 0, got -4."),
     (lambda: masks.padding(torch.tensor([-1, 2])), ValueError, "masks.padding: lengths must be at least 0, got -1."),
@@ -280,6 +338,11 @@ BINDING = [
     (
         lambda: masks.selected(torch.full((5, 3), 3), 3),
         "masks.selected: indices must hold indices of blocks of 3 keys that begin below S = 7, or −1 for none, got 3.",
+    ),
+    (
+        lambda: masks.neighbourhood((3, 2), 1),
+        "masks.neighbourhood: sizes must multiply to the numbers of queries and keys, L = 5 and S = 7, got (3, 2), "
+        "6 tokens.",
     ),
     (lambda: masks.prefix(INTS[0]), "masks.prefix: n must have one entry per sequence (2), got (5,)."),
     (

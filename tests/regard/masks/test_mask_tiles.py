@@ -49,6 +49,10 @@ def leaves(draw, extent: Extent):
         "selected": lambda: masks.selected(ints(S + 1, B, 1, L, draw(st.integers(0, 5))) - 1),
         "selected by head": lambda: masks.selected(ints(S + 1, H, L, 3) - 1),
         "selected blocks": lambda: masks.selected(ints(-(-S // 3) + 1, B, 1, L, 2) - 1, 3),
+        **{
+            kind.name: lambda kind=kind: kind.sample(extent, generator)
+            for kind in (masks.Neighbourhood, masks.Windows, masks.Axial)
+        },
         "dense": lambda: masks.dense(ints(4, B, 1, L, S) > 0),
         "dense heads": lambda: masks.dense(ints(4, 1, H, 1, S) > 0),
         "dense -inf": lambda: masks.dense(torch.where(ints(3, L, S) > 0, 0.5, -math.inf)),

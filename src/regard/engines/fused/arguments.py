@@ -52,8 +52,8 @@ _NAMES = (
     # that is hidden from each row.
     "own start stop interval_b interval_h interval_r",
     "segments segment_count added added_at added_b added_h added_r",
-    # A bias given as a tensor, with its strides.
-    "bias bias_b bias_h bias_r bias_c",
+    # A bias given as a tensor, with its strides, and which of its matrices a sequence has.
+    "bias planes bias_b bias_h bias_r bias_c",
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K tile first last block head_first kv_first held held_row",
     # Where the parts of the scratch memory begin.
@@ -92,6 +92,7 @@ _ROWS = {
     "segments": "segment_count three",
     "added": "added_numbers",
     "bias": "bias_numbers",
+    "planes": "B",
 }
 _FORWARD = {
     "sink": "B H L",

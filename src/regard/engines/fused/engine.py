@@ -15,8 +15,9 @@ from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_trac
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
-from regard.engines.fused import in_place, library, morton
+from regard.engines.fused import covers, in_place, library, morton
 from regard.engines.fused.arguments import COMPACT, ENTMAX, SOFTMAX
+from regard.engines.fused.covers import Places
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.rules import Rule
@@ -81,6 +82,9 @@ class Fused(Engine):
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = 2 * sum(t.numel() for t in ends) * size
+        cover = None if problem.mask is None else covers.cover_of(problem.mask, e)
+        if cover is not None:  # the keys of tiles, which overlap
+            kept += 2 * (problem.key.numel() + problem.value.numel()) * size * cover.keys.numel() // max(e.S, 1)
         if _rule(problem).kind == ENTMAX:
             held, row = held_scores(e.S)
             kept += torch.get_num_threads() * (held + 3) * row * size
@@ -129,7 +133,8 @@ class Fused(Engine):
         if is_traced(problem.query) or problem.dropout_p or not problem.is_softmax or dense.needs_care(problem):
             return None
         fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
-        rows, setting = _Projected.of(problem, fixed.weight), fixed.setting or _setting(problem, ForwardRequest())
+        rows = _Projected.of(problem, fixed.weight)
+        setting = fixed.setting or _setting(problem, ForwardRequest(), fixed.places)
         empty = lse == -torch.inf
         peak, total = torch.where(empty, 0.0, lse), torch.where(empty, 0.0, 1.0).to(lse.dtype)
         if setting.is_direct:
@@ -188,11 +193,15 @@ class _Prepared:
     setting : StaticArguments
         The non-differentiable arguments.
     weight : Tensor (H, C), or None
+    wants : ForwardRequest
+    places : Places, or None
+        The tiles of a mask that has a cover of few pairs.
     """
 
     setting: StaticArguments | None
     weight: Tensor | None
     wants: ForwardRequest
+    places: Places | None
 
     @classmethod
     def of(cls, problem: Problem, request: AuxRequest | None) -> _Prepared:
@@ -201,9 +210,12 @@ class _Prepared:
         if not score.tensors() and type(score).project is Score.project and not isinstance(score, OwnWidth):
             weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
             inverse = inverse_of(weight) if family_of(score) == "radial" else None
+        places = Places.of(problem)
         if mask is not None and not mask.is_fixed:
-            return cls(None, weight, wants)
-        return cls(replace(_setting(problem, wants), inverse=inverse), weight, wants)
+            return cls(None, weight, wants, places)
+        if places is not None:
+            return cls(_setting(problem, wants, places), weight, wants, places)
+        return cls(replace(_setting(problem, wants, None), inverse=inverse), weight, wants, None)
 
 
 def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
@@ -277,7 +289,7 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
 def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem: Problem) -> EngineOutput:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
-        setting = _setting(problem, fixed.wants)
+        setting = _setting(problem, fixed.wants, fixed.places)
     if dropout is not None:
         setting = replace(setting, dropout=dropout)
     if _is_ordered(setting, rows):
@@ -288,18 +300,25 @@ def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem:
     return _outcome(problem, found) if wants_aux else EngineOutput(found.output.to(problem.query.dtype))
 
 
-def _setting(problem: Problem, wants: ForwardRequest) -> StaticArguments:
+def _setting(problem: Problem, wants: ForwardRequest, places: Places | None) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
-    kind, visible = kind_of(problem.score), VisibleKeys.of(problem)
-    return StaticArguments(family, kind, problem.scale, problem.softcap or 0.0, _rule(problem), visible, wants)
+    kind = kind_of(problem.score)
+    if places is None:
+        visible = VisibleKeys.of(problem)
+    else:
+        assert problem.mask is not None
+        visible = places.visible_keys(problem.mask, problem.compute_dtype)
+    options = problem.scale, problem.softcap or 0.0, _rule(problem)
+    return StaticArguments(family, kind, *options, visible, wants, places=places)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
     """Whether sorting points along a curve is worth its cost."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
     # Dropout is by a point's own place.
-    return setting.kind >= COMPACT and setting.visible.in_any_order and many and setting.dropout is None
+    freely = setting.visible.in_any_order and setting.places is None
+    return setting.kind >= COMPACT and freely and many and setting.dropout is None
 
 
 def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:

@@ -23,6 +23,7 @@ _DTYPES = {
     "start": torch.int64,
     "stop": torch.int64,
     "segments": torch.int64,
+    "planes": torch.int64,
     "order": torch.int64,
 }
 

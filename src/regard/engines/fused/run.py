@@ -529,7 +529,7 @@ class Pass:
             "bias_numbers": visible.bias_size, "held": held, "held_row": held_row,
         }  # fmt: skip
         numbers = {**rows.numbers, **visible.numbers, **self.memory.places, **order.numbers, "value_lanes": int(lanes)}
-        ends = {"start": visible.start, "stop": visible.stop}
+        ends = {"start": visible.start, "stop": visible.stop, "planes": visible.planes}
         if order.together > 1 and visible.mask is None:
             ends["order"] = order.sort(torch.arange(sizes["items"], device="cpu"))
         stored = value.dtype if rows.in_place else None

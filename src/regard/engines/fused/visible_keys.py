@@ -59,6 +59,8 @@ class VisibleKeys:
         The part of ``mask`` that is evaluated per block: all but the bias.
     bias : Tensor (B or 1, H or 1, L or 1, S or 1), or None
         A tensor that the kernels read themselves, −inf where masked.
+    planes : Tensor (B,), int64, or None
+        Which matrix of the bias each sequence has, if several have the same; the bias then gets no gradient.
     own : Tensor (B, H, L), int64, or None
         The key that is hidden from each row, of all keys; an index that is not a key hides nothing.
     """
@@ -70,6 +72,7 @@ class VisibleKeys:
     rest: Mask | None = None
     bias: Tensor | None = None
     own: Tensor | None = None
+    planes: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> VisibleKeys:
@@ -127,9 +130,24 @@ class VisibleKeys:
         if self.bias is None:
             return 0
         shape, full = tuple(compact(self.bias, 4).shape), (self.extent.B, self.extent.H, self.extent.L, self.extent.S)
+        if self.planes is not None:
+            full = (int(self.planes.max()) + 1, *full[1:])
         if len(shape) != 4 or not all(n in (1, size) for n, size in zip(shape, full)):
             raise RuntimeError(f"a bias must broadcast to {full}, got {tuple(self.bias.shape)}.")
         return math.prod(shape)
+
+    @property
+    def differs_by_head(self) -> bool:
+        """Whether heads have different intervals or biases."""
+        return any(t is not None and t.shape[1] > 1 for t in (self.start, self.bias))
+
+    def of_heads(self, heads: slice) -> VisibleKeys:
+        """Return the visible keys of some heads of a problem whose mask is intervals and a bias."""
+        assert self.mask is None and self.own is None
+        start, stop, bias = (
+            t if t is None or t.shape[1] == 1 else t[:, heads].contiguous() for t in (self.start, self.stop, self.bias)
+        )
+        return replace(self, extent=replace(self.extent, H=heads.stop - heads.start), start=start, stop=stop, bias=bias)
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that may get gradients: the bias, then those of ``rest``."""

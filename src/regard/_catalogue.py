@@ -11,6 +11,7 @@ import torch
 
 from regard import engines, scores
 from regard._utils.mechanism import Mechanism, mechanisms
+from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import Call, Problem
 from regard.normalizers import Normalizer
 from regard.scores.base import TABLE as SCORES
@@ -18,7 +19,9 @@ from regard.scores.base import TABLE as SCORES
 #: The columns: heading, and the attribute of a row.
 COLUMNS = ("name", "formula", "source", "learned", "engines", "cost")
 #: What the modules are called above their rows.
-HEADINGS = {"regard.scores": "Scores", "regard.normalizers": "Normalizers", "regard.nn": "Layers"}
+HEADINGS = {
+    "regard.scores": "Scores", "regard.normalizers": "Normalizers", "regard": "Orders", "regard.nn": "Layers",
+}  # fmt: skip
 
 
 class Catalogue(Sequence[Mechanism]):
@@ -121,7 +124,7 @@ def _cell(row: Mechanism, column: str) -> str:
 def engines_of(row: Mechanism) -> tuple[str, ...]:
     """Return which engines run a plain call of a mechanism on this machine's CPU; () where none takes part."""
     generator = torch.Generator().manual_seed(0)
-    defined, score = row.defined, None
+    defined, score, order = row.defined, None, int(row.defined is LocalLinear)
     normalizer: Any = "softmax"
     if isinstance(defined, type) and issubclass(defined, scores.Score):
         user = defined is scores.ScoreMod
@@ -133,5 +136,5 @@ def engines_of(row: Mechanism) -> tuple[str, ...]:
     else:
         return ()
     query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
-    problem = Problem.of(Call(query, key, key, score=score, normalizer=normalizer))
-    return tuple(name for name, engine in engines.TABLE.items() if engine.refusal(problem) is None)
+    problem = Problem.of(Call(query, key, key, score=score, normalizer=normalizer, order=order))
+    return tuple(name for name, engine in engines.TABLE.items() if engine.why_not(problem) is None)

@@ -130,7 +130,7 @@ _D = TypeVar("_D", bound=Callable[..., Any])
 
 
 def mechanism(
-    *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = ""
+    *, formula: str, sources: tuple[str, ...] = (), learned: str = "", cost: str, reads: str = "", module: str = ""
 ) -> Callable[[_D], _D]:
     """Decorator: add a class or function to the catalogue.
 
@@ -140,12 +140,14 @@ def mechanism(
         See :class:`Mechanism`.
     sources : tuple of str
         Keys of ``references.bib``.
+    module : str
+        Where users find it; its package by default.
     """
 
     def add(defined: _D) -> _D:
-        module = ".".join(defined.__module__.split(".")[:2])
+        package = module or ".".join(defined.__module__.split(".")[:2])
         name: str = defined.__name__
-        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, defined)
+        _TABLE[name] = Mechanism(name, package, formula, sources, learned, cost, reads, defined)
         return defined
 
     return add
@@ -155,7 +157,7 @@ def mechanisms() -> tuple[Mechanism, ...]:
     """Return all mechanisms, by module and in order of definition."""
     for name in _LATE:
         importlib.import_module(name)
-    order = ("regard.scores", "regard.normalizers", "regard.nn")
+    order = ("regard.scores", "regard.normalizers", "regard", "regard.nn")
     return tuple(sorted(_TABLE.values(), key=lambda each: order.index(each.module)))
 
 

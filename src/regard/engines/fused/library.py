@@ -40,6 +40,9 @@ _SIGNATURES: Final = {
     "decoding.largest_sums": "pppiiiiiipppip",
     "panels.product": "pppiipiipiip",
     "layers.forward": "prpiiip",
+    "lines.sizes": "iiip",
+    "lines.forward": "prriip",
+    "lines.backward": "prriii" + "pppppp",
     "selected.forward": "ppppprii" + "pppp",
     "selected.backward": "ppppprii" + "ippppppp",
 }

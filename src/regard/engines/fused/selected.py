@@ -73,7 +73,7 @@ class _Call:
             results = [x.data_ptr() for x in (output, peak, total, memory)]
             function(*self._given(), first, last, *results)
 
-        _shared(run, B * key.shape[1] * self.parts)
+        shared(run, B * key.shape[1] * self.parts)
         empty = total == 0
         return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
@@ -90,14 +90,14 @@ class _Call:
             arrays = [x.data_ptr() for x in (grad, lse, delta, d_query, d_key, d_value, memory)]
             function(*self._given(), first, last, shares, *arrays)
 
-        _shared(run, heads * shares)
+        shared(run, heads * shares)
         return d_query, d_key.sum(0) if shares > 1 else d_key[0], d_value.sum(0) if shares > 1 else d_value[0]
 
     def _given(self) -> tuple[Any, ...]:
         return *(x.data_ptr() for x in (*self.arrays, self.lists, self.sizes)), self.scale
 
 
-def _shared(run: Callable[[int, int], None], items: int) -> None:
+def shared(run: Callable[[int, int], None], items: int) -> None:
     """Let threads run parts of so many work items."""
     tasks = min(items, _TASKS * torch.get_num_threads()) if torch.get_num_threads() > 1 else 1
     cuts = pairwise([items * i // tasks for i in range(tasks + 1)])

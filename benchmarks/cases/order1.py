@@ -39,9 +39,7 @@ class LineWork(Work):
 
 def _build(point: Point) -> Work:
     E = point.size
-    return LineWork(
-        *seeded(*[(1, 1, POINTS, E)] * 3), point.backward, features=8 * E, pair_flops=8.0 * E + E * (E + 1)
-    )
+    return LineWork(*seeded(*[(1, 1, POINTS, E)] * 3), point.backward, features=8 * E, pair_flops=8.0 * E + E * (E + 1))
 
 
 def _order_0(point: Point) -> Work:
@@ -80,7 +78,11 @@ register(
         },
         baseline=ORDER_0,
         points=(
-            *(Point(size, backward, only=(ORDER_0, "regard"), rounds=5) for backward in (False, True) for size in _BOTH),
+            *(
+                Point(size, backward, only=(ORDER_0, "regard"), rounds=5)
+                for backward in (False, True)
+                for size in _BOTH
+            ),
             Point(16, variant="also plain torch", rounds=3),
         ),
         quick=4,

@@ -105,7 +105,9 @@ def _log_sum_exp(scores: Tensor) -> Tensor:
     return torch.logsumexp(torch.where(empty, 0.0, scores), -1).masked_fill(empty.squeeze(-1), -torch.inf)
 
 
-def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, by_weight: bool) -> dict[str, Tensor | TopK | None]:
+def _from_whole(
+    scores: Tensor, weights: Tensor, request: AuxRequest, by_weight: bool
+) -> dict[str, Tensor | TopK | None]:
     found: dict[str, Tensor | TopK | None] = {}
     if request.lse:
         found["lse"] = _log_sum_exp(scores)

@@ -94,16 +94,14 @@ class Eager:
         if not s.ridge or not s.query.shape[-1] or not s.key.shape[-2]:
             return self.weights
         with torch.enable_grad():
-            query, key = self._places()
-            weights, D = self.weights, query.shape[-1]
-            mean = weights @ key
+            wide = torch.promote_types(s.query.dtype, torch.float32)  # torch solves nothing in 16 bits
+            query, key, weights = (t.to(wide) for t in (*self._places(), self.weights))
+            D, mean = query.shape[-1], weights @ key
             apart = key.unsqueeze(-3) - mean.unsqueeze(-2)
             moments = torch.einsum("...ls,...lsa,...lsb->...lab", weights, apart, apart)
             square = (weights * (key.unsqueeze(-3) - query.unsqueeze(-2)).square().sum(-1)).sum(-1)[..., None, None]
             square = torch.where(square == 0, 1.0, square)
-            matrix = moments + s.ridge / D * square * torch.eye(D, dtype=square.dtype)
-            wide = torch.promote_types(matrix.dtype, torch.float32)  # torch solves nothing in 16 bits
-            slope = torch.linalg.solve(matrix.to(wide), (query - mean).to(wide)).to(matrix.dtype)
+            slope = torch.linalg.solve(moments + s.ridge / D * square * torch.eye(D, dtype=wide), query - mean)
             return weights * (1 + (apart @ slope.unsqueeze(-1)).squeeze(-1))
 
     def _places(self) -> tuple[Tensor, Tensor]:

@@ -83,9 +83,7 @@ def test_it_is_weighted_least_squares(engine, name, mask):
         pytest.skip("the kernels have no such score or mask; the refusal is tested below")
     q, k, v = drawn((2, 4, 11, 3), (2, 2, 13, 3), (2, 2, 13, 2))
     given, score = made_masks(2, 11, 13)[mask], SCORES[name]
-    out = regard.attention(
-        q, k, v, given, score=score, engine=engine, enable_gqa=True, order=LocalLinear(0.05)
-    )
+    out = regard.attention(q, k, v, given, score=score, engine=engine, enable_gqa=True, order=LocalLinear(0.05))
     torch.testing.assert_close(out, expected(q, k, v, score, given, 0.05), atol=1e-9, rtol=1e-9)
 
 

@@ -26,7 +26,9 @@ def empty_rows(case: Case, engine: Engine) -> None:
     """Law 1."""
     call = CaseCall.of(case)
     leaves = call.leaves()
-    output, aux = call.run_with_aux(engine, lse=True, max=True, entropy=not case.ridge, received=True, topk=2, weights=True)
+    output, aux = call.run_with_aux(
+        engine, lse=True, max=True, entropy=not case.ridge, received=True, topk=2, weights=True
+    )
     problem = call.problem()
     empty = torch.from_numpy(~evaluate_mask(problem.mask, problem.extent)[0].any(-1)).to(output.device)
     rows = empty.unsqueeze(-1)

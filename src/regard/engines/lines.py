@@ -77,7 +77,7 @@ def tiles_of(problem: Problem, careful: bool, grid: Grid | None = None) -> Tiles
 
 
 def attend(problem: Problem, careful: bool, recorded: bool) -> Tensor:
-    """Return the output, row by row; the backward pass computes each row anew, unless autograd is to record them all."""
+    """Return the output, row by row; the backward pass computes rows anew, unless autograd is to record them all."""
     tiles = tiles_of(problem, careful)
 
     def row_output(row: int) -> Tensor:

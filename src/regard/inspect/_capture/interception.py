@@ -374,8 +374,8 @@ def _wrapped(
 ) -> Callable[..., Any]:
     """Return a wrapper that calls a function, records the call, and applies the interventions of its thread.
 
-    ``parse`` turns the arguments into an AttentionCall, or says why it cannot, ``part`` is the name of the attention inside its module, and
-    ``rows_first`` means that outputs are (B, L, H, V).
+    ``parse`` turns the arguments into an AttentionCall, or says why it cannot, ``part`` is the name of the attention
+    inside its module, and ``rows_first`` means that outputs are (B, L, H, V).
     """
 
     @functools.wraps(function)

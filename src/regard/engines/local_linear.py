@@ -68,7 +68,7 @@ class LocalLinear(Part):
     >>> ends = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> score = regard.scores.Gaussian(0.2)
     >>> [regard.attention(ends, x, 3 * x, score=score, order=n).flatten().round(decimals=1).tolist() for n in (0, 1)]
-    [[0.5, 2.5], [0.0, 3.0]]
+    [[0.4, 2.6], [0.0, 3.0]]
     """
 
     def __init__(

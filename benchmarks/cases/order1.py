@@ -39,11 +39,13 @@ class LineWork(Work):
 
 def _build(point: Point) -> Work:
     E = point.size
-    return LineWork(*seeded(*[(1, 1, POINTS, E)] * 3), point.backward, features=8 * E, pair_flops=8.0 * E + E * (E + 1))
+    query, key, value = seeded(*[(1, 1, POINTS, E)] * 3)
+    return LineWork(query, key, value, point.backward, features=8 * E, pair_flops=8.0 * E + E * (E + 1))
 
 
 def _order_0(point: Point) -> Work:
-    return Work(*seeded(*[(1, 1, POINTS, point.size)] * 3), point.backward)
+    query, key, value = seeded(*[(1, 1, POINTS, point.size)] * 3)
+    return Work(query, key, value, point.backward)
 
 
 def _options(_: Work) -> dict[str, Any]:

@@ -148,4 +148,4 @@ class Line:
             parts = (-by_query[0] * q, by_key[0] * k), (by_query[1] * abs(q), by_key[1] * abs(k))
             for result, pair in zip(found, parts):
                 result[:, place] = sum(part.reshape(part.shape[0], -1).sum(-1) for part in pair)
-        return tuple(f.reshape(len(f), *shape) for f in found)  # type: ignore[return-value]
+        return tuple(f.reshape(len(f), *shape) for f in found)

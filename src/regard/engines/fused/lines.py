@@ -137,8 +137,9 @@ class _Fit:
     ) -> Tensor:
         """Return the numbers of the kernels: see ``Lines`` in ``csrc/lines.h``; ``kept`` is empty or all of that."""
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
-        arrays = [query, place, key, value, self.bias, self.start, self.stop, output, *(kept or [None] * _KEPT)]
+        arrays = [query, place, key, value, self.bias, self.start, self.stop, output]
         pointers = [0 if t is None else t.data_ptr() for t in arrays]
+        pointers += [t.data_ptr() for t in kept] or [0] * _KEPT
         intervals = [0, 0, 0] if self.start is None else strides(self.start.shape)
         biases = [0, 0, 0, 0] if self.bias is None else strides(self.bias.shape)
         return torch.tensor([*pointers, B, H, G, L, S, C, V, int(self.gaussian), *intervals, *biases], device="cpu")

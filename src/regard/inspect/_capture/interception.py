@@ -307,7 +307,7 @@ def intervening(intervention: Intervention, model: nn.Module) -> Iterator[None]:
 
 
 def _makers() -> dict[int, Callable[[Any], Any]]:
-    parsers: list[tuple[Callable[..., Any], Callable[..., AttentionCall]]] = [
+    parsers: list[tuple[Callable[..., Any], Callable[..., AttentionCall | str]]] = [
         (F.scaled_dot_product_attention, of_sdpa),
         (regard.attention, functools.partial(of_regard, inspect.signature(regard.attention))),
     ]

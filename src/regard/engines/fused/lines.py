@@ -40,7 +40,7 @@ def refusal(problem: Problem) -> str | None:
     if problem.softcap is not None:
         return "no softcap with lines"
     if is_traced(problem.query) or in_dispatch_mode():
-        return "no lines in traced calls"
+        return "no lines in traced calls (engines 'streaming' and 'reference' have them)"
     if mask is None:
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in mask.tensors()):

@@ -68,6 +68,11 @@ def _attend(problem: Problem) -> EngineOutput:
     assert order is not None
     query, key, value = (t.to(dtype) for t in (problem.query, problem.key, problem.value))
     score = problem.score.cast(dtype)
+    used = None
+    if mask is not None:  # keys that no query sees must not move the origin
+        (B, H), (_, G, S) = query.shape[:2], key.shape[:3]
+        used = mask.visible_keys(problem.extent).expand(B, H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
+        key = torch.where(used, key, 0.0)
     places = score.positions(query, key)
     assert places is not None
     gaussian = isinstance(score, scores.Gaussian)
@@ -75,7 +80,7 @@ def _attend(problem: Problem) -> EngineOutput:
         places = places[0] / score.width, places[1] / score.width
     place, key = places
     # The mean of all keys as the origin, and a unit of length near that of the data; neither changes the result.
-    origin = key.detach().mean(-2, keepdim=True)
+    origin = _center(key.detach(), used)
     key, place = key - origin, place - origin.repeat_interleave(place.shape[1] // key.shape[1], 1)
     unit = _unit(key.detach(), place.detach())
     start = stop = bias = None
@@ -91,6 +96,13 @@ def _attend(problem: Problem) -> EngineOutput:
     fit = _Fit(scale, ridge, gaussian, start, stop, bias)
     output: Tensor = FusedLines.apply(fit, compared, place / unit, key / unit, value)
     return EngineOutput(output.to(problem.query.dtype))
+
+
+def _center(key: Tensor, used: Tensor | None) -> Tensor:
+    """Return the mean (B, G, 1, C) of the keys that any query sees."""
+    if used is None:
+        return key.mean(-2, keepdim=True)
+    return (key * used).sum(-2, keepdim=True) / used.sum(-2, keepdim=True).clamp(min=1)
 
 
 def _unit(*rows: Tensor) -> float:

@@ -121,7 +121,7 @@ def measured(s: Setting, clock: Callable[[], float]) -> Iterator[tuple[str, tupl
     problem = Problem.of(Call(*ends, **options))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
-        if engine.refusal(problem) is None and not engine.grows(problem):
+        if engine.why_not(problem) is None and not engine.grows(problem):
             calls[name] = _call(ends, {**options, "engine": name}, s.backward)
     best = dict.fromkeys(calls, float("inf"))
     loops: dict[str, int] = {}

@@ -5,6 +5,7 @@
 #include "decoding.h"
 #include "dot.h"
 #include "layers.h"
+#include "lines.h"
 #include "panels.h"
 #include "radial.h"
 #include "recurrence.h"
@@ -70,6 +71,19 @@
   EXPORTED SYMBOL(recurrence_backward, type)(                                                                    \
       const int64_t* numbers, real scale, int64_t first, int64_t last, real* memory) {                           \
     recur_back(*reinterpret_cast<const Recurrence*>(numbers), scale, first, last, memory);                       \
+  }                                                                                                              \
+  EXPORTED SYMBOL(lines_sizes, type)(int64_t C, int64_t V, int64_t S, int64_t* sizes) {                          \
+    line_sizes<real>(C, V, S, sizes);                                                                            \
+  }                                                                                                              \
+  EXPORTED SYMBOL(lines_forward, type)(                                                                          \
+      const int64_t* numbers, real scale, real ridge, int64_t first, int64_t last, real* memory) {               \
+    lines_forward(numbers, scale, ridge, first, last, memory);                                                   \
+  }                                                                                                              \
+  EXPORTED SYMBOL(lines_backward, type)(                                                                         \
+      const int64_t* numbers, real scale, real ridge, int64_t first, int64_t last, int64_t shares,               \
+      const real* grad, real* d_query, real* d_place, real* d_key, real* d_value, real* memory) {                \
+    lines_backward(                                                                                              \
+        numbers, scale, ridge, first, last, shares, grad, d_query, d_place, d_key, d_value, memory);             \
   }                                                                                                              \
   EXPORTED SYMBOL(selected_forward, type)(                                                                       \
       const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \

@@ -16,6 +16,7 @@ from regard._utils.errors import RegardWarning
 from regard._utils.lazy import lazy
 from regard._utils.mechanism import cite
 from regard.engines.aux import Aux, AuxRequest, TopK
+from regard.engines.local_linear import LocalLinear
 from regard.functional import attention, explain
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "AuxRequest",
     "Catalogue",
     "Explanation",
+    "LocalLinear",
     "Plan",
     "RegardWarning",
     "TopK",

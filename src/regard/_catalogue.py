@@ -11,6 +11,7 @@ import torch
 
 from regard import engines, scores
 from regard._utils.mechanism import GROUPS, Mechanism, mechanisms
+from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import Call, Problem
 from regard.normalizers import Normalizer
 from regard.scores.base import TABLE as SCORES
@@ -128,7 +129,7 @@ def engines_of(row: Mechanism) -> tuple[str, ...]:
     if row.module == "regard.masks":
         return tuple(engines.TABLE)  # each takes every mask
     generator = torch.Generator().manual_seed(0)
-    defined, score = row.defined, None
+    defined, score, order = row.defined, None, int(row.defined is LocalLinear)
     normalizer: Any = "softmax"
     if isinstance(defined, type) and issubclass(defined, scores.Score):
         user = defined is scores.ScoreMod
@@ -140,5 +141,5 @@ def engines_of(row: Mechanism) -> tuple[str, ...]:
     else:
         return ()
     query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
-    problem = Problem.of(Call(query, key, key, score=score, normalizer=normalizer))
-    return tuple(name for name, engine in engines.TABLE.items() if engine.refusal(problem) is None)
+    problem = Problem.of(Call(query, key, key, score=score, normalizer=normalizer, order=order))
+    return tuple(name for name, engine in engines.TABLE.items() if engine.why_not(problem) is None)

@@ -30,6 +30,7 @@ from regard._utils.torch_private import in_forward_mode, in_functorch, is_eager,
 from regard._utils.tracing import autocast_suspended
 from regard.engines import EngineLike, EngineOutput, aux_pass, nonfinite
 from regard.engines.aux import Aux, AuxRequest
+from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import DTYPES, Call, Problem, check_request, is_narrow_step, unbound_mask
 from regard.masks import MaskLike
 from regard.masks.band import Band
@@ -63,11 +64,11 @@ def _with_arguments_of(
 
 
 @overload
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., order: int | LocalLinear = ..., engine: EngineLike = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
 @overload
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., order: int | LocalLinear = ..., engine: EngineLike = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
 @overload
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: MaskLike | None = ..., dropout_p: float = ..., is_causal: bool = ..., scale: float | None = ..., enable_gqa: bool = ..., *, score: ScoreLike | None = ..., normalizer: NormalizerLike = ..., softcap: float | None = ..., order: int | LocalLinear = ..., engine: EngineLike = ..., return_aux: AuxRequest | None) -> Tensor | tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
 def attention(
     query: Tensor,
     key: Tensor,
@@ -81,6 +82,7 @@ def attention(
     score: ScoreLike | None = None,
     normalizer: NormalizerLike = "softmax",
     softcap: float | None = None,
+    order: int | LocalLinear = 0,
     engine: EngineLike = "auto",
     return_aux: AuxRequest | None = None,
 ) -> Tensor | tuple[Tensor, Aux]:
@@ -116,6 +118,9 @@ def attention(
         A name or a :mod:`regard.normalizers` normalizer.
     softcap : float, optional
         Replace scores s by ``softcap · tanh(s / softcap)``, after scale and before the mask.
+    order : int or LocalLinear, default 0
+        0 for the mean of the values; 1 for the line that fits them best, evaluated at the query: see
+        :class:`regard.LocalLinear`, which has the options.
     engine : str or Engine, default "auto"
         The implementation to use. A named engine that does not support the call raises an error;
         :func:`regard.explain` lists the reasons.
@@ -156,6 +161,8 @@ def attention(
         and is_causal is False
         and return_aux is None
         and softcap is None
+        and type(order) is int
+        and order == 0
         and engine == "auto"
         and type(dropout_p) in (float, int)
         and dropout_p == 0
@@ -172,11 +179,11 @@ def attention(
         # Tensor-like objects, such as proxies of torch.fx, handle the call themselves.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-            score=score, normalizer=normalizer, softcap=softcap, engine=engine, return_aux=return_aux,
+            score=score, normalizer=normalizer, softcap=softcap, order=order, engine=engine, return_aux=return_aux,
         )  # fmt: skip
     call = Call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
-        return_aux,
+        return_aux, order,
     )  # fmt: skip
     if not eager and is_recorded(query):
         recorded = _recorded(call)

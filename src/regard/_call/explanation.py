@@ -86,7 +86,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
     """Return the chosen engine and the reasons; ``mask`` is the problem's mask before it was bound to a size."""
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
-    able = [each for each in engines.TABLE.values() if each.refusal(problem) is None]
+    able = [each for each in engines.TABLE.values() if each.why_not(problem) is None]
     times = estimated_seconds(able, problem)
     others = {
         other.name: _reason(problem, other, chosen, named, times)
@@ -106,7 +106,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
 
 def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times: dict[str, float]) -> str:
     """Return why an engine was not chosen."""
-    refusal = other.refusal(problem)
+    refusal = other.why_not(problem)
     if refusal is not None:
         return f"unsupported, {refusal}"
     if named:
@@ -159,6 +159,8 @@ def _describe(problem: Problem) -> str:
         parts.append(f"mask {problem.mask!r}")
     if problem.softcap is not None:
         parts.append(f"softcap {problem.softcap:g}")
+    if problem.order is not None:
+        parts.append(f"order {problem.order!r}")
     if problem.dropout_p:
         parts.append(f"dropout {problem.dropout_p:g}")
     heads = f"H {e.H}" if problem.key.shape[1] == e.H else f"H {e.H} over {problem.key.shape[1]} key heads"

@@ -183,9 +183,9 @@ class _Unpacking:
 
 
 def _parts(text: str, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> list[Any]:
-    """Return mask, score, normalizer and engine."""
+    """Return mask, score, normalizer, order and engine."""
     packed = _Unpacking(text, tensors, ints, floats)
-    return [packed.next() for _ in range(4)]
+    return [packed.next() for _ in range(5)]
 
 
 @lru_cache(256)
@@ -277,7 +277,7 @@ def record(
         return None
     ends = problem.query, problem.key, problem.value
     packed = _Packed()
-    for part in (mask, problem.score, problem.normalizer, engine):
+    for part in (mask, problem.score, problem.normalizer, problem.order, engine):
         packed.add(part)
     if not packed.complete:
         return None
@@ -371,11 +371,12 @@ def _run(
         for end, wanted in zip((query, key, value), header.wanted)
     )
     if tensors:
-        mask, score, normalizer, engine = _parts(header.parts, tensors, ints, floats)
+        mask, score, normalizer, order, engine = _parts(header.parts, tensors, ints, floats)
     else:
-        mask, score, normalizer, engine = _fixed_parts(header.parts, tuple(ints), tuple(floats))
+        mask, score, normalizer, order, engine = _fixed_parts(header.parts, tuple(ints), tuple(floats))
     request = _LSE if header.wants_lse else None
-    call = Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request)
+    order = 0 if order is None else order
+    call = Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request, order)
     plan, problem = plan_call(call, is_eager())
     held = [query, key, value]
     if tensors:

@@ -18,6 +18,7 @@ from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, 
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
 from regard.engines.base import Runner
+from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import (
     Call,
     Problem,
@@ -56,7 +57,7 @@ class Plan:
         The fixed parts; the mask is bound. None if each call provides its own.
     masked : bool
         Whether the call has a mask.
-    scale, softcap, dropout_p, extent, lead, headless : see :class:`Problem`
+    scale, softcap, dropout_p, extent, lead, headless, order : see :class:`Problem`
     as_given : bool
         Whether query, key and value already have the shapes that engines expect.
     autocast : bool
@@ -76,6 +77,7 @@ class Plan:
     extent: Extent
     lead: tuple[int, ...]
     headless: bool
+    order: LocalLinear | None
     as_given: bool
     autocast: bool
 
@@ -87,7 +89,7 @@ class Plan:
             chosen, chosen.prepare(problem, request), None if request is None else _aux_engine(problem, request),
             _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
             problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
-            problem.headless,
+            problem.headless, problem.order,
             [t.shape for t in call[:3]] == [t.shape for t in (problem.query, problem.key, problem.value)],
             autocast_is_active(problem.query.device.type),
         )  # fmt: skip
@@ -119,6 +121,7 @@ class Plan:
             self.extent,
             self.lead,
             self.headless,
+            self.order,
         )
 
 
@@ -185,7 +188,7 @@ def with_graph(
     query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
     problem = replace(problem, query=query, key=key, value=value)
     for engine in (first, *engines.TABLE.values()):
-        if engine.refusal(problem) is None:
+        if engine.why_not(problem) is None:
             made = engine.partial_backward(problem, output, lse, runner if engine is first else None)
             if made is not None:
                 return made
@@ -201,7 +204,7 @@ def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
     if 0 in (*problem.query.shape[:3], problem.extent.S):
         return dense.attached(lse.detach(), problem)
     ones = problem.value.new_ones((), dtype=lse.dtype).expand(*problem.value.shape[:-1], 1).contiguous()
-    counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0)
+    counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0, order=None)
     zero = with_graph(counted, engines.TABLE[SDPA], ones.new_zeros(*lse.shape, 1), lse.detach())
     assert zero is not None  # engine streaming supports every score and mask
     return lse.detach() + zero.squeeze(-1)
@@ -227,7 +230,7 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     """Return the engine for the problem; raise if a named engine does not support it."""
     named = resolve_engine(engine)
     if named is not None:
-        refusal = named.refusal(problem)
+        refusal = named.why_not(problem)
         if refusal is not None:
             raise rejected("attention", "engine", "be able to run this call", f"{named.name!r}: {refusal}")
         return named
@@ -242,7 +245,7 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
 
 def engine_candidates(problem: Problem) -> list[Engine]:
     """Return the engines that ``auto`` chooses from, in order of preference if there are no time estimates."""
-    able = [candidate for candidate in engines.TABLE.values() if candidate.refusal(problem) is None]
+    able = [candidate for candidate in engines.TABLE.values() if candidate.why_not(problem) is None]
     # Compilers cannot trace operator derivatives under ``torch.func``, and some operators have only a first one.
     if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
         able = [candidate for candidate in able if candidate.twice_differentiable]
@@ -276,4 +279,4 @@ def _aux_engine(problem: Problem, request: AuxRequest) -> Engine | None:
     if is_traced(problem.query):
         return None
     able = (engine for engine in engines.TABLE.values() if requested <= engine.fields(problem))
-    return next((engine for engine in able if engine.refusal(problem) is None), None)
+    return next((engine for engine in able if engine.why_not(problem) is None), None)

@@ -84,6 +84,7 @@ GROUPS = {
     "regard.scores": "Scores",
     "regard.masks": "Masks",
     "regard.normalizers": "Normalizers",
+    "regard.engines": "Orders",
     "regard.nn.heads": "Layers: heads of attention",
     "regard.nn.positions": "Layers: positions",
     "regard.nn.linear": "Layers: linear attention and recurrences",
@@ -163,6 +164,7 @@ def mechanism(
     reads: str = "",
     causal: str = "",
     cache: str = "",
+    module: str = "",
 ) -> Callable[[_D], _D]:
     """Decorator: add a class or function to the catalogue.
 
@@ -172,12 +174,14 @@ def mechanism(
         See :class:`Mechanism`.
     sources : tuple of str
         Keys of ``references.bib``.
+    module : str
+        Where users find it; its package by default.
     """
 
     def add(defined: _D) -> _D:
-        module = ".".join(defined.__module__.split(".")[:2])
+        package = module or ".".join(defined.__module__.split(".")[:2])
         name: str = defined.__name__
-        _TABLE[name] = Mechanism(name, module, formula, sources, learned, cost, reads, causal, cache, defined)
+        _TABLE[name] = Mechanism(name, package, formula, sources, learned, cost, reads, causal, cache, defined)
         return defined
 
     return add

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard._utils.tracing import is_traced
-from regard.engines import dense
+from regard.engines import dense, lines
 from regard.engines.aux import FIELDS, Aux, AuxRequest, TopK
 from regard.engines.base import Engine, EngineOutput
 from regard.engines.problem import Problem
@@ -47,8 +47,9 @@ def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, aux
         outcome = dense.attend(problem)
     assert outcome.weights is not None and outcome.scores is not None
     with torch.no_grad():
-        ranked = problem.normalizer.random or not problem.normalizer.monotone
-        found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, ranked)
+        normalizer = problem.normalizer
+        by_weight = normalizer.random or not normalizer.monotone or problem.order is not None
+        found = _from_whole(outcome.scores.detach(), outcome.weights.detach(), request, by_weight)
     if request.lse == "grad":
         found["lse"] = _log_sum_exp(outcome.scores)
     found |= {"weights": outcome.weights} if request.weights else {}
@@ -63,6 +64,8 @@ def _completed(problem: Problem, outcome: EngineOutput, request: AuxRequest) -> 
     nothing: dict[str, Any] = {name: 0 if name == "topk" else False for name in available}
     rest = replace(request, **nothing)
     with torch.no_grad():
+        if problem.order is not None:
+            return _aux(problem, {**lines.fields(problem, dense.needs_care(problem), rest), **available}, request)
         return _aux(problem, {**_SecondPass(problem, outcome, rest).run(), **available}, request)
 
 
@@ -103,7 +106,9 @@ def _log_sum_exp(scores: Tensor) -> Tensor:
     return torch.logsumexp(torch.where(empty, 0.0, scores), -1).masked_fill(empty.squeeze(-1), -torch.inf)
 
 
-def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, ranked: bool) -> dict[str, Tensor | TopK | None]:
+def _from_whole(
+    scores: Tensor, weights: Tensor, request: AuxRequest, by_weight: bool
+) -> dict[str, Tensor | TopK | None]:
     found: dict[str, Tensor | TopK | None] = {}
     if request.lse:
         found["lse"] = _log_sum_exp(scores)
@@ -115,8 +120,8 @@ def _from_whole(scores: Tensor, weights: Tensor, request: AuxRequest, ranked: bo
         found["received"] = weights.sum(-2)
     if request.topk:
         # Rank by scores, which also order keys of weight 0; or by weights, where these are in another order.
-        order = weights.masked_fill(scores == -torch.inf, -torch.inf) if ranked else scores
-        indices = order.topk(min(request.topk, scores.shape[-1]), -1).indices
+        ranked = weights.masked_fill(scores == -torch.inf, -torch.inf) if by_weight else scores
+        indices = ranked.topk(min(request.topk, scores.shape[-1]), -1).indices
         hidden = scores.gather(-1, indices) == -torch.inf
         found["topk"] = TopK(weights.gather(-1, indices), indices.masked_fill(hidden, -1))
     return found

@@ -74,6 +74,8 @@ class Engine(ABC):
     keeps_lse: ClassVar[bool] = False
     #: Whether second derivatives and forward-mode work.
     twice_differentiable: ClassVar[bool] = False
+    #: Whether it fits lines, ``order=1``: an engine that knows nothing of orders never sees such a call.
+    fits_lines: ClassVar[bool] = False
     #: Whether traced calls may have dropout.
     drops_when_traced: ClassVar[bool] = True
 
@@ -81,9 +83,15 @@ class Engine(ABC):
     def refusal(self, problem: Problem) -> str | None:
         """Return why this engine does not support the problem, or None if it does."""
 
+    def why_not(self, problem: Problem) -> str | None:
+        """Return why this engine cannot run the problem, or None if it can: what callers ask."""
+        if problem.order is not None and not self.fits_lines:
+            return "order=0 only"
+        return self.refusal(problem)
+
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """Return the estimated cost; called only if :meth:`refusal` is None."""
+        """Return the estimated cost; called only if :meth:`why_not` is None."""
 
     @abstractmethod
     def grows(self, problem: Problem) -> bool:

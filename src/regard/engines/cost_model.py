@@ -120,6 +120,8 @@ def _has_amx() -> bool:
 
 def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     """Return the estimated seconds of a call on each of these engines, omitting engines without measurements."""
+    if problem.order is not None:  # not measured
+        return {}
     key = cost_key(problem)
     rates = {name: found for name in names if (found := table().get(f"{name}/{key}")) is not None}
     amounts = terms(problem) if rates else ()

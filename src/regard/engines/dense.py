@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard._utils.tracing import is_traced
+from regard.engines import lines
 from regard.engines.base import EngineOutput
 from regard.engines.problem import Problem
 from regard.engines.tiles import Grid, Tiles
@@ -116,6 +117,13 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
         output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])
         return EngineOutput(attached(output, problem), None, empty, empty)
+    if problem.order is not None:
+        tiles = lines.tiles_of(problem, needs_care(problem), Grid.whole(problem))
+        row = lines.LineRow.of(tiles, 0)
+        output = row.read(tiles, 0).to(dtype)
+        return EngineOutput(
+            output if output.requires_grad else attached(output, problem), None, row.weights, row.scores
+        )
     if tiles is None and not needs_care(problem) and (scores := _scores_of_dot_products(problem)) is not None:
         weights = problem.normalizer.weights(scores)
         dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
@@ -148,6 +156,9 @@ def attend_by_rows(problem: Problem, drop: Drop | None = None) -> EngineOutput:
 
     ``drop`` is the engine's own dropout, torch's by default.
     """
+    if problem.order is not None:
+        output = lines.attend(problem, problem.mask is not None, recorded=False)
+        return EngineOutput(output if output.requires_grad else attached(output, problem))
     tiles = Tiles.of(problem, problem.mask is not None, Grid.of(problem, (64, max(problem.extent.S, 1))))
 
     p = problem.dropout_p

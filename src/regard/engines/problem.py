@@ -22,6 +22,7 @@ from regard._utils.part import PLAIN, Part
 from regard._utils.torch_private import is_autocast_enabled
 from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
 from regard.engines.aux import AuxRequest
+from regard.engines.local_linear import LocalLinear, as_order
 from regard.masks.base import EMPTY, Extent, Mask, MaskLike
 from regard.normalizers import Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -145,6 +146,23 @@ def check_elementwise(name: str, expected: str, function: Any, query: Tensor, ke
         _checked[scored].add(function)
 
 
+def check_line(
+    score: Score, normalizer: Normalizer, dropout_p: float, request: object, query: Tensor, key: Tensor
+) -> None:
+    """Check what a line can be fitted with, whose weights may be negative."""
+    query, key = (rows[:, :, :0].float() for rows in (query, key))
+    if score.cast(torch.float32).positions(query, key) is None:
+        expected = "be a kernel of a distance or a dot product (a score with positions) with order=1"
+        raise rejected("attention", "score", expected, repr(score))
+    if type(normalizer) is not Softmax:
+        raise rejected("attention", "normalizer", "be softmax with order=1", repr(normalizer))
+    if dropout_p:
+        raise rejected("attention", "dropout_p", "be 0 with order=1, whose weights may be negative", dropout_p)
+    if isinstance(request, AuxRequest) and request.entropy:
+        expected = "ask for no entropy with order=1, whose weights may be negative"
+        raise rejected("attention", "return_aux", expected, "entropy=True")
+
+
 def check_device(what: str, held: list[Tensor], query: Tensor) -> None:
     """Check that the tensors of a part are on the query's device."""
     for tensor in held:
@@ -186,6 +204,7 @@ class Call(NamedTuple):
     softcap: float | None = None
     engine: Any = "auto"
     return_aux: AuxRequest | None = None
+    order: Any = 0
 
     def structure(self) -> Hashable | None:
         """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached."""
@@ -216,12 +235,17 @@ class Call(NamedTuple):
         named = type(self.engine) is str or hasattr(self.engine, "refusal")
         if not named or not (self.return_aux is None or type(self.return_aux) is AuxRequest):
             return None
+        order = self.order
+        if type(order) is not int:
+            order = order.structure() if type(order) is LocalLinear else None
+            if order is None:
+                return None
         autocast = None
         if is_autocast_enabled() and autocast_is_active(self.query.device.type):
             autocast = torch.get_autocast_dtype(self.query.device.type)
         return (
             *ends, *parts, self.dropout_p, self.is_causal, self.scale, self.enable_gqa, self.softcap, self.engine,
-            self.return_aux, torch.is_grad_enabled(), autocast, torch.get_num_threads(),
+            self.return_aux, torch.is_grad_enabled(), autocast, torch.get_num_threads(), order,
         )  # fmt: skip
 
 
@@ -269,6 +293,8 @@ class Problem:
         The caller's leading dimensions, which are flattened to B.
     headless : bool
         Whether query, key and value had no head dimension.
+    order : LocalLinear or None
+        The line that is fitted at each query; None for order 0.
     """
 
     query: Tensor
@@ -283,6 +309,7 @@ class Problem:
     extent: Extent
     lead: tuple[int, ...]
     headless: bool
+    order: LocalLinear | None = None
 
     @classmethod
     def of(cls, call: Call) -> Problem:
@@ -307,7 +334,10 @@ class Problem:
         normalizer = as_normalizer(call.normalizer)
         check_device("normalizer", normalizer.tensors(), query)
         normalizer.check(H)
-        return cls(query, key, value, score, mask, normalizer, scale, softcap, dropout_p, extent, lead, headless)
+        order = as_order(call.order)
+        if order is not None:
+            check_line(score, normalizer, dropout_p, call.return_aux, query, key)
+        return cls(query, key, value, score, mask, normalizer, scale, softcap, dropout_p, extent, lead, headless, order)
 
     @property
     def is_softmax(self) -> bool:

@@ -30,6 +30,7 @@ class Reference(Engine):
 
     name = "reference"
     twice_differentiable = True
+    fits_lines = True
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         if dtype not in (None, torch.float32, torch.float64):
@@ -45,9 +46,9 @@ class Reference(Engine):
     def cost(self, problem: Problem) -> Cost:
         B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
         E, V = problem.query.shape[-1], problem.value.shape[-1]
-        pair = problem.score.pair_flops(E) + 2 * V + 5
+        pair = problem.score.pair_flops(E) + 2 * V + 5 + (0 if problem.order is None else problem.order.pair_flops(E))
         size = torch.finfo(problem.compute_dtype).bits // 8
-        held = max(problem.score.pair_size(E), 3) * size
+        held = max(problem.score.pair_size(E), 3 if problem.order is None else 4 * E) * size
         moved = sum(t.numel() * t.element_size() for t in (problem.query, problem.key, problem.value))
         return Cost(float(B * H * L * S * pair), float(moved), float(B * H * L * S * held), grows=self.grows(problem))
 

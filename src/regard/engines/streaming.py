@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard._utils.torch_private import is_jit_tracing
 from regard._utils.tracing import in_transform, is_traced
-from regard.engines import dense, nonfinite
+from regard.engines import dense, lines, nonfinite
 from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.problem import Problem
@@ -25,13 +25,15 @@ from regard.normalizers.base import Statistic
 class Streaming(Engine):
     """Online softmax over tiles; other normalizers first compute their row statistic in sweeps.
 
-    The backward pass recomputes each tile. Under ``torch.compile``, ``torch.func`` transforms and forward mode, in
+    Lines (``order=1``) are fitted to a few rows at a time, of which all keys are held. The backward pass recomputes
+    each tile. Under ``torch.compile``, ``torch.func`` transforms and forward mode, in
     second derivatives, and if a score uses tensors that are not attributes, autograd records the tiles instead, in
     memory that grows with L×S.
     """
 
     name = "streaming"
     twice_differentiable = True
+    fits_lines = True
 
     def refusal(self, problem: Problem) -> str | None:
         if not problem.normalizer.streams:
@@ -46,10 +48,13 @@ class Streaming(Engine):
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         sweeps = 1 if problem.normalizer.online or problem.normalizer.needs_whole_row else 2
         size = torch.finfo(problem.compute_dtype).bits // 8
-        flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8)
+        line = 0 if problem.order is None else problem.order.pair_flops(E)
+        flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8 + line)
         pair = problem.score.pair_size(E)
         rows, cols = tile_shape(problem, pair)
         tile = B * H * min(rows, L) * min(cols, S) * (pair + 4) * size
+        if problem.order is not None:
+            tile += B * H * min(rows, L) * (4 * S * E + 3 * E * E) * size
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = sum(t.numel() * size for t in ends) + B * H * L * (V + 4) * size
@@ -60,6 +65,9 @@ class Streaming(Engine):
             return dense.attend_nothing
         fixed, grid = problem.mask is None or problem.mask.is_fixed, None
         traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()
+        if problem.order is not None:
+            fit = partial(_fit_lines, recorded=traced)
+            return fit if is_traced(problem.query) else partial(nonfinite.fitted, attend=fit)
         listed = traced or _lists_its_tensors(problem)
 
         def run(problem: Problem) -> EngineOutput:
@@ -101,6 +109,11 @@ class Streaming(Engine):
         given = (tiles.query, tiles.key, tiles.value, *tiles.tensors())
         attached: Tensor = _Streamed.apply(_Spec(tiles, 0.0, 0, precomputed), *given)[0]
         return attached
+
+
+def _fit_lines(problem: Problem, recorded: bool) -> EngineOutput:
+    output = lines.attend(problem, dense.needs_care(problem), recorded)
+    return EngineOutput(output if output.requires_grad else dense.attached(output, problem))
 
 
 def _statistic(lse: Tensor, empty: Tensor) -> Statistic:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard._utils.torch_private import is_fake
 from regard._utils.tracing import is_symbolic, is_traced
+from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import Problem
 from regard.masks.base import EMPTY, FULL, MIXED, Extent, Mask
 from regard.normalizers.base import Normalizer
@@ -160,7 +161,8 @@ def spans(length: int, step: int) -> list[Span]:
 def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
     """Return the number of rows and columns of a tile, powers of two.
 
-    For a normalizer that needs whole rows, all tiles of a row together have the size of one tile.
+    For a normalizer that needs whole rows, all tiles of a row together have the size of one tile. For lines, so have
+    the positions of its keys relative to each query.
     """
     extent = problem.extent
     B, H, S = (1 if is_symbolic(n) else n for n in (extent.B, extent.H, extent.S))
@@ -168,6 +170,10 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
     rows = min(max(1 << (pairs.bit_length() - 1) // 2, TILE_SIDE), 256)
     if problem.normalizer.needs_whole_row:
         held = max(TILE_SIZE // max(B * H * S, 1), 1)
+        rows = min(rows, 1 << held.bit_length() - 1)
+    if problem.order is not None:
+        width = problem.key.shape[-1]
+        held = max(TILE_SIZE // max(B * H * S * (1 if is_symbolic(width) else max(width, 1)), 1), 1)
         rows = min(rows, 1 << held.bit_length() - 1)
     cols = min(max(1 << (max(pairs // rows, 1)).bit_length() - 1, TILE_SIDE), 4096)
     return rows, cols
@@ -209,6 +215,7 @@ class Tiles:
     are in the compute dtype, as are the tensors of the parts. ``exact_key`` is set only if keys or values may not be
     finite: then ``key`` and ``value`` have zeros in place of non-finite elements, ``exact_key`` does not, ``bad``
     (B, G, S) marks the affected keys, and ``spill`` (3, B, G, S, V) marks the values that were NaN, inf and −inf.
+    ``places`` are the positions (B, H, L, D) and (B, G, S, D) between which ``order`` fits lines.
     """
 
     query: Tensor
@@ -223,6 +230,8 @@ class Tiles:
     exact_key: Tensor | None = None
     bad: Tensor | None = None
     spill: Tensor | None = None
+    order: LocalLinear | None = None
+    places: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, problem: Problem, careful: bool, grid: Grid | None = None) -> Tiles:
@@ -244,12 +253,14 @@ class Tiles:
                 exact_key = score.project(query, key)[1]
             key, value = (torch.where(t.isfinite(), t, 0.0) for t in _zero_unused(key, value, problem))
             query = _cleared(query, problem)
+        places = None if problem.order is None else score.positions(query, key)
         query, key = score.project(query, key)
         R = problem.query.shape[1] // max(problem.key.shape[1], 1)
         if score.per_head and R > 1:
             key, value = (t.repeat_interleave(R, 1) for t in (key, value))
             exact_key, bad = (None if t is None else t.repeat_interleave(R, 1) for t in (exact_key, bad))
             spill = None if spill is None else spill.repeat_interleave(R, 2)
+            places = None if places is None else (places[0], places[1].repeat_interleave(R, 1))
         grid = grid or Grid.of(problem, tile_shape(problem, score.pair_size(query.shape[-1])))
         return cls(
             query,
@@ -264,6 +275,8 @@ class Tiles:
             exact_key,
             bad,
             spill,
+            problem.order,
+            places,
         )
 
     @property

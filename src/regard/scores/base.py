@@ -83,6 +83,13 @@ class Score(Part, ABC):
         """Modify scaled scores (B, H, l, s) by position; the indices broadcast against them."""
         return scores
 
+    def positions(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
+        """Return where queries (B, H, L, D) and keys (B, G, S, D) lie in one space, for ``order=1``; None if nowhere.
+
+        The rows are (B, H, L, E) and (B, G, S, E), before :meth:`project`.
+        """
+        return None
+
     def at(self, first_query: int, first_key: int) -> Score | None:
         """Return the score for a slice of longer sequences that starts at these positions.
 

@@ -27,6 +27,9 @@ class DotLike(Score):
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.mT
 
+    def positions(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.project(query, key)
+
     def dot_refusal(self, dtype: torch.dtype) -> str | None:  # noqa: ARG002
         return None
 
@@ -178,3 +181,6 @@ class Cosine(DotLike):
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return unit(query) / self.temperature, unit(key)
+
+    def positions(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        return unit(query), unit(key)

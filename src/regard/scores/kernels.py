@@ -100,6 +100,12 @@ class Distance(Score):
         # Subtract before dividing: unlike q/width − k/width, this is exact for near neighbours.
         return (query.unsqueeze(-2) - key.unsqueeze(-3)) / self.width
 
+    def positions(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        width = self.width
+        if isinstance(width, Tensor) and width.dim():  # features of different units
+            return query / width, key / width
+        return query, key
+
     def pair_size(self, width: int) -> int:
         return 2 * width
 

@@ -81,6 +81,9 @@ class ScoreMod(Score):
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         return self.base.compare(query, key)
 
+    def positions(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.base.positions(query, key)
+
     def modify(self, scores: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         scores = self.base.modify(scores, b, h, q_idx, kv_idx)
         blame = "ScoreMod", "score_mod"

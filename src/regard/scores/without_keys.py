@@ -36,6 +36,9 @@ class Constant(DotLike):
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return query.new_zeros(*query.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)
 
+    def positions(self, query: Tensor, key: Tensor) -> None:  # noqa: ARG002
+        return None  # what it compares says nothing of keys
+
 
 # Location: one score per key position, from the query alone -----------------------------------------------------------
 
@@ -79,6 +82,9 @@ class Location(DotLike):
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         B, G, S, _ = key.shape
         return query, self.weight[:S].expand(B, G, S, -1)
+
+    def positions(self, query: Tensor, key: Tensor) -> None:  # noqa: ARG002
+        return None  # what it compares says nothing of keys
 
     def at(self, first_query: int, first_key: int) -> Location:  # noqa: ARG002
         return Location(self.weight[first_key:])

@@ -15,6 +15,7 @@ import regard
 from regard import engines, masks, scores
 from regard._utils.part import Part
 from regard.engines import Engine
+from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import Call, Problem
 from regard.masks import Extent, Mask
 from regard.normalizers import ScalableSoftmax, SoftmaxSink, TalkingHeads
@@ -23,7 +24,7 @@ from regard.normalizers.base import Normalizer
 from regard.scores import Score
 from regard.scores.base import TABLE
 from regard.scores.kernels import Distance, kernels
-from regard.testing.formulas import Array
+from regard.testing.formulas import POSITIONS, Array
 
 # Scores for cases: the sample of every registered class, and further variants -----------------------------------------
 
@@ -147,6 +148,12 @@ def mixes_widths(name: str) -> bool:
     """Return whether the score accepts keys and queries of different widths."""
     base = name.split("/", maxsplit=1)[0]
     return name not in SAME_WIDTHS and base in TABLE and TABLE[base].mixed_widths
+
+
+def fits_lines(name: str) -> bool:
+    """Return whether order 1 has an oracle with the score."""
+    base = name.split("/", maxsplit=1)[0]
+    return base == "score_mod" or (base in TABLE and any(issubclass(TABLE[base], cls) for cls in POSITIONS))
 
 
 # Masks as recipes: nested tuples that print, compare and shrink, and become masks of any size -------------------------
@@ -444,6 +451,8 @@ class Case:
     wide : bool
         Whether those tensors are float32 when the inputs are narrower.
     dropout_p : float
+    ridge : float
+        Of ``order=1``; 0 for order 0.
     tile : (int, int)
         Rows and columns of a tile, for engines with a configurable tile size.
     seed : int
@@ -471,6 +480,7 @@ class Case:
     learned: bool = False
     wide: bool = False
     dropout_p: float = 0.0
+    ridge: float = 0.0
     tile: tuple[int, int] = (4, 4)
     seed: int = 0
     device: str = "cpu"
@@ -509,6 +519,7 @@ class CaseCall:
     softcap: float | None
     dropout_p: float
     enable_gqa: bool
+    order: int | LocalLinear = 0
 
     @classmethod
     def of(cls, case: Case) -> CaseCall:
@@ -545,6 +556,7 @@ class CaseCall:
             query, key, value, None if mask is None else mask.map_tensors(settle), score.map_tensors(settle),
             normalizer.map_tensors(settle), case.scale, case.softcap, case.dropout_p,
             case.group > 1 and bool(case.key_heads > 1 or case.seed % 2),
+            LocalLinear(case.ridge) if case.ridge else 0,
         )  # fmt: skip
 
     def arguments(self) -> dict[str, Any]:
@@ -552,7 +564,7 @@ class CaseCall:
         return {
             "query": self.query, "key": self.key, "value": self.value, "attn_mask": self.mask, "score": self.score,
             "normalizer": self.normalizer, "scale": self.scale, "softcap": self.softcap, "dropout_p": self.dropout_p,
-            "enable_gqa": self.enable_gqa,
+            "enable_gqa": self.enable_gqa, "order": self.order,
         }  # fmt: skip
 
     def run(self, engine: Engine | str) -> Tensor:
@@ -573,7 +585,7 @@ class CaseCall:
 
     def refusal(self, engine: Engine) -> str | None:
         """Return why an engine cannot run the call, or None."""
-        return engine.refusal(self.problem())
+        return engine.why_not(self.problem())
 
     def leaves(self) -> dict[str, Tensor]:
         """Return the tensors to differentiate, by name; sets ``requires_grad`` of query, key and value."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, Protocol, TypeVar
 
-from regard.testing.case import Case, Recipe, has_bias, mixes_widths, sampled
+from regard.testing.case import Case, Recipe, fits_lines, has_bias, mixes_widths, sampled
 
 T = TypeVar("T")
 
@@ -44,6 +44,8 @@ LENGTHS = (3, 1, 2, 4, 5, 6, 7, 8, 9, 11, 13) * 3 + (67,)
 WIDTHS = (3, 1, 2, 4, 8)
 #: Magnitudes of values; the smallest and largest only for dtypes that can represent them.
 VALUES = (1.0,) * 10 + (1e-36, 1e30)
+#: Ridges of order 1, and 0 for order 0.
+RIDGES = (0.0, 0.0, 0.0, 0.0, 0.01, 0.1)
 TILES = ((4, 4), (3, 5), (2, 8), (8, 2), (16, 16))
 LAYOUTS = ("plain", "plain", "transposed", "sliced", "expanded", "broadcast", "broadcast query", "matrix")
 #: The dimensions of a dense mask, in upper case, and those it broadcasts, in lower case: every combination.
@@ -83,6 +85,7 @@ def draw(source: Source, score: str, normalizer: str, dtype: str) -> Case:
         rows=source.pick(("random",) * 8 + ("zeros", "twins")),
         learned=source.pick((False, False, False, True)),
         wide=source.pick((False, False, True)),
+        ridge=source.pick(RIDGES) if normalizer == "softmax" and fits_lines(score) else 0.0,
         tile=source.pick(TILES),
         seed=source.seed(),
         **sizes,

@@ -168,6 +168,35 @@ FORMULAS |= {
 }
 
 
+#: Where queries and keys lie for order 1: ``places(query, key, score) -> (query, key)``, as analytic as scores are.
+Places = Callable[[Array, Array, Any], tuple[Array, Array]]
+
+
+def _as_they_are(query: Array, key: Array, score: Any) -> tuple[Array, Array]:  # noqa: ARG001
+    return query, key
+
+
+def _in_units(query: Array, key: Array, score: Any) -> tuple[Array, Array]:
+    width = np.asarray(score.width)
+    return (query / width, key / width) if width.ndim else (query, key)
+
+
+def _on_sphere(query: Array, key: Array, score: Any) -> tuple[Array, Array]:  # noqa: ARG001
+    zeros = ((rows.real == 0).all(-1, keepdims=True) for rows in (query, key))
+    query, key = (_unit(np.where(zero, 0, rows)) for zero, rows in zip(zeros, (query, key)))
+    return query, key
+
+
+#: The positions of each score, by its class or a base of it.
+POSITIONS: dict[type[Score], Places] = {
+    scores.Dot: _as_they_are,
+    scores.ScaledDot: _as_they_are,
+    scores.General: lambda query, key, score: (query @ score.weight, key),
+    scores.Cosine: _on_sphere,
+    Distance: _in_units,
+}
+
+
 # Formulas of the normalizers in NumPy: sorting and bisection instead of Newton's method, and its derivative -----------
 
 

@@ -18,6 +18,7 @@ from regard.normalizers.base import Normalizer
 from regard.scores import Cosine, Score, ScoreMod
 from regard.testing.case import MODS, named
 from regard.testing.formulas import FORMULAS, NORMALIZER_FORMULAS, Array, Formula, NormalizerFormula, attributes
+from regard.testing.line import Line
 from regard.testing.statement import NumpyCall, indices
 
 if TYPE_CHECKING:
@@ -342,9 +343,25 @@ class Oracle:
         return self._weighing.weigh(self.scores, self.statement.normalizer)
 
     @cached_property
+    def line(self) -> Line | None:
+        """The lines of order 1."""
+        s = self.statement
+        if not s.ridge:
+            return None
+        query, key, _ = self._rows
+        return Line(stated(s.score), [s.array(t) for t in s.score.tensors()], query, key, self.weights, s.ridge)
+
+    @property
+    def effective(self) -> Array:
+        """The factors of the values (K, B, H, L, S): the weights, or those of lines."""
+        return self.weights if self.line is None else self.line.weights
+
+    @cached_property
     def output(self) -> WithAmplitude:
         """Σ weights · values (K, B, H, L, V). Values that are not finite count as 0 where their weight is 0."""
         value, keep = self._rows[2], self._keep
+        if self.line is not None:
+            return WithAmplitude(self.effective @ value, abs(self.effective) @ np.abs(value))
         shaken = self.weights + self.shaken(self.statement.query.dtype, by_lse=False)
         return WithAmplitude((keep * self.weights) @ value, (keep * shaken) @ np.abs(value))
 
@@ -396,6 +413,9 @@ class Oracle:
         d_weights, a_weights = (
             keep * (g @ np.swapaxes(v, -1, -2)) for g, v in ((grad, value), (abs(grad), abs(value)))
         )
+        through_places: dict[str, Pair] = {}
+        if self.line is not None:
+            (d_weights, a_weights), through_places = self.line.pull((d_weights, a_weights))
         shaken = self.shaken(s.query.dtype, self.keeps_lse)
         d_scores = self._weighing.pull(self.scores, self.weights, d_weights, s.normalizer)
         moved = shaken + self._lost(s.query.dtype)
@@ -403,7 +423,9 @@ class Oracle:
         a_scores = (1 + abs(bent)) * self._weighing.amplitude(self.weights, a_weights, s.normalizer)
         slope = self._scored[1]
         found = self.comparison.pull(d_scores * slope, a_scores * abs(slope))
-        parts = ((keep * self.weights, grad), (keep * (self.weights + shaken), abs(grad)))
+        for name, pair in through_places.items():
+            found[name] = (found[name][0] + pair[0], found[name][1] + pair[1])
+        parts = ((keep * self.effective, grad), (keep * (abs(self.effective) + shaken), abs(grad)))
         found["value"] = tuple(np.swapaxes(w, -1, -2) @ g for w, g in parts)
         for name, shape in (("query", s.query.shape), ("key", s.key.shape), ("value", s.value.shape)):
             found[name] = tuple(self._ungrouped(part, shape) for part in found[name])  # type: ignore[assignment]

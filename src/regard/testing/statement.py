@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.engines.local_linear import LocalLinear
 from regard.masks import Extent, Mask
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
@@ -38,6 +39,8 @@ class NumpyCall:
         The scale of each problem.
     lead : tuple of int
         The broadcast leading dimensions.
+    ridge : float
+        Of order 1; 0 for order 0.
     """
 
     query: Tensor
@@ -53,6 +56,7 @@ class NumpyCall:
     lead: tuple[int, ...]
     heads: int
     keep: Array | None = None
+    ridge: float = 0.0
 
     @classmethod
     def of(cls, call: CaseCall, neighbours: int = 0) -> NumpyCall:
@@ -70,7 +74,8 @@ class NumpyCall:
         scales = scale + JITTER * (scale or 1.0) * np.random.default_rng(0).uniform(-1, 1, neighbours + 1)
         scales[0] = scale
         return cls(
-            query, key, value, call.score, call.normalizer, mask, visible, bias, scales, call.softcap, lead, heads
+            query, key, value, call.score, call.normalizer, mask, visible, bias, scales, call.softcap, lead, heads,
+            ridge=call.order.ridge if isinstance(call.order, LocalLinear) else 0.0,
         )  # fmt: skip
 
     @property

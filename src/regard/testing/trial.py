@@ -88,11 +88,34 @@ class Eager:
             return normalizer.with_tensors(self._part("normalizer")).weights(self.scores)
 
     @cached_property
+    def effective(self) -> Tensor:
+        """The factors of the values (K·B, H, L, S): the weights, or those of lines."""
+        s = self.statement
+        if not s.ridge or not s.query.shape[-1] or not s.key.shape[-2]:
+            return self.weights
+        with torch.enable_grad():
+            wide = torch.promote_types(s.query.dtype, torch.float32)  # torch solves nothing in 16 bits
+            query, key, weights = (t.to(wide) for t in (*self._places(), self.weights))
+            D, mean = query.shape[-1], weights @ key
+            apart = key.unsqueeze(-3) - mean.unsqueeze(-2)
+            moments = torch.einsum("...ls,...lsa,...lsb->...lab", weights, apart, apart)
+            square = (weights * (key.unsqueeze(-3) - query.unsqueeze(-2)).square().sum(-1)).sum(-1)[..., None, None]
+            square = torch.where(square == 0, 1.0, square)
+            slope = torch.linalg.solve(moments + s.ridge / D * square * torch.eye(D, dtype=wide), query - mean)
+            return weights * (1 + (apart @ slope.unsqueeze(-1)).squeeze(-1))
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        score = self.statement.score.with_tensors(self._part("score"))
+        places = score.positions(self._rows("query"), self._rows("key"))
+        assert places is not None
+        return places
+
+    @cached_property
     def output(self) -> Tensor:
         """Σ weights · values (K·B, H, L, V)."""
         s = self.statement
         with torch.enable_grad():
-            weights = self.weights
+            weights = self.effective
             if s.keep is not None:
                 keep = torch.from_numpy(s.keep.astype("float64")).to(weights)
                 weights = weights * keep.repeat(s.query.shape[0], 1, 1, 1)

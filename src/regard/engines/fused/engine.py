@@ -15,7 +15,7 @@ from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_trac
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
-from regard.engines.fused import covers, in_place, library, morton
+from regard.engines.fused import covers, in_place, library, lines, morton
 from regard.engines.fused.arguments import COMPACT, ENTMAX, SOFTMAX
 from regard.engines.fused.covers import Places
 from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
@@ -49,6 +49,7 @@ class Fused(Engine):
 
     name = "fused"
     drops_when_traced = False
+    fits_lines = True
 
     def refusal(self, problem: Problem) -> str | None:
         if (missing := library.problem()) is not None:
@@ -70,7 +71,7 @@ class Fused(Engine):
             return "no dropout in traced calls (engines 'streaming' and 'reference' have it)"
         if in_forward_mode():
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
-        return None
+        return None if problem.order is None else lines.refusal(problem)
 
     def grows(self, problem: Problem) -> bool:  # noqa: ARG002
         return False
@@ -88,11 +89,15 @@ class Fused(Engine):
         if _rule(problem).kind == ENTMAX:
             held, row = held_scores(e.S)
             kept += torch.get_num_threads() * (held + 3) * row * size
-        flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8)
+        line = 0
+        if problem.order is not None:
+            line = problem.order.pair_flops(E)
+            kept += e.B * e.H * e.L * (E * E // 2 + 2 * E) * size * problem.wants_grad
+        flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8 + line)
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
-        if not _is_online(problem):
+        if not _is_online(problem) or problem.order is not None:
             return frozenset()
         fields = frozenset(("lse", "entropy", "topk"))
         fields = fields if in_place.applies(problem) else fields | {"received"}  # of one head's rows, not of a group's
@@ -101,6 +106,8 @@ class Fused(Engine):
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
             return dense.attend_nothing
+        if problem.order is not None:
+            return lines.prepare(problem)
         # The operators have no dropout.
         if is_traced(problem.query) or (request is None and not problem.dropout_p and in_dispatch_mode()):
             return _traced

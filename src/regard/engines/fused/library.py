@@ -43,6 +43,9 @@ _SIGNATURES: Final = {
     "recurrence.forward": "priip",
     "recurrence.step": "priip",
     "recurrence.backward": "priip",
+    "lines.sizes": "iiip",
+    "lines.forward": "prriip",
+    "lines.backward": "prriii" + "pppppp",
     "selected.forward": "ppppprii" + "pppp",
     "selected.backward": "ppppprii" + "ippppppp",
 }

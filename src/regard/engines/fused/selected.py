@@ -115,7 +115,7 @@ def _forward(call: _Part) -> tuple[Tensor, Tensor]:
         memory = call.scratch()
         function(*call.given, first, last, *(x.data_ptr() for x in (output, peak, total, memory)))
 
-    _shared(run, B * call.key.shape[1] * call.blocks)
+    shared(run, B * call.key.shape[1] * call.blocks)
     empty = total == 0
     return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
@@ -133,11 +133,11 @@ def _backward(call: _Part, rows: list[Tensor], sums: list[Tensor]) -> Tensor:
         arrays = [x.data_ptr() for x in (*rows, d_query, *sums, memory)]
         function(*call.given, first, last, shares, *arrays)
 
-    _shared(run, call.key.shape[0] * call.key.shape[1] * shares)
+    shared(run, call.key.shape[0] * call.key.shape[1] * shares)
     return d_query
 
 
-def _shared(run: Callable[[int, int], None], items: int) -> None:
+def shared(run: Callable[[int, int], None], items: int) -> None:
     """Let threads run parts of so many work items."""
     tasks = min(items, _TASKS * torch.get_num_threads()) if torch.get_num_threads() > 1 else 1
     cuts = pairwise([items * i // tasks for i in range(tasks + 1)])

@@ -78,10 +78,12 @@ def of_kernel(given: Mapping[str, Any]) -> AttentionCall:
     )  # fmt: skip
 
 
-def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> AttentionCall:
+def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> AttentionCall | str:
     """:func:`regard.attention`; the first argument is its signature."""
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
+    if given.arguments["order"] != 0:
+        return _LINES
     names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap")
     return AttentionCall(mask=given.arguments["attn_mask"], **{name: given.arguments[name] for name in names})
 
@@ -136,16 +138,16 @@ def of_transformers(
     attention_mask: Any,
     *_: Any,
     **kwargs: Any,
-) -> AttentionCall | None:
+) -> AttentionCall | str:
     """Any attention function of transformers: the model's own ("eager"), ours ("regard"), or another.
 
-    None if the call has a keyword with an unknown effect on the weights.
+    A reason instead if the call has a keyword with an unknown effect on the weights.
     """
     from regard.integrations.transformers.attention_function import layer_inputs, unknown_keyword
     from regard.integrations.transformers.configuration import parts_of
 
     if unknown_keyword(kwargs) is not None:
-        return None
+        return _UNKNOWN
     causal = kwargs.get("is_causal")
     if kind == "eager":
         causal = False
@@ -305,7 +307,7 @@ def intervening(intervention: Intervention, model: nn.Module) -> Iterator[None]:
 
 
 def _makers() -> dict[int, Callable[[Any], Any]]:
-    parsers: list[tuple[Callable[..., Any], Callable[..., AttentionCall]]] = [
+    parsers: list[tuple[Callable[..., Any], Callable[..., AttentionCall | str]]] = [
         (F.scaled_dot_product_attention, of_sdpa),
         (regard.attention, functools.partial(of_regard, inspect.signature(regard.attention))),
     ]
@@ -365,15 +367,15 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
 
 def _wrapped(
     function: Callable[..., Any],
-    parse: Callable[..., AttentionCall | Projected | None],
+    parse: Callable[..., AttentionCall | Projected | str],
     *,
     part: str = "",
     rows_first: bool = False,
 ) -> Callable[..., Any]:
     """Return a wrapper that calls a function, records the call, and applies the interventions of its thread.
 
-    ``parse`` turns the arguments into an AttentionCall, ``part`` is the name of the attention inside its module, and
-    ``rows_first`` means that outputs are (B, L, H, V).
+    ``parse`` turns the arguments into an AttentionCall, or says why it cannot, ``part`` is the name of the attention
+    inside its module, and ``rows_first`` means that outputs are (B, L, H, V).
     """
 
     @functools.wraps(function)
@@ -393,14 +395,12 @@ def _wrapped(
             if not watch.interventions:
                 return answer
         attended = parse(*args, **kwargs)
-        if attended is None:
+        if isinstance(attended, str):
             if record is not None:
-                record.ledger.skip(_UNKNOWN)
+                record.ledger.skip(attended)
                 thread.recorded += 1
             if watch.interventions:
-                raise ValueError(
-                    "The model passes keywords of unknown meaning to its attention, which cannot be patched or ablated."
-                )
+                raise ValueError(f"A call of attention cannot be patched or ablated: it {attended}.")
             return answer
         for each in watch.interventions:
             assert isinstance(attended, AttentionCall)  # fused layers do not run during an intervention
@@ -425,6 +425,7 @@ def _wrapped(
 
 _TRACED = "ran under make_fx tracing and could not be recorded"
 _UNKNOWN = "got keywords of unknown meaning from the model and could not be recorded"
+_LINES = "fits lines (order=1), whose weights may be negative, and could not be recorded"
 _WITHOUT_VALUES = "had tensors without values (meta or fake tensors) and could not be recorded"
 
 

@@ -85,8 +85,8 @@ FIELDS: dict[str, Field] = {
     "lse": (lambda o: o.lse, lambda s, w: torch.logsumexp(s, -1)),  # noqa: ARG005
     "max": (lambda o: o.scores.max(-1, initial=-np.inf), lambda s, w: _peak(s)),  # noqa: ARG005
     "entropy": (lambda o: _surprise(o.weights), lambda s, w: _entropy(w)),  # noqa: ARG005
-    "received": (lambda o: o.weights.sum(-2), lambda s, w: w.sum(-2)),  # noqa: ARG005
-    "weights": (lambda o: o.weights, lambda s, w: w),  # noqa: ARG005
+    "received": (lambda o: o.effective.sum(-2), lambda s, w: w.sum(-2)),  # noqa: ARG005
+    "weights": (lambda o: o.effective, lambda s, w: w),  # noqa: ARG005
     "scores": (lambda o: o.scores, lambda s, w: s),  # noqa: ARG005
 }
 
@@ -101,6 +101,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
     alone = case.seed % 3 == 0
     k = 0 if alone else case.seed % 5
     wanted = [name for i, name in enumerate(FIELDS) if (case.seed >> i & 1 and not alone) or name == "lse"]
+    wanted = [name for name in wanted if name != "entropy" or not case.ridge]
     _, aux = call.run_with_aux(engine, topk=k, **dict.fromkeys(wanted, True))
     trial = Trial(call)
     decided = ~trial.undecided
@@ -118,7 +119,7 @@ def aux_fields(case: Case, engine: Engine) -> None:
 def _check_field(trial: Trial, name: str, found: Tensor, decided: Array) -> None:
     ours, theirs = FIELDS[name]
     right = ours(trial.oracle)
-    eager = theirs(trial.eager.scores.detach(), trial.eager.weights.detach()).double().numpy()
+    eager = theirs(trial.eager.scores.detach(), trial.eager.effective.detach()).double().numpy()
     eager = eager.reshape(right.shape)
     got = array(found, right.dtype).reshape(right.shape[1:])
     if name != "received":
@@ -147,25 +148,28 @@ def _amplitude(trial: Trial, name: str, finite: Array) -> Array:
     if name == "entropy":  # Σ weight · (lse − score), or Σ −weight · log weight
         return finite + peak + (shaken * (1 + abs(np.log(np.where(weights > 0, weights, 1))))).sum(-1)
     if name == "received":
-        return (weights + shaken).sum(-2)
+        return (abs(trial.oracle.effective) + shaken).sum(-2)
     return finite
 
 
 def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int) -> None:
     """Check that the weights are the k largest, and that the indices are their keys."""
-    weights, scores = trial.oracle.weights, trial.oracle.scores
+    weights, scores = trial.oracle.effective, trial.oracle.scores
     shape = (*weights.shape[1:-1], k)
     require(
         top.numel() == np.prod(shape) and keys.shape == top.shape, f"topk has shape {tuple(top.shape)}, not {shape}"
     )
     known = torch.from_numpy(decided[..., None])
     missing = max(k - weights.shape[-1], 0)
-    ranked = np.pad(-np.sort(-weights, axis=-1), [(0, 0)] * 4 + [(0, missing)])[..., :k]
-    eager = trial.eager.weights.detach().double().sort(-1, descending=True).values
+    ranked = -np.sort(-np.where(scores > -np.inf, weights, -np.inf), axis=-1)  # a line's may be negative
+    ranked = np.pad(np.where(ranked > -np.inf, ranked, 0), [(0, 0)] * 4 + [(0, missing)])[..., :k]
+    eager = trial.eager.effective.detach().double().masked_fill(trial.eager.scores.detach() == -torch.inf, -torch.inf)
+    eager = eager.sort(-1, descending=True).values
+    eager = eager.masked_fill(eager == -torch.inf, 0.0)
     eager = torch.nn.functional.pad(eager, (0, missing))[..., :k].reshape(ranked.shape)
     right = WithAmplitude(
         ranked * decided[..., None],
-        ranked + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),
+        abs(ranked) + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),
     )
     budget = Budget.of(right, eager * known, top.dtype)
     budget.check("aux.topk.weights", top.detach().reshape(shape).double() * known)

@@ -100,7 +100,7 @@ def _ragged(case: Case) -> Case | None:
     return judged(
         case.but(
             lead=(case.extent.B,), layout="plain", learned=False, key_width=0, value_width=case.width,
-            scale=None, softcap=None, rows="random", mask=case.mask if _is_of_positions(case.mask) else None,
+            scale=None, softcap=None, ridge=0.0, rows="random", mask=case.mask if _is_of_positions(case.mask) else None,
         )
     )  # fmt: skip
 

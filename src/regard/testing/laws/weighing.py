@@ -29,7 +29,7 @@ def _dropping(case: Case) -> Case | None:
     if not case.keys or not case.queries:
         return None
     case_or_none = judged(case)
-    return None if case_or_none is None else case_or_none.but(dropout_p=(0.1, 0.25, 0.5)[case.seed % 3])
+    return None if case_or_none is None else case_or_none.but(dropout_p=(0.1, 0.25, 0.5)[case.seed % 3], ridge=0.0)
 
 
 @law("dropout", "A seed determines dropout; probability 1 drops all; aux has the weights before dropout.", _dropping)
@@ -149,7 +149,7 @@ def _convex(case: Case) -> Case | None:
     case_or_none = judged(case)
     if case_or_none is None or not CaseCall.of(case_or_none).normalizer.convex:
         return None
-    return case_or_none
+    return case_or_none.but(ridge=0.0)  # a line has negative weights
 
 
 @law("convexity", "Weights are ≥ 0 and sum to 1; outputs lie in the convex hull of visible values.", _convex)
@@ -270,7 +270,7 @@ def _with_large_values(case: Case) -> Case | None:
     case_or_none = judged(case)
     if case_or_none is None or not CaseCall.of(case_or_none).normalizer.convex:
         return None
-    return case_or_none.but(values=1.0, dropout_p=0.0)
+    return case_or_none.but(values=1.0, dropout_p=0.0, ridge=0.0)  # a line leaves the hull
 
 
 @law("large values", "Values up to the dtype's largest number give outputs in their hull.", _with_large_values, 0.4)

@@ -1,0 +1,579 @@
+// Order 1: at each query a line through keys and values is fitted by weighted least squares, and read there.
+//
+// Queries are the lanes. With w the softmax of a row's scores, k̄ = Σ w k and M = Σ w (k − k̄)(k − k̄)ᵀ + λ I, where
+// λ = ridge · Σ w |k − q|², the slope u solves M u = q − k̄, and the output is Σ p v with p = w (1 + k·u − Σ w k·u).
+//
+// Positions ("places") are relative to the mean of all keys. Dimensions: L queries, S keys, C features, V values.
+#pragma once
+
+#include "linear.h"
+
+namespace {
+
+constexpr int VECTORS = 2;                    // vectors of queries of a block
+constexpr i64 NEAR = 32, SIDE = 4;            // keys whose differences are held, and the side of blocks of M
+constexpr i64 CELLS = SIDE * SIDE;            // numbers of such a block
+constexpr int HALF = VECTOR_BYTES == 64 ? 4 : 2;  // columns of it that registers hold
+constexpr int KEYS = VECTOR_BYTES == 64 ? 8 : 4;  // keys that are compared together
+
+// Queries of a block.
+template <class T>
+constexpr i64 QUERIES = VECTORS * WIDTH<T>;
+
+// The arrays and sizes of a call. `start` and `stop` hold the interval of keys of each row, `bias` what is added to
+// scores; both may be null, and have strides. What the forward pass keeps for the backward pass, block by block with
+// queries as lanes: `slopes` u, `means` k̄, `factors` of M, and `state`: peak, total and Σ w k·u of each row.
+template <class T>
+struct Lines {
+  const T *query, *place, *key, *value, *bias;
+  const i64 *start, *stop;
+  T *output, *slopes, *means, *factors, *state;
+  i64 B, H, G, L, S, C, V, gaussian, interval_b, interval_h, interval_r, bias_b, bias_h, bias_r, bias_c;
+  T scale, ridge;
+
+  INLINE i64 blocks() const { return parts(L, QUERIES<T>); }
+  INLINE i64 sides() const { return parts(C, SIDE); }
+  INLINE i64 cells() const { return sides() * (sides() + 1) / 2 * CELLS; }
+  INLINE i64 kv_head(i64 head) const { return head / H * G + head % H / (H / G); }
+
+  static Lines of(const i64* n, T scale, T ridge) {
+    Lines a;
+    std::memcpy(static_cast<void*>(&a), n, 27 * sizeof(i64));
+    a.scale = scale;
+    a.ridge = ridge;
+    return a;
+  }
+};
+
+// The place of M[a, b], b ≤ a, among its cells.
+INLINE i64 cell(i64 a, i64 b) {
+  const i64 i = a / SIDE, j = b / SIDE;
+  return (i * (i + 1) / 2 + j) * CELLS + a % SIDE * SIDE + b % SIDE;
+}
+
+// Scratch memory of a thread, in numbers, for so many keys.
+template <class T>
+struct LineRoom {
+  static constexpr i64 Q = QUERIES<T>, W = WIDTH<T>;
+  T *query, *place, *mean, *slope, *grad, *adjoint, *out;  // (C or V, Q)
+  T *scores, *along, *near, *moments;                      // (S, Q) twice, (sides, NEAR, SIDE, W), (cells, W)
+  T *coefficients, *rows, *tile;                           // (PARTIAL, 4 Q), (4 Q, padded C + padded V), (PARTIAL, Q)
+
+  static i64 numbers(i64 C, i64 V, i64 S) {
+    const i64 sides = parts(C, SIDE);
+    return (5 * C + V + most(V, C)) * Q + 2 * S * Q + (sides * NEAR * SIDE + sides * (sides + 1) / 2 * CELLS) * W +
+           PARTIAL * 5 * Q + 4 * Q * (padded(C) + padded(V));
+  }
+  LineRoom(const Lines<T>& a, T* memory) {
+    const auto take = [&](i64 count) {
+      T* place = memory;
+      memory += count;
+      return place;
+    };
+    query = take(a.C * Q), place = take(a.C * Q), mean = take(a.C * Q), slope = take(a.C * Q);
+    adjoint = take(a.C * Q), grad = take(a.V * Q), out = take(most(a.V, a.C) * Q);
+    scores = take(a.S * Q), along = take(a.S * Q);
+    near = take(a.sides() * NEAR * SIDE * W), moments = take(a.cells() * W);
+    coefficients = take(PARTIAL * 4 * Q), rows = take(4 * Q * (padded(a.C) + padded(a.V))), tile = take(PARTIAL * Q);
+  }
+};
+
+// Numbers of a block's rows, for each lane.
+template <class T>
+struct Lane {
+  Vector<T> x[VECTORS];
+
+  INLINE static Lane all(T value) {
+    Lane made;
+    UNROLLED
+    for (int n = 0; n < VECTORS; ++n) made.x[n] = wide<Vector<T>>(value);
+    return made;
+  }
+  INLINE static Lane from(const T* p) {
+    Lane made;
+    UNROLLED
+    for (int n = 0; n < VECTORS; ++n) made.x[n] = load<Vector<T>>(p + n * WIDTH<T>);
+    return made;
+  }
+  INLINE void to(T* p) const {
+    UNROLLED
+    for (int n = 0; n < VECTORS; ++n) store(p + n * WIDTH<T>, x[n]);
+  }
+};
+
+#define EACH_VECTOR UNROLLED for (int n = 0; n < VECTORS; ++n)
+
+// Copy rows to lanes: (count, width) to (width, QUERIES), zeros behind them.
+template <class T>
+void to_lanes(const T* rows, i64 count, i64 width, T* lanes) {
+  for (i64 c = 0; c < width; ++c)
+    for (i64 i = 0; i < QUERIES<T>; ++i) lanes[c * QUERIES<T> + i] = i < count ? rows[i * width + c] : T(0);
+}
+
+template <class T>
+void from_lanes(const T* lanes, i64 count, i64 width, T* rows) {
+  for (i64 i = 0; i < count; ++i)
+    for (i64 c = 0; c < width; ++c) rows[i * width + c] = lanes[c * QUERIES<T> + i];
+}
+
+// Write factor · Σ_c k_c q_c of M keys and all lanes, or of (k_c − q_c)².
+template <bool SQUARES, int M, class T>
+INLINE void compare_keys(T* s, const T* k, const T* q, i64 C, T factor) {
+  using X = Vector<T>;
+  X sums[M][VECTORS] = {};
+  for (i64 c = 0; c < C; ++c) {
+    const Lane<T> lanes = Lane<T>::from(q + c * QUERIES<T>);
+    UNROLLED
+    for (int m = 0; m < M; ++m) {
+      const T x = k[m * C + c];
+      EACH_VECTOR {
+        if constexpr (SQUARES) {
+          const X d = lanes.x[n] - x;
+          sums[m][n] += d * d;
+        } else {
+          sums[m][n] += x * lanes.x[n];
+        }
+      }
+    }
+  }
+  UNROLLED
+  for (int m = 0; m < M; ++m) EACH_VECTOR store(s + m * QUERIES<T> + n * WIDTH<T>, factor * sums[m][n]);
+}
+
+template <bool SQUARES, class T>
+OUTLINE void compare_lanes(T* s, const T* k, const T* q, i64 C, i64 count, T factor) {
+  i64 j = 0;
+  for (; j + KEYS <= count; j += KEYS) compare_keys<SQUARES, KEYS>(s + j * QUERIES<T>, k + j * C, q, C, factor);
+  for (; j < count; ++j) compare_keys<SQUARES, 1>(s + j * QUERIES<T>, k + j * C, q, C, factor);
+}
+
+// Add Σ_j p_j x_j[c] to M features of all lanes.
+template <int M, class T>
+INLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
+  Vector<T> sums[M][VECTORS] = {};
+  for (i64 j = 0; j < count; ++j) {
+    const Lane<T> weight = Lane<T>::from(p + j * QUERIES<T>);
+    UNROLLED
+    for (int m = 0; m < M; ++m) EACH_VECTOR sums[m][n] += x[j * row + m] * weight.x[n];
+  }
+  UNROLLED
+  for (int m = 0; m < M; ++m) EACH_VECTOR {
+    T* place = o + m * QUERIES<T> + n * WIDTH<T>;
+    store(place, load<Vector<T>>(place) + sums[m][n]);
+  }
+}
+
+template <class T>
+OUTLINE void gather(T* o, const T* x, i64 width, const T* p, i64 count) {
+  for (i64 first = 0; first < count; first += PARTIAL) {
+    const i64 n = least(PARTIAL, count - first);
+    const T *rows = x + first * width, *weights = p + first * QUERIES<T>;
+    i64 c = 0;
+    for (; c + KEYS <= width; c += KEYS) gather_features<KEYS>(o + c * QUERIES<T>, rows + c, width, weights, n);
+    for (; c < width; ++c) gather_features<1>(o + c * QUERIES<T>, rows + c, width, weights, n);
+  }
+}
+
+// The keys that any lane sees, and those that all see.
+struct LineRange {
+  i64 first, last, inner_first, inner_last;
+};
+
+template <class T>
+LineRange line_range(const Lines<T>& a, i64 head, i64 r0, i64 count) {
+  if (a.start == nullptr) return {0, a.S, 0, a.S};
+  const i64 base = head / a.H * a.interval_b + head % a.H * a.interval_h;
+  LineRange found{a.S, 0, 0, a.S};
+  for (i64 i = 0; i < count; ++i) {
+    const i64 at = base + (r0 + i) * a.interval_r, lo = most(a.start[at], 0), hi = least(a.stop[at], a.S);
+    found.inner_first = most(found.inner_first, lo);
+    found.inner_last = least(found.inner_last, hi);
+    if (lo >= hi) continue;
+    found.first = least(found.first, lo);
+    found.last = most(found.last, hi);
+  }
+  found.last = most(found.first, found.last);
+  return found;
+}
+
+// Write the scores of the keys in a range, −∞ where hidden.
+template <class T>
+void line_scores(const Lines<T>& a, i64 head, i64 r0, i64 count, const LineRange& seen, const LineRoom<T>& in) {
+  constexpr i64 Q = QUERIES<T>;
+  constexpr T minus = -std::numeric_limits<T>::infinity();
+  const T* key = a.key + (a.kv_head(head) * a.S + seen.first) * a.C;
+  const i64 n = seen.last - seen.first;
+  T* s = in.scores;
+  if (a.gaussian)
+    compare_lanes<true>(s, key, in.place, a.C, n, T(-0.5) * a.scale);
+  else
+    compare_lanes<false>(s, key, in.query, a.C, n, a.scale);
+  if (a.bias != nullptr) {
+    const T* bias = a.bias + head / a.H * a.bias_b + head % a.H * a.bias_h;
+    for (i64 i = 0; i < count; ++i) {
+      const T* row = bias + (r0 + i) * a.bias_r + seen.first * a.bias_c;
+      for (i64 j = 0; j < n; ++j) {
+        const T added = row[j * a.bias_c];
+        s[j * Q + i] = added == minus ? minus : s[j * Q + i] + added;
+      }
+    }
+  }
+  if (a.start != nullptr) {
+    const i64 base = head / a.H * a.interval_b + head % a.H * a.interval_h;
+    for (i64 j = seen.first; j < seen.last; ++j) {
+      if (seen.inner_first <= j && j < seen.inner_last) continue;
+      for (i64 i = 0; i < count; ++i) {
+        const i64 at = base + (r0 + i) * a.interval_r;
+        if (j < a.start[at] || j >= a.stop[at]) s[(j - seen.first) * Q + i] = minus;
+      }
+    }
+  }
+  for (i64 i = count; i < Q; ++i)
+    for (i64 j = 0; j < n; ++j) s[j * Q + i] = minus;
+}
+
+// Replace scores by exponentials relative to each lane's largest, and write that and their sum.
+template <class T>
+OUTLINE void line_exponentials(T* s, i64 count, T* peaks, T* totals) {
+  constexpr T minus = -std::numeric_limits<T>::infinity();
+  Lane<T> peak = Lane<T>::all(minus);
+  for (i64 j = 0; j < count; ++j) EACH_VECTOR peak.x[n] = larger(load<Vector<T>>(s + j * QUERIES<T> + n * WIDTH<T>), peak.x[n]);
+  EACH_VECTOR peak.x[n] = peak.x[n] == minus ? Vector<T>{} : peak.x[n];
+  peak.to(peaks);
+  Lane<T> total = Lane<T>::all(T(0));
+  for (i64 first = 0; first < count; first += PARTIAL) {
+    Lane<T> part = Lane<T>::all(T(0));
+    for (i64 j = first; j < least(first + PARTIAL, count); ++j) EACH_VECTOR {
+      T* place = s + j * QUERIES<T> + n * WIDTH<T>;
+      const Vector<T> e = exponential(load<Vector<T>>(place) - peak.x[n]);
+      store(place, e);
+      part.x[n] += e;
+    }
+    EACH_VECTOR total.x[n] += part.x[n];
+  }
+  total.to(totals);
+}
+
+// Add Σ_j a_j b_jᵀ of a block of features to its cells; keys j have SIDE vectors each.
+template <class T>
+OUTLINE void add_products(T* cells, const T* x, const T* y, i64 count) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>;
+  UNROLLED
+  for (int half = 0; half < SIDE; half += HALF) {
+    X sums[SIDE][HALF];
+    UNROLLED
+    for (int i = 0; i < SIDE; ++i)
+      UNROLLED
+      for (int l = 0; l < HALF; ++l) sums[i][l] = load<X>(cells + (i * SIDE + half + l) * W);
+    for (i64 j = 0; j < count; ++j) {
+      X ys[HALF];
+      UNROLLED
+      for (int l = 0; l < HALF; ++l) ys[l] = load<X>(y + (j * SIDE + half + l) * W);
+      UNROLLED
+      for (int i = 0; i < SIDE; ++i) {
+        const X one = load<X>(x + (j * SIDE + i) * W);
+        UNROLLED
+        for (int l = 0; l < HALF; ++l) sums[i][l] += one * ys[l];
+      }
+    }
+    UNROLLED
+    for (int i = 0; i < SIDE; ++i)
+      UNROLLED
+      for (int l = 0; l < HALF; ++l) store(cells + (i * SIDE + half + l) * W, sums[i][l]);
+  }
+}
+
+// Write √w (k − k̄) of up to NEAR keys for one vector of lanes; answer whether any weight is not 0.
+template <class T>
+OUTLINE bool differences(T* near, const T* key, const T* mean, const T* weights, Vector<T> share, i64 C, i64 count) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>;
+  X roots[NEAR], any{};
+  for (i64 j = 0; j < count; ++j) {
+    const X weight = load<X>(weights + j * QUERIES<T>) * share;
+    any = larger(weight, any);
+    roots[j] = square_root(weight);
+  }
+  if (over_lanes_combined<T>(any, [](auto x, auto y) { return larger(x, y); }) == T(0)) return false;
+  for (i64 c = 0; c < parts(C, SIDE) * SIDE; ++c) {
+    T* to = near + (c / SIDE * NEAR * SIDE + c % SIDE) * W;
+    if (c >= C) {
+      for (i64 j = 0; j < count; ++j) store(to + j * SIDE * W, X{});
+      continue;
+    }
+    const X center = load<X>(mean + c * QUERIES<T>);
+    for (i64 j = 0; j < count; ++j) store(to + j * SIDE * W, (key[j * C + c] - center) * roots[j]);
+  }
+  return true;
+}
+
+// Sum M of one vector of lanes without its ridge.
+template <class T>
+void sum_moments(const Lines<T>& a, const T* key, i64 count, const T* weights, const T* mean, Vector<T> share, const LineRoom<T>& in) {
+  constexpr i64 W = WIDTH<T>;
+  fill(in.moments, a.cells() * W, T(0));
+  for (i64 first = 0; first < count; first += NEAR) {
+    const i64 n = least(NEAR, count - first);
+    if (!differences(in.near, key + first * a.C, mean, weights + first * QUERIES<T>, share, a.C, n)) continue;
+    T* cells = in.moments;
+    for (i64 i = 0; i < a.sides(); ++i)
+      for (i64 j = 0; j <= i; ++j, cells += CELLS * W)
+        add_products(cells, in.near + i * NEAR * SIDE * W, in.near + j * NEAR * SIDE * W, n);
+  }
+}
+
+// Replace M + λ I by its Cholesky factor, with inverses on the diagonal.
+template <class T>
+OUTLINE void factor(T* m, i64 C, Vector<T> ridge) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>;
+  for (i64 j = 0; j < C; ++j) {
+    X inverse{};
+    for (i64 i = j; i < C; ++i) {
+      X x = load<X>(m + cell(i, j) * W);
+      if (i == j) x += ridge;
+      for (i64 k = 0; k < j; ++k) x -= load<X>(m + cell(i, k) * W) * load<X>(m + cell(j, k) * W);
+      if (i == j) inverse = T(1) / square_root(x);
+      store(m + cell(i, j) * W, i == j ? inverse : x * inverse);
+    }
+  }
+}
+
+// Solve for one vector of lanes of x (C, QUERIES), in place.
+template <class T>
+OUTLINE void solve(const T* m, T* x, i64 C) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
+  for (i64 i = 0; i < C; ++i) {
+    X sum = load<X>(x + i * Q);
+    for (i64 k = 0; k < i; ++k) sum -= load<X>(m + cell(i, k) * W) * load<X>(x + k * Q);
+    store(x + i * Q, sum * load<X>(m + cell(i, i) * W));
+  }
+  for (i64 i = C - 1; i >= 0; --i) {
+    X sum = load<X>(x + i * Q);
+    for (i64 k = i + 1; k < C; ++k) sum -= load<X>(m + cell(k, i) * W) * load<X>(x + k * Q);
+    store(x + i * Q, sum * load<X>(m + cell(i, i) * W));
+  }
+}
+
+// The reciprocal of a sum, 0 of 0.
+template <class X>
+INLINE X share_of_total(X total) {
+  return total == Real<X>(0) ? X{} : Real<X>(1) / total;
+}
+
+template <class T>
+void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T* memory) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
+  const Lines<T> a = Lines<T>::of(numbers, scale, ridge);
+  const LineRoom<T> in(a, memory);
+  const i64 C = a.C, V = a.V;
+  T peaks[Q], totals[Q], middles[Q];
+  for (i64 item = first; item < last; ++item) {
+    const i64 head = item / a.blocks(), r0 = item % a.blocks() * Q, count = least(Q, a.L - r0), row = head * a.L + r0;
+    if (!a.gaussian) to_lanes(a.query + row * C, count, C, in.query);
+    to_lanes(a.place + row * C, count, C, in.place);
+    const LineRange seen = line_range(a, head, r0, count);
+    const i64 n_keys = seen.last - seen.first, kv = a.kv_head(head);
+    const T *key = a.key + (kv * a.S + seen.first) * C, *value = a.value + (kv * a.S + seen.first) * V;
+    line_scores(a, head, r0, count, seen, in);
+    line_exponentials(in.scores, n_keys, peaks, totals);
+    Lane<T> share = Lane<T>::from(totals);
+    EACH_VECTOR share.x[n] = share_of_total(share.x[n]);
+    fill(in.mean, C * Q, T(0));
+    gather(in.mean, key, C, in.scores, n_keys);
+    for (i64 c = 0; c < C; ++c) EACH_VECTOR {
+      T* place = in.mean + c * Q + n * W;
+      store(place, load<X>(place) * share.x[n]);
+      store(in.slope + c * Q + n * W, load<X>(in.place + c * Q + n * W) - load<X>(place));  // q − k̄
+    }
+    for (int v = 0; v < VECTORS; ++v) {
+      sum_moments(a, key, n_keys, in.scores + v * W, in.mean + v * W, share.x[v], in);
+      X square{};
+      for (i64 c = 0; c < C; ++c) {
+        const X gap = load<X>(in.slope + c * Q + v * W);
+        square += gap * gap + load<X>(in.moments + cell(c, c) * W);
+      }
+      factor(in.moments, C, square == T(0) ? wide<X>(1) : square * a.ridge);
+      solve(in.moments, in.slope + v * W, C);
+      if (a.factors != nullptr) copy(in.moments, a.factors + (item * VECTORS + v) * a.cells() * W, a.cells() * W);
+    }
+    compare_lanes<false>(in.along, key, in.slope, C, n_keys, T(1));
+    Lane<T> middle = Lane<T>::all(T(0));
+    for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
+      Lane<T> part = Lane<T>::all(T(0));
+      for (i64 j = j0; j < least(j0 + PARTIAL, n_keys); ++j)
+        EACH_VECTOR part.x[n] += load<X>(in.along + j * Q + n * W) * load<X>(in.scores + j * Q + n * W);
+      EACH_VECTOR middle.x[n] += part.x[n];
+    }
+    EACH_VECTOR middle.x[n] *= share.x[n];
+    middle.to(middles);
+    for (i64 j = 0; j < n_keys; ++j) EACH_VECTOR {
+      T* place = in.along + j * Q + n * W;
+      const X weight = load<X>(in.scores + j * Q + n * W) * share.x[n];
+      store(place, weight * (T(1) + (load<X>(place) - middle.x[n])));
+    }
+    fill(in.out, V * Q, T(0));
+    gather(in.out, value, V, in.along, n_keys);
+    from_lanes(in.out, count, V, a.output + row * V);
+    if (a.factors == nullptr) continue;
+    copy(in.slope, a.slopes + item * C * Q, C * Q);
+    copy(in.mean, a.means + item * C * Q, C * Q);
+    copy(peaks, a.state + item * 3 * Q, Q);
+    copy(totals, a.state + (item * 3 + 1) * Q, Q);
+    copy(middles, a.state + (item * 3 + 2) * Q, Q);
+  }
+}
+
+// Σ_c x_c y_c of all lanes.
+template <class T>
+INLINE Lane<T> inner(const T* x, const T* y, i64 width) {
+  Lane<T> sum = Lane<T>::all(T(0));
+  for (i64 c = 0; c < width; ++c)
+    EACH_VECTOR sum.x[n] += load<Vector<T>>(x + c * QUERIES<T> + n * WIDTH<T>) * load<Vector<T>>(y + c * QUERIES<T> + n * WIDTH<T>);
+  return sum;
+}
+
+// Copy lanes (width, QUERIES) to padded rows, times a factor.
+template <class T>
+void to_rows(const T* lanes, i64 width, T factor, T* rows, i64 row) {
+  for (i64 i = 0; i < QUERIES<T>; ++i) {
+    for (i64 c = 0; c < width; ++c) rows[i * row + c] = factor * lanes[c * QUERIES<T> + i];
+    fill(rows + i * row + width, row - width, T(0));
+  }
+}
+
+// Add Σ_i c[j, i] · rows_i to the rows of n keys, which are `width` long, a whole number of vectors.
+template <class T>
+void add_to_keys(T* y, i64 width, const T* rows, const T* coefficients, i64 row, i64 steps, i64 n) {
+  i64 j = 0;
+  for (; j + GROUP <= n; j += GROUP)
+    product<GROUP>(y + j * width, width, rows, width, coefficients + j * row, row, 1, steps, width);
+  for (; j < n; ++j) product<1>(y + j * width, width, rows, width, coefficients + j * row, row, 1, steps, width);
+}
+
+// The gradients of places (B, H, L, C), of queries (the same; of dot products alone), and of keys and values: sums of
+// `shares` shares (shares, B·G, S, padded C) and (…, padded V). An item is a share of the blocks of a head of keys.
+template <class T>
+void lines_backward(
+    const i64* numbers, T scale, T ridge, i64 first, i64 last, i64 shares, const T* grad, T* d_query, T* d_place,
+    T* d_key, T* d_value, T* memory) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
+  const Lines<T> a = Lines<T>::of(numbers, scale, ridge);
+  const LineRoom<T> in(a, memory);
+  const i64 C = a.C, V = a.V, wide_C = padded(C), wide_V = padded(V), R = a.H / a.G, per_head = R * a.blocks();
+  for (i64 part = first; part < last; ++part) {
+    const i64 kv = part / shares, turn = part % shares;
+    T* dk = d_key + (turn * a.B * a.G + kv) * a.S * wide_C;
+    T* dv = d_value + (turn * a.B * a.G + kv) * a.S * wide_V;
+    for (i64 unit = per_head * turn / shares; unit < per_head * (turn + 1) / shares; ++unit) {
+      const i64 head = kv / a.G * a.H + kv % a.G * R + unit / a.blocks(), block = unit % a.blocks();
+      const i64 item = head * a.blocks() + block, r0 = block * Q, count = least(Q, a.L - r0), row = head * a.L + r0;
+      if (!a.gaussian) to_lanes(a.query + row * C, count, C, in.query);
+      to_lanes(a.place + row * C, count, C, in.place);
+      to_lanes(grad + row * V, count, V, in.grad);
+      copy(a.slopes + item * C * Q, in.slope, C * Q);
+      copy(a.means + item * C * Q, in.mean, C * Q);
+      const LineRange seen = line_range(a, head, r0, count);
+      const i64 n_keys = seen.last - seen.first;
+      const T *key = a.key + (kv * a.S + seen.first) * C, *value = a.value + (kv * a.S + seen.first) * V;
+      const T* state = a.state + item * 3 * Q;
+      const Lane<T> peak = Lane<T>::from(state), middle = Lane<T>::from(state + 2 * Q);
+      Lane<T> share = Lane<T>::from(state + Q);
+      EACH_VECTOR share.x[n] = share_of_total(share.x[n]);
+      // Weights, and the gradients e of those of lines.
+      line_scores(a, head, r0, count, seen, in);
+      compare_lanes<false>(in.along, value, in.grad, V, n_keys, T(1));
+      fill(in.adjoint, C * Q, T(0));
+      Lane<T> mean_e = Lane<T>::all(T(0));
+      for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
+        const i64 many = least(PARTIAL, n_keys - j0);
+        Lane<T> sum = Lane<T>::all(T(0));
+        for (i64 j = 0; j < many; ++j) EACH_VECTOR {
+          T* place = in.scores + (j0 + j) * Q + n * W;
+          const X weight = exponential(load<X>(place) - peak.x[n]) * share.x[n];
+          const X both = weight * load<X>(in.along + (j0 + j) * Q + n * W);
+          store(place, weight);
+          store(in.tile + j * Q + n * W, both);
+          sum.x[n] += both;
+        }
+        EACH_VECTOR mean_e.x[n] += sum.x[n];
+        gather(in.adjoint, key + j0 * C, C, in.tile, many);
+      }
+      for (i64 c = 0; c < C; ++c) EACH_VECTOR {
+        T* place = in.adjoint + c * Q + n * W;
+        store(place, load<X>(place) - mean_e.x[n] * load<X>(in.mean + c * Q + n * W));
+      }
+      for (int v = 0; v < VECTORS; ++v) solve(a.factors + (item * VECTORS + v) * a.cells() * W, in.adjoint + v * W, C);
+      // y is in.adjoint.
+      const Lane<T> y_mean = inner(in.adjoint, in.mean, C), y_place = inner(in.adjoint, in.place, C);
+      Lane<T> bend = inner(in.adjoint, in.slope, C), delta = Lane<T>::all(T(0));
+      EACH_VECTOR bend.x[n] *= a.ridge;
+      to_lanes(a.output + row * V, count, V, in.out);
+      const Lane<T> read = inner(in.grad, in.out, V);
+      EACH_VECTOR delta.x[n] = read.x[n] - (y_place.x[n] - y_mean.x[n]);
+      T* rows = in.rows;
+      to_rows(a.gaussian ? in.place : in.query, C, T(1), rows, wide_C);
+      to_rows(in.slope, C, T(1), rows + Q * wide_C, wide_C);
+      to_rows(in.adjoint, C, T(-1), rows + 2 * Q * wide_C, wide_C);
+      to_rows(in.place, C, T(1), rows + 3 * Q * wide_C, wide_C);
+      T* grads = rows + 4 * Q * wide_C;
+      to_rows(in.grad, V, T(1), grads, wide_V);
+      fill(in.out, C * Q, T(0));  // from here on Σ ds k
+      Lane<T> pushed = Lane<T>::all(T(0));
+      T* coefficients = in.coefficients;
+      T along_slope[PARTIAL * Q], along_adjoint[PARTIAL * Q], squares[PARTIAL * Q];
+      for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
+        const i64 many = least(PARTIAL, n_keys - j0);
+        compare_lanes<false>(along_slope, key + j0 * C, in.slope, C, many, T(1));
+        compare_lanes<false>(along_adjoint, key + j0 * C, in.adjoint, C, many, T(1));
+        compare_lanes<true>(squares, key + j0 * C, in.place, C, many, T(1));
+        for (i64 j = 0; j < many; ++j) {
+          T* to = coefficients + j * 4 * Q;
+          Vector<T> back{};
+          EACH_VECTOR {
+            const i64 at = j * Q + n * W;
+            const X weight = load<X>(in.scores + j0 * Q + at), e = load<X>(in.along + j0 * Q + at);
+            const X t = load<X>(along_slope + at) - middle.x[n], z = load<X>(along_adjoint + at) - y_mean.x[n];
+            const X f = e - z - mean_e.x[n], square = load<X>(squares + at);
+            const X slope = a.scale * (weight * (e + t * f - bend.x[n] * square - z - delta.x[n]));
+            const X pull = T(2) * bend.x[n] * weight;
+            store(in.tile + at, slope);
+            store(to + n * W, slope);
+            store(to + Q + n * W, weight * f);
+            store(to + 2 * Q + n * W, weight * (T(1) + t));
+            store(to + 3 * Q + n * W, pull);
+            pushed.x[n] += slope;
+            back += pull + (a.gaussian ? slope : X{});
+          }
+          add_scaled(-sum_of_lanes<T>(back), key + (j0 + j) * C, dk + (seen.first + j0 + j) * wide_C, C);
+        }
+        gather(in.out, key + j0 * C, C, in.tile, many);
+        add_to_keys(dk + (seen.first + j0) * wide_C, wide_C, rows, coefficients, 4 * Q, 4 * Q, many);
+        add_to_keys(dv + (seen.first + j0) * wide_V, wide_V, grads, coefficients + 2 * Q, 4 * Q, Q, many);
+      }
+      for (i64 c = 0; c < C; ++c) EACH_VECTOR {
+        const i64 at = c * Q + n * W;
+        const X place = load<X>(in.place + at), own = load<X>(in.adjoint + at) - T(2) * bend.x[n] * (place - load<X>(in.mean + at));
+        const X through = load<X>(in.out + at);
+        store(in.adjoint + at, a.gaussian ? own + (through - pushed.x[n] * place) : own);
+      }
+      from_lanes(in.adjoint, count, C, d_place + row * C);
+      if (!a.gaussian) from_lanes(in.out, count, C, d_query + row * C);
+    }
+  }
+}
+
+// Write what a caller must know: the queries of a block, the numbers of a block's factors, and those of scratch memory.
+template <class T>
+void line_sizes(i64 C, i64 V, i64 S, i64* sizes) {
+  const i64 sides = parts(C, SIDE);
+  sizes[0] = QUERIES<T>;
+  sizes[1] = sides * (sides + 1) / 2 * CELLS * QUERIES<T>;
+  sizes[2] = LineRoom<T>::numbers(C, V, S);
+}
+
+}  // namespace

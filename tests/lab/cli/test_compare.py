@@ -102,3 +102,46 @@ def test_what_is_there_is_said_before_anything_is_trained(regard, pairs, tmp_pat
     assert result.code == 2
     assert f"out must be a new folder, got {tmp_path / 'out' / 'additive'}, which has a model." in result.err
     assert not (tmp_path / "out" / "dot").exists()
+
+
+LANGUAGE = [
+    "--preset", "tiny", "--steps", "6", "--set", "tokenizer.kind=characters", "--set", "data.length=16",
+    "--set", "training.batch_tokens=128", "--set", "training.validate_every=3", "--set", "model.width=16",
+    "--set", "model.layers=1", "--set", "model.heads=2", "--set", "training.precision=float32",
+]  # fmt: skip
+
+
+def test_language_models_of_equal_size(regard, tmp_path) -> None:
+    """A cache of keys and values grows by 2 · 16 numbers a token; a state of 2 heads of 8 × 16 does not."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("a rose is " * 60)
+    names = ["softmax", "gated-delta"]
+    result = regard("compare", "language-model", "--attention", ",".join(names), "--data", text, "--out", out, *LANGUAGE)
+    assert result.code == 0, result.err
+    first, second = json.loads((out / "compared.json").read_text(encoding="utf-8"))
+    assert [first["name"], second["name"]] == names
+    assert abs(second["parameters"] / first["parameters"] - 1) < 0.01
+    assert (first["cache_per_token"], first["cache_fixed"]) == (2 * 16 * 4, 0)
+    assert second["cache_per_token"] == 0 and second["cache_fixed"] >= 2 * 8 * 16 * 4
+    for each in (first, second):
+        assert [step for step, _ in each["curve"]] == [3, 6]
+        assert each["scores"]["loss"] == pytest.approx(each["curve"][-1][1], rel=1e-4)
+    assert "cache per" in result.out and (out / "compared.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attention", "softmax,gated"], "--attention must be one of"),
+        (["--attention", "softmax,linear", "--data", "-"], "--data must be a file"),
+        (["--attention", "softmax,linear", "--set", "masked=true"], "masked must be left out"),
+        (["--attention", "softmax,linear", "--set", "model.attention=linear"], "--attention sets it"),
+        (["--attention", "softmax,linear", "--set", "model.withd=16"], "model.withd"),
+    ],
+)
+def test_wrong_options_of_language_models(regard, tmp_path, arguments, message) -> None:
+    (tmp_path / "text.txt").write_text("a rose")
+    given = ["--data", tmp_path / "text.txt", "--out", tmp_path / "out", *LANGUAGE, *arguments]
+    result = regard("compare", "language-model", *given)
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()

@@ -233,12 +233,12 @@ def generate(
 @with_flags(ImageClassificationOptions, *COMPARED_IMAGES, unset=True, panels=IMAGE_PANELS)
 @with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
-    task: Annotated[str, typer.Argument(help="What to train: translation, pronunciation or image-classification.")],
+    task: Annotated[str, typer.Argument(help="What to train: translation, pronunciation, language-model or image-classification.")],
     attention: Annotated[
         str,
         typer.Option(
-            help="Mechanisms to compare, separated by commas, such as additive,local,transformer; for images, such as "
-            "none,se,cbam."
+            help="Mechanisms to compare, separated by commas, such as additive,local,transformer; for language models, "
+            "such as softmax,gated-delta; for images, such as none,se,cbam."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the models and results.")],

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from regard._utils.errors import rejected, unknown_name
 from regard_cli.messages import Console, fail, report_errors, require, sentence
 from regard_lab.cli.flags import parse_setting
-from regard_lab.cli.runs import change_options, read_options
+from regard_lab.cli.runs import change_options, read_model_options, read_options
 from regard_lab.cli.train import options_table
+from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard_lab.models.mixers import MIXERS
 from regard_lab.models.registry import MODELS
 from regard_lab.models.resnet import ATTENTIONS
 from regard_lab.tasks.classification.image_options import IMAGE_MODELS, TASK, ImageClassificationOptions
 from regard_lab.tasks.classification.training import ImageTraining
+from regard_lab.tasks.language.options import LanguageOptions
+from regard_lab.tasks.language.pretraining import Pretraining
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import get_task
 from regard_lab.tasks.translation.training import Experiment
 from regard_lab.training.comparison import ComparedRun, compare, picture
 from regard_lab.training.options import RunOptions
 
+#: Share of the parameters in which compared language models may differ without a word.
+_ALIKE = 0.01
 #: Returns a variant's options from its name, an options file and changes.
 _Table = Callable[[str, Path | None, dict[str, Any]], dict[str, Any]]
-#: Decimals of scores, which range from 0 to 100, or from 0 to 1.
-_DECIMALS = {"tokens": 2, "images": 4}
+#: Tasks that models of one text at a time learn.
+_LANGUAGE = "language-model"
+#: Scores that another one says in other words.
+_SAID = "perplexity"
 
 
 def run(
@@ -37,7 +46,7 @@ def run(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
         require("matplotlib")
-        metric = "accuracy" if task == TASK else get_task(task).metric
+        metric = {TASK: "accuracy", _LANGUAGE: "loss"}.get(task) or get_task(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]
         if len(names) < 2:
             raise rejected("compare", "attention", "name at least two mechanisms, separated by commas", repr(attention))
@@ -49,6 +58,8 @@ def run(
                 raise rejected("compare", place, "be left out: --attention sets it", changes[place])
         if task == TASK:
             variants = _variants(names, ImageClassificationOptions, IMAGE_MODELS, _image_table, options, changes)
+        elif task == _LANGUAGE:
+            variants = _language_variants(names, options, changes, console.print)
         else:
 
             def table(name: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
@@ -60,14 +71,16 @@ def run(
                 raise rejected("compare", "--data", "be a file, because each run reads it again", "standard input")
         from regard_lab.training.options import TrainingError
 
-        kind: Any = ImageTraining if task == TASK else Experiment
+        kind: Any = {TASK: ImageTraining, _LANGUAGE: Pretraining}.get(task, Experiment)
         try:
             runs = compare(kind, variants, out, lambda each: console.print(_summary(each, metric)), console.print)
         except TrainingError as error:
             raise fail(sentence(error)) from None
         console.print()
-        console.print(_table(runs))
-        console.print(f"\nPicture: {picture(runs, metric, out / 'compared.png')}")
+        sequences = kind is Experiment
+        console.print(_table(runs, 2 if sequences else 4))
+        label = f"{metric} of a validation{' (greedy)' * sequences}"
+        console.print(f"\nPicture: {picture(runs, label, out / 'compared.png')}")
 
 
 def _variants(
@@ -112,17 +125,72 @@ def _image_table(name: str, options: Path | None, changes: dict[str, Any]) -> di
     return table
 
 
+def _language_variants(
+    names: list[str], options: Path | None, changes: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, LanguageOptions]:
+    """Return the options of a decoder with each kind of attention, all with about as many parameters as the first.
+
+    Their feed-forward networks differ in width, unless it is set. Kinds that take no rotary positions have none.
+    """
+    lists = {place: [value] for place, value in changes.items() if place in ("data.data", "data.valid")}
+    variants: dict[str, LanguageOptions] = {}
+    target = 0
+    for name in names:
+        table = read_model_options(_LANGUAGE, options, {**changes, **lists})
+        model = table.setdefault("model", {})
+        if not isinstance(model, dict):
+            raise rejected("compare", "model", "be a table", repr(model))
+        model["attention"] = name
+        if name not in MIXERS:
+            raise unknown_name("compare", "--attention", name, MIXERS)
+        if not MIXERS[name].rotary:
+            model.setdefault("positions", "none")
+        chosen = LanguageOptions.from_table(table)
+        if chosen.masked or chosen.start:
+            place = "masked" if chosen.masked else "start"
+            raise rejected("compare", place, "be left out: decoders are trained from nothing", getattr(chosen, place))
+        if "-" in [*chosen.data.data, *chosen.data.valid]:
+            raise rejected("compare", "--data", "be a file, because each run reads it again", "standard input")
+        target = target or _parameters(chosen.model_config(1000))
+        if "feedforward" not in model:
+            model["feedforward"] = _feedforward(name, chosen.model_config(1000), target)
+            chosen = LanguageOptions.from_table(table)
+        count = _parameters(chosen.model_config(1000))
+        if abs(count - target) > _ALIKE * target:
+            say(f"{name}: {count:,} parameters beside the embedding of 1,000 tokens, {names[0]}: {target:,}")
+        variants[name] = chosen
+    return variants
+
+
+def _feedforward(name: str, config: DecoderLMConfig, target: int) -> int:
+    """Return the width of feed-forward networks with which a model has about so many parameters."""
+    narrow, wide = (_parameters(replace(config, feedforward=width)) for width in (1, 2))
+    width = 1 + round((target - narrow) / (wide - narrow))
+    if width < 1:
+        expected = f"leave parameters for a feed-forward network, of {target:,} that the first one has"
+        raise rejected("compare", "--attention", expected, f"{name}, {narrow:,}; set model.feedforward")
+    return width
+
+
+def _parameters(config: DecoderLMConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in DecoderLM(config).parameters())
+
+
 def _summary(each: ComparedRun, metric: str) -> str:
     return f"{each.name}: {metric} {each.scores[metric]:.4g} after {each.steps:,} steps, {each.seconds:.0f} seconds"
 
 
-def _table(runs: list[ComparedRun]) -> Table:
-    unit = runs[0].unit
-    table = Table(box=None, pad_edge=False)
+def _table(runs: list[ComparedRun], decimals: int) -> Table:
+    cached = all(each.cache_per_token is not None for each in runs)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attention")
-    for heading in (*runs[0].scores, "parameters", f"{unit}/s", "memory (MB)"):
+    scores = [name for name in runs[0].scores if name != _SAID]
+    headings = [*(name.replace("_", " ") for name in scores), "parameters", f"{runs[0].unit}/s", "memory (MB)"]
+    for heading in (*headings, *(("cache per token (B)", "cache beside (B)") if cached else ())):
         table.add_column(heading, justify="right")
     for each in runs:
-        scores = (f"{value:.{_DECIMALS[unit]}f}" for value in each.scores.values())
-        table.add_row(each.name, *scores, f"{each.parameters:,}", f"{each.per_second:,.0f}", f"{each.memory:,.0f}")
+        numbers = [each.per_second, each.memory, *((each.cache_per_token, each.cache_fixed) if cached else ())]
+        shown = (f"{each.scores[name]:.{decimals}f}" for name in scores)
+        table.add_row(each.name, *shown, f"{each.parameters:,}", *(f"{number:,.0f}" for number in numbers))
     return table

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+
 from regard._utils.errors import rejected
 from regard._utils.files import naming, write_atomically
 from regard_lab.training.options import RunOptions
@@ -38,6 +40,12 @@ class ComparableRun(Protocol):
     def scores(self, made: Any) -> dict[str, float]:
         """Return the scores of the model on what the training held out, by name."""
 
+    def module(self, made: Any) -> nn.Module:
+        """Return the module of the model, whose parameters count."""
+
+    def cache_bytes(self, made: Any) -> tuple[float, float] | None:
+        """Return the bytes that decoding caches per token of a sequence, and beside; None if it is not by tokens."""
+
 
 @dataclass(frozen=True)
 class ComparedRun:
@@ -59,6 +67,8 @@ class ComparedRun:
         Of the whole run.
     curve : list of (int, float)
         Steps, and the metric that a validation found there.
+    cache_per_token, cache_fixed : float, optional
+        Bytes that decoding caches for each token of a sequence, and for a sequence of any length.
     """
 
     name: str
@@ -70,6 +80,8 @@ class ComparedRun:
     memory: float
     seconds: float
     curve: list[tuple[int, float]] = field(default_factory=list)
+    cache_per_token: float | None = None
+    cache_fixed: float | None = None
 
 
 def compare(
@@ -140,16 +152,18 @@ def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[Compa
     run: ComparableRun = kind(options, folder, messages.append)
     made, ended = run.train(callbacks=[meter])
     unit = 1 if sys.platform == "darwin" else 1024
+    cached = run.cache_bytes(made) or (None, None)
     compared = ComparedRun(
         name,
         run.scores(made),
-        sum(parameter.numel() for parameter in made.model.parameters()),
+        sum(parameter.numel() for parameter in run.module(made).parameters()),
         ended.steps,
         options.training.unit,
         meter.count / max(meter.seconds, 1e-9),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
+        *cached,
     )
     return compared, messages
 
@@ -182,24 +196,27 @@ def _meter() -> Any:
 # Compare training runs in a picture: the metric over the steps, and the speed -----------------------------------------
 
 
-def picture(runs: list[ComparedRun], metric: str, path: str | Path) -> Path:
-    """Draw the metric over the steps, and the speed, and write a PNG file."""
+def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
+    """Draw the metric, as ``label`` calls it, over the steps, the speed, and what is cached; write a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    bars = {f"{runs[0].unit} per second in training": [each.per_second for each in runs]}
+    if all(each.cache_per_token is not None for each in runs):
+        bars["cached bytes per token"] = [each.cache_per_token or 0.0 for each in runs]
+    figure = Figure(figsize=(7 + 3 * len(bars), 4), layout="constrained")
     FigureCanvasAgg(figure)
-    quality, speed = figure.subplots(1, 2, width_ratios=(3, 2))
+    quality, *others = figure.subplots(1, 1 + len(bars), width_ratios=(3, *[2] * len(bars)))
     for each in runs:
         if each.curve:
             quality.plot(*zip(*each.curve), marker=".", label=each.name)
-    quality.set(xlabel="step", ylabel=f"{metric} of a validation{' (greedy)' * (runs[0].unit == 'tokens')}")
+    quality.set(xlabel="step", ylabel=label)
     quality.legend(frameon=False)
-    colors = [f"C{i}" for i in range(len(runs))]
-    speed.barh([each.name for each in runs], [each.per_second for each in runs], color=colors)
-    speed.invert_yaxis()
-    speed.set(xlabel=f"{runs[0].unit} per second in training")
-    for axes in (quality, speed):
+    for axes, (heading, lengths) in zip(others, bars.items()):
+        axes.barh([each.name for each in runs], lengths, color=[f"C{i}" for i in range(len(runs))])
+        axes.invert_yaxis()
+        axes.set(xlabel=heading)
+    for axes in (quality, *others):
         axes.spines[["top", "right"]].set_visible(False)
     with naming(path):
         figure.savefig(path, dpi=130, format="png")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import torch
+from torch import nn
 
 from regard._utils.errors import in_section, rejected
 from regard._utils.files import write_atomically
@@ -202,6 +203,15 @@ class FolderRun(ABC, Generic[_O]):
     @abstractmethod
     def check(self) -> None:
         """Raise if the options are invalid; called before any data is read."""
+
+    def module(self, made: Any) -> nn.Module:
+        """Return the module of what :meth:`train` made."""
+        module: nn.Module = made.model
+        return module
+
+    def cache_bytes(self, made: Any) -> tuple[float, float] | None:  # noqa: ARG002
+        """Return the bytes that decoding caches per token of a sequence, and for one of any length; None by default."""
+        return None
 
     def size_batches(self, count: int, what: str) -> None:
         """Choose the batch size by the amount of data, unless the options have one, and report it."""

@@ -394,6 +394,8 @@ LEARN, VALID = "tokens/learn", "tokens/valid"
 _CHARACTERS = 1 << 28
 #: If documents are longer than this many rows on average, rows are cut from one stream.
 _LONG = 2.0
+#: Number of tokens after which what is cached is measured, and measured again.
+_CACHED = 16
 #: Number of tokens to estimate token frequencies from.
 _COUNTED = 10_000_000
 
@@ -455,6 +457,36 @@ class Pretraining(FolderRun[LanguageOptions]):
         if ended.reason != "interrupt" and place()[0] == 0:
             save_unbroken(lambda: save(model.eval(), self.folder), self.folder)
         return model, ended
+
+    @torch.no_grad()
+    def scores(self, model: DecoderLM | EncoderLM) -> dict[str, float]:
+        """Return the loss on what was held out, and what is computed from it."""
+        tokenizer = Tokenizer.load(self.folder)
+        learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
+        size = self.files(self.folder).read_record()["bytes"] / max(valid.tokens, 1)
+        batches = self._batches(valid, tokenizer)
+        objective = self._objective(batches, learn, tokenizer, size if tokenizer.keeps_spaces else math.nan)
+        model.eval()
+        costs = [objective.validation(model, batch) for batch in batches.once()]
+        nats, count = torch.stack(costs).sum(0).tolist()
+        return {"loss": nats / count} | objective.metrics(nats / count)
+
+    def module(self, made: DecoderLM | EncoderLM) -> nn.Module:
+        """Return the model itself."""
+        return made
+
+    @torch.no_grad()
+    def cache_bytes(self, made: DecoderLM | EncoderLM) -> tuple[float, float] | None:
+        """Return the bytes that decoding caches for each token of a sequence, and for a sequence of any length."""
+        if not isinstance(made, DecoderLM):
+            return None
+        caches, sizes = made.eval().caches(), []
+        for _ in range(2):
+            made.features(torch.zeros(1, _CACHED, dtype=torch.long), caches=caches)
+            held = [each for cache in caches for each in cache.sequence(0)]
+            sizes.append(sum(each.numel() * each.element_size() for each in held))
+        per_token = (sizes[1] - sizes[0]) / _CACHED
+        return per_token, sizes[0] - _CACHED * per_token
 
     def _model(self, tokenizer: Tokenizer) -> DecoderLM | EncoderLM:
         if self.options.start:

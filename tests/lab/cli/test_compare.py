@@ -116,7 +116,9 @@ def test_language_models_of_equal_size(regard, tmp_path) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("a rose is " * 60)
     names = ["softmax", "gated-delta"]
-    result = regard("compare", "language-model", "--attention", ",".join(names), "--data", text, "--out", out, *LANGUAGE)
+    result = regard(
+        "compare", "language-model", "--attention", ",".join(names), "--data", text, "--out", out, *LANGUAGE
+    )
     assert result.code == 0, result.err
     first, second = json.loads((out / "compared.json").read_text(encoding="utf-8"))
     assert [first["name"], second["name"]] == names

@@ -233,7 +233,9 @@ def generate(
 @with_flags(ImageClassificationOptions, *COMPARED_IMAGES, unset=True, panels=IMAGE_PANELS)
 @with_flags(ExperimentOptions, *COMPARED, unset=True)
 def compare(
-    task: Annotated[str, typer.Argument(help="What to train: translation, pronunciation, language-model or image-classification.")],
+    task: Annotated[
+        str, typer.Argument(help="What to train: translation, pronunciation, language-model or image-classification.")
+    ],
     attention: Annotated[
         str,
         typer.Option(

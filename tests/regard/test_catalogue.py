@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 import regard
 import regard.nn
-from regard import engines, masks, normalizers, scores
+from regard import engines, masks, nn, normalizers, scores
 from regard._utils.mechanism import references
 from regard.engines.problem import Call, Problem
 from regard.normalizers.base import TABLE as NORMALIZERS
@@ -33,13 +34,17 @@ def test_every_registered_part_is_a_row() -> None:
 #: A mask of each function, for 2 sequences, 2 heads, 5 queries and 5 keys.
 MASKS = {
     "alibi": lambda: masks.alibi(2),
+    "axial": lambda: masks.axial((5, 1), 0),
     "causal": masks.causal,
+    "chunked": lambda: masks.chunked(2),
     "dense": lambda: masks.dense(torch.eye(5) > 0),
     "dilated": lambda: masks.dilated(2),
     "document": lambda: masks.document(torch.tensor([0, 0, 0, 1, 1])),
+    "forgetting": lambda: masks.forgetting(torch.zeros(5)),
     "from_cu_seqlens": lambda: masks.from_cu_seqlens(torch.tensor([0, 2, 5])),
     "key_padding": lambda: masks.key_padding(torch.tensor([True, False, True, False, True])),
     "leave_one_out": masks.leave_one_out,
+    "neighbourhood": lambda: masks.neighbourhood(5, 3),
     "padding": lambda: masks.padding(torch.tensor([2, 0])),
     "prefix": lambda: masks.prefix(2),
     "relative": lambda: masks.relative(torch.zeros(2, 9)),
@@ -47,6 +52,7 @@ MASKS = {
     "sinks": lambda: masks.sinks(1),
     "submatrix": lambda: masks.submatrix(masks.causal(), masks.Extent(2, 2, 8, 8), (0, 5), (1, 6)),
     "window": lambda: masks.window(1, 1),
+    "windows": lambda: masks.windows(5, 2),
 }
 
 
@@ -66,6 +72,16 @@ def test_a_row_says_everything() -> None:
         assert getattr(__import__(row.module, fromlist=["x"]), row.name) is row.defined, row.name
         if row.module != "regard.nn":
             assert regard._catalogue.engines_of(row), f"no engine runs {row.name}"
+
+
+def test_caches_and_causality_are_those_of_calls() -> None:
+    layers = [row for row in ROWS if row.module == "regard.nn" and hasattr(row.defined, "forward")]
+    for row in layers:
+        taken = inspect.signature(row.defined.forward).parameters
+        assert bool(row.cache) == ("cache" in taken and row.defined is not nn.MultiTokenAttention), row.name
+        assert row.causal in ("", "yes", "option")
+        assert (row.causal == "option") == ("is_causal" in taken), row.name
+        assert row.causal or not row.cache, f"{row.name} decodes, but is not causal"
 
 
 def test_it_prints_as_a_table() -> None:

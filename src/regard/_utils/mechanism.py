@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -171,7 +172,7 @@ def mechanism(
     Parameters
     ----------
     formula, learned, cost, reads, causal, cache : str
-        See :class:`Mechanism`.
+        See :class:`Mechanism`. A layer whose call takes ``is_causal`` has the causality "option".
     sources : tuple of str
         Keys of ``references.bib``.
     module : str
@@ -181,10 +182,17 @@ def mechanism(
     def add(defined: _D) -> _D:
         package = module or ".".join(defined.__module__.split(".")[:2])
         name: str = defined.__name__
-        _TABLE[name] = Mechanism(name, package, formula, sources, learned, cost, reads, causal, cache, defined)
+        found = _causality(defined, causal)
+        _TABLE[name] = Mechanism(name, package, formula, sources, learned, cost, reads, found, cache, defined)
         return defined
 
     return add
+
+
+def _causality(defined: Any, causal: str) -> str:
+    forward = getattr(defined, "forward", None)
+    takes = forward is not None and "is_causal" in inspect.signature(forward).parameters
+    return causal or "option" * takes
 
 
 def mechanisms() -> tuple[Mechanism, ...]:

@@ -116,6 +116,7 @@ def relative(table: Tensor, align: str | None = None, offset: Offset = None) -> 
     return Relative(table, *checked("relative", align, offset))
 
 
+@mechanism(formula="adds Σ_{j < t ≤ i} log f_t", sources=("lin2025",), cost="O(L·S·E)")
 def forgetting(log_gates: Tensor, align: str | None = None, offset: Offset = None) -> Mask:
     """Return the bias of forgetting attention: scores decrease by the log gates between key and query.
 

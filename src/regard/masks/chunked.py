@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from regard._utils.constraints import size as positive_size
+from regard._utils.mechanism import mechanism
 from regard.masks.band import Aligned, Offset, checked
 from regard.masks.base import Extent, Mask, Span, Tiling
 
 
+@mechanism(formula="visible iff i and j are in one chunk of C positions", cost="O(L·C·E)")
 def chunked(size: int, align: str | None = None, offset: Offset = None) -> Mask:
     """Return the mask in which each query sees only the keys of its own chunk of ``size`` positions.
 

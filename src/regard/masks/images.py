@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard._utils.constraints import Constraint, Integer, count, flag, size
 from regard._utils.errors import described, rejected
+from regard._utils.mechanism import mechanism
 from regard.masks.base import Cover, Extent, Mask, Sizes, Span, Tiling
 from regard.masks.matrix import submatrix
 
@@ -136,6 +137,11 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
 # Neighbourhoods -------------------------------------------------------------------------------------------------------
 
 
+@mechanism(
+    formula="visible iff j is in the window around i, on a grid; it moves inward at the border",
+    sources=("hassani2022",),
+    cost="O(L·wᵈ·E), on d axes",
+)
 def neighbourhood(
     sizes: int | Sequence[int],
     window: int | Sequence[int],
@@ -399,6 +405,11 @@ def _written(lengths: tuple[int, ...]) -> str:
 # Windows --------------------------------------------------------------------------------------------------------------
 
 
+@mechanism(
+    formula="visible iff i and j are in one window of a grid, after a shift",
+    sources=("liu2021",),
+    cost="O(L·wᵈ·E), on d axes",
+)
 def windows(sizes: int | Sequence[int], window: int | Sequence[int], shift: int | Sequence[int] = 0) -> Mask:
     """Return the mask of an image or video that is cut into windows: each token sees its own window.
 
@@ -522,6 +533,7 @@ class Windows(GridMask):
 # Axes -----------------------------------------------------------------------------------------------------------------
 
 
+@mechanism(formula="visible iff i and j are on one line along an axis of a grid", sources=("ho2019",), cost="O(L·n·E)")
 def axial(sizes: int | Sequence[int], axis: int | Sequence[int]) -> Mask:
     """Return the axial mask of an image or video: each token sees the tokens on its line along an axis.
 

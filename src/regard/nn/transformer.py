@@ -210,6 +210,7 @@ class _TransformerLayer(Layer, ABC):
     sources=("vaswani2017",),
     learned="those of MHA, W₁ (F, E), W₂ (E, F), biases, two layer norms N",
     cost="O(L·E² + L²·E + L·E·F)",
+    cache="2·E per token",
 )
 class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention and a feed-forward network; replaces ``torch.nn.TransformerEncoderLayer``.
@@ -281,6 +282,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     sources=("vaswani2017",),
     learned="those of two MHA, W₁ (F, E), W₂ (E, F), biases, three layer norms N",
     cost="O((L + S)·E² + (L² + L·S)·E + L·E·F)",
+    cache="2·E per token, 2·E per row of the memory",
 )
 class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, cross-attention and a feed-forward network; replaces ``torch.nn.TransformerDecoderLayer``.
@@ -374,6 +376,7 @@ class _Stack(Layer, ABC):
     sources=("vaswani2017",),
     learned="those of its layers and norm",
     cost="O(N·(L·E² + L²·E + L·E·F))",
+    cache="N·2·E per token",
 )
 class TransformerEncoder(_Stack):
     """A stack of encoder layers; replaces ``torch.nn.TransformerEncoder`` (Vaswani 2017, arXiv 1706.03762).
@@ -437,6 +440,7 @@ class TransformerEncoder(_Stack):
     sources=("vaswani2017",),
     learned="those of its layers and norm",
     cost="O(N·((L + S)·E² + (L² + L·S)·E + L·E·F))",
+    cache="N·2·E per token, and per row of the memory",
 )
 class TransformerDecoder(_Stack):
     """A stack of decoder layers; replaces ``torch.nn.TransformerDecoder`` (Vaswani 2017, arXiv 1706.03762).

@@ -32,7 +32,7 @@ from regard_lab.models.language_blocks import (
     norm,
     rotary,
 )
-from regard_lab.models.mixers import MIXERS, kinds_of, meta
+from regard_lab.models.mixers import MIXERS, Mixer, kinds_of, meta
 from regard_lab.models.pooling import OF_DECODERS, pooled
 from regard_lab.models.slot_cache import LinearSlotCache, SlotCache, Slots
 
@@ -63,6 +63,9 @@ class DecoderLMConfig(LanguageConfig):
     recurrent_value_width: int | None = size(None, "width of a value in layers with a state")
     recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
     convolution: int = size(4, "steps that the short convolution of layers with a state reads", 1 << 10)
+    latent_width: int | None = size(None, "width of the latents of mla; E/2 by default")
+    block: int = size(64, "keys of a block in moba and nsa", 1 << 20)
+    blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included", 1 << 20)
     #: Grazzi 2024, arXiv 2411.12537.
     negative_eigenvalues: bool = option(False, "whether rates of gated-delta are up to 2")
     experts: int = option(0, "experts of the feed-forward networks, of which a token passes a few; 0 for none",
@@ -304,7 +307,7 @@ class DecoderLM(BlockStack):
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
         for i, (block, mixer) in enumerate(zip(self.blocks, self.mixers)):
             cache = None if caches is None else caches[i]
-            x, found = block(x, seen[mixer.state], rotation if mixer.rotary else None, cache, return_aux)
+            x, found = block(x, self._seen(mixer, seen), rotation if mixer.rotary else None, cache, return_aux)
             if aux is not None and found is not None:
                 aux.append(found)
         return self.norm(x)
@@ -380,6 +383,15 @@ class DecoderLM(BlockStack):
         assert self.config.window is not None
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
+
+    def _seen(self, mixer: Mixer, seen: Masks) -> MaskLike | None:
+        """Return the mask that a layer takes."""
+        if not mixer.causal:
+            return seen[mixer.state]
+        if seen[True] is not None:
+            expected = f"be None with {mixer.text}, which makes its mask itself: train on a stream (data.rows)"
+            raise rejected("DecoderLM", "mask", expected, type(seen[True]).__name__)
+        return None
 
     def _masks(self, length: int, before: int, mask: MaskLike | None, caches: Sequence[Any] | None) -> Masks:
         """Return the masks for ``length`` new tokens after ``before`` cached ones."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +18,17 @@ from torch import Tensor, nn
 from regard.nn import (
     HGRN2,
     DeltaNet,
+    DifferentialAttention,
+    ForgettingAttention,
     GatedDeltaNet,
     GatedLinearAttention,
     KimiDeltaAttention,
     LightningAttention,
     LinearSelfAttention,
     Mamba2,
+    MixtureOfBlockAttention,
+    MultiheadLatentAttention,
+    NativeSparseAttention,
     Retention,
     SelfAttention,
 )
@@ -50,6 +56,8 @@ class Mixer:
         Whether it takes the model's rotary positions.
     scores : bool
         Whether the config's score, normalizer, window and dropout of weights are its own.
+    causal : bool
+        Whether it has scores and makes its causal mask itself. It then takes no other mask.
     """
 
     build: Callable[[DecoderLMConfig, int], nn.Module]
@@ -57,9 +65,10 @@ class Mixer:
     state: bool = True
     rotary: bool = False
     scores: bool = False
+    causal: bool = False
 
 
-def softmax(config: LanguageConfig, layer: int = 0) -> SelfAttention:  # noqa: ARG001
+def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAttention:  # noqa: ARG001
     """Return self-attention with the config's score and normalizer, and its norms and gate."""
     made = SelfAttention(
         config.width,
@@ -70,6 +79,7 @@ def softmax(config: LanguageConfig, layer: int = 0) -> SelfAttention:  # noqa: A
         score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.max_length),
         normalizer=config.normalizer,
         rotary=rotary(config),
+        order=order,
         qk_norm=None if config.qk_norm == "none" else "rms",
         output_gate="channel" if config.output_gate else None,
     )
@@ -172,17 +182,54 @@ def _lightning(config: DecoderLMConfig, layer: int) -> nn.Module:
     return LightningAttention(config.width, heads, head_dim=width, slope=slope, norm_eps=config.recurrent_eps)
 
 
+def _grouped(config: DecoderLMConfig) -> dict[str, Any]:
+    bias = config.bias if config.qkv_bias is None else config.qkv_bias
+    return {"num_kv_heads": config.groups, "head_dim": config.head, "bias": bias, "rotary": rotary(config)}
+
+
+def _differential(config: DecoderLMConfig, layer: int) -> nn.Module:
+    return DifferentialAttention(config.width, config.heads, depth=layer, **_grouped(config))
+
+
+def _forgetting(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return ForgettingAttention(config.width, config.heads, **_grouped(config))
+
+
+def _latent(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    latent = config.latent_width or config.width // 2
+    turned = {} if (turning := rotary(config)) is None else {"rotary": turning, "rotary_dim": config.head}
+    return MultiheadLatentAttention(
+        config.width, config.heads, latent_dim=latent, head_dim=config.head, bias=config.bias, **turned
+    )
+
+
+def _block_mixture(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    sizes = {"block_size": config.block, "topk": config.blocks_chosen}
+    return MixtureOfBlockAttention(config.width, config.heads, **sizes, **_grouped(config))
+
+
+def _native_sparse(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    sizes = {"block_size": config.block, "num_blocks": config.blocks_chosen, "window": 2 * config.block}
+    return NativeSparseAttention(config.width, config.heads, **sizes, **_grouped(config))
+
+
 #: Every kind by the name that configs use.
 MIXERS: Mapping[str, Mixer] = {
     "softmax": Mixer(softmax, "the config's score and normalizer", state=False, rotary=True, scores=True),
     "linear": Mixer(_linear, "linear attention with feature_map"),
     "delta": Mixer(_delta, "DeltaNet"),
+    "differential": Mixer(_differential, "differential attention", state=False, rotary=True),
+    "fox": Mixer(_forgetting, "forgetting attention (FoX)", state=False, rotary=True, causal=True),
     "gated-delta": Mixer(_gated_delta, "Gated DeltaNet"),
     "gated-linear": Mixer(_gated_linear, "gated linear attention (GLA)"),
     "hgrn2": Mixer(_hgrn2, "HGRN2"),
     "kimi-delta": Mixer(_kimi_delta, "Kimi Delta Attention"),
     "lightning": Mixer(_lightning, "lightning attention"),
     "mamba2": Mixer(_mamba2, "Mamba-2"),
+    "mla": Mixer(_latent, "multi-head latent attention (MLA)", state=False, rotary=True),
+    "moba": Mixer(_block_mixture, "mixture of block attention (MoBA)", state=False, rotary=True, causal=True),
+    "nsa": Mixer(_native_sparse, "native sparse attention (NSA)", state=False, rotary=True, causal=True),
+    "order1": Mixer(partial(softmax, order=1), "local linear attention", state=False, rotary=True, scores=True),
     "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
 }
 

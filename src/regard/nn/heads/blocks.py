@@ -63,6 +63,8 @@ def _grouped(query: Tensor, key: Tensor) -> Tensor:
     sources=("lu2025",),
     learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases",
     cost="O(L·E² + L·H·D·(L/C + k·C)) for blocks of C keys",
+    causal="yes",
+    cache="2·G·D per token",
 )
 class MixtureOfBlockAttention(BlockAttention):
     """Mixture of block attention (MoBA): each query and head attends to the k blocks of keys that suit it best.
@@ -159,6 +161,8 @@ class MixtureOfBlockAttention(BlockAttention):
     sources=("yuan2025",),
     learned="W_QKV ((H + 2·G)·D, E), W_gate (3·H, E), W_O (E, H·D), biases",
     cost="O(L·E² + L·H·D·(L/C + k·C + window)) for blocks of C keys",
+    causal="yes",
+    cache="2·G·D per token",
 )
 class NativeSparseAttention(BlockAttention):
     """Native sparse attention (NSA): the gated sum of compressed, selected and sliding attention.

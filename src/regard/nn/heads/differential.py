@@ -32,6 +32,7 @@ _STD = 0.1
     sources=("ye2024",),
     learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), a₁, b₁, a₂, b₂ (D), biases",
     cost="O(L·E² + L²·E)",
+    cache="2·G·D per token",
 )
 class DifferentialAttention(SelfAttention):
     """Self-attention with differences of softmaxes as weights (Ye 2024, arXiv 2410.05258).

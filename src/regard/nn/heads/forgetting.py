@@ -23,6 +23,8 @@ from regard.nn.positions.rotary import Rotary
     sources=("lin2025",),
     learned="W_QKV ((H + 2·G)·D, E), W_f (H, E), b_f (H), W_O (E, H·D), biases",
     cost="O(L·E² + L²·E)",
+    causal="yes",
+    cache="2·G·D + H per token",
 )
 class ForgettingAttention(CausalSelfAttention):
     """Forgetting attention (FoX): causal self-attention in which a forget gate per head and position lowers scores.

@@ -199,6 +199,7 @@ def _visible(
     sources=("deepseek2025", "deepseek2024"),
     learned="those of latent attention; of the indexer W_q (H_I·D_I, ·), W_k (D_I, E), W_w (H_I, E), a norm",
     cost="O(L²·H_I·D_I + L·K·H·(D+R+V))",
+    cache="those of its attention and the indexer's key per token",
 )
 class DeepSeekSparseAttention(MultiheadLatentAttention):
     """DeepSeek sparse attention (DSA): latent attention to the keys that a :class:`LightningIndexer` chooses.

@@ -29,6 +29,7 @@ from regard.nn.positions.rotary import Rotary, Rotation
     sources=("deepseek2024",),
     learned="W_C (C, E), W_R (R, E), W_Kⱽ (H·(D+V), C), W_Q (H·(D+R), E) or two factors, W_O (E, H·V), norms",
     cost="O(L·E·C + L·C·H·(D+V) + L²·H·(D+R+V)); O(S·H·(2·C+R)) for a step with cached latents",
+    cache="C + R per token",
 )
 class MultiheadLatentAttention(Layer):
     """Multi-head latent attention (MLA): the cache holds one latent per position instead of keys and values.

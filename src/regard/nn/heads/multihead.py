@@ -317,6 +317,7 @@ _SMALL = 256 * 256
     sources=("vaswani2017", "shazeer2019", "ainslie2023"),
     learned="W_Q (E, E), W_K (G·D, Ek), W_V (G·D, Ev), W_O (E, E), biases",
     cost="O((L + S)·E² + L·S·E)",
+    cache="2·G·D per token",
 )
 class MultiheadAttention(PartLayer):
     """Multi-head attention; a drop-in replacement of ``torch.nn.MultiheadAttention`` with the same ``state_dict``.

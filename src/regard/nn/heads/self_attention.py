@@ -17,6 +17,7 @@ from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
+from regard.engines.local_linear import LocalLinear, as_order
 from regard.functional import attention
 from regard.masks import MaskLike
 from regard.nn._base import Layer, PartLayer, non_default, parameter, resolve_part
@@ -205,6 +206,7 @@ _COSINE_SCALE = 10.0
     sources=("vaswani2017", "ainslie2023", "su2021"),
     learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases; those of the options",
     cost="O(L·E² + L²·E)",
+    cache="2·G·D per token",
 )
 class SelfAttention(PartLayer, GroupedProjections):
     """Multi-head self-attention of language models, with a fused query, key and value projection.
@@ -246,7 +248,8 @@ class SelfAttention(PartLayer, GroupedProjections):
         Whether the factor is a parameter ``score_scale`` (H,), one for each head, with ``scale`` as initial value: a
         learned temperature. Only without a ``score``.
     softcap : float, optional
-        See :func:`regard.attention`.
+    order : int or LocalLinear, default 0
+        See :func:`regard.attention`; not under context parallelism.
     exclusive : {"fixed", "learned"}, optional
         Remove the direction of a row's own value from its output, wholly or by a learned share of each head: exclusive
         self-attention; see :class:`ExclusiveOutput`.
@@ -310,6 +313,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         scale: float | None = None,
         learn_scale: bool = False,
         softcap: float | None = None,
+        order: int | LocalLinear = 0,
         exclusive: Exclusive | None = None,
         value_residual: bool = False,
         head_scale: bool = False,
@@ -326,6 +330,8 @@ class SelfAttention(PartLayer, GroupedProjections):
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine
         self.scale = None if scale is None else Number(note=" or None")(self, "scale", scale)
         self.softcap = None if softcap is None else positive(self, "softcap", softcap)
+        as_order(order)  # checks it
+        self.order = order
         if flag(self, "learn_scale", learn_scale) and score is not None:
             raise rejected(name, "learn_scale", "be False with a score", learn_scale)
         self.score_scale = parameter(H, **where) if learn_scale else None
@@ -463,7 +469,7 @@ class SelfAttention(PartLayer, GroupedProjections):
     def _is_plain_step(self, q: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
         """Whether this is one query per sequence, with the default parts and at most a key padding mask."""
         plain = self.score is None and self.normalizer == "softmax" and self.engine == "auto"
-        plain = plain and self._factor is None and self.softcap is None
+        plain = plain and self._factor is None and self.softcap is None and self.order == 0
         marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
         alone = request is None and not is_causal and not (self.training and self.dropout) and self.context is None
         return q.shape[2] == 1 and plain and marked and alone
@@ -473,6 +479,9 @@ class SelfAttention(PartLayer, GroupedProjections):
     ) -> Any:
         """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
         score = resolve_part(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
+        order: dict[str, Any] = {} if self.order == 0 else {"order": self.order}
+        if order and self.context is not None:
+            raise rejected(type(self).__name__, "order", "be 0 under context parallelism", self.order)
         attend = attention if self.context is None else self.context.attend
         return attend(
             q,
@@ -488,6 +497,7 @@ class SelfAttention(PartLayer, GroupedProjections):
             softcap=self.softcap,
             engine=self.engine,
             return_aux=request,
+            **order,
         )
 
     def reset_parameters(self) -> None:
@@ -506,7 +516,7 @@ class SelfAttention(PartLayer, GroupedProjections):
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""
         usual: dict[str, Any] = {"dropout": 0.0, "score": None, "normalizer": "softmax", "scale": None}
-        usual |= {"softcap": None, "engine": "auto"}
+        usual |= {"softcap": None, "order": 0, "engine": "auto"}
         return ", ".join(
             [super().extra_repr(), *(each for name, value in usual.items() for each in non_default(self, name, value))]
         )

@@ -150,6 +150,7 @@ def _unit(rows: Any, norm: str | None) -> Any:
     sources=("schmidhuber1992", "schlag2021", "yang2024"),
     learned="W_q (C, C), W_k (C, Ck), W_v (C, Cv), W_o (C, C), biases; with the delta rule W_β (H, Ck), b_β (H)",
     cost="O(L·E·V)",
+    causal="yes",
 )
 class FastWeights(ProjectedHeads):
     """Multi-head fast weights: every step updates and then reads each head's W, so the layer is always causal.

@@ -88,6 +88,8 @@ class _DeltaRule(RecurrentAttention):
     sources=("schlag2021", "yang2024"),
     learned="W_QKV, W_β (H, E), convolution, norm, W_O (E, H·V)",
     cost="O(L·E² + L·E·K)",
+    causal="yes",
+    cache="H·K·V and the convolution's steps",
 )
 class DeltaNet(_DeltaRule):
     """DeltaNet: each step replaces a part β of what the state holds under its key, ``S ← S + β k (v − kᵀS)ᵀ``.
@@ -151,6 +153,8 @@ class DeltaNet(_DeltaRule):
     sources=("yang2024gated",),
     learned="W_QKV, W_z (H·V, E), W_βa (2·H, E), A, b (H), convolution, norm, W_O (E, H·V)",
     cost="O(L·E² + L·E·K)",
+    causal="yes",
+    cache="H·K·V and the convolution's steps",
 )
 class GatedDeltaNet(_DeltaRule):
     """Gated DeltaNet: the delta rule on a state that decays, as Qwen3-Next, Qwen3.5 and OLMo-hybrid have it.
@@ -241,6 +245,8 @@ class GatedDeltaNet(_DeltaRule):
     sources=("kimi2025",),
     learned="W_QKV, W_β (H, E), W_a, W_z of rank D, A (H), b (H·D), convolution, norm, W_O (E, H·D)",
     cost="O(L·E² + L·E·D)",
+    causal="yes",
+    cache="H·K·V and the convolution's steps",
 )
 class KimiDeltaAttention(_DeltaRule):
     """Kimi Delta Attention: Gated DeltaNet with a decay for each channel of the keys, as Kimi-Linear has it.

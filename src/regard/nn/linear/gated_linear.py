@@ -49,6 +49,8 @@ class _DecayingAttention(RecurrentAttention):
     sources=("sun2023",),
     learned="W_QKV (2·E + 2·E, E), W_G (2·E, E), norm, W_O (E, 2·E)",
     cost="O(L·E² + L·E·K)",
+    causal="yes",
+    cache="H·K·V",
 )
 class Retention(_DecayingAttention):
     """Retention: linear attention with rotary positions and a fixed decay ``1 − 2^(−5−h)`` in head h.
@@ -114,6 +116,8 @@ class Retention(_DecayingAttention):
     sources=("yang2023",),
     learned="W_QKV (2·E, E), W₁ (R, E), W₂ (E/2, R), b, W_G (E, E), norm, W_O (E, E)",
     cost="O(L·E² + L·E·K)",
+    causal="yes",
+    cache="H·K·V",
 )
 class GatedLinearAttention(_DecayingAttention):
     """Gated linear attention (GLA): a learned decay for each channel of the keys (Yang 2023, arXiv 2312.06635).
@@ -185,6 +189,8 @@ class GatedLinearAttention(_DecayingAttention):
     sources=("qin2024hgrn2",),
     learned="W_Q, W_F, W_V (E, E), norm (E), W_O (E, E)",
     cost="O(L·E² + L·E·K)",
+    causal="yes",
+    cache="H·K·V",
 )
 class HGRN2(_DecayingAttention):
     """HGRN2: gated linear attention whose key is what its forget gate lets go, ``k = 1 − f``.
@@ -255,6 +261,8 @@ class HGRN2(_DecayingAttention):
     sources=("qin2024lightning",),
     learned="W_QKV (3·H·D, E), W_G (H·D, E), norm (H·D), W_O (E, H·D)",
     cost="O(L·E² + L·E·D)",
+    causal="yes",
+    cache="H·K·V",
 )
 class LightningAttention(_DecayingAttention):
     """Lightning attention: linear attention with a fixed decay for each head, as MiniMax-01 has it.

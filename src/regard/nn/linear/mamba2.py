@@ -31,6 +31,8 @@ from regard.nn.positions.rotary import Rotation
     sources=("dao2024",),
     learned="W_in (2·I + 2·G·N + H, E), A, b, D (H), convolution, norm (I), W_O (E, I)",
     cost="O(L·E·I + L·I·N)",
+    causal="yes",
+    cache="H·K·V and the convolution's steps",
 )
 class Mamba2(RecurrentAttention):
     """Mamba-2's mixer: a state of width N per channel, with one decay per head and step (Dao 2024, arXiv 2405.21060).

@@ -93,6 +93,8 @@ FEATURE_MAPS = ("elu", "relu")
     sources=("katharopoulos2020", "ainslie2023"),
     learned="W_QKV ((H + 2·G)·D, E), W_O (E, H·D), biases",
     cost="O(L·E² + L·E·D)",
+    causal="yes",
+    cache="H·F·(V + 1), not by token",
 )
 class LinearSelfAttention(GroupedProjections):
     """Causal :class:`SelfAttention` in which weights are products of features, ``φ(q)·φ(k) / Σ φ(q)·φ(k)``.

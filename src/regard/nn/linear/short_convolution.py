@@ -21,6 +21,7 @@ from regard.nn.linear.layout import Layout, layout_of
     sources=("gu2023",),
     learned="c (C, 1, w), and b (C) if wanted",
     cost="O(L·C·w)",
+    causal="yes",
 )
 class ShortConvolution(Layer):
     """Causal depthwise convolution over the last w steps, ``SiLU(Σ_{j<w} c_j ⊙ x_{t−j} + b)``.

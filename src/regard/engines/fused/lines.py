@@ -39,6 +39,8 @@ def refusal(problem: Problem) -> str | None:
         return f"lines with dot products and the Gaussian only, not with {type(score).__name__}"
     if problem.softcap is not None:
         return "no softcap with lines"
+    if 0 in (problem.query.shape[-1], problem.key.shape[-1]):
+        return "lines need a feature"
     if is_traced(problem.query) or in_dispatch_mode():
         return "no lines in traced calls (engines 'streaming' and 'reference' have them)"
     if mask is None:

@@ -202,6 +202,8 @@ def shown(case: Case, engine: Engine) -> None:
 def bad_queries(case: Case, engine: Engine) -> None:
     """Law 2 for queries; law 1 for a query without visible keys."""
     call = CaseCall.of(case.masked(("empty_rows",)) if case.seed % 2 and case.queries else case)
+    if call.refusal(engine) is not None:  # with the further mask
+        return
     problem = call.problem()
     seen = torch.from_numpy(evaluate_mask(problem.mask, problem.extent)[0].any(-1))  # (B, H, L)
     if not seen.numel() or not case.width:

@@ -210,7 +210,7 @@ def test_patterns_of_kinds_in_a_config() -> None:
     for changes, sentence in (
         ({"attention": "gated-dleta"}, "attention must be one of .*got 'gated-dleta'.*did you mean 'gated-delta'"),
         ({"attention": "softmax," * 5 + "delta"}, "attention must name at most one kind for each of 4 layers"),
-        ({"attention": "mamba2", "window": 4}, "window must be None in linear attention, which has none"),
+        ({"attention": "mamba2", "window": 4}, "window must be None in attention 'mamba2', which has none"),
         ({"attention": "mamba2", "positions": "rotary"}, "positions must be 'learned', 'sinusoidal' or 'none'"),
         ({"attention": "retention"}, "positions must be 'rotary' with retention"),
         ({"attention": "gated-linear", "heads": 16}, "num_heads must divide embed_dim / 2"),

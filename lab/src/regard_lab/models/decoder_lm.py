@@ -102,12 +102,16 @@ class DecoderLMConfig(LanguageConfig):
             raise self.refused("attention", f"name at most one kind for each of {self.layers} layers", self.attention)
         mixers = [MIXERS[kind] for kind in set(self.kinds)]
         states = all(each.state for each in mixers)
-        usual: dict[str, Any] = {"window": None, "attention_dropout": 0.0} if states else {}
+        usual: dict[str, Any] = {"window": None} if states or any(each.causal for each in mixers) else {}
         if not any(each.scores for each in mixers):
             usual |= {"score": "scaled_dot", "normalizer": "softmax", "qk_norm": "none", "output_gate": False}
+            usual |= {"attention_dropout": 0.0}
         for name, value in usual.items():
             if getattr(self, name) != value:
-                raise self.refused(name, f"be {value!r} in linear attention, which has none", getattr(self, name))
+                what = "linear attention" if self.feature_map != "none" else f"attention {self.attention!r}"
+                raise self.refused(name, f"be {value!r} in {what}, which has none", getattr(self, name))
+        if self.positions == "alibi" and (owner := next((each for each in mixers if each.causal), None)):
+            raise self.refused("positions", f"be others with {owner.text}, which makes its mask itself", "'alibi'")
         turned = self.positions == "rotary" and not any(each.rotary for each in mixers)
         if turned or (self.positions == "alibi" and states):
             expected = "be 'learned', 'sinusoidal' or 'none' in linear attention, which has no scores"
@@ -307,7 +311,7 @@ class DecoderLM(BlockStack):
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
         for i, (block, mixer) in enumerate(zip(self.blocks, self.mixers)):
             cache = None if caches is None else caches[i]
-            x, found = block(x, self._seen(mixer, seen), rotation if mixer.rotary else None, cache, return_aux)
+            x, found = block(x, self._seen(mixer, seen, slots), rotation if mixer.rotary else None, cache, return_aux)
             if aux is not None and found is not None:
                 aux.append(found)
         return self.norm(x)
@@ -384,10 +388,13 @@ class DecoderLM(BlockStack):
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
-    def _seen(self, mixer: Mixer, seen: Masks) -> MaskLike | None:
+    def _seen(self, mixer: Mixer, seen: Masks, slots: Slots | None) -> MaskLike | None:
         """Return the mask that a layer takes."""
         if not mixer.causal:
             return seen[mixer.state]
+        if slots is not None and slots.visible is not None:
+            expected = f"be sequences of one length with {mixer.text}: decode others one by one"
+            raise rejected("DecoderLM", "caches", expected, f"lengths {slots.lengths}")
         if seen[True] is not None:
             expected = f"be None with {mixer.text}, which makes its mask itself: train on a stream (data.rows)"
             raise rejected("DecoderLM", "mask", expected, type(seen[True]).__name__)

@@ -23,7 +23,7 @@ from regard_lab.models.attending import scorer
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
 from regard_lab.models.language_blocks import LanguageConfig
-from regard_lab.models.mixers import meta
+from regard_lab.models.mixers import MIXERS, meta
 from regard_lab.models.transformer import TransformerConfig
 
 #: Parts of a model, in the order of tables.
@@ -223,6 +223,9 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool) -> Layer:
     """Return the layer of a decoder with this kind of attention, and perhaps experts."""
     D = config.head
+    if kind not in ("softmax", "linear") and not MIXERS[kind].state:
+        planned = ", ".join(each for each, mixer in MIXERS.items() if each == "softmax" or mixer.state)
+        raise rejected("plan", "attention", f"be one of those whose work is planned ({planned})", repr(kind))
     if kind in ("softmax", "linear"):
         state = config.heads * D * (D + 1)
         seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}

@@ -257,3 +257,14 @@ def test_experts_are_planned() -> None:
     model = DecoderLM(config)
     assert shape_of(config).parameters == sum(each.numel() for each in model.parameters())
     assert model(torch.zeros(1, 3).long()).shape == (1, 3, 20)
+
+
+def test_states_and_experts_are_not_split_among_processes() -> None:
+    from regard_lab.training.sharded.parallelize import check_divisible
+
+    gated: dict[str, Any] = {"activation": "silu", "gated": True, "experts": 4}
+    for changes in ({"attention": "gated-delta"}, gated):
+        model = DecoderLM(DecoderLMConfig(20, width=16, layers=1, heads=2, **changes))
+        check_divisible(model, 1)
+        with pytest.raises(ValueError, match="tensor must be 1 with layers that have a state, or experts"):
+            check_divisible(model, 2)

@@ -26,8 +26,9 @@ from regard._utils.errors import rejected
 from regard._utils.torch_private import flattened, joined
 from regard.distributed.context_parallel import ContextParallel
 from regard.distributed.layouts import Layout
-from regard.nn import FeedForward
+from regard.nn import FeedForward, RecurrentAttention
 from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
+from regard_lab.models.experts import Experts
 
 # The mesh of processes ------------------------------------------------------------------------------------------------
 
@@ -119,6 +120,9 @@ def check_divisible(model: nn.Module, size: int) -> None:
             if shared:
                 expected = f"be 1 for a score with parameters ({', '.join(shared)})"
                 raise rejected("parallelize", "tensor", expected, size)
+        elif isinstance(module, RecurrentAttention | Experts):
+            expected = "be 1 with layers that have a state, or experts, which are not split"
+            raise rejected("parallelize", "tensor", expected, size)
         elif isinstance(module, FeedForward) and module.up.out_features % size:
             expected = f"divide the model's {module.up.out_features} hidden features"
             raise rejected("parallelize", "tensor", expected, size)

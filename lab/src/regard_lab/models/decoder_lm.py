@@ -20,7 +20,7 @@ from regard.masks import Mask, MaskLike
 from regard.nn import KVCache, LinearCache
 from regard.nn.linear.self_attention import FEATURE_MAPS
 from regard_lab._options import option
-from regard_lab.models.attending import size, vocabulary_scores
+from regard_lab.models.attending import LARGEST, size, vocabulary_scores
 from regard_lab.models.experts import ROUTERS, Experts
 from regard_lab.models.language_blocks import (
     Block,
@@ -57,6 +57,11 @@ class DecoderLMConfig(LanguageConfig):
     #: Katharopoulos 2020, arXiv 2006.16236.
     feature_map: str = option("none", "of queries and keys in linear attention, whose weights are products of "
                               "features, as all softmax layers then are", choices=("none", *FEATURE_MAPS))  # fmt: skip
+    #: DeepSeek-AI 2024, arXiv 2405.04434.
+    latent_width: int | None = size(None, "width of a latent in mla; four heads by default")
+    latent_query_width: int | None = size(None, "width of a latent that queries of mla are made of; none by default")
+    latent_shared_width: int = option(0, "width of the key that heads of mla share", ge=0, le=LARGEST)
+    value_width: int | None = size(None, "width of a head's values in mla; head_width by default")
     recurrent_heads: int | None = size(None, "heads of values in layers with a state; heads by default")
     recurrent_key_heads: int | None = size(None, "heads of keys in gated-delta, groups in mamba2 (1 by default)")
     recurrent_key_width: int | None = size(None, "width of a key in layers with a state")

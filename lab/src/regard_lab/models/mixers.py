@@ -23,6 +23,7 @@ from regard.nn import (
     LightningAttention,
     LinearSelfAttention,
     Mamba2,
+    MultiheadLatentAttention,
     Retention,
     SelfAttention,
 )
@@ -97,6 +98,20 @@ def _projections(config: LanguageConfig) -> dict[str, Any]:
         "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
         "out_bias": config.bias if config.out_bias is None else config.out_bias,
     }
+
+
+def _latent(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return MultiheadLatentAttention(
+        config.width,
+        config.heads,
+        latent_dim=config.latent_width or 4 * config.head,
+        head_dim=config.head,
+        value_dim=config.value_width,
+        rotary_dim=config.latent_shared_width,
+        query_latent_dim=config.latent_query_width,
+        bias=config.bias if config.qkv_bias is None else config.qkv_bias,
+        dropout=config.attention_dropout,
+    )
 
 
 def _linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
@@ -182,6 +197,7 @@ MIXERS: Mapping[str, Mixer] = {
     "hgrn2": Mixer(_hgrn2, "HGRN2"),
     "kimi-delta": Mixer(_kimi_delta, "Kimi Delta Attention"),
     "lightning": Mixer(_lightning, "lightning attention"),
+    "mla": Mixer(_latent, "multi-head latent attention", state=False),
     "mamba2": Mixer(_mamba2, "Mamba-2"),
     "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
 }

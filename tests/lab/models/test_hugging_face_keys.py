@@ -48,6 +48,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": N, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 40, "pad_token_id": 1,
              "bos_token_id": None, "eos_token_id": None},
     "llama": _GATED | {"rope_parameters": _ROPE},
+    "kimi_linear": _TEXT | {"num_key_value_heads": 4, "bos_token_id": None, "eos_token_id": None, "kv_lora_rank": 8,
+                            "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "linear_head_dim": 4,
+                            "linear_num_heads": 4, "num_experts": 4, "num_experts_per_token": 2,
+                            "moe_intermediate_size": 8, "layer_types": _BOTH},
     "mamba2": {"vocab_size": N, "hidden_size": 16, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 8,
                "state_size": 6, "n_groups": 2, "chunk_size": 8, "pad_token_id": 1, "bos_token_id": None,
                "eos_token_id": None},
@@ -62,12 +66,13 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: How the names of transformers' classes begin.
 PREFIXES = {"gpt2": "GPT2", "vit": "ViT", "deit": "DeiT", "xlm-roberta": "XLMRoberta", "olmo_hybrid": "OlmoHybrid"}
-PREFIXES |= {"qwen3_5_text": "Qwen3_5", "qwen3_next": "Qwen3Next"}
+PREFIXES |= {"kimi_linear": "KimiLinear", "qwen3_5_text": "Qwen3_5", "qwen3_next": "Qwen3Next"}
 _LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 #: The architectures whose numbers are compared.
 HEADS = dict.fromkeys(("albert", "bert", "camembert", "roberta", "xlm-roberta"), ("ForMaskedLM", "Model", *_LABELLED))
 HEADS |= dict.fromkeys(("llama", "mistral", "qwen2"), ("ForCausalLM", *_LABELLED))
-HEADS |= {"mamba2": ("ForCausalLM",), "olmo_hybrid": ("ForCausalLM",), "qwen3_next": ("ForCausalLM", *_LABELLED)}
+HEADS |= {"kimi_linear": ("ForCausalLM",), "mamba2": ("ForCausalLM",)}
+HEADS |= {"olmo_hybrid": ("ForCausalLM",), "qwen3_next": ("ForCausalLM", *_LABELLED)}
 HEADS |= {"qwen3_5_text": ("ForCausalLM",), "gpt2": ("LMHeadModel", *_LABELLED)}
 HEADS |= {"vit": ("Model", "ForImageClassification")}
 HEADS |= {"deit": ("Model", "ForImageClassification", "ForImageClassificationWithTeacher")}
@@ -109,6 +114,7 @@ VALUES: dict[str, list[Any]] = {
                     ["linear_attention"] * 2, _BOTH[::-1],
                     ["full_attention"], ["chunked_attention"] * 2, None, GONE],
     "n_inner": [20, None, GONE],
+    "num_experts": [8, 3, 2, GONE],
     "num_key_value_heads": [1, 2, 4, 3, None, GONE],
     "num_labels": [1, 3, 0, None, GONE],
     "pad_token_id": [0, 5, -1, N - 1, None, GONE],
@@ -289,8 +295,8 @@ def test_the_table_is_that_of_transformers(kind: str) -> None:
     defaults = {
         each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(made)
     }
-    keys = KEYS[kind]
-    assert not {name for name in defaults if name not in keys and name not in IGNORED}
+    keys, aliases = KEYS[kind], ALIASES.get(kind, {})
+    assert not {name for name in defaults if aliases.get(name, name) not in keys and name not in IGNORED}
     assert {name: key.default for name, key in keys.items() if not key.extra} == {
         name: default for name, default in defaults.items() if name in keys
     }

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, Mamba2Config, OlmoHybridConfig, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    KimiLinearConfig,
+    Mamba2Config,
+    OlmoHybridConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 from regard import AuxRequest, masks
 from regard.nn import KVCache, LinearCache
@@ -30,6 +37,9 @@ MIXED = ["linear_attention", "full_attention", "linear_attention", "linear_atten
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 EXPERTS |= {"shared_expert_intermediate_size": 20}
 MAMBA = SIZES | {"num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": 2, "chunk_size": 16}
+KIMI = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48, "kv_lora_rank": 10}
+KIMI |= {"qk_rope_head_dim": 4, "v_head_dim": 6, "qk_nope_head_dim": 5, "linear_head_dim": 6, "linear_num_heads": 3}
+KIMI |= {"num_experts_per_tok": 2, "num_local_experts": 5, "moe_intermediate_size": 12, "layer_types": MIXED}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3-next": lambda: Qwen3NextConfig(**QWEN, num_experts=0),
     "qwen3-next, experts": lambda: Qwen3NextConfig(**QWEN, **EXPERTS),
@@ -43,6 +53,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **SIZES | HEADS | DELTA, rope_parameters={"rope_type": "default", "rope_theta": None},
         linear_allow_neg_eigval=False, attention_bias=True
     ),
+    "kimi-linear": lambda: KimiLinearConfig(**KIMI),
+    "kimi-linear, latent queries": lambda: KimiLinearConfig(**KIMI, q_lora_rank=7, first_k_dense_replace=3),
     "mamba-2": lambda: Mamba2Config(**MAMBA),
     "mamba-2, biases, tied": lambda: Mamba2Config(**MAMBA | {"n_groups": 1}, use_bias=True, tie_word_embeddings=True),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from regard.masks import Mask, MaskLike
 from regard.nn import KVCache, LinearCache
 from regard.nn.linear.self_attention import FEATURE_MAPS
 from regard_lab._options import option
-from regard_lab.models.attending import size, vocabulary_scores
+from regard_lab.models.attending import LARGEST, size, vocabulary_scores
 from regard_lab.models.experts import ROUTERS, Experts
 from regard_lab.models.language_blocks import (
     Block,
@@ -57,13 +57,18 @@ class DecoderLMConfig(LanguageConfig):
     #: Katharopoulos 2020, arXiv 2006.16236.
     feature_map: str = option("none", "of queries and keys in linear attention, whose weights are products of "
                               "features, as all softmax layers then are", choices=("none", *FEATURE_MAPS))  # fmt: skip
+    #: DeepSeek-AI 2024, arXiv 2405.04434.
+    latent_width: int | None = size(None, "width of a latent in mla; four heads by default")
+    latent_query_width: int | None = size(None, "width of a latent that queries of mla are made of; none by default")
+    latent_shared_width: int = option(0, "width of the key that heads of mla share; with rotary positions that of a "
+                                      "head", ge=0, le=LARGEST)  # fmt: skip
+    value_width: int | None = size(None, "width of a head's values in mla; head_width by default")
     recurrent_heads: int | None = size(None, "heads of values in layers with a state; heads by default")
     recurrent_key_heads: int | None = size(None, "heads of keys in gated-delta, groups in mamba2 (1 by default)")
     recurrent_key_width: int | None = size(None, "width of a key in layers with a state")
     recurrent_value_width: int | None = size(None, "width of a value in layers with a state")
     recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
     convolution: int = size(4, "steps that the short convolution of layers with a state reads", 1 << 10)
-    latent_width: int | None = size(None, "width of the latents of mla; E/2 by default")
     block: int = size(64, "keys of a block in moba and nsa", 1 << 20)
     blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included", 1 << 20)
     #: Grazzi 2024, arXiv 2411.12537.
@@ -105,11 +110,14 @@ class DecoderLMConfig(LanguageConfig):
         usual: dict[str, Any] = {"window": None} if states or any(each.causal for each in mixers) else {}
         if not any(each.scores for each in mixers):
             usual |= {"score": "scaled_dot", "normalizer": "softmax", "qk_norm": "none", "output_gate": False}
-            usual |= {"attention_dropout": 0.0}
+            usual |= {} if "mla" in self.kinds else {"attention_dropout": 0.0}
         for name, value in usual.items():
             if getattr(self, name) != value:
                 what = "linear attention" if self.feature_map != "none" else f"attention {self.attention!r}"
                 raise self.refused(name, f"be {value!r} in {what}, which has none", getattr(self, name))
+        if "mla" in self.kinds and self.positions == "rotary" and self.latent_shared_width not in (0, self.head):
+            expected = f"be 0 with rotary positions, where it is a head's, {self.head}"
+            raise self.refused("latent_shared_width", expected, self.latent_shared_width)
         if self.positions == "alibi" and (owner := next((each for each in mixers if each.causal), None)):
             raise self.refused("positions", f"be others with {owner.text}, which makes its mask itself", "'alibi'")
         turned = self.positions == "rotary" and not any(each.rotary for each in mixers)

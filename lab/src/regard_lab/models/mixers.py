@@ -109,6 +109,22 @@ def _projections(config: LanguageConfig) -> dict[str, Any]:
     }
 
 
+def _latent(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    turning = rotary(config)
+    return MultiheadLatentAttention(
+        config.width,
+        config.heads,
+        latent_dim=config.latent_width or 4 * config.head,
+        head_dim=config.head,
+        value_dim=config.value_width,
+        rotary=turning,
+        rotary_dim=config.latent_shared_width if turning is None else config.head,
+        query_latent_dim=config.latent_query_width,
+        bias=config.bias if config.qkv_bias is None else config.qkv_bias,
+        dropout=config.attention_dropout,
+    )
+
+
 def _linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     name = "elu" if config.feature_map == "none" else config.feature_map
     return LinearSelfAttention(config.width, config.heads, **_projections(config), feature_map=name)
@@ -193,14 +209,6 @@ def _differential(config: DecoderLMConfig, layer: int) -> nn.Module:
 
 def _forgetting(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return ForgettingAttention(config.width, config.heads, **_grouped(config))
-
-
-def _latent(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    latent = config.latent_width or config.width // 2
-    turned = {} if (turning := rotary(config)) is None else {"rotary": turning, "rotary_dim": config.head}
-    return MultiheadLatentAttention(
-        config.width, config.heads, latent_dim=latent, head_dim=config.head, bias=config.bias, **turned
-    )
 
 
 def _block_mixture(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001

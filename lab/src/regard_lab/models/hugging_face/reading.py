@@ -32,14 +32,14 @@ from regard_lab.models.heads import Head, LanguageModel, SequenceClassifier, Tok
 from regard_lab.models.hugging_face.bert import ALBERT, BERT, ROBERTA
 from regard_lab.models.hugging_face.gpt2 import GPT2
 from regard_lab.models.hugging_face.llama import LLAMA
-from regard_lab.models.hugging_face.recurrent import MAMBA2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
+from regard_lab.models.hugging_face.recurrent import KIMI_LINEAR, MAMBA2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from regard_lab.models.hugging_face.rules import Described, Family, Rule, completed, same
 from regard_lab.models.hugging_face.vit import DEIT, VIT
 from regard_lab.models.image_classifier import ImageClassifier
 from regard_lab.models.vision_transformer import VisionTransformer
 
 INDEX = "model.safetensors.index.json"
-FAMILIES = (GPT2, LLAMA, QWEN3_NEXT, QWEN3_5, OLMO_HYBRID, MAMBA2, BERT, ROBERTA, ALBERT, VIT, DEIT)
+FAMILIES = (GPT2, LLAMA, QWEN3_NEXT, QWEN3_5, KIMI_LINEAR, OLMO_HYBRID, MAMBA2, BERT, ROBERTA, ALBERT, VIT, DEIT)
 #: Supported heads by the end of an architecture's name, with the functions that build them from a model and labels.
 HEADS: dict[str, Callable[..., Head | ImageClassifier]] = {
     "ForSequenceClassification": SequenceClassifier,

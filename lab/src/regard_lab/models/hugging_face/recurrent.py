@@ -1,4 +1,4 @@
-"""Folders of the shapes of Qwen3-Next, the text model of Qwen3.5, OLMo-hybrid and Mamba-2."""
+"""Folders of the shapes of Qwen3-Next, the text model of Qwen3.5, Kimi-Linear, OLMo-hybrid and Mamba-2."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ def _never_written(config: DecoderLMConfig) -> None:
 
 
 def _pattern(described: Described, usual: list[str]) -> str:
+    """Return the pattern of the kinds of all layers."""
+    return pattern_of(_kinds(described | {"layer_types": described["layer_types"] or usual}))
+
+
+def _kinds(described: Described) -> list[str]:
     """Return the kinds of all layers."""
-    listed, layers = described["layer_types"] or usual, described["num_hidden_layers"]
+    listed, layers = described["layer_types"], described["num_hidden_layers"]
     if not isinstance(listed, list) or len(listed) != layers:
         raise ValueError(f"have layer_types of {layers} layers, got {listed!r}")
     if wrong := [each for each in listed if each not in _KINDS]:
         raise ValueError(f"have layer_types {' and '.join(_KINDS)}, got {wrong[0]!r}")
     if described["hidden_act"] not in ("silu", "swish"):
         raise ValueError(f"have hidden_act 'silu' with layers of linear_attention, got {described['hidden_act']!r}")
-    return pattern_of([_KINDS[each] for each in listed])
+    return [_KINDS[each] for each in listed]
 
 
 def _rotary(described: Described, partial: bool) -> dict[str, Any]:
@@ -263,6 +268,104 @@ def _olmo_rules(config: DecoderLMConfig) -> Iterator[Rule]:
         yield from (Rule(f"{ours}.{name}", (f"{theirs}.{name}",)) for name in ("A_log", "dt_bias"))
 
 
+# Kimi-Linear ----------------------------------------------------------------------------------------------------------
+
+
+def _read_kimi(described: Described, names: set[str]) -> DecoderLMConfig:  # noqa: ARG001
+    layers, heads = described["num_hidden_layers"], described["num_attention_heads"]
+    given: Any = described["linear_attn_config"] or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"have a table as linear_attn_config, got {given!r}")
+    if described["num_key_value_heads"] not in (None, heads):
+        raise ValueError(f"have num_key_value_heads {heads}, got {described['num_key_value_heads']}")
+    listed = described["layer_types"]
+    if listed is None:
+        full = given.get("full_attn_layers", [i + 1 for i in range(layers) if i and i % 4 == 0])  # counted from 1
+        listed = ["full_attention" if i + 1 in full else "linear_attention" for i in range(layers)]
+    dense = described["first_k_dense_replace"]
+    sparse = described["mlp_layer_types"] or ["dense" if i < dense else "sparse" for i in range(layers)]
+    if not isinstance(sparse, list) or len(sparse) != layers or set(sparse) - {"dense", "sparse"}:
+        raise ValueError(f"have mlp_layer_types dense and sparse of {layers} layers, got {sparse!r}")
+    if described["num_experts_per_token"] > described["num_experts"]:
+        got = described["num_experts_per_token"]
+        raise ValueError(f"have num_experts_per_token of at most num_experts, {described['num_experts']}, got {got}")
+    ours = {"gated-delta": "kimi-delta", "softmax": "mla"}
+    kinds = [ours[kind] for kind in _kinds(described | {"layer_types": listed})]
+    return DecoderLMConfig(
+        vocabulary=described["vocab_size"],
+        width=described["hidden_size"],
+        layers=layers,
+        heads=heads,
+        head_width=described["qk_nope_head_dim"],
+        value_width=described["v_head_dim"],
+        latent_width=described["kv_lora_rank"],
+        latent_query_width=described["q_lora_rank"],
+        latent_shared_width=described["qk_rope_head_dim"],
+        feedforward=described["intermediate_size"],
+        max_length=described["model_max_length"],
+        positions="none",
+        norm="rms",
+        norm_eps=described["rms_norm_eps"],
+        activation="silu",
+        gated=True,
+        bias=False,
+        qkv_bias=bool(described["attention_bias"]),
+        tied=False,  # transformers ties nothing here, whatever the key says
+        attention_dropout=described["attention_dropout"] if "mla" in kinds else 0.0,
+        attention=pattern_of(kinds),
+        recurrent_heads=given.get("num_heads", described["linear_num_heads"]),
+        recurrent_key_width=given.get("head_dim", described["linear_head_dim"]),
+        recurrent_eps=described["rms_norm_eps"],
+        convolution=given.get("short_conv_kernel_size", described["linear_conv_kernel_dim"]),
+        experts=described["num_experts"] if "sparse" in sparse else 0,
+        experts_chosen=described["num_experts_per_token"],
+        expert_width=described["moe_intermediate_size"],
+        expert_layers=pattern_of(["experts" if each == "sparse" else "dense" for each in sparse]),
+        shared_width=described["moe_intermediate_size"] * described["num_shared_experts"],
+        router="sigmoid",
+        router_normalized=bool(described["moe_renormalize"]),
+        router_scale=described["routed_scaling_factor"],
+    )
+
+
+def _kimi_rules(config: DecoderLMConfig) -> Iterator[Rule]:
+    yield from _trunk(config)
+    H, D = config.recurrent_heads, config.recurrent_key_width
+    assert H is not None and D is not None, "read from the folder"
+    for i, kind in enumerate(config.kinds):
+        ours, theirs = f"blocks.{i}", f"layers.{i}"
+        norms = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
+        yield from same({f"{ours}.{a}": f"{theirs}.{b}" for a, b in norms.items()}, ["weight"])
+        yield Rule(f"{ours}.feed_forward.correction", (f"{theirs}.mlp.gate.e_score_correction_bias",))
+        ours, theirs = f"{ours}.attention", f"{theirs}.self_attn"
+        if kind == "mla":
+            pairs = {"latent": "kv_a_proj_with_mqa", "latent_norm": "kv_a_layernorm", "key_value": "kv_b_proj"}
+            pairs |= {"query": "q_proj"} if config.latent_query_width is None else _LATENT_QUERIES
+            yield from same({f"{ours}.{a}": f"{theirs}.{b}" for a, b in pairs.items()}, ["weight"])
+            biased = {"latent": "kv_a_proj_with_mqa", "query_latent": "q_a_proj"}
+            yield from same({f"{ours}.{a}": f"{theirs}.{b}" for a, b in biased.items()}, ["bias"])
+            yield from same({f"{ours}.out": f"{theirs}.o_proj"})
+            continue
+        stacked = tuple(f"{theirs}.{name}_proj.weight" for name in "qkv")
+        yield Rule(f"{ours}.qkv.weight", stacked, (H * D,) * 3)
+        yield Cut(f"{ours}.conv.weight", tuple(f"{theirs}.{name}_conv1d.weight" for name in "qkv"), (H * D,) * 3)
+        pairs = {"rate": "b_proj", "decay_down": "f_a_proj", "decay_up": "f_b_proj", "norm": "o_norm", "out": "o_proj"}
+        pairs |= {"gate_down": "g_a_proj", "gate_up": "g_b_proj"}
+        yield from same({f"{ours}.{a}": f"{theirs}.{b}" for a, b in pairs.items()}, ["weight"])
+        yield Rule(f"{ours}.dt_bias", (f"{theirs}.dt_bias",))
+        yield Rows(f"{ours}.A_log", (f"{theirs}.A_log",), shapes=((1, 1, H, 1),), taken=(range(H),))
+
+
+_LATENT_QUERIES = {"query_latent": "q_a_proj", "query_norm": "q_a_layernorm", "query": "q_b_proj"}
+_KIMI_NAMES = (
+    (".block_sparse_moe.", ".mlp."),
+    (".shared_experts.", ".shared_expert."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+
+
 # Mamba-2 --------------------------------------------------------------------------------------------------------------
 
 
@@ -317,5 +420,8 @@ _OLMO_NAMES = (
 )
 OLMO_HYBRID = Family(
     ("olmo_hybrid",), "model.", _read_olmo, _never_written, _olmo_rules, DecoderLM, renamed=_OLMO_NAMES
+)
+KIMI_LINEAR = Family(
+    ("kimi_linear",), "model.", _read_kimi, _never_written, _kimi_rules, DecoderLM, renamed=_KIMI_NAMES
 )
 MAMBA2 = Family(("mamba2",), "backbone.", _read_mamba, _never_written, _mamba_rules, DecoderLM)

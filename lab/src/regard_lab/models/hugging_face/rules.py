@@ -211,6 +211,44 @@ _OLMO_HYBRID: dict[str, Key] = _RECURRENT | {
     "pad_token_id": Key(100277),
     "vocab_size": Key(100352),
 }
+_KIMI: dict[str, Key] = _COMMON | {
+    "attention_bias": Key(False),
+    "attention_dropout": Key(0.0),
+    "first_k_dense_replace": Key(1, extra=True),
+    "head_dim": Key(None, extra=True),
+    "hidden_act": _fixed("silu"),
+    "hidden_size": Key(2304),
+    "intermediate_size": Key(9216),
+    "kv_lora_rank": Key(512),
+    "layer_types": Key(None),
+    "linear_attn_config": Key(None, extra=True),
+    "linear_conv_kernel_dim": Key(4),
+    "linear_head_dim": Key(128),
+    "linear_num_heads": Key(32),
+    "mlp_layer_types": Key(None),
+    "model_max_length": Key(1048576, extra=True),
+    "moe_intermediate_size": Key(1024),
+    "moe_renormalize": Key(True, extra=True),
+    "num_attention_heads": Key(32),
+    "num_expert_group": _fixed(1, extra=True),
+    "num_experts": Key(256, extra=True),
+    "num_experts_per_token": Key(8, extra=True),
+    "num_hidden_layers": Key(27),
+    "num_key_value_heads": Key(32),
+    "num_shared_experts": Key(1, extra=True),
+    "output_router_logits": Key(False),
+    "pad_token_id": Key(163839),
+    "q_lora_rank": Key(None),
+    "qk_head_dim": Key(None, extra=True),
+    "qk_nope_head_dim": Key(128),
+    "qk_rope_head_dim": Key(64),
+    "rms_norm_eps": Key(1e-5),
+    "routed_scaling_factor": Key(2.446),
+    "tie_word_embeddings": Key(False),
+    "topk_group": _fixed(1),
+    "v_head_dim": Key(128),
+    "vocab_size": Key(163840),
+}
 _MAMBA2: dict[str, Key] = _COMMON | {
     "chunk_size": Key(256),
     "conv_kernel": Key(4),
@@ -260,6 +298,7 @@ KEYS: dict[str, Keys] = {
     "camembert": _CAMEMBERT,
     "deit": _VIT,
     "gpt2": _GPT2,
+    "kimi_linear": _KIMI,
     "llama": _LLAMA,
     "mamba2": _MAMBA2,
     "mistral": _MISTRAL,
@@ -271,14 +310,24 @@ KEYS: dict[str, Keys] = {
     "vit": _VIT,
     "xlm-roberta": _CAMEMBERT,
 }
-#: transformers' aliases of keys, by ``model_type``; an alias overrides the key.
+#: Families in which a key overrides its alias.
+_KEYS_FIRST = frozenset({"kimi_linear"})
+#: transformers' aliases of keys, by ``model_type``; an alias overrides the key, except in :data:`_KEYS_FIRST`.
 ALIASES: dict[str, dict[str, str]] = {
     "gpt2": {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
-    }
+    },
+    "kimi_linear": {
+        "max_position_embeddings": "model_max_length",
+        "n_group": "num_expert_group",
+        "n_shared_experts": "num_shared_experts",
+        "norm_topk_prob": "moe_renormalize",
+        "num_experts_per_tok": "num_experts_per_token",
+        "num_local_experts": "num_experts",
+    },
 }
 #: Keys that do not affect a model's output in evaluation mode: its origin, initialization and training, additional
 #: outputs, text generation, heads that are not loaded, and keys that no model uses.
@@ -417,8 +466,8 @@ def completed(described: Described, kind: str) -> Described:
     keys, aliases = KEYS[kind], ALIASES.get(kind, {})
     made: Described = {name: key.default for name, key in keys.items()} | {"model_type": kind}
     for name, value in sorted(
-        described.items(), key=lambda each: each[0] in aliases
-    ):  # aliases count, so they are last
+        described.items(), key=lambda each: (each[0] in aliases) != (kind in _KEYS_FIRST)
+    ):  # the last one counts
         name = aliases.get(name, name)
         if name in keys:
             if (only := keys[name].only) is not None and not any(_same(value, each) for each in only):

@@ -191,8 +191,8 @@ def mechanism(
 
 def _causality(defined: Any, causal: str) -> str:
     forward = getattr(defined, "forward", None)
-    takes = forward is not None and "is_causal" in inspect.signature(forward).parameters
-    return causal or "option" * takes
+    taken = inspect.signature(forward).parameters if forward is not None else ()
+    return causal or "option" * ("is_causal" in taken or "tgt_is_causal" in taken)
 
 
 def mechanisms() -> tuple[Mechanism, ...]:

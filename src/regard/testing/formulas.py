@@ -188,7 +188,7 @@ def _on_sphere(query: Array, key: Array, score: Any) -> tuple[Array, Array]:  # 
 
 
 #: The positions of each score, by its class or a base of it.
-POSITIONS: dict[type[Score], Places] = {
+POSITIONS: dict[type[Any], Places] = {
     scores.Dot: _as_they_are,
     scores.ScaledDot: _as_they_are,
     scores.General: lambda query, key, score: (query @ score.weight, key),

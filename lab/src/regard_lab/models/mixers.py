@@ -212,12 +212,12 @@ def _forgetting(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG0
 
 
 def _block_mixture(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    sizes = {"block_size": config.block, "topk": config.blocks_chosen}
+    sizes: dict[str, Any] = {"block_size": config.block, "topk": config.blocks_chosen}
     return MixtureOfBlockAttention(config.width, config.heads, **sizes, **_grouped(config))
 
 
 def _native_sparse(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    sizes = {"block_size": config.block, "num_blocks": config.blocks_chosen, "window": 2 * config.block}
+    sizes: dict[str, Any] = {"block_size": config.block, "num_blocks": config.blocks_chosen, "window": 2 * config.block}
     return NativeSparseAttention(config.width, config.heads, **sizes, **_grouped(config))
 
 

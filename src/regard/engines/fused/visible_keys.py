@@ -87,8 +87,8 @@ class VisibleKeys:
             return cls.between(extent, *spans)
         if (marked := marked_keys(mask, extent)) is not None:
             keep, start, stop = marked
-            bias = torch.zeros(keep.shape, dtype=problem.compute_dtype, device="cpu").masked_fill_(~keep, -torch.inf)
-            return cls.between(extent, start, stop, bias)
+            hidden = torch.zeros(keep.shape, dtype=problem.compute_dtype, device="cpu").masked_fill_(~keep, -torch.inf)
+            return cls.between(extent, start, stop, hidden)
         mask = mask.cast(problem.compute_dtype)
         learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
         if extent.L * extent.S <= KEPT and mask.calls_a_function() and not learned:

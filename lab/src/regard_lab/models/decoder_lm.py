@@ -70,7 +70,7 @@ class DecoderLMConfig(LanguageConfig):
     recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
     convolution: int = size(4, "steps that the short convolution of layers with a state reads", 1 << 10)
     block: int = size(64, "keys of a block in moba and nsa", 1 << 20)
-    blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included", 1 << 20)
+    blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included; 3 or more in nsa", 1 << 20)
     #: Grazzi 2024, arXiv 2411.12537.
     negative_eigenvalues: bool = option(False, "whether rates of gated-delta are up to 2")
     experts: int = option(0, "experts of the feed-forward networks, of which a token passes a few; 0 for none",
@@ -317,6 +317,8 @@ class DecoderLM(BlockStack):
             seen = self._masks(self._whole(tokens.shape[1]), before, mask, caches)
         x = self.dropout(self.positions(embedded(self.embedding, tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
+        if return_aux is not None and (silent := next((each for each in self.mixers if each.causal), None)):
+            raise rejected("DecoderLM", "return_aux", f"be None with {silent.text}", return_aux)
         for i, (block, mixer) in enumerate(zip(self.blocks, self.mixers)):
             cache = None if caches is None else caches[i]
             x, found = block(x, self._seen(mixer, seen, slots), rotation if mixer.rotary else None, cache, return_aux)

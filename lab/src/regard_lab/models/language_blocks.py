@@ -215,7 +215,8 @@ class Block(nn.Module):
         return_aux: AuxRequest | None = None,
     ) -> tuple[Tensor, Aux | None]:
         read = self.attention_norm(x) if self.place == "before" else x
-        added: Any = self.attention(read, mask, rotation=rotation, cache=cache, return_aux=return_aux)
+        asked = {} if return_aux is None else {"return_aux": return_aux}  # some kinds of attention return none
+        added: Any = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
         added, aux = (added, None) if return_aux is None else added
         x = self._sum(x, added, self.attention_norm)
         if self.feed_forward is None or self.feed_forward_norm is None:

@@ -57,7 +57,7 @@ class Mixer:
     scores : bool
         Whether the config's score, normalizer, window and dropout of weights are its own.
     causal : bool
-        Whether it has scores and makes its causal mask itself. It then takes no other mask.
+        Whether it has scores and makes its causal mask itself. It then takes no other mask, and returns no aux.
     """
 
     build: Callable[[DecoderLMConfig, int], nn.Module]

@@ -113,7 +113,8 @@ def gated_recurrence(
     Notes
     -----
     Inputs in float16 and bfloat16 are summed in float32. Decays are only multiplied, never divided by each other, so
-    strong ones do not overflow. A valid row that is not finite also affects earlier steps of its chunk.
+    strong ones do not overflow. A valid row that is not finite also affects other steps of its chunk, and later ones,
+    those of other documents included.
 
     Examples
     --------

@@ -105,7 +105,7 @@ class DeltaNet(_DeltaRule):
     key_dim, value_dim : int, optional
         Widths K and V of a head; K defaults to E/H, V to K.
     conv_size : int, default 4
-        Layout that the short convolution reads.
+        Steps that the short convolution reads.
     norm_eps : float, default 1e-5
     device, dtype : optional
         Device and dtype of the parameters.
@@ -173,7 +173,7 @@ class GatedDeltaNet(_DeltaRule):
     key_dim, value_dim : int, optional
         Widths K and V of a head; K defaults to E/H, V to 2·K.
     conv_size : int, default 4
-        Layout that the short convolution reads.
+        Steps that the short convolution reads.
     negative_eigenvalues : bool, default False
         Whether rates are 2·σ(w_β x), so that a step may also flip the sign of what it replaces (Grazzi 2024, arXiv
         2411.12537).
@@ -262,7 +262,7 @@ class KimiDeltaAttention(_DeltaRule):
     head_dim : int, optional
         Width D of a head, of keys and of values; defaults to E/H.
     conv_size : int, default 4
-        Layout that the short convolution reads.
+        Steps that the short convolution reads.
     norm_eps : float, default 1e-5
     device, dtype : optional
         Device and dtype of the parameters.

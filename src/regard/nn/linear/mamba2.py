@@ -53,7 +53,7 @@ class Mamba2(RecurrentAttention):
     num_groups : int, default 1
         Number of groups G of keys and queries, which divides H.
     conv_size : int, default 4
-        Layout that the short convolution reads.
+        Steps that the short convolution reads.
     conv_bias : bool, default True
     bias : bool, default False
         Whether the two projections have a bias.

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import regard
 from benchmarks.cases.contenders import seeded
 from benchmarks.registry import Call, Case, Contender, Goal, Point, Result, register
 from benchmarks.work import Work
-from regard.nn import KVCache, MultiheadLatentAttention, Rotary
 
 #: Heads, and the widths of latents, keys, values and rotary keys, as in DeepSeek-V2-Lite.
 HEADS, LATENT, WIDTH, TURNED = 16, 512, 128, 64
@@ -20,33 +20,33 @@ EXPANDED, KEPT = "SDPA, expanded by each step", "SDPA, expanded keys and values 
 
 
 @cache
-def _decoding(positions: int) -> tuple[MultiheadLatentAttention, Tensor, Tensor]:
+def _decoding(positions: int) -> tuple[regard.nn.MultiheadLatentAttention, Tensor, Tensor]:
     """Return a layer whose output is its heads', the row of a step, and latents (1, 1, N, C + R) up to its own."""
     torch.manual_seed(0)
     E = HEADS * WIDTH
-    layer = MultiheadLatentAttention(
-        E, HEADS, latent_dim=LATENT, head_dim=WIDTH, rotary=Rotary(TURNED, interleaved=True)
+    layer = regard.nn.MultiheadLatentAttention(
+        E, HEADS, latent_dim=LATENT, head_dim=WIDTH, rotary=regard.nn.Rotary(TURNED, interleaved=True)
     ).requires_grad_(requires_grad=False)
     torch.nn.init.eye_(layer.out.weight)
     (x,) = seeded((1, positions, E))
     return layer, x[:, -1:], _rows(layer, x, 0)
 
 
-def _query(layer: MultiheadLatentAttention, x: Tensor, positions: int) -> Tensor:
+def _query(layer: regard.nn.MultiheadLatentAttention, x: Tensor, positions: int) -> Tensor:
     """Return the queries (1, H, 1, D + R) of the last position."""
     query = layer.query(x).view(1, 1, HEADS, -1).transpose(1, 2)
     assert layer.rotary is not None
     return torch.cat((query[..., :WIDTH], layer.rotary(query[..., WIDTH:].contiguous(), positions - 1)), -1)
 
 
-def _expanded(layer: MultiheadLatentAttention, latents: Tensor) -> tuple[Tensor, Tensor]:
+def _expanded(layer: regard.nn.MultiheadLatentAttention, latents: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys (1, H, N, D + R) and values (1, H, N, V)."""
     both = F.linear(latents[0, 0, :, :LATENT], layer.key_value.weight).view(1, -1, HEADS, 2 * WIDTH).transpose(1, 2)
     turned = latents[..., LATENT:].expand(-1, HEADS, -1, -1)
     return torch.cat((both[..., :WIDTH], turned), -1), both[..., WIDTH:]
 
 
-def _rows(layer: MultiheadLatentAttention, x: Tensor, first: int) -> Tensor:
+def _rows(layer: regard.nn.MultiheadLatentAttention, x: Tensor, first: int) -> Tensor:
     """Return latents and rotary keys (1, 1, L, C + R) of rows from a position on."""
     both = layer.latent(x).unsqueeze(1)
     assert layer.rotary is not None
@@ -102,7 +102,7 @@ def _kept(work: Work) -> Call:
 def _ours(work: Work) -> Call:
     N = work.key.shape[2]
     layer, x, latents = _decoding(N)
-    kept = KVCache(capacity=N)
+    kept = regard.nn.KVCache(capacity=N)
     kept.append(latents, latents[..., :0])
 
     @torch.no_grad()

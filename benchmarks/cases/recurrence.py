@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+import regard
 from benchmarks.cases.contenders import differentiated, seeded
 from benchmarks.registry import Call, Case, Contender, Goal, MissingError, Point, register
 from benchmarks.work import Work
-from regard.nn import gated_recurrence
 
 HEADS, WIDTH, LONG = 8, 64, 4096
 TRANSFORMERS, PLAIN = "transformers", "regard, plain torch"
@@ -102,7 +102,7 @@ def _by_regard(form: str) -> Contender:
         options = {**work.options, "form": form}
 
         def forward() -> Tensor:
-            output, _ = gated_recurrence(work.query, work.key, work.value, return_state=True, **options)
+            output, _ = regard.nn.gated_recurrence(work.query, work.key, work.value, return_state=True, **options)
             return output
 
         return differentiated(work, forward)

@@ -164,10 +164,12 @@ def of_transformers(
     mask = inputs.mask
     if getattr(module, "is_causal", False):
         key, mask = _seen(query, key, mask)
-    parts, scale = parts_of(module), kwargs.get("scaling")
+    parts, scale, sinks = parts_of(module), kwargs.get("scaling"), inputs.sink
+    if sinks is not None and sinks.dim() == 1:
+        sinks = sinks.view(1, -1, 1)
     return AttentionCall(
         query, key, mask, scale=scale, softcap=kwargs.get("softcap"), score=parts.score, normalizer=parts.normalizer,
-        sinks=inputs.sink, value=value[:, :, : key.shape[2]], difference=_difference(module),
+        sinks=sinks, value=value[:, :, : key.shape[2]], difference=_difference(module),
     )  # fmt: skip
 
 

@@ -847,3 +847,12 @@ def test_the_stride_of_a_single_number_may_be_any(width: int) -> None:
     output, aux = regard.attention(query, key, value, scale=1.0, engine="fused", return_aux=AuxRequest(lse=True))
     torch.testing.assert_close(output, value)
     torch.testing.assert_close(aux.lse, (query * key).flatten(2))
+
+
+def test_parameters_can_still_be_resized() -> None:
+    """FSDP frees the storage of gathered parameters; a view by ``Tensor.numpy`` would forbid it."""
+    q, k, v = (torch.randn(1, 1, 5, 8) for _ in range(3))
+    w_v, w_q, w_k, width = torch.randn(8), torch.randn(8, 8), torch.randn(8, 8), torch.rand(8) + 0.5
+    for score in (scores.Additive(w_v, w_q, w_k), scores.Gaussian(width), "dot"):
+        regard.attention(q, k, v, score=score, engine="fused")
+    assert all(each.untyped_storage().resizable() for each in (q, k, v, w_v, w_q, w_k, width))

@@ -144,7 +144,12 @@ def lanes(rows: Tensor) -> Tensor:
     """Return rows (B, G, S, C) as (B, G, C, S), contiguous."""
     if rows.numel() > FEW:
         return rows.mT.contiguous()
-    return torch.from_numpy(np.ascontiguousarray(rows.detach().numpy().swapaxes(-1, -2)))
+    return torch.from_numpy(np.ascontiguousarray(_array(rows).swapaxes(-1, -2)))
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """Return a view of a caller's tensor. After ``numpy()``, its storage could not be resized, as FSDP does."""
+    return np.from_dlpack(tensor.detach())
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +157,7 @@ def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
     inverse = (1 / width).contiguous()
     wide: Any = np.float64 if width.dtype == torch.float32 else np.longdouble
     with np.errstate(divide="ignore", invalid="ignore"):
-        rest = 1 / width.detach().numpy().astype(wide) - inverse.detach().numpy()
+        rest = 1 / _array(width).astype(wide) - inverse.detach().numpy()
     return inverse, torch.from_numpy(np.where(np.isfinite(rest), rest, 0).astype(inverse.numpy(force=True).dtype))
 
 
@@ -161,7 +166,7 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor, softcap: float, rule: 
     width = -(-query.shape[-1] // 4) * 4
     extra = (0, width - query.shape[-1])
     # The kernels take weights up to ¼; dividing by a power of two is exact.
-    weights = weight.detach().numpy()
+    weights = _array(weight)
     largest = float(np.abs(weights).max(initial=0.0))
     unit = 2.0 ** min(max(math.frexp(largest)[1] + 2, -100), math.frexp(torch.finfo(weight.dtype).max)[1] - 1)
     scaled = torch.from_numpy(weights / unit)

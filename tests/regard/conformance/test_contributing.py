@@ -118,7 +118,7 @@ def test_a_normalizer_that_streams_by_the_wrong_rule_is_caught(load) -> None:
     right = load("extending.md:src/regard/normalizers/softmax1.py").SoftmaxPlusOne
     NORMALIZERS["softmax1"] = type("Wrong", (right,), {"streams": True, "slope_total": lambda self, total: total})
     tally = run(
-        12, Plan(laws=("gradient budget", "gradcheck"), engines=("streaming",), normalizer="softmax1"), progress=False
+        20, Plan(laws=("gradient budget", "gradcheck"), engines=("streaming",), normalizer="softmax1"), progress=False
     )
     assert len(tally.broken) > 4
 

@@ -184,7 +184,7 @@ def _summary(each: ComparedRun, metric: str) -> str:
 def _table(runs: list[ComparedRun], decimals: int) -> Table:
     cached = all(each.cache_per_token is not None for each in runs)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("attention")
+    table.add_column("attention", no_wrap=True, overflow="fold", min_width=max(len(each.name) for each in runs))
     scores = [name for name in runs[0].scores if name != _SAID]
     headings = [*(name.replace("_", " ") for name in scores), "parameters", f"{runs[0].unit}/s", "memory (MB)"]
     for heading in (*headings, *(("cache per token (B)", "cache beside (B)") if cached else ())):

@@ -21,12 +21,13 @@ _command = partial(app.command, cls=Command)
 @_command()
 def catalogue(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Only mechanisms with a word in name or source.")
+        list[str] | None,
+        typer.Argument(metavar="[WORD]...", help="Only mechanisms with a word in name, source, title or group."),
     ] = None,
     as_json: Annotated[str | None, json_option("JSON")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """List every mechanism with formula, source, learned parts, engines and cost."""
+    """List every mechanism with formula, source, learned parts, engines, cost and cache."""
     from regard_cli.catalogue import run
 
     run(names or [], json=JsonOutput(as_json), markdown=markdown)

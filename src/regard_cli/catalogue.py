@@ -14,6 +14,10 @@ from regard._utils.mechanism import GROUPS, Mechanism
 from regard_cli.messages import Console, JsonOutput, echo, fail, report_errors, require_writable
 
 
+#: Columns of a terminal that are needed to show all columns of the table.
+_WIDE = 120
+
+
 def run(names: Sequence[str], *, json: JsonOutput, markdown: bool) -> None:
     """Print the rows whose name, source, title or group contains one of the words; all rows if there are none."""
     if json.alone and markdown:
@@ -50,6 +54,8 @@ def _show(rows: Catalogue) -> None:
             continue
         table = Table(title=heading, title_justify="left", box=None, pad_edge=False, show_edge=False)
         shown = [column for column in COLUMNS if any(row[column] for row in some)]
+        if console.width < _WIDE:
+            shown = [column for column in shown if column not in ("causal", "cache")]
         for column in shown:
             table.add_column(column, overflow="fold", no_wrap=column == "name")
         for row in some:

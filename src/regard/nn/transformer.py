@@ -517,6 +517,7 @@ class TransformerParts(TypedDict, total=False):
     sources=("vaswani2017",),
     learned="those of its layers, two layer norms",
     cost="O(N·((L + S)·(E² + E·F) + (L + S)²·E))",
+    cache="N·2·E per token, and per row of the memory",
 )
 class Transformer(Layer):
     """An encoder–decoder Transformer; replaces ``torch.nn.Transformer`` (Vaswani 2017, arXiv 1706.03762).

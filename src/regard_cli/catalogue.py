@@ -13,7 +13,6 @@ from regard._catalogue import COLUMNS
 from regard._utils.mechanism import GROUPS, Mechanism
 from regard_cli.messages import Console, JsonOutput, echo, fail, report_errors, require_writable
 
-
 #: Columns of a terminal that are needed to show all columns of the table.
 _WIDE = 120
 

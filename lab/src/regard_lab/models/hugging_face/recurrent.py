@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.hugging_face.rules import Cut, Described, Family, Rows, Rule, Stacked, activation_read, same
@@ -316,7 +316,7 @@ def _read_kimi(described: Described, names: set[str]) -> DecoderLMConfig:  # noq
         recurrent_heads=given.get("num_heads", described["linear_num_heads"]),
         recurrent_key_width=given.get("head_dim", described["linear_head_dim"]),
         recurrent_eps=described["rms_norm_eps"],
-        convolution=int(given.get("short_conv_kernel_size", described["linear_conv_kernel_dim"])),
+        convolution=cast(int, given.get("short_conv_kernel_size", described["linear_conv_kernel_dim"])),
         experts=described["num_experts"] if "sparse" in sparse else 0,
         experts_chosen=described["num_experts_per_token"],
         expert_width=described["moe_intermediate_size"],

@@ -34,9 +34,11 @@ TILED = 0.4
 
 #: The same for steps of decoding, which are bound by reading keys and values.
 NARROW_STEP = {
-    "sdpa": {torch.float16: 5.0, torch.bfloat16: 0.7},
+    "sdpa": {torch.float16: 5.0, torch.bfloat16: 1.6},
     "fused": {torch.float16: 0.5, torch.bfloat16: 0.5},
 }
+#: The same for bfloat16 in engine "sdpa" on processors that multiply it in tiles.
+TILED_STEP = 0.7
 
 #: Seconds that an option adds for each visible pair, forward, and forward with backward.
 OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
@@ -131,10 +133,11 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     for option in (option for option, used in options.items() if used):
         for name in times:
             times[name] += OPTIONS[option].get(name, (0.0, 0.0))[problem.wants_grad] * amounts[PAIRS]
+    tiled = problem.query.dtype == torch.bfloat16 and _has_amx()
     if family(problem) == "step":
         narrow = {name: NARROW_STEP.get(name, {}).get(problem.query.dtype, 1.0) for name in times}
+        narrow |= {"sdpa": TILED_STEP} if tiled else {}
         return {name: narrow[name] * time for name, time in times.items()}
     if "sdpa" in times and not problem.wants_grad:
-        tiled = problem.query.dtype == torch.bfloat16 and _has_amx()
         times["sdpa"] *= TILED if tiled else NARROW.get(problem.query.dtype, 1.0)
     return times

@@ -283,7 +283,7 @@ def test_other_tile_sizes_are_planned_anew() -> None:
 
 
 #: Calls of Python's within the package; a mask with tensors is looked at each time.
-MOST = dict.fromkeys(CALLS, 40) | {"sparsemax": 70, "entmax": 90, "softcap": 60, "additive": 60, "learned width": 60}
+MOST = dict.fromkeys(CALLS, 55) | {"sparsemax": 70, "entmax": 90, "softcap": 60, "additive": 75, "learned width": 60}
 MOST |= {"padding": 90, "bias": 90}
 
 

@@ -148,8 +148,8 @@ def lanes(rows: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """Return a view of a caller's tensor. After ``numpy()``, its storage could not be resized, as FSDP does."""
-    return np.from_dlpack(tensor.detach())
+    """Return a copy of a caller's tensor: after ``numpy()``, its own storage could not be resized, as FSDP does."""
+    return tensor.detach().clone().numpy()
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,10 +175,10 @@ def _additive(query: Tensor, key: Tensor, weight: Tensor, softcap: float, rule: 
     powers_k, classes_k, tasks_k = _powers(key, scaled[: key.shape[1]], False)
     pool.run([*tasks_q, *tasks_k])
     arrays = {"query": powers_q, "key": powers_k, "weight": scaled}
-    found = [classes.numpy().tobytes() for classes in (classes_q, classes_k)]
+    found_q, found_k = classes_q.numpy().tobytes(), classes_k.numpy().tobytes()
     # A pair is compared as SMALL where both rows are, and as RAW where one is.
-    has_small = all(0 in each for each in found)
-    has_large, has_raw = (any(row_class in each for each in found) for row_class in (2, 3))
+    has_small = 0 in found_q and 0 in found_k
+    has_large, has_raw = 2 in found_q or 2 in found_k, 3 in found_q or 3 in found_k
     if has_small or has_raw or has_large:
         arrays |= {"query_class": classes_q, "key_class": classes_k}
     if has_small:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.regard.nn.layer_samples import SAMPLES
 from tests.regard.nn.layer_samples.options import Contextual
 from tests.regard.nn.layer_samples.positions import Read
 from tests.regard.nn.layer_samples.sample import LayerCall
@@ -296,6 +297,7 @@ MASKS = {
     "SelectiveBias": (layers.SelectiveBias(), {name: torch.ones(2, 3, 5, 4) for name in ("query", "key")}),
     "RelativeBias": (layers.RelativeBias(3, 8, 4), {"offset": 1}),
     "RelativePositions": (layers.RelativePositions(4, 2), {"query": torch.ones(2, 3, 5, 4), "offset": 1}),
+    "TransformerXLPositions": (layers.TransformerXLPositions(3, 4, 5), {"query": torch.ones(2, 3, 5, 4)}),
 }
 
 
@@ -337,10 +339,25 @@ def trained(run: Any, layer: nn.Module, case: Case, B: int, L: int) -> list[Tens
     return [*found, *(torch.zeros_like(x) if x.grad is None else x.grad for x in (*leaves, *layer.parameters()))]
 
 
+#: Layers that are compiled as samples alone (test_layers.py), at one size.
+OF_ONE_SIZE = {
+    "AgentAttention", "AttentionFree", "AttentionResidual", "CoordinateAttention", "CrissCrossAttention",
+    "CrossCovarianceAttention", "DeepSeekSparseAttention", "DeformableAttention", "DeltaNet", "EfficientAttention",
+    "ExternalAttention", "ForgettingAttention", "GatedAttentionPooling", "GatedCrossAttention", "GatedDeltaNet",
+    "GatedLinearAttention", "GlobalContext", "GraphAttention", "HGRN2", "HopfieldAttention", "KimiDeltaAttention",
+    "LSHAttention", "LightningAttention", "LightningIndexer", "LinformerAttention", "Mamba2", "MixtureOfBlockAttention",
+    "MultiheadLatentAttention", "NativeSparseAttention", "NystromAttention", "PerceiverAttention", "PerceiverResampler",
+    "PerformerAttention", "PointTransformerAttention", "ProductKeyMemory", "Retention", "ShortConvolution",
+    "SlotAttention",
+}  # fmt: skip
+
+
 def test_every_layer_is_in_the_table() -> None:
     kinds = {name: getattr(layers, name) for name in layers.__all__}
     modules = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, nn.Module)}
-    assert {case.name for case in CASES} == {name for name in modules if not inspect.isabstract(kinds[name])}
+    modules = {name for name in modules if not inspect.isabstract(kinds[name])}
+    assert {case.name for case in CASES} == modules - OF_ONE_SIZE
+    assert {sample.name for sample in SAMPLES} >= OF_ONE_SIZE
 
 
 @pytest.mark.campaign(keep=4)

@@ -357,7 +357,7 @@ def test_every_layer_is_in_the_table() -> None:
     modules = {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, nn.Module)}
     modules = {name for name in modules if not inspect.isabstract(kinds[name])}
     assert {case.name for case in CASES} == modules - OF_ONE_SIZE
-    assert {sample.name for sample in SAMPLES} >= OF_ONE_SIZE
+    assert {sample.name for sample in SAMPLES} >= OF_ONE_SIZE - {"LightningIndexer"}  # a part of DeepSeek's layer
 
 
 @pytest.mark.campaign(keep=4)

@@ -291,16 +291,41 @@ def sparsemax(scores: Array, normalizer: Normalizer | None = None) -> Array:  # 
 def entmax(scores: Array, alpha: float) -> Array:
     """Return α-entmax by bisection for the threshold at which the weights sum to 1."""
     relative, some = _relative(scores)
-    slope, power = scores.dtype.type(alpha) - 1, 1 / (scores.dtype.type(alpha) - 1)
-    low = np.full((*scores.shape[:-1], 1), -1 / slope, dtype=scores.dtype)
-    high = np.zeros_like(low)
-    for _ in range(HALVINGS):  # until the bounds are adjacent numbers; a threshold near 0 needs many steps
-        middle = (low + high) / 2
-        if ((middle == low) | (middle == high)).all():
+    slope = scores.dtype.type(alpha) - 1
+    rows = relative.reshape(-1, relative.shape[-1])
+    low, high = np.full(len(rows), -1 / slope, dtype=scores.dtype), np.zeros(len(rows), dtype=scores.dtype)
+    if scores.dtype == np.longdouble:  # whose powers are slow: begin near the threshold in double precision
+        near, _ = _bisected(rows.astype(np.float64), float(slope), low.astype(np.float64), high.astype(np.float64))
+        below, above = near * scores.dtype.type(1 + 1e-13), near * scores.dtype.type(1 - 1e-13)
+        low = np.where(_reaches_one(rows, slope, below), np.maximum(below, low), low)
+        high = np.where(_reaches_one(rows, slope, above), high, above)
+    low, _ = _bisected(rows, slope, low, high)
+    return np.where(some, _powers(relative, slope, low.reshape(*scores.shape[:-1], 1)), 0)
+
+
+def _bisected(rows: Array, slope: Any, low: Array, high: Array) -> tuple[Array, Array]:
+    """Return adjacent numbers between which each row's threshold is; one near 0 needs many steps."""
+    low, high, left = low.copy(), high.copy(), np.arange(len(rows))
+    for _ in range(HALVINGS):
+        middle = (low[left] + high[left]) / 2
+        between = (middle != low[left]) & (middle != high[left])
+        left, middle = left[between], middle[between]
+        if not len(left):
             break
-        enough = (np.maximum(slope * (relative - middle), 0) ** power).sum(-1, keepdims=True) >= 1
-        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-    return np.where(some, np.maximum(slope * (relative - low), 0) ** power, 0)
+        enough = _reaches_one(rows[left], slope, middle)
+        low[left[enough]], high[left[~enough]] = middle[enough], middle[~enough]
+    return low, high
+
+
+def _reaches_one(rows: Array, slope: Any, threshold: Array) -> Array:
+    sums: Array = _powers(rows, slope, threshold[:, None]).sum(-1)
+    return sums >= 1
+
+
+def _powers(rows: Array, slope: Any, threshold: Array) -> Array:
+    above = np.maximum(slope * (rows - threshold), 0)
+    found: Array = np.power(above, 1 / slope, out=np.zeros_like(above), where=above > 0)
+    return found
 
 
 def sigmoid(scores: Array, normalizer: Normalizer | None = None) -> Array:  # noqa: ARG001

@@ -547,6 +547,7 @@ def test_rows_whose_scores_are_held_in_parts(
         holds(law, score=score, normalizer=normalizer, mask=recipe, width=3, value_width=5, queries=90, keys=600)
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("score", ["additive", "boxcar", "scaled_dot"])
 def test_no_kernel_leaves_its_memory(score: str, normalizer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -292,7 +293,7 @@ def entmax(scores: Array, alpha: float) -> Array:
     """Return α-entmax by bisection for the threshold at which the weights sum to 1."""
     relative, some = _relative(scores)
     slope = scores.dtype.type(alpha) - 1
-    rows = relative.reshape(-1, relative.shape[-1])
+    rows = relative.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     low, high = np.full(len(rows), -1 / slope, dtype=scores.dtype), np.zeros(len(rows), dtype=scores.dtype)
     if scores.dtype == np.longdouble:  # whose powers are slow: begin near the threshold in double precision
         near, _ = _bisected(rows.astype(np.float64), float(slope), low.astype(np.float64), high.astype(np.float64))

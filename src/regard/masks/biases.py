@@ -307,7 +307,8 @@ class Forgetting(PositionBias):
         """Return the sum of log gates after the key, up to the query."""
         S = self.total.shape[-1]
         if S == 0:
-            return None
+            sizes = torch.broadcast_shapes(*(index.shape for index in (b, h, q_idx, kv_idx)))
+            return self.total.new_zeros(sizes, dtype=self._dtype)
         places = self.positions(b, q_idx).clamp(0, S - 1)
         return (lookup(self.total, b, h, places) - lookup(self.total, b, h, kv_idx)).to(self._dtype)
 

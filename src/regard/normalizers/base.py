@@ -77,6 +77,8 @@ class Normalizer(Part, ABC):
     monotone: ClassVar[bool] = True
     #: Whether the order of keys counts, so that permuting them changes the output.
     positional: ClassVar[bool] = False
+    #: Whether weights of a head depend on the scores of other heads.
+    mixes_heads: ClassVar[bool] = False
     #: Whether gradients are those of the weights; a hard choice has zero or surrogate gradients.
     smooth: ClassVar[bool] = True
     #: Whether the result depends on random numbers.

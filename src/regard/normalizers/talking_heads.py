@@ -45,6 +45,7 @@ class TalkingHeads(Normalizer):
 
     convex = False
     monotone = False
+    mixes_heads = True
 
     def __init__(self, before: Tensor | None = None, after: Tensor | None = None) -> None:
         self.before, self.after = (

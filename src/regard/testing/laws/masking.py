@@ -145,6 +145,8 @@ def contained(case: Case, engine: Engine) -> None:
     bad[..., case.seed % S] = True
     spoiled, clean = poisoned(call, bad.to(call.query.device), case.seed)
     safe = ~visible[..., case.seed % S]  # (B, H, L)
+    if call.normalizer.mixes_heads:  # a row cannot see what another head's row sees
+        safe = np.broadcast_to(safe.all(1, keepdims=True), safe.shape)
     with torch.no_grad():
         output = spoiled.run(engine)
     trial = Trial(clean)

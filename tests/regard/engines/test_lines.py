@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard import LocalLinear, engines, masks, scores
+from regard import AuxRequest, LocalLinear, engines, masks, scores
 from regard.engines.problem import Call, Problem
 
 ENGINES = ["reference", "streaming", "fused"]
@@ -331,3 +331,16 @@ def test_threads_agree():
         torch.set_num_threads(before)
     for one, many in zip(*found):
         torch.testing.assert_close(one, many, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["reference", "streaming", "fused", "auto"])
+def test_fields_of_rows_that_see_nothing_have_all_keys(engine: str) -> None:
+    q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+    asked = AuxRequest(weights=True, scores=True, lse=True, received=True, topk=2)
+    output, aux = regard.attention(q, k, v, masks.padding(torch.tensor([0])), order=1, engine=engine, return_aux=asked)
+    assert not output.any() and aux.weights.shape == (1, 2, 6, 6) and not aux.weights.any()
+    assert (aux.scores == -torch.inf).all() and (aux.lse == -torch.inf).all() and not aux.received.any()
+    assert (aux.topk.indices == -1).all() and not aux.topk.weights.any()
+    alone = AuxRequest(lse=True, received=True, topk=2)
+    _, aux = regard.attention(q, k, v, masks.padding(torch.tensor([0])), order=1, engine=engine, return_aux=alone)
+    assert aux.received.shape == (1, 2, 6) and (aux.topk.indices == -1).all()

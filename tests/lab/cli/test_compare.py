@@ -147,3 +147,9 @@ def test_wrong_options_of_language_models(regard, tmp_path, arguments, message) 
     result = regard("compare", "language-model", *given)
     assert result.code == 2 and message in result.err and "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_task_names_all_tasks(regard, tmp_path) -> None:
+    result = regard("compare", "language-modl", "--attention", "softmax,mla", "--out", tmp_path / "out")
+    assert result.code == 2 and "did you mean 'language-model'?" in result.err
+    assert all(f"'{name}'" in result.err for name in ("translation", "pronunciation", "image-classification"))

@@ -20,6 +20,8 @@ from regard.engines.fused import run
 from regard.engines.fused.arguments import RADIAL
 from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.run import Dropout
+from regard.engines.fused.visible_keys import VisibleKeys
+from regard.engines.problem import Call, Problem
 from regard.scores import Score
 from regard.scores.kernels import kernels
 from regard.scores.own_width import OwnWidth
@@ -859,3 +861,15 @@ def test_parameters_can_still_be_resized() -> None:
     for score in (scores.Additive(w_v, w_q, w_k), scores.Gaussian(width), "dot"):
         regard.attention(q, k, v, score=score, engine="fused")
     assert all(each.untyped_storage().resizable() for each in (q, k, v, w_v, w_q, w_k, width))
+
+
+def test_marked_keys_are_a_bias_beside_intervals() -> None:
+    """Key padding with holes is not evaluated block by block, unless most keys within it are hidden."""
+    keep = torch.arange(9) % 4 != 2
+    q, k, v = (torch.randn(2, 2, 9, 4) for _ in range(3))
+    for padding, is_bias in ((keep, True), (~keep, False)):
+        mask = masks.key_padding(padding) & masks.causal()
+        found = VisibleKeys.of(Problem.of(Call(q, k, v, mask)))
+        assert (found.mask is None and found.bias is not None and found.start is not None) == is_bias
+        right = regard.attention(q, k, v, mask, engine="reference")
+        torch.testing.assert_close(regard.attention(q, k, v, mask, engine="fused"), right)

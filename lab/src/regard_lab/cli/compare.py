@@ -24,19 +24,19 @@ from regard_lab.tasks.classification.training import ImageTraining
 from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.language.pretraining import Pretraining
 from regard_lab.tasks.translation.options import ExperimentOptions
-from regard_lab.tasks.translation.tasks import get_task
+from regard_lab.tasks.translation.tasks import TASKS, get_task
 from regard_lab.tasks.translation.training import Experiment
 from regard_lab.training.comparison import ComparedRun, compare, picture
 from regard_lab.training.options import RunOptions
 
-#: Share of the parameters in which compared language models may differ without a word.
-_ALIKE = 0.01
+#: Share of the parameters by which compared language models may differ before a line says so.
+_TOLERANCE = 0.01
 #: Returns a variant's options from its name, an options file and changes.
 _Table = Callable[[str, Path | None, dict[str, Any]], dict[str, Any]]
 #: Tasks that models of one text at a time learn.
 _LANGUAGE = "language-model"
-#: Scores that another one says in other words.
-_SAID = "perplexity"
+#: A score that is left out of the table, as it is exp(loss).
+_REDUNDANT = "perplexity"
 
 
 def run(
@@ -46,6 +46,8 @@ def run(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
         require("matplotlib")
+        if task not in (known := {TASK, _LANGUAGE, *TASKS}):
+            raise unknown_name("compare", "TASK", task, known)
         metric = {TASK: "accuracy", _LANGUAGE: "loss"}.get(task) or get_task(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]
         if len(names) < 2:
@@ -156,7 +158,7 @@ def _language_variants(
             model["feedforward"] = _feedforward(name, chosen.model_config(1000), target)
             chosen = LanguageOptions.from_table(table)
         count = _parameters(chosen.model_config(1000))
-        if abs(count - target) > _ALIKE * target:
+        if abs(count - target) > _TOLERANCE * target:
             say(f"{name}: {count:,} parameters beside the embedding of 1,000 tokens, {names[0]}: {target:,}")
         variants[name] = chosen
     return variants
@@ -185,9 +187,9 @@ def _table(runs: list[ComparedRun], decimals: int) -> Table:
     cached = all(each.cache_per_token is not None for each in runs)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attention", no_wrap=True, overflow="fold", min_width=max(len(each.name) for each in runs))
-    scores = [name for name in runs[0].scores if name != _SAID]
+    scores = [name for name in runs[0].scores if name != _REDUNDANT]
     headings = [*(name.replace("_", " ") for name in scores), "parameters", f"{runs[0].unit}/s", "memory (MB)"]
-    for heading in (*headings, *(("cache per token (B)", "cache beside (B)") if cached else ())):
+    for heading in (*headings, *(("cache per token (B)", "fixed cache (B)") if cached else ())):
         table.add_column(heading, justify="right")
     for each in runs:
         numbers = [each.per_second, each.memory, *((each.cache_per_token, each.cache_fixed) if cached else ())]

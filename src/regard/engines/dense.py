@@ -121,11 +121,11 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
         tiles = lines.tiles_of(problem, needs_care(problem), Grid.whole(problem))
         row = lines.LineRow.of(tiles, 0)
         output = row.read(tiles, 0).to(dtype)
-        weights, scores = row.weights, row.scores
-        if weights.shape[-1] != S:  # no tile of keys was computed, as all are hidden
-            weights = weights.new_zeros(B, H, L, S)
-            scores = torch.full_like(weights, -torch.inf)
-        return EngineOutput(output if output.requires_grad else attached(output, problem), None, weights, scores)
+        of_lines, of_means = row.weights, row.scores
+        if of_lines.shape[-1] != S:  # no tile of keys was computed, as all are hidden
+            of_lines = of_lines.new_zeros(B, H, L, S)
+            of_means = torch.full_like(of_lines, -torch.inf)
+        return EngineOutput(output if output.requires_grad else attached(output, problem), None, of_lines, of_means)
     if tiles is None and not needs_care(problem) and (scores := _scores_of_dot_products(problem)) is not None:
         weights = problem.normalizer.weights(scores)
         dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights

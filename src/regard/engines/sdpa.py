@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard import masks
-from regard._utils.torch_private import flash_attention_backward, in_forward_mode
+from regard._utils.torch_private import flash_attention_backward, in_forward_mode, in_functorch
 from regard._utils.tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest
@@ -872,8 +872,12 @@ def _traced_with_sink(problem: Problem, normalizer: SoftmaxSink) -> EngineOutput
         added = added.to(wide)[(None,) * (4 - added.dim())]
         strip = query[:, :, span.slice]
         added = added.expand(added.shape[0], extent.H, strip.shape[2], extent.S)
-        sink = normalizer.logits(added).expand(*added.shape[:3], 1)
-        outputs.append(torch_attention(strip, key, value, torch.cat((added, sink), -1), scale=scale)[..., :V])
+        added = torch.cat((added, normalizer.logits(added).expand(*added.shape[:3], 1)), -1)
+        if in_functorch():  # torch then chooses a kernel without a gradient for the sinks, whose level it does not see
+            output = torch.softmax(strip.to(wide) @ key.mT.to(wide) * scale + added, -1) @ value.to(wide)
+        else:
+            output = torch_attention(strip, key, value, added, scale=scale)
+        outputs.append(output[..., :V])
     return EngineOutput(torch.cat(outputs, 2).to(problem.query.dtype))
 
 

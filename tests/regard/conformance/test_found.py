@@ -81,6 +81,11 @@ FOUND = [
         score="cosine/learned", lead=(3,), group=3, queries=9, keys=1, width=1, value_width=1, scale=2.0, values=1e-36,
         layout="expanded", dropout_p=0.1, tile=(2, 8), seed=40713,
     )),
+    # Inside a transform torch does not see that a sink needs a gradient, and chose a kernel that has none.
+    ("composed derivatives", "sdpa", Case(
+        score="location", normalizer="softmax_sink", dtype="float64", group=2, queries=3, keys=3, width=2,
+        value_width=2, magnitude=0.5, learned=True, tile=(2, 3), seed=9330,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

@@ -152,7 +152,7 @@ T raw_pair(const T* q, const T* k, const T* w, i64 C) {
 constexpr double MODERATE = 1e12;
 
 // ds A / (A + B)² of two features, up to two products each. The product of both squares is a normal number, but its
-// quotient need not be: where features are LARGE or ds is not MODERATE, ds comes LAST.
+// quotient need not be: where features are LARGE or ds is not MODERATE, ds comes LAST, and is not part of them.
 template <bool LAST, class X>
 struct Quotients {
   X ds, square0, square1, share;
@@ -160,8 +160,8 @@ struct Quotients {
   INLINE Quotients(X ds, X d0, X d1) : ds(ds), square0(d0 * d0), square1(d1 * d1) {
     share = (LAST ? wide<X>(1) : ds) / (square0 * square1);
   }
-  INLINE X first(X a) const { return LAST ? ds * (a * (share * square1)) : a * (share * square1); }
-  INLINE X second(X a) const { return LAST ? ds * (a * (share * square0)) : a * (share * square0); }
+  INLINE X first(X a) const { return a * (share * square1); }
+  INLINE X second(X a) const { return a * (share * square0); }
 };
 
 // Add Σ ds (1 − tanh²) / 4 of two features, which is h = z B with z = ds A / (A + B)², to dq and dk of a row; and
@@ -181,19 +181,27 @@ INLINE void pull_pair(const T* ds, const T* k, const T* q, const T* w, i64 lanes
     const X z0 = now.first(a0), z1 = now.second(a1);
     const T* again = k;
     asm("" : "+r"(again));  // load keys again, which kept in registers would drive sums out
-    const X h0 = product_alone(z0 * load<X>(again + j)), h1 = product_alone(z1 * load<X>(again + ROW + j));
-    y0 += z0;
-    y1 += z1;
+    X h0 = product_alone(z0 * load<X>(again + j)), h1 = product_alone(z1 * load<X>(again + ROW + j));
+    if constexpr (LAST) {
+      h0 *= now.ds;
+      h1 *= now.ds;
+      y0 += now.ds * product_alone(z0 * a0);
+      y1 += now.ds * product_alone(z1 * a1);
+    } else {
+      y0 += z0;
+      y1 += z1;
+    }
     x0 += h0;
     x1 += h1;
     store(dk + j, load<X>(dk + j) + h0);
     store(dk + ROW + j, load<X>(dk + ROW + j) + h1);
   });
   const T sums[2] = {sum_of_lanes<T>(x0), sum_of_lanes<T>(x1)};
-  const T shares[2] = {q[0] * sum_of_lanes<T>(y0) + sums[0], q[1] * sum_of_lanes<T>(y1) + sums[1]};
+  const T own[2] = {sum_of_lanes<T>(y0), sum_of_lanes<T>(y1)};
   for (int i = 0; i < 2; ++i) {
+    const T share = (LAST ? own[i] : q[i] * own[i]) + sums[i];
     dq[i] += sums[i];
-    dw[i] += w[i] < T(0) ? -shares[i] : shares[i];
+    dw[i] += w[i] < T(0) ? -share : share;
   }
 }
 

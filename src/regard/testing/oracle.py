@@ -314,6 +314,8 @@ class Oracle:
             scores, slope = s.wide(s.softcap) * tanh, slope * (1 - tanh * tanh)
         if s.bias is not None:
             scores = scores + s.bias
+        if s.shifts is not None:
+            scores = scores + s.shifts
         hidden = excluded | ~s.visible
         return np.where(hidden, -np.inf, scores), np.where(hidden, 0, slope)
 

@@ -41,6 +41,8 @@ class NumpyCall:
         The broadcast leading dimensions.
     ridge : float
         Of order 1; 0 for order 0.
+    shifts : array (K, 1, 1, 1, S), optional
+        Added to the scores of neighbours that have no features in which to differ.
     """
 
     query: Tensor
@@ -57,6 +59,7 @@ class NumpyCall:
     heads: int
     keep: Array | None = None
     ridge: float = 0.0
+    shifts: Array | None = None
 
     @classmethod
     def of(cls, call: CaseCall, neighbours: int = 0) -> NumpyCall:
@@ -73,9 +76,13 @@ class NumpyCall:
         scale = call.score.default_scale(query.shape[-1]) if call.scale is None else call.scale
         scales = scale + JITTER * (scale or 1.0) * np.random.default_rng(0).uniform(-1, 1, neighbours + 1)
         scales[0] = scale
+        shifts = None
+        if 0 in (query.shape[-1], key.shape[-1]):
+            shifts = JITTER**2 * np.random.default_rng(1).uniform(-1, 1, (neighbours + 1, 1, 1, 1, extent.S))
+            shifts[0] = 0
         return cls(
             query, key, value, call.score, call.normalizer, mask, visible, bias, scales, call.softcap, lead, heads,
-            ridge=call.order.ridge if isinstance(call.order, LocalLinear) else 0.0,
+            ridge=call.order.ridge if isinstance(call.order, LocalLinear) else 0.0, shifts=shifts,
         )  # fmt: skip
 
     @property

@@ -74,6 +74,8 @@ class Eager:
                 bias = s.mask.with_tensors(self._part("mask")).bias(b, h, q_idx, kv_idx)
                 assert bias is not None
                 scores = scores + bias.expand(s.visible.shape).repeat(s.query.shape[0], 1, 1, 1)
+            if s.shifts is not None:
+                scores = scores + torch.from_numpy(s.shifts).to(scores).expand(-1, s.extent.B, -1, -1, -1).flatten(0, 1)
             visible = torch.from_numpy(s.visible).to(scores.device).repeat(s.query.shape[0], 1, 1, 1)
             return torch.where(visible & ~excluded, scores, -torch.inf)
 

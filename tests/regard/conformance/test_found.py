@@ -86,6 +86,16 @@ FOUND = [
         score="location", normalizer="softmax_sink", dtype="float64", group=2, queries=3, keys=3, width=2,
         value_width=2, magnitude=0.5, learned=True, tile=(2, 3), seed=9330,
     )),
+    # Gradients near the least normal number lost digits to a factor below it, which a large one then multiplied.
+    ("vmap", "fused", Case(
+        score="concat/heads", normalizer="softmax_sink", queries=5, keys=2, width=3, key_width=1, value_width=2,
+        values=1e-36, tile=(2, 8), seed=3171,
+    )),
+    # Without features all neighbours had the same scores, of which eager happens to make exact weights.
+    ("vmap", "fused", Case(
+        score="boxcar/features", normalizer="entmax", dtype="float64", key_heads=2, queries=6, keys=13, width=0,
+        value_width=4, softcap=20.0, magnitude=4.0, wide=True, tile=(3, 5), seed=16994,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

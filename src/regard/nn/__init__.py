@@ -81,6 +81,8 @@ from regard.nn.linear.recurrence import LinearState as LinearState
 from regard.nn.linear.recurrence_weights import gated_recurrence_weights as gated_recurrence_weights
 from regard.nn.linear.recurrent_attention import RecurrentAttention as RecurrentAttention
 from regard.nn.linear.recurrent_attention import RecurrentState as RecurrentState
+from regard.nn.linear.rwkv import RWKV6Attention as RWKV6Attention
+from regard.nn.linear.rwkv import RWKV7Attention as RWKV7Attention
 from regard.nn.linear.self_attention import LinearCache as LinearCache
 from regard.nn.linear.self_attention import LinearSelfAttention as LinearSelfAttention
 from regard.nn.linear.short_convolution import ShortConvolution as ShortConvolution

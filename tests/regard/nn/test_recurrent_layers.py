@@ -303,3 +303,29 @@ def test_lightning_attention_of_minimax() -> None:
     ours.load_state_dict(copied | {"norm.weight": theirs.norm.weight})
     x = rows(2, 30, 16).float()
     close(ours(x), theirs(x, None, None)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_rwkv7_reads_the_first_layers_values_step_by_step() -> None:
+    torch.manual_seed(0)
+    first, second = nn.RWKV7Attention(8, 2, dtype=F64), nn.RWKV7Attention(8, 2, value_residual=True, dtype=F64)
+    x, ids = rows(2, 9, 8), torch.tensor([0, 0, 0, 4, 4, 4, 4, 4, 4])
+    whole = second(x, documents=ids, first_values=first.values(x, documents=ids))
+    caches, parts = (nn.LinearCache(), nn.LinearCache()), []
+    for part, own in zip(x.split([2, 1, 6], 1), ids.split([2, 1, 6])):
+        values = first.values(part, documents=own, cache=caches[0])
+        first(part, documents=own, cache=caches[0])
+        parts.append(second(part, documents=own, first_values=values, cache=caches[1]))
+    close(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize(
+    ("residual", "first", "got"),
+    [(False, (1, 3, 8), "a float64 tensor"), (True, None, "None"), (True, (1, 2, 8), "a float64 tensor")],
+)
+def test_rwkv7_refuses_values_that_do_not_fit(residual: bool, first: tuple[int, ...] | None, got: str) -> None:
+    layer, x = nn.RWKV7Attention(8, 2, value_residual=residual, dtype=F64), rows(1, 3, 8)
+    expected = r"have shape \(1, 3, 8\)" if residual else "be None without value_residual"
+    with pytest.raises(ValueError, match=f"RWKV7Attention: first_values must {expected}, got {got}"):
+        layer(x, first_values=None if first is None else rows(*first))
+    with pytest.raises(ValueError, match="value_rank must be None without value_residual, got 3"):
+        nn.RWKV7Attention(8, 2, value_rank=3)

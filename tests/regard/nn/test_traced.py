@@ -347,8 +347,8 @@ OF_ONE_SIZE = {
     "GatedLinearAttention", "GlobalContext", "GraphAttention", "HGRN2", "HopfieldAttention", "KimiDeltaAttention",
     "LSHAttention", "LightningAttention", "LightningIndexer", "LinformerAttention", "Mamba2", "MixtureOfBlockAttention",
     "MultiheadLatentAttention", "NativeSparseAttention", "NystromAttention", "PerceiverAttention", "PerceiverResampler",
-    "PerformerAttention", "PointTransformerAttention", "ProductKeyMemory", "Retention", "ShortConvolution",
-    "SlotAttention",
+    "PerformerAttention", "PointTransformerAttention", "ProductKeyMemory", "RWKV6Attention",
+    "RWKV7Attention", "Retention", "ShortConvolution", "SlotAttention",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
@@ -53,6 +54,8 @@ class Terms(NamedTuple):
     delta: bool = False
     scale: float | None = None
     gate: Tensor | None = None  # (B, L, H · V)
+    erase: tuple[Tensor, Tensor] | None = None  # (B, H, L, K) each
+    bonus: Tensor | None = None  # (H, K)
 
     def cleared(self, layout: Layout) -> Terms:
         """Return the same terms but for padding, which neither writes nor decays nor erases."""
@@ -63,12 +66,14 @@ class Terms(NamedTuple):
             return None if heads is None else layout.clear(heads.transpose(1, 2)).transpose(1, 2)
 
         made = {"log_decay": clear(self.log_decay), "rate": clear(self.rate)}
-        return self._replace(key=clear(self.key), value=clear(self.value), **made)
+        erase = None if self.erase is None else (clear(self.erase[0]), clear(self.erase[1]))
+        return self._replace(key=clear(self.key), value=clear(self.value), erase=erase, **made)
 
     @property
     def gates(self) -> dict[str, Any]:
         """What the recurrence takes beside queries, keys and values."""
-        return {"log_decay": self.log_decay, "rate": self.rate, "delta": self.delta, "scale": self.scale}
+        found = {"log_decay": self.log_decay, "rate": self.rate, "erase": self.erase, "delta": self.delta}
+        return found | {"bonus": self.bonus, "scale": self.scale}
 
 
 #: The terms of some steps, and the past (B, w − 1, C) that the next steps see.
@@ -146,6 +151,31 @@ class RecurrentAttention(Layer, ABC):
             ``AuxRequest(weights=True)`` also returns the effective weight of each step in each later one, per head
             (B, H, L, L), by :func:`gated_recurrence_weights`. They cover the steps of ``x`` alone.
         """
+        return self.run(x, attn_mask, valid_lens, documents, rotation, cache, return_aux, self.terms)
+
+    def layout(
+        self,
+        x: Tensor,
+        attn_mask: MaskLike | None,
+        valid_lens: Tensor | None,
+        documents: Tensor | None,
+        cache: LinearCache | None,
+    ) -> Layout:
+        """Return which of the rows are real, and their documents."""
+        return layout_of(self, x, attn_mask, valid_lens, documents, 0 if cache is None else len(cache))
+
+    def run(
+        self,
+        x: Tensor,
+        attn_mask: MaskLike | None,
+        valid_lens: Tensor | None,
+        documents: Tensor | None,
+        rotation: Rotation | None,
+        cache: LinearCache | None,
+        return_aux: AuxRequest | None,
+        terms_of: Callable[[Tensor, Tensor | None, Layout, Rotation | None], Made],
+    ) -> Tensor | tuple[Tensor, Aux]:
+        """Implement :meth:`forward` with the terms that a function makes of the rows."""
         name = type(self).__name__
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if self.context is not None:
@@ -153,11 +183,11 @@ class RecurrentAttention(Layer, ABC):
         if return_aux is not None and replace(return_aux, weights=False) != AuxRequest():
             raise rejected(name, "return_aux", "ask for weights alone, as there are no scores", return_aux)
         before = 0 if cache is None else len(cache)
-        layout = layout_of(self, x, attn_mask, valid_lens, documents, before)
+        layout = self.layout(x, attn_mask, valid_lens, documents, cache)
         state = None if cache is None else cache.state
         matrix, past = (None, None) if state is None else state
         x = layout.clear(x)
-        terms, past = self.terms(x, past, layout, self.rotation(x, before) if rotation is None else rotation)
+        terms, past = terms_of(x, past, layout, self.rotation(x, before) if rotation is None else rotation)
         terms = terms.cleared(layout)
         with autocast_suspended(x.device.type):  # the state is summed in single precision
             read, found = gated_recurrence(

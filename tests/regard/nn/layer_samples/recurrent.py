@@ -65,8 +65,13 @@ class Read:
         decay: Array | None = None,
         rate: Array | None = None,
         delta: bool = False,
+        erase: tuple[Array, Array] | None = None,
+        bonus: Array | None = None,
     ) -> Array:
-        """Return what each head reads (B, L, H, V): ``scale · qᵀS`` with the state after each step."""
+        """Return what each head reads (B, L, H, V): ``scale · qᵀS`` with the state after each step.
+
+        With a ``bonus`` the state is that before the step, and its own key counts times the bonus.
+        """
         B, L, H, V = value.shape
         G, K = key.shape[2:]
         found = np.zeros((B, L, H, V))
@@ -75,12 +80,25 @@ class Read:
             for t in range(L):
                 if t and self.ids[b, t] != self.ids[b, t - 1]:
                     state = np.zeros((K, V))
+                old = state
                 if self.real[b, t]:
                     state = state if decay is None else state * np.exp(decay[b, t, h]).reshape(-1, 1)
+                    state = state if erase is None else state - np.outer(erase[0][b, t, h], erase[1][b, t, h] @ old)
                     k, beta = key[b, t, g], 1.0 if rate is None else rate[b, t, h]
                     state = state + beta * np.outer(k, value[b, t, h] - (k @ state if delta else 0))
-                found[b, t, h] = scale * query[b, t, g] @ state
+                if bonus is not None and self.real[b, t]:
+                    found[b, t, h] = scale * query[b, t, g] @ (old + np.outer(bonus[h] * key[b, t, g], value[b, t, h]))
+                else:
+                    found[b, t, h] = scale * query[b, t, g] @ (state if bonus is None else old)
         return found
+
+    def change(self) -> Array:
+        """Return the row before each row of its document, or zeros, less the row itself (B, L, E)."""
+        before = np.zeros_like(self.x)
+        for b, t in np.ndindex(*self.x.shape[:2]):
+            if t and self.ids[b, t] == self.ids[b, t - 1]:
+                before[b, t] = self.x[b, t - 1]
+        return before - self.x
 
 
 def times(rows: Array, linear: Any) -> Array:
@@ -191,6 +209,45 @@ def lightning(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return times(_normed(layer, merged(found)) * sigmoid(times(read.x, layer.gate)), layer.out)
 
 
+def _head_normed(layer: Any, read: Array) -> Array:
+    """Return what each head read (B, L, H, V), normed over the columns of the head, as rows (B, L, E)."""
+    mean, variance = read.mean(-1, keepdims=True), read.var(-1, keepdims=True)
+    rows = merged((read - mean) / np.sqrt(variance + layer.norm.eps))
+    return rows * array(layer.norm.weight) + array(layer.norm.bias)
+
+
+def rwkv6(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, H = Read(x, **kwargs), layer.num_heads
+    change = read.change()
+    own = np.tanh(times(read.x + change * array(layer.mix), layer.mix_down))
+    own = own.reshape(*own.shape[:2], 5, -1)
+    w, k, v, r, g = (
+        read.x + change * (array(layer.mixes)[i] + own[:, :, i] @ array(layer.mix_up)[i]) for i in range(5)
+    )
+    decay = -np.exp(times(np.tanh(times(w, layer.decay.down)), layer.decay.up))
+    r, k, v = times(r, layer.receptance), times(k, layer.key), times(v, layer.value)
+    found = read.recur(heads(r, H), heads(k, H), heads(v, H), 1.0, heads(decay, H), bonus=array(layer.bonus))
+    return times(_head_normed(layer, found) * silu(times(g, layer.gate)), layer.out)
+
+
+def rwkv7(layer: Any, x: Tensor, first_values: Tensor | None = None, **kwargs: Any) -> Array:
+    read, H = Read(x, **kwargs), layer.num_heads
+    r, w, k, v, a, g = (read.x + read.change() * array(layer.mixes)[i] for i in range(6))
+    decay = -np.exp(-0.5) * sigmoid(times(np.tanh(times(w, layer.decay.down)), layer.decay.up))
+    rate = sigmoid(times(times(a, layer.rate.down), layer.rate.up))
+    gate = times(sigmoid(times(g, layer.gate.down)), layer.gate.up)
+    r, k, values = times(r, layer.receptance), times(k, layer.key), times(v, layer.value)
+    if first_values is not None:
+        share = sigmoid(times(times(v, layer.value_residual.down), layer.value_residual.up))
+        values = values + (array(first_values) - values) * share
+    erased = unit(heads(k * array(layer.unit_factor), H))
+    k = heads(k * (1 + (rate - 1) * array(layer.key_factor)), H)
+    r, values, erase = heads(r, H), heads(values, H), (erased * heads(rate, H), erased)
+    found = read.recur(r, k, values, 1.0, heads(decay, H), erase=erase)
+    own = (r * k * array(layer.bonus)).sum(-1, keepdims=True) * values * read.real[..., None, None]
+    return times((_head_normed(layer, found) + merged(own)) * gate, layer.out)
+
+
 def short_convolution(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     read = Read(x, **kwargs)
     return read.conv(layer, read.x)
@@ -229,6 +286,8 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     "GatedLinearAttention": ({"": _made(nn.GatedLinearAttention, 2, rank=3)}, gated_linear),
     "HGRN2": ({"": _made(nn.HGRN2, 2), "bound": _made(nn.HGRN2, 2, lower_bound=0.3)}, hgrn2),
     "LightningAttention": ({"": _made(nn.LightningAttention, 2, head_dim=3, slope=0.5)}, lightning),
+    "RWKV6Attention": ({"": _made(nn.RWKV6Attention, 2, mix_rank=3, decay_rank=2)}, rwkv6),
+    "RWKV7Attention": ({"": _made(nn.RWKV7Attention, 2, decay_rank=2, rate_rank=3, gate_rank=2)}, rwkv7),
     "ShortConvolution": (
         {"": _made(nn.ShortConvolution), "bias": _made(nn.ShortConvolution, 3, bias=True, activation=False)},
         short_convolution,
@@ -240,3 +299,10 @@ for name, (variants, formula) in LAYERS.items():
     build = next(iter(variants.values()))
     hidden = Padded((0,), LENGTHS)
     sample(name, build, _call(valid_lens=LENGTHS, documents=DOCUMENTS), formula, hidden, "documents")
+sample(
+    "RWKV7Attention",
+    _made(nn.RWKV7Attention, 2, value_residual=True, value_rank=3),
+    lambda new: ((new(2, 6, 8),), {"first_values": new(2, 6, 8)}),
+    rwkv7,
+    variant="residual",
+)

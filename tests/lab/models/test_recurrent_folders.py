@@ -234,7 +234,18 @@ def test_patterns_of_kinds_in_a_config() -> None:
             DecoderLMConfig(50, width=16, **changes)
 
 
-KINDS = ("delta", "gated-delta", "gated-linear", "hgrn2", "kimi-delta", "lightning", "mamba2", "retention,softmax")
+KINDS = (
+    "delta",
+    "gated-delta",
+    "gated-linear",
+    "hgrn2",
+    "kimi-delta",
+    "lightning",
+    "mamba2",
+    "retention,softmax",
+    "rwkv6",
+    "rwkv7",
+)
 
 
 @pytest.mark.parametrize("kinds", KINDS)

@@ -30,6 +30,8 @@ from regard.nn import (
     MultiheadLatentAttention,
     NativeSparseAttention,
     Retention,
+    RWKV6Attention,
+    RWKV7Attention,
     SelfAttention,
 )
 from regard_lab.models.attending import scorer
@@ -185,6 +187,14 @@ def _gated_linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: AR
     return GatedLinearAttention(config.width, config.recurrent_heads or config.heads, norm_eps=config.recurrent_eps)
 
 
+def _rwkv6(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return RWKV6Attention(config.width, config.recurrent_heads or config.heads, norm_eps=config.recurrent_eps)
+
+
+def _rwkv7(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return RWKV7Attention(config.width, config.recurrent_heads or config.heads, norm_eps=config.recurrent_eps)
+
+
 def _hgrn2(config: DecoderLMConfig, layer: int) -> nn.Module:
     # The paper learns bounds that grow with the layer, from 0 to almost 1; here they grow evenly.
     bound = layer / config.layers
@@ -239,6 +249,8 @@ MIXERS: Mapping[str, Mixer] = {
     "nsa": Mixer(_native_sparse, "native sparse attention (NSA)", state=False, rotary=True, causal=True),
     "order1": Mixer(partial(softmax, order=1), "local linear attention", state=False, rotary=True, scores=True),
     "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
+    "rwkv6": Mixer(_rwkv6, "RWKV-6's time mixing"),
+    "rwkv7": Mixer(_rwkv7, "RWKV-7's time mixing, without value residuals"),
 }
 
 

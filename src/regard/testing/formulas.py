@@ -295,13 +295,33 @@ def entmax(scores: Array, alpha: float) -> Array:
     slope = scores.dtype.type(alpha) - 1
     rows = relative.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     low, high = np.full(len(rows), -1 / slope, dtype=scores.dtype), np.zeros(len(rows), dtype=scores.dtype)
-    if scores.dtype == np.longdouble:  # whose powers are slow: begin near the threshold in double precision
-        near, _ = _bisected(rows.astype(np.float64), float(slope), low.astype(np.float64), high.astype(np.float64))
-        below, above = near * scores.dtype.type(1 + 1e-13), near * scores.dtype.type(1 - 1e-13)
+    doubles = rows.astype(np.float64), float(slope), low.astype(np.float64)
+    is_wide = scores.dtype != np.float64  # powers are then slow: begin near the threshold in double precision
+    if slope <= 1:  # the sum of the weights is convex in the threshold: Newton's steps stay below the solution
+        near, error = _newton(*doubles).astype(scores.dtype), 8 * np.finfo(scores.dtype).eps
+        near = _newton(rows, slope, near * scores.dtype.type(1 + 1e-14)) if is_wide else near
+    elif is_wide:
+        near, error = _bisected(*doubles, high.astype(np.float64))[0].astype(scores.dtype), scores.dtype.type(1e-13)
+    if slope <= 1 or is_wide:
+        below, above = near * (1 + error), near * (1 - error)
         low = np.where(_reaches_one(rows, slope, below), np.maximum(below, low), low)
         high = np.where(_reaches_one(rows, slope, above), high, above)
     low, _ = _bisected(rows, slope, low, high)
     return np.where(some, _powers(relative, slope, low.reshape(*scores.shape[:-1], 1)), 0)
+
+
+def _newton(rows: Array, slope: Any, threshold: Array) -> Array:
+    """Return each row's threshold up to a few roundings, from one that is too low."""
+    threshold, left = threshold.copy(), np.arange(len(rows))
+    for _ in range(HALVINGS):
+        above = np.maximum(slope * (rows[left] - threshold[left, None]), 0)
+        powers = np.power(above, 1 / slope - 1, out=np.zeros_like(above), where=above > 0)
+        step = ((powers * above).sum(-1) - 1) / np.maximum(powers.sum(-1), np.finfo(rows.dtype).tiny)
+        threshold[left] += step
+        left = left[step > 4 * np.finfo(rows.dtype).eps * np.abs(threshold[left])]
+        if not len(left):
+            break
+    return threshold
 
 
 def _bisected(rows: Array, slope: Any, low: Array, high: Array) -> tuple[Array, Array]:

@@ -3,6 +3,7 @@
 from regard.inspect._capture.capture import capture
 from regard.inspect._capture.interception import ablate, patch
 from regard.inspect._capture.record import Record
+from regard.inspect._record.inputs import input_texts
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Coverage, Unrecorded
 from regard.inspect._record.rollout import average, difference, flow, rollout
@@ -37,6 +38,7 @@ __all__ = [
     "difference",
     "draw",
     "flow",
+    "input_texts",
     "legend",
     "merge_tokens",
     "patch",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,11 @@ _DTYPES = (
 )  # fmt: skip
 #: The largest number of pairs of a mask that is saved as a matrix.
 _LARGEST = 1 << 30
+#: What a grid of patches is saved as, besides its image.
+_GRID: dict[str, Callable[[Any], Any]] = {
+    "rows": int, "cols": int, "first": int, "step": int, "box": lambda given: tuple(map(float, given)), "name": str,
+    "seconds": float,
+}  # fmt: skip
 _FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "mask": str}
 #: The named parts of each kind.
 _PARTS: dict[str, Mapping[str, type[Part]]] = {"score": SCORES, "normalizer": NORMALIZERS}
@@ -59,10 +64,13 @@ def save_record(path: str | Path, record: Recording) -> Path:
             described.append({"name": name, "calls": calls, "reads": run.reads, "windows": run.windows})
     texts = []
     for number, text in enumerate(record.texts):
-        texts.append({"tokens": text.tokens, "special": text.special, "patches": None})
-        if (patches := text.patches) is not None:
-            tensors[f"image.{number}"] = torch.frombuffer(bytearray(patches.image), dtype=torch.uint8)
-            texts[-1]["patches"] = (patches.rows, patches.cols, patches.first)
+        images = list(dict.fromkeys(each.image for each in text.patches))
+        for i, image in enumerate(images):
+            tensors[f"image.{number}.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
+        grids = [
+            {name: getattr(each, name) for name in _GRID} | {"image": images.index(each.image)} for each in text.patches
+        ]
+        texts.append({"tokens": text.tokens, "special": text.special, "patches": grids, "seconds": text.seconds})
     about = {"format": FORMAT, "version": VERSION, "title": record.title, "texts": texts, "runs": described}
     about["sequence"] = record.sequence
     target = Path(path)
@@ -242,12 +250,24 @@ def _with_gradient(
 def _texts(described: Any, tensors: dict[str, Tensor]) -> tuple[Text, ...]:
     found = []
     for number, each in enumerate(described):
-        patches = None
-        if each["patches"] is not None:
-            rows, cols, first = map(int, each["patches"])
-            patches = Patches(tensors[f"image.{number}"].numpy().tobytes(), rows, cols, first)
-        found.append(Text(tuple(each["tokens"]), tuple(map(int, each["special"])), patches))
+        grids = each["patches"]
+        if version_1 := grids and isinstance(grids[0], int):  # one grid: its rows, columns and first token
+            grids = [dict(zip(("rows", "cols", "first"), grids))]
+        patches = []
+        for grid in grids or ():
+            image = tensors[f"image.{number}" if version_1 else f"image.{number}.{int(grid['image'])}"]
+            given = {name: _checked(name, grid[name]) for name in _GRID if name in grid}
+            patches.append(Patches(image.numpy().tobytes(), **given))
+        seconds = [None if span is None else (float(span[0]), float(span[1])) for span in each.get("seconds", ())]
+        found.append(Text(tuple(each["tokens"]), tuple(map(int, each["special"])), patches, seconds))
     return tuple(found)
+
+
+def _checked(name: str, given: Any) -> Any:
+    """Return a number or name of a grid of patches as the right type."""
+    if given is None and name in ("step", "box", "seconds"):
+        return None
+    return _GRID[name](given)
 
 
 def _numbers(call: AttentionCall) -> dict[str, Any]:

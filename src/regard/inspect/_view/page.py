@@ -27,7 +27,7 @@ from regard.inspect._record.calls import AttentionCall
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.summary import AttentionSummary
-from regard.inspect._record.texts import Text
+from regard.inspect._record.texts import Patches, Text
 from regard.inspect._view.plots import Alignment, drawable
 
 if TYPE_CHECKING:
@@ -288,11 +288,32 @@ def _bytes(values: Tensor, dtype: torch.dtype | None = None) -> bytes:
 
 
 def _text(text: Text) -> dict[str, Any]:
-    image = None
-    if (patches := text.patches) is not None:
-        source = f"data:{patches.media_type};base64,{base64.b64encode(patches.image).decode()}"
-        image = {"source": source, "rows": patches.rows, "cols": patches.cols, "first": patches.first}
-    return {"tokens": list(text.tokens), "special": list(text.special), "image": image}
+    described: dict[str, Any] = {"tokens": list(text.tokens), "special": list(text.special), "image": None}
+    if text.seconds:
+        described["seconds"] = [None if each is None else list(each) for each in text.seconds]
+    if not text.patches:
+        return described
+    images: dict[tuple[str, bytes], dict[str, Any]] = {}
+    places: list[dict[str, Any] | None] = [None] * len(text.tokens)
+    for patches in text.patches:
+        key = patches.name, patches.image
+        if key not in images:
+            width, height = patches.size
+            name = patches.name or f"image {len(images) + 1}"
+            images[key] = {"name": name, "width": width, "height": height, "data": _address(patches)}
+        shared: dict[str, Any] = {"image": list(images).index(key)}
+        shared |= {} if patches.seconds is None else {"seconds": patches.seconds}
+        for place in patches.places():
+            rectangle = {name: round(getattr(place, name), 2) for name in ("x", "y", "width", "height")}
+            places[place.token] = shared | rectangle
+    first = text.patches[0]
+    if len(text.patches) == 1 and first.box is None and first.step is None:
+        described["image"] = {"source": _address(first), "rows": first.rows, "cols": first.cols, "first": first.first}
+    return described | {"images": list(images.values()), "places": places}
+
+
+def _address(patches: Patches) -> str:
+    return f"data:{patches.media_type};base64,{base64.b64encode(patches.image).decode()}"
 
 
 # An overview of a matrix of any size: the entropy of its rows, and the largest weights of blocks ----------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +37,20 @@ def tokenizer_of(*special: str, **named: str) -> Any:
 def without_video(kind: type) -> Any:
     """Return a class of processors that does without a video processor, which needs torchvision."""
     return type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+
+
+def save(model: Any, processor: Any, path: Path) -> None:
+    """Write a model and its processor to a folder, as a hub's folders are."""
+    model.save_pretrained(path)
+    if getattr(processor, "video_processor", True) is not None:
+        processor.save_pretrained(path)
+        return
+    processor.image_processor.save_pretrained(path)
+    processor.tokenizer.save_pretrained(path)
+    given = {name: getattr(processor, name) for name in ("image_seq_length",) if hasattr(processor, name)}
+    (path / "processor_config.json").write_text(json.dumps(given))
+    if processor.chat_template is not None:
+        (path / "chat_template.jinja").write_text(processor.chat_template)
 
 
 def _qwen(version: str, patch: int) -> tuple[nn.Module, Any]:

@@ -68,7 +68,10 @@ _look_command = partial(inspector.command, cls=Command)
 def look(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, or FILE.py:FUNCTION.")],
     text: Annotated[str | None, typer.Option(help="Input text.")] = None,
-    image: Annotated[Path | None, typer.Option(help="Input image, instead of --text.")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Input image, instead of --text or with it; repeat it for a model that reads several."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(help="Text for the decoder of an encoder–decoder; by default, what the model generates."),
@@ -94,7 +97,7 @@ def look(
     from regard_lab.cli.look import run
 
     run(
-        model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
+        model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
         out=out, browser=browser,
     )  # fmt: skip
 

@@ -94,6 +94,36 @@ class AttentionCall:
         return replace(self, query=query, key=key, mask=mask, value=read[0] if read else None)
 
     @torch.no_grad()
+    def last(self, count: int) -> AttentionCall:
+        """Return the call (in four dimensions) with its last queries only; no copy, except of the weights of scores that
+        depend on positions in an unknown way.
+        """
+        B, H, L, _ = self.query.shape
+        if L <= count:
+            return self
+        first, S = L - count, self.key.shape[2]
+        score = None if self.score is None else as_score(self.score, self.query, self.key).at(first, 0)
+        if self.score is not None and score is None:
+            weights = self.rows(first, L, AuxRequest(weights=True)).weights
+            assert weights is not None
+            return AttentionCall.of_weights(weights, self.key.detach().clone())
+        mask = self.mask
+        if isinstance(mask, Tensor) and not self.is_causal:
+            mask = mask[..., first:, :] if mask.dim() > 1 and mask.shape[-2] == L else mask
+        elif (whole := self._mask()) is not None:
+            extent = Extent(B, H, L, S)
+            mask = Submatrix(whole.bind(extent, self.query.device), extent, first, 0)
+        sinks = self.sinks if self.sinks is None or self.sinks.shape[2] == 1 else self.sinks[:, :, first:]
+        changes = tuple(
+            each if each.weights is None else replace(each, weights=each.weights[:, :, first:]) for each in self.changes
+        )
+        given = None if self.given is None else self.given[:, :, first:]
+        return replace(
+            self, query=self.query[:, :, first:], mask=mask, is_causal=False, score=score, sinks=sinks, changes=changes,
+            given=given,
+        )  # fmt: skip
+
+    @torch.no_grad()
     def combined(self) -> AttentionCall:
         """Return the weights of a differential layer, ``softmax(first half) − λ · softmax(second half)`` of heads."""
         assert self.difference is not None
@@ -281,6 +311,16 @@ class Projected:
         key = query if self.key is self.query else self.key.detach().clone()
         weight, bias = _copied(self.weight), _copied(self.bias)
         return Projected(query, key, weight, bias, self.heads, _kept_mask(self.mask), dtype)
+
+    def last(self, count: int) -> Projected:
+        """Return the call with its last queries only; no copy."""
+        L = self.query.shape[1]
+        if L <= count:
+            return self
+        mask = self.mask
+        if mask is not None and mask.dim() > 1 and mask.shape[-2] == L:
+            mask = mask[..., L - count :, :]
+        return replace(self, query=self.query[:, L - count :], mask=mask)
 
     @torch.no_grad()
     def attended(self) -> AttentionCall:

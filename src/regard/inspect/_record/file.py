@@ -57,11 +57,13 @@ def save_record(path: str | Path, record: Recording) -> Path:
         at = str(len(described))
         if isinstance(run, AttentionSummary):
             tensors |= {f"{at}.{part}": tensor.contiguous() for part, tensor in run.tensors().items()}
-            described.append({"name": name, "summary": run.numbers(), "reads": run.reads, "windows": run.windows})
+            what: dict[str, Any] = {"summary": run.numbers()}
         else:
             assert isinstance(run, AttentionRecord)
-            calls = _described_calls(run, at, tensors)
-            described.append({"name": name, "calls": calls, "reads": run.reads, "windows": run.windows})
+            what = {"calls": _described_calls(run, at, tensors)}
+        described.append(
+            {"name": name, **what, **{part: getattr(run, part) for part in ("reads", "windows", "skipped")}}
+        )
     texts = []
     for number, text in enumerate(record.texts):
         images = list(dict.fromkeys(each.image for each in text.patches))
@@ -152,7 +154,7 @@ def _require_plain(tensors: Mapping[str, Tensor]) -> None:
 
 def _count(given: Any, least: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise TypeError(f"{given!r} is no number of sequences or windows")
+        raise TypeError(f"{given!r} is no number of sequences, windows or queries")
     return given
 
 
@@ -172,6 +174,7 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
                     raise TypeError(f"calls of {name} have other sizes")
                 made.grow(call)
         made.reads, made.windows = run.get("reads"), _count(run.get("windows", 1), 1)
+        made.skipped = _count(run.get("skipped", 0), 0)
         if made.reads not in (None, "self", "cross"):
             raise TypeError(f"{name} reads {made.reads!r}")
         found.setdefault(name, []).append(made)

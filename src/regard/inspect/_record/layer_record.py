@@ -36,10 +36,12 @@ class LayerRecord(ABC):
         How many windows each sequence is cut into, consecutive in the batch; 1 for whole sequences.
     reads : str, optional
         "self" or "cross" attention, if the inputs of the module show it.
+    skipped : int
+        How many queries of the first call come before the first row, because a capture kept the last ones only.
     """
 
     def __init__(self, name: str, reads: str | None = None, windows: int = 1) -> None:
-        self.name, self.reads, self.windows = name, reads, windows
+        self.name, self.reads, self.windows, self.skipped = name, reads, windows, 0
 
     @property
     @abstractmethod

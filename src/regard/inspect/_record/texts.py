@@ -245,6 +245,8 @@ def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
         reader = read = reader if len(reader.tokens) == S else read
     elif run.kind == "self":
         reader = read = reader if "decoder" in run.name.lower() else read
+    if run.skipped and len(reader.tokens) == L + run.skipped:
+        reader = reader.last(L)
     for text, size, which in ((reader, L, "rows"), (read, S, "columns")):
         if len(text.tokens) != size:
             counts = " and ".join(str(len(each.tokens)) for each in texts)

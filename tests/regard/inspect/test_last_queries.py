@@ -90,7 +90,7 @@ def test_layers_of_torch_on_their_fast_path() -> None:
         {"attn_mask": torch.ones(9, 9).tril() > 0, "is_causal": True},
         {"attn_mask": torch.randn(1, 9)},
         {"score": "gaussian"},
-        {"score": ScoreMod(lambda score, b, h, q, k: score + (q - k) * 0.1)},  # noqa: ARG005
+        {"score": ScoreMod(lambda score, b, h, q, k: score + (q - k) * 0.1)},
         {"normalizer": "sparsemax"},
     ],
 )

@@ -95,11 +95,12 @@ class AttentionCall:
 
     @torch.no_grad()
     def last(self, count: int) -> AttentionCall:
-        """Return the call (in four dimensions) with its last queries only; no copy, except of the weights of scores that
-        depend on positions in an unknown way.
+        """Return the call, in four dimensions, with its last queries only.
+
+        No copy, except of the weights of scores that depend on positions in an unknown way.
         """
         B, H, L, _ = self.query.shape
-        if L <= count:
+        if count >= L:
             return self
         first, S = L - count, self.key.shape[2]
         score = None if self.score is None else as_score(self.score, self.query, self.key).at(first, 0)
@@ -315,7 +316,7 @@ class Projected:
     def last(self, count: int) -> Projected:
         """Return the call with its last queries only; no copy."""
         L = self.query.shape[1]
-        if L <= count:
+        if count >= L:
             return self
         mask = self.mask
         if mask is not None and mask.dim() > 1 and mask.shape[-2] == L:

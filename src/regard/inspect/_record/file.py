@@ -37,6 +37,8 @@ _DTYPES = (
 )  # fmt: skip
 #: The largest number of pairs of a mask that is saved as a matrix.
 _LARGEST = 1 << 30
+#: What a run is saved with, besides its calls.
+_RUN = ("reads", "windows", "skipped")
 #: What a grid of patches is saved as, besides its image.
 _GRID: dict[str, Callable[[Any], Any]] = {
     "rows": int, "cols": int, "first": int, "step": int, "box": lambda given: tuple(map(float, given)), "name": str,

@@ -24,6 +24,7 @@ KEPT = ("rows", "summaries")
 def capture(
     model: nn.Module | None = None, *, layers: Sequence[int | str] | None = None, precision: str = "float32",
     keep: str = "rows", topk: int = 8, gradients: bool = False, queries: int | None = None,
+    recurrences: bool = False,
 ) -> Iterator[Record]:  # fmt: skip
     """Record the attention of a model, or of everything that runs in a ``with`` block.
 
@@ -59,6 +60,10 @@ def capture(
     queries : int, optional
         Keep the last queries of each call only, such as those of a question after images: memory then grows with the
         number of keys alone. All by default.
+    recurrences : bool
+        Also record linear attention and recurrences (DeltaNet, Mamba, RWKV and others, ours and those of transformers)
+        as effective weights, which map their values to their outputs: L² numbers for each head, which may be negative.
+        Layers of kind "linear".
 
     Yields
     ------
@@ -102,7 +107,7 @@ def capture(
     names = {} if model is None else {id(module): name for name, module in uncompiled(model).named_modules()}
     record = Record(
         names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients,
-        queries=queries,
+        queries=queries, recurrences=recurrences,
     )  # fmt: skip
     try:
         with recording(record, model):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import Aux, AuxRequest, TopK, attention
+from regard import Aux, AuxRequest, LocalLinear, TopK, attention
 from regard._utils.errors import rejected
 from regard._utils.part import Part
 from regard.engines.problem import as_score
@@ -49,6 +49,8 @@ class AttentionCall:
         keys.
     difference : float, optional
         λ of a differential layer: the weights of its first half of heads, minus λ times those of the second half.
+    order : int or LocalLinear
+        As in :func:`regard.attention`; weights of order 1 may be negative.
     """
 
     query: Tensor
@@ -66,6 +68,7 @@ class AttentionCall:
     first: int = 0
     given: Tensor | None = None
     difference: float | None = None
+    order: int | LocalLinear = 0
 
     @classmethod
     def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> AttentionCall:
@@ -174,13 +177,19 @@ class AttentionCall:
         if mask is not None and (first, last) != (0, L):
             mask = Submatrix(mask.bind(where, device), where, first, 0)
         query, key = self.query[:, :, first:last].float(), self.key.float()
+        asked = request
+        if self.order != 0:  # other fields are those of the weights, not of the scores
+            request = AuxRequest(weights=True)
         if self.sinks is not None:
             request = replace(request, lse=True, received=False, weights=request.weights or request.received)
         _, aux = attention(
             query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=score,
-            normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
+            normalizer=self.normalizer, softcap=self.softcap, order=self.order, return_aux=request,
             engine="reference" if request.weights else "auto",  # the reference engine computes the whole matrix anyway
         )  # fmt: skip
+        if self.order != 0:
+            assert aux.weights is not None
+            aux = _aux_of(aux.weights, asked)
         if self.sinks is not None:
             aux = _with_sinks(aux, self.sinks if self.sinks.shape[2] == 1 else self.sinks[:, :, first:last])
         for change in self.changes:

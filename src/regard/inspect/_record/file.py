@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import LocalLinear, masks
 from regard._utils.errors import available_memory, rejected
 from regard._utils.files import write_together
 from regard._utils.part import Part
@@ -177,7 +177,7 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
                 made.grow(call)
         made.reads, made.windows = run.get("reads"), _count(run.get("windows", 1), 1)
         made.skipped = _count(run.get("skipped", 0), 0)
-        if made.reads not in (None, "self", "cross"):
+        if made.reads not in (None, "self", "cross", "linear"):
             raise TypeError(f"{name} reads {made.reads!r}")
         found.setdefault(name, []).append(made)
     return found
@@ -213,7 +213,7 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
         raise TypeError(f"{name} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
     given = {field: call[field] for field in ("is_causal", "scale", "softcap")}
     given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
-    weights = tensors.get(f"{at}.{i}.weights")
+    weights, given["order"] = tensors.get(f"{at}.{i}.weights"), _order(call.get("order", 0))
     attended = AttentionCall(query, key, sinks=sinks, first=first, given=weights, **given)
     _require_whole(attended, name)
     changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
@@ -277,7 +277,19 @@ def _checked(name: str, given: Any) -> Any:
 
 def _numbers(call: AttentionCall) -> dict[str, Any]:
     scale, softcap = (None if each is None else float(each) for each in (call.scale, call.softcap))
-    return {"scale": scale, "softcap": softcap, "is_causal": bool(call.is_causal)}
+    order: Any = call.order
+    if isinstance(order, LocalLinear):
+        names = ("ridge", "solver", *(("steps", "tolerance") if order.solver == "cg" else ()))
+        order = {name: getattr(order, name) for name in names}
+    return {"scale": scale, "softcap": softcap, "is_causal": bool(call.is_causal), "order": order}
+
+
+def _order(described: Any) -> int | LocalLinear:
+    if isinstance(described, dict):
+        return LocalLinear(**described)
+    if isinstance(described, bool) or described not in (0, 1):
+        raise TypeError(f"order is {described!r}")
+    return int(described)
 
 
 def _described(kind: str, given: Any, at: str, tensors: dict[str, Tensor]) -> Any:

@@ -42,7 +42,7 @@ class Caller:
     model_pass : frame, optional
         The frame in which the outermost module was called.
     reads : str, optional
-        "self" or "cross" attention; None if unknown.
+        "self" or "cross" attention, or "linear" for a recurrence; None if unknown.
     windows : int
         How many windows each sequence of the batch is cut into.
     skipped : int
@@ -483,9 +483,9 @@ class Recording:
 
     def __init__(
         self, names: dict[int, str], dtype: torch.dtype, layers: Sequence[int | str] | None = None,
-        *, topk: int | None = None, gradients: bool = False, queries: int | None = None,
+        *, topk: int | None = None, gradients: bool = False, queries: int | None = None, recurrences: bool = False,
     ) -> None:  # fmt: skip
-        self.names, self.gradients, self._queries = names, gradients, queries
+        self.names, self.gradients, self.recurrences, self._queries = names, gradients, recurrences, queries
         self._dtype, self.wanted, self._topk = dtype, layers, topk
         self.title = ""
         self.texts: tuple[Text, ...] = ()

@@ -241,9 +241,9 @@ def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
     if L != S and len(texts) == 1 and len(texts[0].tokens) == S:  # the last tokens of a text, with a cache of the rest
         return texts[0].last(L), texts[0]
     reader, read = texts[-1], texts[0]
-    if run.kind == "self" and len(reader.tokens) != len(read.tokens):
+    if run.kind != "cross" and len(reader.tokens) != len(read.tokens):
         reader = read = reader if len(reader.tokens) == S else read
-    elif run.kind == "self":
+    elif run.kind != "cross":
         reader = read = reader if "decoder" in run.name.lower() else read
     if run.skipped and len(reader.tokens) == L + run.skipped:
         reader = reader.last(L)

@@ -211,6 +211,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
         if (
             each.changes
             or each.given is not None
+            or each.order != 0
             or not (plain and E)
             or (each.scale, each.softcap) != (first.scale, first.softcap)
         ):
@@ -276,7 +277,7 @@ def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | Non
         expected = f"be a softmax of dot products with one interval of keys for each query beyond {_LARGEST:,} pairs"
         raise rejected("page", run.name or "the layer", expected, f"{run.shape[2]} × {run.shape[3]}")
     signed = isinstance(run, AttentionRecord) and any(
-        each.given is not None and bool((each.given < 0).any()) for each in run.calls
+        each.order != 0 or (each.given is not None and bool((each.given < 0).any())) for each in run.calls
     )
     return {"kind": "table", "signed": signed, "block": data.block(lambda: _bytes(weights(), torch.float16))}
 

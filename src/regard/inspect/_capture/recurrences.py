@@ -1,4 +1,4 @@
-"""Recurrences, ours and those of transformers, as effective weights: the matrix that maps their values to their outputs.
+"""Recurrences, ours and those of transformers, as effective weights: the map from their values to their outputs.
 
 A recurrence is linear in its values, so its outputs for the values e_1, …, e_S are the columns of that matrix. Where
 each channel has a matrix of its own (RWKV-4, Mamba), the weights are the mean over channels.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 #: What continues a state is not recorded: the steps before it have no weights.
-STATE = (
+STATE = "continues the state of a recurrence, whose earlier steps have no weights of their own, and was not recorded"
     "continues the state of a recurrence, whose earlier steps have no weights of their own, and could not be recorded"
 )
 NOT_ASKED = "came from a recurrence, whose effective weights capture(…, recurrences=True) records"

@@ -18,8 +18,6 @@ from torch import Tensor
 
 #: What continues a state is not recorded: the steps before it have no weights.
 STATE = "continues the state of a recurrence, whose earlier steps have no weights of their own, and was not recorded"
-    "continues the state of a recurrence, whose earlier steps have no weights of their own, and could not be recorded"
-)
 NOT_ASKED = "came from a recurrence, whose effective weights capture(…, recurrences=True) records"
 #: The names of functions in the modeling files of transformers; each family has copies of its own. They are private to
 #: transformers: tests/regard/inspect/test_recurrences.py fails if they change.

@@ -9,6 +9,7 @@ from regard.inspect._record.recording import Coverage, Unrecorded
 from regard.inspect._record.rollout import average, difference, flow, rollout
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Patches, Text, merge_tokens, words_of
+from regard.inspect._record.windows import merge_windows
 from regard.inspect._view.notebook import widget
 from regard.inspect._view.page import render_html, save_html
 from regard.inspect._view.plots import (
@@ -41,6 +42,7 @@ __all__ = [
     "input_texts",
     "legend",
     "merge_tokens",
+    "merge_windows",
     "patch",
     "plot_attention",
     "plot_heads",

@@ -7,13 +7,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from tests.helpers.vision_language import FAMILIES, family
+from tests.helpers.vision_language import FAMILIES, family, tokenizer_of
 from torch import Tensor, nn
 
 from regard.inspect import Patches, Record, Text, capture, input_texts
@@ -264,3 +266,42 @@ def test_records_of_the_first_kind_of_patches_still_load(tmp_path: Path) -> None
     about["texts"][0] = {"tokens": ["a", "b", "c"], "special": [], "patches": [1, 2, 1]}
     save_file(tensors, str(tmp_path / "old.regard"), {"regard": json.dumps(about)})
     assert Record.load(tmp_path / "old.regard").texts == record.texts
+
+
+def test_seconds_of_a_recording(tmp_path: Path) -> None:
+    """An encoder's token stands for two frames of a spectrogram, whose hops are known."""
+    sizes = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1}
+    sizes |= {"decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 140}
+    config = transformers.WhisperConfig(**sizes, num_mel_bins=8, max_source_positions=100, pad_token_id=0)
+    torch.manual_seed(0)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=2)
+    processor = SimpleNamespace(feature_extractor=extractor, tokenizer=tokenizer_of())
+    sound = np.random.default_rng(0).normal(size=2 * 16000).astype(np.float32)
+    inputs = dict(extractor(sound, sampling_rate=16000, return_tensors="pt"))
+    inputs["decoder_input_ids"] = torch.tensor([[40, 41, 42]])
+    with capture(model) as record, torch.no_grad():
+        model(**inputs)
+    record.describe(*input_texts(model, processor, inputs))
+    crossed = next(run for run in record if run.kind == "cross")
+    queries, keys = record.texts_of(crossed, 0)
+    assert len(keys.tokens) == 100 and keys.seconds[0] == (0.0, 0.02) and keys.seconds[-1][1] == pytest.approx(2.0)
+    assert len(queries.tokens) == 3 and queries.seconds == ()
+    assert Record.load(record.save(tmp_path / "heard.regard")).texts == record.texts
+    # A click in the middle of the recording changes the features of the tokens at that time.
+    model.model.encoder.conv1.weight.data.abs_()
+    clicked = sound.copy()
+    clicked[16000] += 50
+    heard = []
+    for each in (sound, clicked):
+        given = extractor(each, sampling_rate=16000, return_tensors="pt").input_features
+        with torch.no_grad():
+            heard.append(model.model.encoder.conv2(model.model.encoder.conv1(given))[0])
+    loudest = int((heard[0] - heard[1]).abs().sum(0).argmax())
+    assert keys.seconds[loudest][0] - 0.02 <= 1.0 <= keys.seconds[loudest][1] + 0.02  # type: ignore[index]
+
+
+def test_a_model_that_hears_in_another_way() -> None:
+    expected = r"model must be Whisper or a model with its encoder and feature extractor .*Linear"
+    with pytest.raises(ValueError, match=expected):
+        input_texts(nn.Linear(2, 2), object(), {"input_features": torch.zeros(1, 2, 4)})

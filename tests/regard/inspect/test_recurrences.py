@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import regard
 from regard import AuxRequest
 from regard._utils.errors import RegardWarning
 from regard.inspect import Record, capture
@@ -189,7 +190,7 @@ def test_recurrences_that_are_not_asked_for_are_reported() -> None:
     expected = r"2 calls of attention .* recurrence.* capture\(…, recurrences=True\) records"
     with pytest.warns(RegardWarning, match=expected), torch.no_grad(), capture(model) as record:
         model(tokens, use_cache=False)
-    assert record.layers == ("layers.1.self_attn",)
+    assert record.layers == ("layers.1.self_attn",) and record[0].number == 1
 
 
 def test_steps_after_a_state_are_reported() -> None:
@@ -207,3 +208,14 @@ def test_functions_without_a_model() -> None:
     with capture(recurrences=True) as record:
         out = gated_recurrence(q, k, v, log_decay=-torch.ones(2, 2, L))
     torch.testing.assert_close(record[0].weights() @ v, out)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("model.layers.3.self_attn", 3), ("encoder.block.5.layer.0.SelfAttention", 5), ("h.2.attn#4", 2), ("attn", None)],
+)
+def test_layers_have_the_numbers_of_the_model(name: str, number: int | None) -> None:
+    with capture() as record:
+        regard.attention(*torch.randn(3, 1, 1, 2, 4))
+    record[0].name = name
+    assert record[0].number == number

@@ -98,6 +98,14 @@ class LayerRecord(ABC):
         """Append the rows of a call."""
 
     @property
+    def number(self) -> int | None:
+        """The number of the layer in the model, from its name: 3 of ``model.layers.3.self_attn``; None without one.
+
+        In hybrid models it differs from the position in the record, which holds attention layers alone.
+        """
+        return next((int(part) for part in self.name.partition("#")[0].split(".") if part.isdecimal()), None)
+
+    @property
     def kind(self) -> str:
         """Whether this is "self" or "cross" attention, or a "linear" recurrence.
 

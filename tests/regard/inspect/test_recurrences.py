@@ -187,7 +187,10 @@ def test_linear_attention_and_fast_weights(causal: bool) -> None:
 
 def test_recurrences_that_are_not_asked_for_are_reported() -> None:
     model, tokens = made("qwen3_next"), torch.randint(3, VOCABULARY, (1, L))
-    expected = r"2 calls of attention .* recurrence.* capture\(…, recurrences=True\) records"
+    expected = (
+        r"2 modules that look like attention are unrecorded, layers.0.linear_attn \(Qwen3NextGatedDeltaNet\), .*: it is a "
+        r"recurrence, whose effective weights capture\(…, recurrences=True\) records"
+    )
     with pytest.warns(RegardWarning, match=expected), torch.no_grad(), capture(model) as record:
         model(tokens, use_cache=False)
     assert record.layers == ("layers.1.self_attn",) and record[0].number == 1
@@ -200,7 +203,12 @@ def test_steps_after_a_state_are_reported() -> None:
         layer(x, cache=cache)
         layer(x[:, :1], cache=cache)
     assert len(record.runs(0)) == 1 and record[0].shape == (1, 2, 4, 4)
-    assert "1 call of attention continues the state of a recurrence" in str(record.coverage)
+    (missed,) = record.coverage.unrecorded
+    assert missed.runs == 1 and missed.reason.startswith("it is a recurrence that continues a state")
+    with warnings.catch_warnings(), capture() as nothing:
+        warnings.simplefilter("ignore")
+        gated_recurrence(*torch.randn(3, 1, 1, 4, 2))
+    assert "1 call of attention came from a recurrence, whose effective weights" in str(nothing.coverage)
 
 
 def test_functions_without_a_model() -> None:

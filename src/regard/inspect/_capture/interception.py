@@ -439,14 +439,19 @@ def _wrapped_recurrence(function: Callable[..., Any], *, weights: Weights) -> Ca
         with _watching(_NESTED):
             answer = function(*args, **kwargs)
             if is_proxied() or _is_empty(answer):
-                found: Tensor | str = _TRACED if is_proxied() else _WITHOUT_VALUES
-            else:
-                found = weights(function, *args, **kwargs) if record.recurrences else NOT_ASKED
-        if isinstance(found, str):
-            record.ledger.skip(found)
-            thread.recorded += 1
-        else:
+                record.ledger.skip(_TRACED if is_proxied() else _WITHOUT_VALUES)
+                thread.recorded += 1
+                return answer
+            found = weights(function, *args, **kwargs) if record.recurrences else NOT_ASKED
+        if isinstance(found, Tensor):
             _record_call(record, AttentionCall.of_weights(found.float()), reads="linear")
+            return answer
+        thread.missed += 1
+        owner = next((each.module for each in reversed(thread.stack) if id(each.module) in record.names), None)
+        if owner is None:
+            record.ledger.skip(f"came from {found}")
+        else:
+            record.ledger.miss(record.names[id(owner)], type(owner).__name__, f"it is {found}")
         return answer
 
     return call

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: What continues a state is not recorded: the steps before it have no weights.
-STATE = "continues the state of a recurrence, whose earlier steps have no weights of their own, and was not recorded"
-NOT_ASKED = "came from a recurrence, whose effective weights capture(…, recurrences=True) records"
+#: What is not recorded, and why: the steps before a state have no weights.
+STATE = "a recurrence that continues a state, whose earlier steps have no weights"
+NOT_ASKED = "a recurrence, whose effective weights capture(…, recurrences=True) records"
 #: The names of functions in the modeling files of transformers; each family has copies of its own. They are private to
 #: transformers: tests/regard/inspect/test_recurrences.py fails if they change.
 _NAMED = {

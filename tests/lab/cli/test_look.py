@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import urllib.request
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,20 @@ def test_a_vision_language_model_without_its_inputs(regard, tmp_path) -> None:
     assert regard("look", tmp_path, *both).code == 0
     picture.write_bytes(picture.read_bytes()[:60])
     refused("picture.png must be", *both)
+
+
+def test_recurrences_are_shown_where_they_are_asked_for(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    torch.manual_seed(0)
+    config = DecoderLMConfig(len(tokenizer), width=16, heads=2, layers=2, attention=("gated-delta", "softmax"))
+    save(DecoderLM(config), tmp_path)
+    tokenizer.save(tmp_path)
+    for given, kinds in (((), ["self"]), (("--recurrences",), ["linear", "self"])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is not asked for is reported
+            result = regard("look", tmp_path, "--text", "the cat", "--out", tmp_path / "both.regard", *given)
+        assert result.code == 0, result.err
+        assert [run.kind for run in Record.load(tmp_path / "both.regard")] == kinds
 
 
 def test_an_image_model_reads_one_image(regard, tmp_path) -> None:

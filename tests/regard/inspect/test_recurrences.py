@@ -188,8 +188,8 @@ def test_linear_attention_and_fast_weights(causal: bool) -> None:
 def test_recurrences_that_are_not_asked_for_are_reported() -> None:
     model, tokens = made("qwen3_next"), torch.randint(3, VOCABULARY, (1, L))
     expected = (
-        r"2 modules that look like attention are unrecorded, layers.0.linear_attn \(Qwen3NextGatedDeltaNet\), .*: it is a "
-        r"recurrence, whose effective weights capture\(…, recurrences=True\) records"
+        r"2 modules that look like attention are unrecorded, layers.0.linear_attn \(Qwen3NextGatedDeltaNet\), .*: "
+        r"it is a recurrence, whose effective weights capture\(…, recurrences=True\) records"
     )
     with pytest.warns(RegardWarning, match=expected), torch.no_grad(), capture(model) as record:
         model(tokens, use_cache=False)

@@ -76,6 +76,9 @@ def look(
         str | None,
         typer.Option(help="Text for the decoder of an encoder–decoder; by default, what the model generates."),
     ] = None,
+    recurrences: Annotated[
+        bool, typer.Option("--recurrences", help="Also show linear attention and recurrences, as effective weights.")
+    ] = False,
     browser: Annotated[bool, typer.Option("--browser", "-b", help="Open the inspector in the browser.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
@@ -98,7 +101,7 @@ def look(
 
     run(
         model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
-        out=out, browser=browser,
+        out=out, browser=browser, recurrences=recurrences,
     )  # fmt: skip
 
 

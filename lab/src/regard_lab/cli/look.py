@@ -309,6 +309,7 @@ def run(
     html: Path | None,
     out: Path | None,
     browser: bool,
+    recurrences: bool,
 ) -> None:
     """Print the attention entropy of each head, draw a head or a layer's mean, or open the inspector."""
     with report_errors("regard-lab[hf]"):
@@ -318,7 +319,7 @@ def run(
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
         looked = subject(path, text, images, target)
-        with capture(looked.model, layers=looked.layers) as record, torch.no_grad():
+        with capture(looked.model, layers=looked.layers, recurrences=recurrences) as record, torch.no_grad():
             looked.run()
         if not len(record):
             raise rejected("look", "MODEL", "be a model with attention", type(looked.model).__name__)

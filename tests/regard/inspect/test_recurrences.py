@@ -211,6 +211,16 @@ def test_steps_after_a_state_are_reported() -> None:
     assert "1 call of attention came from a recurrence, whose effective weights" in str(nothing.coverage)
 
 
+def test_a_state_without_steps_before_it() -> None:
+    """RWKV is given a state of zeros by transformers, where it will need one afterwards."""
+    model, tokens = made("rwkv"), torch.randint(3, VOCABULARY, (1, L))
+    with torch.no_grad(), capture(model, recurrences=True) as record:
+        model(tokens, use_cache=True)
+    with torch.no_grad(), capture(model, recurrences=True) as without:
+        model(tokens, use_cache=False)
+    assert record.coverage.complete and torch.equal(record[1].weights(), without[1].weights())
+
+
 def test_functions_without_a_model() -> None:
     q, k, v = torch.randn(3, 2, 2, L, 4).unbind()
     with capture(recurrences=True) as record:

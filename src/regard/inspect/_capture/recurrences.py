@@ -83,7 +83,7 @@ def _of_rows(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor 
 def _of_rwkv(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | str:
     """Return RWKV-4's weights: of each channel the softmax of keys that lose ``exp(time_decay)`` a step."""
     given = _bound(function, args, kwargs)
-    if given["state"] is not None:
+    if given["state"] is not None and bool(given["state"][1].any()):  # a sum of weights, 0 before the first step
         return STATE
     key, decay = given["key"].float(), given["time_decay"].float().exp()  # (B, L, C) and (C,)
     L = key.shape[1]

@@ -285,11 +285,7 @@ def _numbers(call: AttentionCall) -> dict[str, Any]:
 
 
 def _order(described: Any) -> int | LocalLinear:
-    if isinstance(described, dict):
-        return LocalLinear(**described)
-    if isinstance(described, bool) or described not in (0, 1):
-        raise TypeError(f"order is {described!r}")
-    return int(described)
+    return LocalLinear(**described) if isinstance(described, dict) else {0: 0, 1: 1}[described]
 
 
 def _described(kind: str, given: Any, at: str, tensors: dict[str, Tensor]) -> Any:

@@ -103,6 +103,17 @@ def input_texts(
     ------
     ValueError
         If images and tokens do not match, or the family's layout is unknown.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperModel
+    >>> from regard.inspect import input_texts
+    >>> sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    >>> model = WhisperModel(WhisperConfig(**sizes, decoder_attention_heads=2, vocab_size=60, pad_token_id=0))
+    >>> (heard,) = input_texts(model, WhisperFeatureExtractor(), {"input_features": torch.zeros(1, 80, 3000)})
+    >>> len(heard.tokens), heard.tokens[50], heard.seconds[1]
+    (1500, '1.00 s', (0.02, 0.04))
     """
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
     if "input_features" in inputs and "input_ids" not in inputs:

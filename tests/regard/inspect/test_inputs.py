@@ -19,6 +19,7 @@ from tests.helpers.vision_language import FAMILIES, family, tokenizer_of
 from torch import Tensor, nn
 
 from regard.inspect import Patches, Record, Text, capture, input_texts
+from regard.inspect._record.inputs import _boxes as boxes_of
 
 #: Modules that let patches of a vision tower mix; the ends of their names.
 MIXING = ("attn.proj", "out_proj", "o_proj", "fc2", "linear_fc2", "down_proj", "projection_layer")
@@ -188,6 +189,22 @@ def test_frames_of_a_video(name: str) -> None:
         input_texts(model, processor, inputs)
 
 
+def test_the_tiles_of_a_photo_to_half_a_pixel() -> None:
+    """InternVL's own sizes: tiles of 448 pixels, as many as fit the shape, and the whole image at the end."""
+    _, processor = family("internvl")
+    processor.image_processor.size = {"height": 448, "width": 448}
+    height, width = 700, 1003
+    boxes = list(boxes_of(processor, sized((height, width))[0], {}))
+    rows, cols = 2, 3
+    assert len(boxes) == rows * cols + 1 and boxes[-1] == (0, 0, 1, 1)
+    for i, box in enumerate(boxes[:-1]):
+        assert box is not None
+        row, col = divmod(i, cols)
+        exact = (col * width / cols, row * height / rows, width / cols, height / rows)
+        scaled = (box[0] * width, box[1] * height, box[2] * width, box[3] * height)
+        assert scaled == pytest.approx(exact, abs=0.5), i
+
+
 def test_inputs_that_do_not_match() -> None:
     images = sized((45, 60), (70, 30))
     for name, message in (
@@ -209,6 +226,12 @@ def test_inputs_that_do_not_match() -> None:
         input_texts(model, processor, inputs, images=[each / 255 for each in images])
     with pytest.raises(ValueError, match=r"the same number of tokens for each of its 2 tiles .*, got 31 tokens"):
         input_texts(model, processor, inputs | {"input_ids": inputs["input_ids"][:, 2:]}, images=images)
+    for part, kind in ((None, "NoneType"), (processor.image_processor, "CLIPImageProcessorPil")):
+        expected = (
+            f"processor must be the processor that made the inputs, with a tokenizer and an image token, got {kind}"
+        )
+        with pytest.raises(ValueError, match=expected):
+            input_texts(model, part, inputs, images=images)
     model.config.model_type = "blip-2"
     expected = r"be of a family with a known layout of image tokens \(name tokens yourself with .*\), got blip-2"
     with pytest.raises(ValueError, match=expected):

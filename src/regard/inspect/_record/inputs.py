@@ -122,6 +122,9 @@ def input_texts(
     if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
         got = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
         raise rejected("input_texts", "inputs", "hold input_ids of one text as a tensor (1, L)", got)
+    if getattr(processor, "tokenizer", None) is None or (images and not hasattr(processor, "image_token")):
+        expected = "be the processor that made the inputs, with a tokenizer and an image token"
+        raise rejected("input_texts", "processor", expected, type(processor).__name__)
     names = [*names, *(f"image {i + 1}" for i in range(len(names), len(images)))]
     names += [f"video {i - len(images) + 1}" for i in range(len(names), len(images) + len(videos))]
     pictures = [_picture(each, name) for each, name in zip(images, names)]

@@ -90,7 +90,10 @@ def judgement(found: dict[str, list[dict[str, str]]]) -> str:
         of_it = [(name, result) for name, result in every if result["verdict"] == verdict]
         if of_it:
             if verdict == "recorded":
-                return "recorded"
+                from benchmarks.families.captured import RECURRENCES
+
+                linear = any(RECURRENCES in result["detail"] for _, result in of_it)
+                return f"recorded; {RECURRENCES}" if linear else "recorded"
             name, result = of_it[0]
             return f"{verdict}: {name}: {result['detail']}" if result["detail"] else verdict
     return "not built: it has no class of its own that is a whole model"
@@ -105,7 +108,7 @@ def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> s
         "",
         "Each model class of transformers, tiny and with random weights, and models of timm, checked by",
         "`python -m benchmarks.captured_families`. *recorded*: the record has every matrix, within 1e-5 of the "
-        "model's own.",
+        "model's own; effective weights of recurrences are compared with outputs in tests only.",
         "*reported*: a warning lists the missing modules, and everything recorded is correct.",
         "",
         f"{len(lines)} families: {count['recorded']} recorded, {count['reported']} reported, "

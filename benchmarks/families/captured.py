@@ -71,11 +71,17 @@ def recorded(model: nn.Module, call: Callable[[], Any]) -> tuple[Record, list[Te
     """Return the record of a call, its matrices, and whether a warning said that something is missing."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with capture(model) as record, torch.no_grad():
+        with capture(model, recurrences=True) as record, torch.no_grad():
             call()
     warned = any("unrecorded" in str(each.message) or "record" in str(each.message) for each in caught)
-    matrices = [run.weights().detach() for layer in record.layers for run in record.runs(layer)]
+    runs = [run for layer in record.layers for run in record.runs(layer)]
+    # Effective weights of recurrences are not among those that a model returns: tests compare them with its outputs.
+    matrices = [run.weights().detach() for run in runs if run.kind != "linear"]
     return record, matrices, warned and not record.coverage.complete
+
+
+#: What the record of a model with recurrences also holds.
+RECURRENCES = "recurrences as effective weights (`recurrences=True`)"
 
 
 def is_among(matrix: Tensor, others: list[Tensor]) -> int | None:
@@ -177,7 +183,10 @@ def _checked(family: Family, by: str = THEIRS) -> list[Found]:
             verdicts.append(Found(f"capture on {implementation}", "different", reason(error)))
             continue
         found = judged(expected, seen, matrices, warned, str(record.coverage))
-        verdicts.append(Found(f"capture on {implementation}", found.verdict, found.detail))
+        recurrences = sum(run.kind == "linear" for run in record)
+        verdict = "recorded" if recurrences and found.verdict == "no attention" else found.verdict
+        detail = f"{found.detail}, {RECURRENCES}" if recurrences and verdict == "recorded" else found.detail
+        verdicts.append(Found(f"capture on {implementation}", verdict, detail.removeprefix(", ")))
     return verdicts
 
 

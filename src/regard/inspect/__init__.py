@@ -3,11 +3,13 @@
 from regard.inspect._capture.capture import capture
 from regard.inspect._capture.interception import ablate, patch
 from regard.inspect._capture.record import Record
+from regard.inspect._record.inputs import input_texts
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Coverage, Unrecorded
 from regard.inspect._record.rollout import average, difference, flow, rollout
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Patches, Text, merge_tokens, words_of
+from regard.inspect._record.windows import merge_windows
 from regard.inspect._view.notebook import widget
 from regard.inspect._view.page import render_html, save_html
 from regard.inspect._view.plots import (
@@ -37,8 +39,10 @@ __all__ = [
     "difference",
     "draw",
     "flow",
+    "input_texts",
     "legend",
     "merge_tokens",
+    "merge_windows",
     "patch",
     "plot_attention",
     "plot_heads",

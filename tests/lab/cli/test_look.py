@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import urllib.request
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,10 @@ import torch
 import transformers
 from pages import Page
 from PIL import Image
+from tests.helpers import vision_language
 from transformers import (
-    CLIPVisionConfig,
     DistilBertConfig,
     DistilBertModel,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     T5Model,
@@ -252,35 +250,82 @@ def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int)
     assert (result.code, result.err) == (2, expected)
 
 
-def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path) -> None:
-    torch.manual_seed(0)
-    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    mark = len(tokenizer)
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**sizes, image_size=32, patch_size=8),
-        text_config=LlamaConfig(**sizes, vocab_size=mark + 1),
-        image_token_id=mark, vision_feature_layer=-1,
-    )  # fmt: skip
-    LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
-    tokenizer.save(tmp_path)
+TEMPLATE = (
+    "{% for each in messages[0].content %}{{ MARK if each.type == 'image' else each.text }}"
+    "{% if not loop.last %};{% endif %}{% endfor %}!"
+)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "internvl", "idefics3", "mllama"])
+def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path, name: str) -> None:
+    model, processor = vision_language.family(name)
+    templated = name in ("qwen3_vl", "mllama")
+    if templated:
+        processor.chat_template = TEMPLATE.replace("MARK", repr(processor.image_token))
+    vision_language.save(model, processor, tmp_path)
+    for i, size in enumerate(((50, 20), (40, 40))):
+        Image.new("RGB", size, "red").save(tmp_path / f"{i}.png")
+    given = ("look", tmp_path, "--image", tmp_path / "0.png", "--image", tmp_path / "1.png", "--text")
+    result = regard(*given, "cat", "--html", tmp_path / "both.html")
+    assert result.code == 0, result.err
+    described = Page((tmp_path / "both.html").read_text(encoding="utf-8")).described
+    (seen,) = [text for text in described["texts"] if "places" in text]
+    assert [(each["name"], each["width"], each["height"]) for each in seen["images"]] == [
+        ("0.png", 50, 20), ("1.png", 40, 40),
+    ]  # fmt: skip
+    assert {place["image"] for place in seen["places"] if place} == {0, 1}
+    (written,) = [text for text in described["texts"] if "".join(text["tokens"]).find("cat") >= 0]
+    assert ("".join(written["tokens"])[-4:] == "cat!") == templated
+    assert {layer["name"].split(".")[1] for layer in described["layers"]} <= {"language_model", "text_model"}
+    marked = regard(*given, f"{processor.image_token}a{processor.image_token}b", "--out", tmp_path / "two.regard")
+    assert marked.code == 0, marked.err
+    refused = regard(*given, f"{processor.image_token} cat")
+    assert refused.code == 2
+    expected = f"--text must have {processor.image_token} once for each of the 2 images, or not at all, got 1"
+    assert expected in " ".join(refused.err.split())
+
+
+def test_a_vision_language_model_without_its_inputs(regard, tmp_path) -> None:
+    model, processor = vision_language.family("llava")
+    model.save_pretrained(tmp_path)
     picture = tmp_path / "picture.png"
     Image.new("RGB", (50, 20), "red").save(picture)
-    result = regard("look", tmp_path, "--image", picture, "--text", "cat", "--html", tmp_path / "both.html")
-    assert result.code == 0, result.err
-    page = Page((tmp_path / "both.html").read_text(encoding="utf-8"))
-    (text,) = page.described["texts"]
-    count = len(text["tokens"])
-    assert {name: text["image"][name] for name in ("rows", "cols")} == {"rows": 4, "cols": 4}
-    at = text["image"]["first"]
-    assert text["tokens"][at : at + 2] == ["patch 0,0", "patch 0,1"] and text["tokens"][at + 15] == "patch 3,3"
-    assert [layer["shape"] for layer in page.described["layers"]] == [[count, count]] * 2 and count > 17
-    for given, message in (
-        (("--image", picture), "a vision–language model requires both --image and --text"),
-        (("--text", "a"), "a vision–language model requires both --image and --text"),
-    ):
+    both = ("--image", picture, "--text", "cat")
+
+    def refused(message: str, *given: object) -> None:
         result = regard("look", tmp_path, *given)
         assert result.code == 2 and message in " ".join(result.err.split()), result.err
+
+    for given in (both[:2], both[2:]):
+        refused("a vision–language model requires both --image and --text", *given)
+    refused("hold a processor, processor_config.json or preprocessor_config.json (processor.save_pretrained wr", *both)
+    (tmp_path / "processor_config.json").write_text("{}")
+    refused("hold a processor that transformers loads, got", *both)
+    processor.save_pretrained(tmp_path)
+    assert regard("look", tmp_path, *both).code == 0
+    picture.write_bytes(picture.read_bytes()[:60])
+    refused("picture.png must be", *both)
+
+
+def test_recurrences_are_shown_where_they_are_asked_for(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    torch.manual_seed(0)
+    config = DecoderLMConfig(len(tokenizer), width=16, heads=2, layers=2, attention=("gated-delta", "softmax"))
+    save(DecoderLM(config), tmp_path)
+    tokenizer.save(tmp_path)
+    for given, kinds in (((), ["self"]), (("--recurrences",), ["linear", "self"])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is not asked for is reported
+            result = regard("look", tmp_path, "--text", "the cat", "--out", tmp_path / "both.regard", *given)
+        assert result.code == 0, result.err
+        assert [run.kind for run in Record.load(tmp_path / "both.regard")] == kinds
+
+
+def test_an_image_model_reads_one_image(regard, tmp_path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path)
+    result = regard("look", tmp_path, "--image", "a.png", "--image", "b.png")
+    assert (result.code, result.err) == (2, "regard: look: an image model requires one --image.\n")
 
 
 def test_a_record_is_viewed_until_somebody_interrupts(regard, tmp_path, monkeypatch) -> None:

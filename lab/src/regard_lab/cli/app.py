@@ -68,11 +68,17 @@ _look_command = partial(inspector.command, cls=Command)
 def look(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, or FILE.py:FUNCTION.")],
     text: Annotated[str | None, typer.Option(help="Input text.")] = None,
-    image: Annotated[Path | None, typer.Option(help="Input image, instead of --text.")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Input image, instead of --text or with it; repeat it for a model that reads several."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(help="Text for the decoder of an encoder–decoder; by default, what the model generates."),
     ] = None,
+    recurrences: Annotated[
+        bool, typer.Option("--recurrences", help="Also show linear attention and recurrences, as effective weights.")
+    ] = False,
     browser: Annotated[bool, typer.Option("--browser", "-b", help="Open the inspector in the browser.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
@@ -94,8 +100,8 @@ def look(
     from regard_lab.cli.look import run
 
     run(
-        model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
-        out=out, browser=browser,
+        model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
+        out=out, browser=browser, recurrences=recurrences,
     )  # fmt: skip
 
 

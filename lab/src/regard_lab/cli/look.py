@@ -14,18 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected, unknown_name
-from regard.inspect import Alignment, Record, capture, draw, legend, save_plot
+from regard.inspect import Alignment, Record, capture, draw, input_texts, legend, save_plot
 from regard.inspect._record.texts import Patches, Text, texts_of
 from regard.inspect._view.plots import SCALES
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
 from regard_lab.cli.kinds import COMMANDS, find, require_kind
-from regard_lab.data.images import Preprocessing
+from regard_lab.data.images import Preprocessing, read_image
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import DecoderLM, EncoderLM, VisionTransformer, load
 from regard_lab.models.base import END
 from regard_lab.models.folders import CONFIG, read_json
 from regard_lab.models.hugging_face.hosted import Hosted, load_module
+from regard_lab.models.hugging_face.processors import load_processor
 from regard_lab.models.hugging_face.reading import FAMILIES
 from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
@@ -54,7 +55,7 @@ class Subject:
     layers: tuple[str, ...] | None = None
 
 
-def subject(path: str, text: str | None, image: Path | None, target: str | None) -> Subject:
+def subject(path: str, text: str | None, images: Sequence[Path], target: str | None) -> Subject:
     """Return the model at a path with its inputs.
 
     Raises
@@ -64,22 +65,21 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     """
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
-        return _of_function(Path(file), function, [each for each in (text, image) if each is not None])
+        return _of_function(Path(file), function, [*([] if text is None else [text]), *images])
     require_kind("look", path, *(kind for kind in COMMANDS if kind != "captioner"))
     folder = find(path)
     described = read_json(folder / CONFIG)
     described = described if isinstance(described, dict) else {}
-    seeing = described.get("vision_config")
-    if isinstance(seeing, dict) and "text_config" in described:
-        return _of_image_and_text(folder, described, seeing, image, text)
+    if isinstance(described.get("vision_config"), dict):
+        return _of_images_and_text(folder, images, text)
     ours = described.get("format") == VISION_FORMAT
     vision = ours or ("image_size" in described and "patch_size" in described)
-    if (image is not None) != vision:
-        if vision:
-            raise ValueError("look: an image model requires --image.")
-        raise rejected("look", "--image", "be left out for a text model", image)
+    if vision and len(images) != 1:
+        raise ValueError(f"look: an image model requires {'one --image' if images else '--image'}.")
+    if images and not vision:
+        raise rejected("look", "--image", "be left out for a text model", images[0])
     if vision:
-        assert image is not None
+        (image,) = images
         return _of_image_with_ours(folder, image) if ours else _of_image(folder, described, image)
     if text is None:
         raise ValueError("look: a text model requires --text.")
@@ -163,8 +163,6 @@ def _of_image_with_ours(folder: Path, path: Path) -> Subject:
     """Inspect a regard vision transformer, or a classifier on one."""
     from PIL import Image
 
-    from regard_lab.data.images import read_image
-
     loaded: Any = load(folder, dtype=torch.float32)
     model = getattr(loaded, "model", loaded)
     if not isinstance(model, VisionTransformer):
@@ -191,35 +189,49 @@ def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject
     return Subject(model, lambda: model(values), (text,), path.name)
 
 
-def _of_image_and_text(
-    folder: Path, described: Mapping[str, Any], seeing: Mapping[str, Any], path: Path | None, text: str | None
-) -> Subject:
-    """Inspect the language model of a vision–language model, on an image's patches followed by a text."""
-    if path is None or text is None:
+def _of_images_and_text(folder: Path, paths: Sequence[Path], text: str | None) -> Subject:
+    """Inspect the language model of a vision–language model, on images and a text."""
+    if not paths or text is None:
         raise ValueError("look: a vision–language model requires both --image and --text.")
     model = _hugging_face(folder, "AutoModelForImageTextToText")
-    mark = next((described[name] for name in ("image_token_id", "image_token_index") if name in described), None)
-    expected = "turn an image into one grid of tokens (for other models, pass FILE.py:FUNCTION)"
+    processor = load_processor(folder)
+    images = [read_image(path, function="look") for path in paths]
+    prompt = _prompt(processor, text, len(images))
+    begin = processor.tokenizer.bos_token
     try:
-        values, written, sides = _pixels(folder, seeing, path)
-        with torch.no_grad():
-            count = model.get_image_features(pixel_values=values).pooler_output[0].shape[0]
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise rejected("look", "MODEL", expected, f"{described.get('model_type')} ({error!r})") from None
-    share = round((sides[0] * sides[1] / max(count, 1)) ** 0.5)  # patches merged along each side
-    rows, cols = (each // max(share, 1) for each in sides)
-    if rows * cols != count or mark is None:
-        raise rejected(
-            "look", "MODEL", expected, f"{described.get('model_type')} with {count} tokens for {sides} patches"
-        )
-    numbers, read = _tokens(folder, text)
-    first = next((at for at in range(len(numbers)) if at not in read.special), 0)  # after the leading special tokens
-    tokens = (*read.tokens[:first], *_patch_names(rows, cols), *read.tokens[first:])
-    special = tuple(each if each < first else each + count for each in read.special)
-    ids = torch.tensor([[*numbers[:first], *[mark] * count, *numbers[first:]]])
-    texts = (Text(tokens, special, Patches(written, rows, cols, first)),)
+        made = processor(
+            text=[prompt], images=[images], return_tensors="pt",
+            add_special_tokens=begin is None or not prompt.startswith(begin),
+        )  # fmt: skip
+    except (ValueError, TypeError, RuntimeError, LookupError) as error:
+        got = " ".join(str(error).split())[:200]
+        raise rejected("look", "--image and --text", "be inputs that the processor accepts", got) from None
+    inputs = {name: each for name, each in made.items() if name != "labels"}
+    names = [path.name for path in paths]
+    texts = input_texts(model, processor, inputs, images=images, names=names)
     layers = tuple(name for name, module in model.named_modules() if module is model.get_decoder())
-    return Subject(model, lambda: model(input_ids=ids, pixel_values=values), texts, f"{path.name}: {text}", layers)
+    return Subject(model, lambda: model(**inputs), texts, f"{', '.join(names)}: {text}", layers)
+
+
+def _prompt(processor: Any, text: str, count: int) -> str:
+    """Return a text with a mark for each image: as it is, in the chat template of the processor, or after the images.
+
+    Raises
+    ------
+    ValueError
+        If the text has marks, but not one for each image.
+    """
+    mark = processor.image_token
+    if (marks := text.count(mark)) not in (0, count):
+        raise rejected("look", "--text", f"have {mark} once for each of the {count} images, or not at all", marks)
+    if marks:
+        return text
+    if getattr(processor, "chat_template", None) is None:
+        return "\n".join([mark] * count) + f"\n{text}"
+    content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
+    messages = [{"role": "user", "content": content}]
+    prompt: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return prompt
 
 
 def _patch_names(rows: int, cols: int) -> list[str]:
@@ -288,7 +300,7 @@ def run(
     path: str,
     *,
     text: str | None,
-    image: Path | None,
+    images: Sequence[Path],
     target: str | None,
     layer: int | None,
     head: int | None,
@@ -297,6 +309,7 @@ def run(
     html: Path | None,
     out: Path | None,
     browser: bool,
+    recurrences: bool,
 ) -> None:
     """Print the attention entropy of each head, draw a head or a layer's mean, or open the inspector."""
     with report_errors("regard-lab[hf]"):
@@ -305,8 +318,8 @@ def run(
             raise unknown_name("look", "--scale", scale, SCALES)
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
-        looked = subject(path, text, image, target)
-        with capture(looked.model, layers=looked.layers) as record, torch.no_grad():
+        looked = subject(path, text, images, target)
+        with capture(looked.model, layers=looked.layers, recurrences=recurrences) as record, torch.no_grad():
             looked.run()
         if not len(record):
             raise rejected("look", "MODEL", "be a model with attention", type(looked.model).__name__)

@@ -23,7 +23,8 @@ KEPT = ("rows", "summaries")
 @contextmanager
 def capture(
     model: nn.Module | None = None, *, layers: Sequence[int | str] | None = None, precision: str = "float32",
-    keep: str = "rows", topk: int = 8, gradients: bool = False,
+    keep: str = "rows", topk: int = 8, gradients: bool = False, queries: int | None = None,
+    recurrences: bool = False,
 ) -> Iterator[Record]:  # fmt: skip
     """Record the attention of a model, or of everything that runs in a ``with`` block.
 
@@ -56,6 +57,13 @@ def capture(
     gradients : bool
         Also keep values and, after a backward pass, the gradients of the outputs, from which
         :meth:`AttentionRecord.gradients` computes the gradients of the weights.
+    queries : int, optional
+        Keep the last queries of each call only, such as those of a question after images: memory then grows with the
+        number of keys alone. All by default.
+    recurrences : bool
+        Also record linear attention and recurrences (DeltaNet, Mamba, RWKV and others, ours and those of transformers)
+        as effective weights, which map their values to their outputs: L² numbers for each head, which may be negative.
+        Layers of kind "linear".
 
     Yields
     ------
@@ -90,12 +98,17 @@ def capture(
         raise unknown_name("capture", "keep", keep, KEPT)
     if gradients and keep == "summaries":
         raise rejected("capture", "gradients", "be False with keep='summaries'", gradients)
+    if gradients and queries is not None:
+        raise rejected("capture", "gradients", "be False with queries", gradients)
+    if queries is not None and (isinstance(queries, bool) or not isinstance(queries, int) or queries < 1):
+        raise rejected("capture", "queries", "be an int of at least 1, or None", repr(queries))
     if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
         raise rejected("capture", "topk", "be an int of at least 1", repr(topk))
     names = {} if model is None else {id(module): name for name, module in uncompiled(model).named_modules()}
     record = Record(
-        names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients
-    )
+        names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients,
+        queries=queries, recurrences=recurrences,
+    )  # fmt: skip
     try:
         with recording(record, model):
             yield record

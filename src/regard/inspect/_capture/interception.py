@@ -38,6 +38,7 @@ from regard._utils.torch_private import (
 from regard._utils.tracing import observing_calls
 from regard.inspect._capture.products import FEATURES, PARTS, ProductObserver, Read, kernels, matrices
 from regard.inspect._capture.record import Record
+from regard.inspect._capture.recurrences import NOT_ASKED, Weights, recurrences
 from regard.inspect._capture.running import ModuleCalls, Observing, Running, in_compiled_code, thread
 from regard.inspect._record.calls import (
     AttentionCall,
@@ -78,13 +79,11 @@ def of_kernel(given: Mapping[str, Any]) -> AttentionCall:
     )  # fmt: skip
 
 
-def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> AttentionCall | str:
+def of_regard(signature: inspect.Signature, *args: Any, **kwargs: Any) -> AttentionCall:
     """:func:`regard.attention`; the first argument is its signature."""
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
-    if given.arguments["order"] != 0:
-        return _LINES
-    names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap")
+    names = ("query", "key", "value", "is_causal", "scale", "score", "normalizer", "softcap", "order")
     return AttentionCall(mask=given.arguments["attn_mask"], **{name: given.arguments[name] for name in names})
 
 
@@ -227,7 +226,7 @@ _captures: dict[int, tuple[Record, nn.Module | None]] = {}
 _OURS = regard.attention.__code__
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, staticmethod)
 #: Python modules whose calls are not replaced: they run inside a recorded call, or when a record is read.
-_INNER = ("regard.functional", "regard.engines", "regard.inspect")
+_INNER = ("regard.functional", "regard.engines", "regard.inspect", "regard.nn.linear.recurrence_weights")
 
 
 class _Replacement:
@@ -262,6 +261,8 @@ class _Replacement:
                 self._watches -= 1
                 while self._undo and not self._watches:
                     self._undo.pop()()
+                if not self._watches:  # other functions may get the ids of the wrappers
+                    self._made.clear()
 
     def _put(self, held: Mapping[str, Any], key: str, put: Callable[[Any], None]) -> None:
         value = held[key]
@@ -318,6 +319,7 @@ def _makers() -> dict[int, Callable[[Any], Any]]:
     found: dict[int, Callable[[Any], Any]] = {
         id(function): functools.partial(_wrapped, parse=parse) for function, parse in parsers
     }
+    found |= {id(each): functools.partial(_wrapped_recurrence, weights=weights) for each, weights in recurrences()}
     return found | {id(F.multi_head_attention_forward): _wrapped_multi_head}
 
 
@@ -425,9 +427,38 @@ def _wrapped(
     return call
 
 
+def _wrapped_recurrence(function: Callable[..., Any], *, weights: Weights) -> Callable[..., Any]:
+    """Return a wrapper that calls a recurrence, and records its effective weights if the capture asks for them."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        watch = _INACTIVE if torch.compiler.is_compiling() else _active.get()
+        record = None if watch is _INACTIVE or in_backward() else watch.record
+        if record is None:
+            return function(*args, **kwargs)
+        with _watching(_NESTED):
+            answer = function(*args, **kwargs)
+            if is_proxied() or _is_empty(answer):
+                record.ledger.skip(_TRACED if is_proxied() else _WITHOUT_VALUES)
+                thread.recorded += 1
+                return answer
+            found = weights(function, *args, **kwargs) if record.recurrences else NOT_ASKED
+        if isinstance(found, Tensor):
+            _record_call(record, AttentionCall.of_weights(found.float()), reads="linear")
+            return answer
+        thread.missed += 1
+        owner = next((each.module for each in reversed(thread.stack) if id(each.module) in record.names), None)
+        if owner is None:
+            record.ledger.skip(f"came from {found}")
+        else:
+            record.ledger.miss(record.names[id(owner)], type(owner).__name__, f"it is {found}")
+        return answer
+
+    return call
+
+
 _TRACED = "ran under make_fx tracing and could not be recorded"
 _UNKNOWN = "got keywords of unknown meaning from the model and could not be recorded"
-_LINES = "fits lines (order=1), whose weights may be negative, and could not be recorded"
 _WITHOUT_VALUES = "had tensors without values (meta or fake tensors) and could not be recorded"
 
 
@@ -445,8 +476,9 @@ def _count_other_thread() -> None:
 
 
 def _record_call(
-    record: Record, attended: AttentionCall | Projected, part: str = "", running: Sequence[Running] | None = None
-) -> None:
+    record: Record, attended: AttentionCall | Projected, part: str = "", running: Sequence[Running] | None = None,
+    reads: str | None = None,
+) -> None:  # fmt: skip
     """Add a call to a record, described by the modules that are running."""
     running = thread.stack if running is None else running
     caller = caller_of(record.names, part)
@@ -454,7 +486,8 @@ def _record_call(
         named = (record.names[id(each.module)] for each in reversed(running) if id(each.module) in record.names)
         caller = replace(caller, name=next(named, caller.name))
     thread.recorded += 1
-    record.add(_described(caller, attended, running), attended)
+    caller = _described(caller, attended, running)
+    record.add(caller if reads is None else replace(caller, reads=reads), attended)
 
 
 def _described(caller: Caller, attended: AttentionCall | Projected, running: Sequence[Running]) -> Caller:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import Aux, AuxRequest, TopK, attention
+from regard import Aux, AuxRequest, LocalLinear, TopK, attention
 from regard._utils.errors import rejected
 from regard._utils.part import Part
 from regard.engines.problem import as_score
@@ -49,6 +49,8 @@ class AttentionCall:
         keys.
     difference : float, optional
         λ of a differential layer: the weights of its first half of heads, minus λ times those of the second half.
+    order : int or LocalLinear
+        As in :func:`regard.attention`; weights of order 1 may be negative.
     """
 
     query: Tensor
@@ -66,6 +68,7 @@ class AttentionCall:
     first: int = 0
     given: Tensor | None = None
     difference: float | None = None
+    order: int | LocalLinear = 0
 
     @classmethod
     def of_weights(cls, weights: Tensor, value: Tensor | None = None) -> AttentionCall:
@@ -92,6 +95,37 @@ class AttentionCall:
         if isinstance(mask, Tensor) and mask.dim() > 4:
             mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
         return replace(self, query=query, key=key, mask=mask, value=read[0] if read else None)
+
+    @torch.no_grad()
+    def last(self, count: int) -> AttentionCall:
+        """Return the call, in four dimensions, with its last queries only.
+
+        No copy, except of the weights of scores that depend on positions in an unknown way.
+        """
+        B, H, L, _ = self.query.shape
+        if count >= L:
+            return self
+        first, S = L - count, self.key.shape[2]
+        score = None if self.score is None else as_score(self.score, self.query, self.key).at(first, 0)
+        if self.score is not None and score is None:
+            weights = self.rows(first, L, AuxRequest(weights=True)).weights
+            assert weights is not None
+            return AttentionCall.of_weights(weights, self.key.detach().clone())
+        mask = self.mask
+        if isinstance(mask, Tensor) and not self.is_causal:
+            mask = mask[..., first:, :] if mask.dim() > 1 and mask.shape[-2] == L else mask
+        elif (whole := self._mask()) is not None:
+            extent = Extent(B, H, L, S)
+            mask = Submatrix(whole.bind(extent, self.query.device), extent, first, 0)
+        sinks = self.sinks if self.sinks is None or self.sinks.shape[2] == 1 else self.sinks[:, :, first:]
+        changes = tuple(
+            each if each.weights is None else replace(each, weights=each.weights[:, :, first:]) for each in self.changes
+        )
+        given = None if self.given is None else self.given[:, :, first:]
+        return replace(
+            self, query=self.query[:, :, first:], mask=mask, is_causal=False, score=score, sinks=sinks, changes=changes,
+            given=given,
+        )  # fmt: skip
 
     @torch.no_grad()
     def combined(self) -> AttentionCall:
@@ -143,13 +177,19 @@ class AttentionCall:
         if mask is not None and (first, last) != (0, L):
             mask = Submatrix(mask.bind(where, device), where, first, 0)
         query, key = self.query[:, :, first:last].float(), self.key.float()
+        asked = request
+        if self.order != 0:  # other fields are those of the weights, not of the scores
+            request = AuxRequest(weights=True)
         if self.sinks is not None:
             request = replace(request, lse=True, received=False, weights=request.weights or request.received)
         _, aux = attention(
             query, key, key[..., :1], mask, scale=self.scale, enable_gqa=key.shape[1] != H, score=score,
-            normalizer=self.normalizer, softcap=self.softcap, return_aux=request,
+            normalizer=self.normalizer, softcap=self.softcap, order=self.order, return_aux=request,
             engine="reference" if request.weights else "auto",  # the reference engine computes the whole matrix anyway
         )  # fmt: skip
+        if self.order != 0:
+            assert aux.weights is not None
+            aux = _aux_of(aux.weights, asked)
         if self.sinks is not None:
             aux = _with_sinks(aux, self.sinks if self.sinks.shape[2] == 1 else self.sinks[:, :, first:last])
         for change in self.changes:
@@ -281,6 +321,16 @@ class Projected:
         key = query if self.key is self.query else self.key.detach().clone()
         weight, bias = _copied(self.weight), _copied(self.bias)
         return Projected(query, key, weight, bias, self.heads, _kept_mask(self.mask), dtype)
+
+    def last(self, count: int) -> Projected:
+        """Return the call with its last queries only; no copy."""
+        L = self.query.shape[1]
+        if count >= L:
+            return self
+        mask = self.mask
+        if mask is not None and mask.dim() > 1 and mask.shape[-2] == L:
+            mask = mask[..., L - count :, :]
+        return replace(self, query=self.query[:, L - count :], mask=mask)
 
     @torch.no_grad()
     def attended(self) -> AttentionCall:

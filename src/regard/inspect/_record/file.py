@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import LocalLinear, masks
 from regard._utils.errors import available_memory, rejected
 from regard._utils.files import write_together
 from regard._utils.part import Part
@@ -37,6 +37,13 @@ _DTYPES = (
 )  # fmt: skip
 #: The largest number of pairs of a mask that is saved as a matrix.
 _LARGEST = 1 << 30
+#: What a run is saved with, besides its calls.
+_RUN = ("reads", "windows", "skipped")
+#: What a grid of patches is saved as, besides its image.
+_GRID: dict[str, Callable[[Any], Any]] = {
+    "rows": int, "cols": int, "first": int, "step": int, "box": lambda given: tuple(map(float, given)), "name": str,
+    "seconds": float,
+}  # fmt: skip
 _FIELDS = {"is_causal": bool, "scale": float, "softcap": float, "mask": str}
 #: The named parts of each kind.
 _PARTS: dict[str, Mapping[str, type[Part]]] = {"score": SCORES, "normalizer": NORMALIZERS}
@@ -52,17 +59,22 @@ def save_record(path: str | Path, record: Recording) -> Path:
         at = str(len(described))
         if isinstance(run, AttentionSummary):
             tensors |= {f"{at}.{part}": tensor.contiguous() for part, tensor in run.tensors().items()}
-            described.append({"name": name, "summary": run.numbers(), "reads": run.reads, "windows": run.windows})
+            what: dict[str, Any] = {"summary": run.numbers()}
         else:
             assert isinstance(run, AttentionRecord)
-            calls = _described_calls(run, at, tensors)
-            described.append({"name": name, "calls": calls, "reads": run.reads, "windows": run.windows})
+            what = {"calls": _described_calls(run, at, tensors)}
+        described.append(
+            {"name": name, **what, **{part: getattr(run, part) for part in ("reads", "windows", "skipped")}}
+        )
     texts = []
     for number, text in enumerate(record.texts):
-        texts.append({"tokens": text.tokens, "special": text.special, "patches": None})
-        if (patches := text.patches) is not None:
-            tensors[f"image.{number}"] = torch.frombuffer(bytearray(patches.image), dtype=torch.uint8)
-            texts[-1]["patches"] = (patches.rows, patches.cols, patches.first)
+        images = list(dict.fromkeys(each.image for each in text.patches))
+        for i, image in enumerate(images):
+            tensors[f"image.{number}.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
+        grids = [
+            {name: getattr(each, name) for name in _GRID} | {"image": images.index(each.image)} for each in text.patches
+        ]
+        texts.append({"tokens": text.tokens, "special": text.special, "patches": grids, "seconds": text.seconds})
     about = {"format": FORMAT, "version": VERSION, "title": record.title, "texts": texts, "runs": described}
     about["sequence"] = record.sequence
     target = Path(path)
@@ -144,7 +156,7 @@ def _require_plain(tensors: Mapping[str, Tensor]) -> None:
 
 def _count(given: Any, least: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise TypeError(f"{given!r} is no number of sequences or windows")
+        raise TypeError(f"{given!r} is no number of sequences, windows or queries")
     return given
 
 
@@ -164,7 +176,8 @@ def _runs(described: Any, tensors: dict[str, Tensor]) -> dict[str, list[LayerRec
                     raise TypeError(f"calls of {name} have other sizes")
                 made.grow(call)
         made.reads, made.windows = run.get("reads"), _count(run.get("windows", 1), 1)
-        if made.reads not in (None, "self", "cross"):
+        made.skipped = _count(run.get("skipped", 0), 0)
+        if made.reads not in (None, "self", "cross", "linear"):
             raise TypeError(f"{name} reads {made.reads!r}")
         found.setdefault(name, []).append(made)
     return found
@@ -200,7 +213,7 @@ def _call(call: Any, name: str, at: str, i: int, tensors: dict[str, Tensor]) -> 
         raise TypeError(f"{name} has queries {tuple(query.shape)} and keys {tuple(whole.shape)}")
     given = {field: call[field] for field in ("is_causal", "scale", "softcap")}
     given |= {part: _made(part, call[part], f"{at}.{i}.{part}", tensors) for part in _PARTS}
-    weights = tensors.get(f"{at}.{i}.weights")
+    weights, given["order"] = tensors.get(f"{at}.{i}.weights"), _order(call.get("order", 0))
     attended = AttentionCall(query, key, sinks=sinks, first=first, given=weights, **given)
     _require_whole(attended, name)
     changes = _changes(call["changes"], f"{at}.{i}", tensors, attended)
@@ -242,17 +255,37 @@ def _with_gradient(
 def _texts(described: Any, tensors: dict[str, Tensor]) -> tuple[Text, ...]:
     found = []
     for number, each in enumerate(described):
-        patches = None
-        if each["patches"] is not None:
-            rows, cols, first = map(int, each["patches"])
-            patches = Patches(tensors[f"image.{number}"].numpy().tobytes(), rows, cols, first)
-        found.append(Text(tuple(each["tokens"]), tuple(map(int, each["special"])), patches))
+        grids = each["patches"]
+        if version_1 := grids and isinstance(grids[0], int):  # one grid: its rows, columns and first token
+            grids = [dict(zip(("rows", "cols", "first"), grids))]
+        patches = []
+        for grid in grids or ():
+            image = tensors[f"image.{number}" if version_1 else f"image.{number}.{int(grid['image'])}"]
+            given = {name: _checked(name, grid[name]) for name in _GRID if name in grid}
+            patches.append(Patches(image.numpy().tobytes(), **given))
+        seconds = [None if span is None else (float(span[0]), float(span[1])) for span in each.get("seconds", ())]
+        found.append(Text(tuple(each["tokens"]), tuple(map(int, each["special"])), patches, seconds))
     return tuple(found)
+
+
+def _checked(name: str, given: Any) -> Any:
+    """Return a number or name of a grid of patches as the right type."""
+    if given is None and name in ("step", "box", "seconds"):
+        return None
+    return _GRID[name](given)
 
 
 def _numbers(call: AttentionCall) -> dict[str, Any]:
     scale, softcap = (None if each is None else float(each) for each in (call.scale, call.softcap))
-    return {"scale": scale, "softcap": softcap, "is_causal": bool(call.is_causal)}
+    order: Any = call.order
+    if isinstance(order, LocalLinear):
+        names = ("ridge", "solver", *(("steps", "tolerance") if order.solver == "cg" else ()))
+        order = {name: getattr(order, name) for name in names}
+    return {"scale": scale, "softcap": softcap, "is_causal": bool(call.is_causal), "order": order}
+
+
+def _order(described: Any) -> int | LocalLinear:
+    return LocalLinear(**described) if isinstance(described, dict) else {0: 0, 1: 1}[described]
 
 
 def _described(kind: str, given: Any, at: str, tensors: dict[str, Tensor]) -> Any:

@@ -35,11 +35,13 @@ class LayerRecord(ABC):
     windows : int
         How many windows each sequence is cut into, consecutive in the batch; 1 for whole sequences.
     reads : str, optional
-        "self" or "cross" attention, if the inputs of the module show it.
+        "self" or "cross" attention, if the inputs of the module show it; "linear" for a recurrence.
+    skipped : int
+        How many queries of the first call come before the first row, because a capture kept the last ones only.
     """
 
     def __init__(self, name: str, reads: str | None = None, windows: int = 1) -> None:
-        self.name, self.reads, self.windows = name, reads, windows
+        self.name, self.reads, self.windows, self.skipped = name, reads, windows, 0
 
     @property
     @abstractmethod
@@ -96,12 +98,22 @@ class LayerRecord(ABC):
         """Append the rows of a call."""
 
     @property
+    def number(self) -> int | None:
+        """The number of the layer in the model, from its name: 3 of ``model.layers.3.self_attn``; None without one.
+
+        In hybrid models it differs from the position in the record, which holds attention layers alone.
+        """
+        return next((int(part) for part in self.name.partition("#")[0].split(".") if part.isdecimal()), None)
+
+    @property
     def kind(self) -> str:
-        """Whether this is "self" or "cross" attention.
+        """Whether this is "self" or "cross" attention, or a "linear" recurrence.
 
         Decided by the layer's name, else by the inputs of its module, else by whether L and S differ.
         """
         _, _, L, S = self.shape
+        if self.reads == "linear":
+            return "cross" if L != S else "linear"
         if any(each in self.name.lower() for each in _CROSS):
             return "cross"
         return self.reads or ("cross" if L != S else "self")
@@ -231,10 +243,12 @@ class AttentionRecord(LayerRecord):
         Raises
         ------
         ValueError
-            If only the weights were recorded.
+            If only the weights were recorded, or they are of order 1, no exponentials of scores.
         """
         if any(each.given is not None for each in self.calls):
             raise rejected("lse", "record", "hold queries and keys", f"only weights in {self.name!r}")
+        if any(each.order != 0 for each in self.calls):
+            raise rejected("lse", "record", "hold weights of order 0", f"order 1 in {self.name!r}")
         return torch.cat([_whole(each, AuxRequest(lse=True)).lse for each in self.calls], 2)
 
     def entropy(self) -> Tensor:

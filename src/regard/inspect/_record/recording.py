@@ -28,6 +28,7 @@ from regard.inspect._record.texts import Text, as_texts, texts_of
 
 _MODULE_CALL = nn.Module._call_impl.__code__
 _T = TypeVar("_T")
+_Call = TypeVar("_Call", AttentionCall, Projected)
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ class Caller:
     model_pass : frame, optional
         The frame in which the outermost module was called.
     reads : str, optional
-        "self" or "cross" attention; None if unknown.
+        "self" or "cross" attention, or "linear" for a recurrence; None if unknown.
     windows : int
         How many windows each sequence of the batch is cut into.
+    skipped : int
+        How many of the first queries are not kept.
     """
 
     name: str
     model_pass: FrameType | None
     reads: str | None = None
     windows: int = 1
+    skipped: int = 0
 
 
 def caller_of(names: Mapping[int, str], part: str = "") -> Caller:
@@ -479,9 +483,9 @@ class Recording:
 
     def __init__(
         self, names: dict[int, str], dtype: torch.dtype, layers: Sequence[int | str] | None = None,
-        *, topk: int | None = None, gradients: bool = False,
+        *, topk: int | None = None, gradients: bool = False, queries: int | None = None, recurrences: bool = False,
     ) -> None:  # fmt: skip
-        self.names, self.gradients = names, gradients
+        self.names, self.gradients, self.recurrences, self._queries = names, gradients, recurrences, queries
         self._dtype, self.wanted, self._topk = dtype, layers, topk
         self.title = ""
         self.texts: tuple[Text, ...] = ()
@@ -499,6 +503,7 @@ class Recording:
             if search is not None and isinstance(attended, AttentionCall):
                 layer = self._named(caller, self.tracker.layer_of(caller))
                 if self._wants(layer):
+                    caller, attended = self._cut(caller, attended.flat())
                     search.add(layer, caller, attended.kept(self._dtype))
                 return
             call = attended.flat() if isinstance(attended, AttentionCall) else None
@@ -507,11 +512,24 @@ class Recording:
                 self._named(caller, of.layer)
             if not self._wants(of.layer):
                 return
-            if first is not None and call is not None:
+            if call is None:
+                assert isinstance(attended, Projected)
+                self._begin(of.layer, *self._cut(caller, attended))
+                return
+            caller, call = self._cut(caller, call)
+            if first is None:
+                self._begin(of.layer, caller, call)
+            else:
                 call = replace(call, first=first)
                 self._runs[of.layer][of.number].grow(call if self._topk else call.kept(self._dtype))
-            else:
-                self._begin(of.layer, caller, call or attended)
+
+    def _cut(self, caller: Caller, attended: _Call) -> tuple[Caller, _Call]:
+        """Return a call with its last queries only, if no others are wanted."""
+        rows, keys = (each.shape[-2] for each in (attended.query, attended.key))
+        if self._queries is None or rows <= self._queries:
+            return caller, attended
+        reads = caller.reads or ("self" if rows == keys else None)
+        return replace(caller, reads=reads, skipped=rows - self._queries), attended.last(self._queries)
 
     def _begin(self, layer: str, caller: Caller, call: AttentionCall | Projected) -> LayerRecord:
         """Begin a new run of a layer."""
@@ -519,6 +537,7 @@ class Recording:
             run: LayerRecord = AttentionSummary(layer, call, self._topk, caller.reads, caller.windows)
         else:
             run = AttentionRecord(layer, call.kept(self._dtype), caller.reads, caller.windows)
+        run.skipped = caller.skipped
         self._runs.setdefault(layer, []).append(run)
         return run
 

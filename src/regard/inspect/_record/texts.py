@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -21,8 +22,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The part of an image that a token shows.
+
+    Attributes
+    ----------
+    token : int
+        The position of the token.
+    x, y, width, height : float
+        A rectangle in pixels of the image, from its top left corner.
+    """
+
+    token: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
 class Patches:
-    """An image that is cut into patches, one token each.
+    """An image, or a part of one, that is cut into patches, one token each.
 
     Attributes
     ----------
@@ -32,12 +52,34 @@ class Patches:
         The rows and columns of the grid of patches.
     first : int
         The position of the first patch among the tokens; the others follow row by row.
+    step : int, optional
+        Tokens from the first patch of a row to the first patch of the next; ``cols`` by default. Larger where other
+        tokens, such as line breaks, stand between rows.
+    box : tuple of 4 float, optional
+        The part of the image that the grid covers: x, y, width and height in pixels. The whole image by default. What
+        lies outside the image is padding.
+    name : str
+        What pages call the image; several grids of one image, such as tiles, share its name.
+    seconds : float, optional
+        The time of a frame of a video.
+
+    Examples
+    --------
+    >>> import io, PIL.Image
+    >>> file = io.BytesIO()
+    >>> PIL.Image.new("RGB", (60, 40)).save(file, "PNG")
+    >>> [(place.token, place.x, place.width) for place in Patches(file.getvalue(), 1, 3, first=5).places()]
+    [(5, 0.0, 20.0), (6, 20.0, 20.0), (7, 40.0, 20.0)]
     """
 
     image: bytes
     rows: int
     cols: int
     first: int = 0
+    step: int | None = None
+    box: tuple[float, float, float, float] | None = None
+    name: str = ""
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if min(self.rows, self.cols) < 1 or self.first < 0:
@@ -45,6 +87,12 @@ class Patches:
             raise rejected("Patches", "rows and cols", "be at least 1, and first at least 0", got)
         if self.media_type is None:
             raise rejected("Patches", "image", "be a file of PNG, JPEG, WebP or GIF", f"{self.image[:8]!r}")
+        if self.step is not None and self.step < self.cols:
+            raise rejected("Patches", "step", f"be at least {self.cols}, the number of columns", self.step)
+        if self.box is not None:
+            object.__setattr__(self, "box", tuple(map(float, self.box)))
+            if len(self.box) != 4 or not all(map(math.isfinite, self.box)) or min(self.box[2:]) <= 0:
+                raise rejected("Patches", "box", "be x, y, width and height, the latter above 0", self.box)
 
     @property
     def media_type(self) -> str | None:
@@ -53,6 +101,63 @@ class Patches:
         if self.image[:4] == b"RIFF" and self.image[8:12] == b"WEBP":
             return "image/webp"
         return next((f"image/{kind}" for start, kind in begins.items() if self.image.startswith(start)), None)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The width and height of the image in pixels, from the header of its file.
+
+        Raises
+        ------
+        ValueError
+            If the header is cut short.
+        """
+        found = _size_of(self.image)
+        if found is None or min(found) < 1:
+            raise rejected("Patches", "image", "be a file with a width and a height", "a damaged one")
+        return found
+
+    @property
+    def end(self) -> int:
+        """The position after the last patch."""
+        return self.first + (self.rows - 1) * (self.step or self.cols) + self.cols
+
+    def places(self) -> Iterator[Place]:
+        """Yield the place of each token that shows something of the image, without what is padding."""
+        width, height = self.size
+        x, y, w, h = self.box or (0.0, 0.0, float(width), float(height))
+        w, h, step = w / self.cols, h / self.rows, self.step or self.cols
+        for row in range(self.rows):
+            for col in range(self.cols):
+                left, top = max(x + col * w, 0.0), max(y + row * h, 0.0)
+                right, bottom = min(x + (col + 1) * w, float(width)), min(y + (row + 1) * h, float(height))
+                if left < right and top < bottom:
+                    yield Place(self.first + row * step + col, left, top, right - left, bottom - top)
+
+
+def _size_of(image: bytes) -> tuple[int, int] | None:
+    """Return the width and height in the header of an image file; None if it is cut short."""
+
+    def number(at: int, count: int, order: Literal["big", "little"]) -> int:
+        return int.from_bytes(image[at : at + count], order) if at + count <= len(image) else 0
+
+    if image.startswith(b"\x89PNG"):
+        return number(16, 4, "big"), number(20, 4, "big")
+    if image.startswith(b"GIF8"):
+        return number(6, 2, "little"), number(8, 2, "little")
+    if image.startswith(b"RIFF"):
+        if image[12:16] == b"VP8X":
+            return number(24, 3, "little") + 1, number(27, 3, "little") + 1
+        if image[12:16] == b"VP8L":
+            bits = number(21, 4, "little")
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        return number(26, 2, "little") & 0x3FFF, number(28, 2, "little") & 0x3FFF
+    at = 2  # JPEG: segments of 2 bytes of a marker and 2 bytes of a length, until a frame's header
+    while at + 9 <= len(image) and image[at] == 0xFF:
+        marker = image[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return number(at + 7, 2, "big"), number(at + 5, 2, "big")
+        at += 1 if marker == 0xFF else 2 + number(at + 2, 2, "big")
+    return None
 
 
 @dataclass(frozen=True)
@@ -65,8 +170,10 @@ class Text:
         One string for each token of the sequence.
     special : tuple of int
         The positions of special tokens, such as ``[CLS]``.
-    patches : Patches, optional
-        The image whose patches some tokens are.
+    patches : tuple of Patches
+        The images, tiles and frames whose patches some tokens are; one of them or none may be given, too.
+    seconds : tuple of (float, float) or None
+        When each token of a recording begins and ends; None for other tokens, and empty without a recording.
 
     Examples
     --------
@@ -76,19 +183,33 @@ class Text:
 
     tokens: tuple[str, ...]
     special: tuple[int, ...] = ()
-    patches: Patches | None = None
+    patches: tuple[Patches, ...] = ()
+    seconds: tuple[tuple[float, float] | None, ...] = ()
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tokens, str) or not all(isinstance(each, str) for each in self.tokens):
-            raise rejected("Text", "tokens", "be a sequence of str", described(self.tokens), TypeError)
-        object.__setattr__(self, "tokens", tuple(self.tokens))
-        object.__setattr__(self, "special", tuple(self.special))
+    def __init__(
+        self, tokens: Sequence[str], special: Sequence[int] = (), patches: Patches | Sequence[Patches] | None = (),
+        seconds: Sequence[tuple[float, float] | None] = (),
+    ) -> None:  # fmt: skip
+        if isinstance(tokens, str) or not all(isinstance(each, str) for each in tokens):
+            raise rejected("Text", "tokens", "be a sequence of str", described(tokens), TypeError)
+        grids = (patches,) if isinstance(patches, Patches) else tuple(patches or ())
+        given = {"tokens": tuple(tokens), "special": tuple(special), "patches": grids, "seconds": tuple(seconds)}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         if any(not 0 <= each < len(self.tokens) for each in self.special):
             raise rejected("Text", "special", f"be below {len(self.tokens)}, the number of tokens", self.special)
-        if self.patches is not None:
-            end = self.patches.first + self.patches.rows * self.patches.cols
-            if end > len(self.tokens):
-                raise rejected("Text", "patches", f"end by token {len(self.tokens)}", end)
+        for each in self.patches:
+            if each.end > len(self.tokens):
+                raise rejected("Text", "patches", f"end by token {len(self.tokens)}", each.end)
+        if self.seconds and len(self.seconds) != len(self.tokens):
+            raise rejected("Text", "seconds", f"be {len(self.tokens)}, one for each token", len(self.seconds))
+
+    def last(self, count: int) -> Text:
+        """Return its last tokens, with the images that they hold whole."""
+        first = len(self.tokens) - count
+        special = tuple(each - first for each in self.special if each >= first)
+        patches = tuple(replace(each, first=each.first - first) for each in self.patches if each.first >= first)
+        return Text(self.tokens[first:], special, patches, self.seconds[first:])
 
 
 def as_texts(given: Sequence[Text | Sequence[str]]) -> tuple[Text, ...]:
@@ -118,13 +239,14 @@ def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
         queries, keys = (Text(tuple(map(str, range(size)))) for size in (L, S))
         return (keys, keys) if L == S else (queries, keys)
     if L != S and len(texts) == 1 and len(texts[0].tokens) == S:  # the last tokens of a text, with a cache of the rest
-        special = tuple(each - (S - L) for each in texts[0].special if each >= S - L)
-        return Text(texts[0].tokens[S - L :], special), texts[0]
+        return texts[0].last(L), texts[0]
     reader, read = texts[-1], texts[0]
-    if run.kind == "self" and len(reader.tokens) != len(read.tokens):
+    if run.kind != "cross" and len(reader.tokens) != len(read.tokens):
         reader = read = reader if len(reader.tokens) == S else read
-    elif run.kind == "self":
+    elif run.kind != "cross":
         reader = read = reader if "decoder" in run.name.lower() else read
+    if run.skipped and len(reader.tokens) == L + run.skipped:
+        reader = reader.last(L)
     for text, size, which in ((reader, L, "rows"), (read, S, "columns")):
         if len(text.tokens) != size:
             counts = " and ".join(str(len(each.tokens)) for each in texts)

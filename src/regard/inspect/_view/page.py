@@ -27,7 +27,7 @@ from regard.inspect._record.calls import AttentionCall
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.summary import AttentionSummary
-from regard.inspect._record.texts import Text
+from regard.inspect._record.texts import Patches, Text
 from regard.inspect._view.plots import Alignment, drawable
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
         if (
             each.changes
             or each.given is not None
+            or each.order != 0
             or not (plain and E)
             or (each.scale, each.softcap) != (first.scale, first.softcap)
         ):
@@ -276,7 +277,7 @@ def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | Non
         expected = f"be a softmax of dot products with one interval of keys for each query beyond {_LARGEST:,} pairs"
         raise rejected("page", run.name or "the layer", expected, f"{run.shape[2]} × {run.shape[3]}")
     signed = isinstance(run, AttentionRecord) and any(
-        each.given is not None and bool((each.given < 0).any()) for each in run.calls
+        each.order != 0 or (each.given is not None and bool((each.given < 0).any())) for each in run.calls
     )
     return {"kind": "table", "signed": signed, "block": data.block(lambda: _bytes(weights(), torch.float16))}
 
@@ -288,11 +289,32 @@ def _bytes(values: Tensor, dtype: torch.dtype | None = None) -> bytes:
 
 
 def _text(text: Text) -> dict[str, Any]:
-    image = None
-    if (patches := text.patches) is not None:
-        source = f"data:{patches.media_type};base64,{base64.b64encode(patches.image).decode()}"
-        image = {"source": source, "rows": patches.rows, "cols": patches.cols, "first": patches.first}
-    return {"tokens": list(text.tokens), "special": list(text.special), "image": image}
+    described: dict[str, Any] = {"tokens": list(text.tokens), "special": list(text.special), "image": None}
+    if text.seconds:
+        described["seconds"] = [None if each is None else list(each) for each in text.seconds]
+    if not text.patches:
+        return described
+    images: dict[tuple[str, bytes], dict[str, Any]] = {}
+    places: list[dict[str, Any] | None] = [None] * len(text.tokens)
+    for patches in text.patches:
+        key = patches.name, patches.image
+        if key not in images:
+            width, height = patches.size
+            name = patches.name or f"image {len(images) + 1}"
+            images[key] = {"name": name, "width": width, "height": height, "data": _address(patches)}
+        shared: dict[str, Any] = {"image": list(images).index(key)}
+        shared |= {} if patches.seconds is None else {"seconds": patches.seconds}
+        for place in patches.places():
+            rectangle = {name: round(getattr(place, name), 2) for name in ("x", "y", "width", "height")}
+            places[place.token] = shared | rectangle
+    first = text.patches[0]
+    if len(text.patches) == 1 and first.box is None and first.step is None:
+        described["image"] = {"source": _address(first), "rows": first.rows, "cols": first.cols, "first": first.first}
+    return described | {"images": list(images.values()), "places": places}
+
+
+def _address(patches: Patches) -> str:
+    return f"data:{patches.media_type};base64,{base64.b64encode(patches.image).decode()}"
 
 
 # An overview of a matrix of any size: the entropy of its rows, and the largest weights of blocks ----------------------

@@ -3,6 +3,7 @@
 from regard.inspect._capture.capture import capture
 from regard.inspect._capture.interception import ablate, patch
 from regard.inspect._capture.record import Record
+from regard.inspect._record.head_summary import HeadSummary, Measure, summarize_heads
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Coverage, Unrecorded
 from regard.inspect._record.rollout import average, difference, flow, rollout
@@ -26,7 +27,9 @@ __all__ = [
     "AttentionRecord",
     "AttentionSummary",
     "Coverage",
+    "HeadSummary",
     "LayerRecord",
+    "Measure",
     "Patches",
     "Record",
     "Text",
@@ -48,6 +51,7 @@ __all__ = [
     "rollout",
     "save_html",
     "save_plot",
+    "summarize_heads",
     "widget",
     "words_of",
 ]

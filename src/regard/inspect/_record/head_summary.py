@@ -19,7 +19,7 @@ from regard.inspect._record.calls import entropy_of
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.summary import AttentionSummary
-from regard.inspect._record.texts import SPECIAL, Text, texts_of
+from regard.inspect._record.texts import SPECIAL, Text
 
 #: What the weight of a head goes to, from the simplest to the most specific: label and words.
 SHARES = {
@@ -247,11 +247,16 @@ class _Measures:
         #: Where the first query stands among the keys.
         self.lead = S - L
         self.is_within = run.kind == "self" and run.windows == 1 and L <= S
-        self.names = [name for name in SHARES if self.is_within or name not in _WITHIN]
-        self._keys = texts[1]
+        keys = texts[1]
+        has_tokens = keys.patches is None and keys.tokens != tuple(map(str, range(S)))
+        missing = {*(() if self.is_within else _WITHIN), *(() if has_tokens else _TOKENS)}
+        self.names = [name for name in SHARES if name not in missing]
         numbers: dict[str, int] = {}
-        self._tokens = torch.tensor([numbers.setdefault(each, len(numbers)) for each in self._keys.tokens])
-        self._separators = torch.tensor([i > 0 and _is_separator(self._keys, i) for i in range(S)], dtype=torch.bool)
+        self._tokens = torch.tensor([numbers.setdefault(each, len(numbers)) for each in keys.tokens], dtype=torch.long)
+        is_mark = [has_tokens and _is_mark(token) for token in numbers]
+        self._separators = torch.tensor(is_mark, dtype=torch.bool)[self._tokens]
+        self._separators[list(keys.special)] = True
+        self._separators[:1] = False
         self._scores, self._chances, self._counts = (torch.zeros(len(self.names), H) for _ in range(3))
         self._offsets: list[Counter[int]] = [Counter() for _ in range(H)]
         self._even, self._seen, self._inverse = torch.zeros(H), torch.zeros(H), torch.zeros(H)
@@ -323,8 +328,6 @@ class _Measures:
             name: _measure(self._scores[i, head], self._chances[i, head], self._counts[i, head])
             for i, name in enumerate(self.names)
         }
-        if not self._keys_are_tokens():
-            found = {name: one for name, one in found.items() if name not in _TOKENS}
         if self._offsets[head]:
             count = self._offsets[head].most_common(1)[0][1]
             found["positional"] = _measure(count, self._inverse[head], self._seen[head])
@@ -334,9 +337,6 @@ class _Measures:
     def offset_of(self, head: int) -> int:
         """Return the most frequent distance from a query to the key of its largest weight."""
         return self._offsets[head].most_common(1)[0][0] if self._offsets[head] else 0
-
-    def _keys_are_tokens(self) -> bool:
-        return self._keys.patches is None and self._keys.tokens != tuple(map(str, range(len(self._keys.tokens))))
 
 
 def _measure(score: Tensor | float, chance: Tensor | float, count: Tensor) -> Measure:
@@ -348,7 +348,7 @@ def _parts(L: int, queries: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of queries: all of them, or runs spread evenly."""
     together = min(_TOGETHER, queries)
     if queries >= L:
-        starts, together = list(range(0, L, together)), together
+        starts = list(range(0, L, together))
     else:
         count = max(queries // together, 1)
         starts = [round(i * (L - together) / max(count - 1, 1)) for i in range(count)]
@@ -385,11 +385,11 @@ def _spans(run: LayerRecord, batch: int) -> tuple[Tensor, Tensor] | None:
     return torch.cat(starts), torch.cat(stops)
 
 
-def _is_separator(text: Text, at: int) -> bool:
-    token = text.tokens[at]
+def _is_mark(token: str) -> bool:
+    """Whether a token is special or punctuation."""
     bare = token.strip().lstrip("▁Ġ").removeprefix("##")
     punctuation = bool(bare) and all(unicodedata.category(each).startswith("P") for each in bare)
-    return at in text.special or bool(SPECIAL.fullmatch(token)) or punctuation
+    return punctuation or bool(SPECIAL.fullmatch(token))
 
 
 # Linguistic relations -------------------------------------------------------------------------------------------------

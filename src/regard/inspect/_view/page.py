@@ -43,7 +43,7 @@ _EXACT, _LARGEST = 8 << 20, 1 << 24
 #: A key with at least this share of all attention is a sink, in a matrix with more rows and columns than this.
 _SINK, _SMALL = 0.3, 3
 #: The most and the fewest queries that the summaries of heads read.
-_QUERIES, _FEWEST = 256, 16
+_QUERIES, _FEWEST = 64, 16
 
 
 @dataclass

@@ -371,6 +371,12 @@ def _rows(run: LayerRecord, batch: int, first: int, last: int) -> Tensor:
     return weights
 
 
+def visible_counts(run: LayerRecord, batch: int) -> Tensor | None:
+    """Return how many keys each query (L,) of a sequence sees; None if the record does not say."""
+    spans = _spans(run, batch)
+    return None if spans is None else spans[1] - spans[0]
+
+
 def _spans(run: LayerRecord, batch: int) -> tuple[Tensor, Tensor] | None:
     """Return the first visible key of each query and the one after its last (L,); None if the record does not say."""
     if not isinstance(run, AttentionRecord):

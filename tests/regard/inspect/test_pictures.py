@@ -127,9 +127,7 @@ def test_the_terminal_shows_small_weights_against_an_even_split() -> None:
     _, even, sharp = draw(one, width=130).splitlines()
     assert even.count("░") == 80 and sharp.strip("y ") == "██"
     assert draw(one, scale="absolute", width=130).splitlines()[1] == "x"
-    assert legend(scale="even", ascii_only=True) == (
-        "attention: . an even share of the visible keys  : * more  # all"
-    )
+    assert legend(scale="even", ascii_only=True) == ("attention: . an even share of the visible keys  : * more  # all")
     with pytest.raises(ValueError, match=r"Alignment: visible must be of shape \(2,\) \(target,\), got \(3,\)"):
         Alignment(one.source, one.target, weights, visible=torch.ones(3))
 

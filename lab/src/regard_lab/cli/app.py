@@ -77,14 +77,19 @@ def look(
     html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Draw the attention of this layer, counted from 0, in the terminal.")
+        str | None,
+        typer.Option(help="Draw the attention of this layer in the terminal: its number, counted from 0, or its name."),
     ] = None,
     head: Annotated[
         int | None, typer.Option(help="With --layer: draw this head, counted from 0, not the mean over heads.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="Color scale of drawings: absolute, row (relative to each row) or log.")
-    ] = "absolute",
+        str | None,
+        typer.Option(
+            help="Color scale of drawings: even (compared with an even split over the visible keys; the default), "
+            "absolute, row (relative to each row) or log."
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the attention of --layer, or of the sharpest layer, to this file: .png, .svg, .pdf."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected, unknown_name
-from regard.inspect import Alignment, Record, capture, draw, legend, save_plot
+from regard.inspect import Alignment, Record, capture, draw, legend, save_plot, summarize_heads
+from regard.inspect._record.head_summary import visible_counts
 from regard.inspect._record.texts import Patches, Text, texts_of
 from regard.inspect._view.plots import SCALES
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
@@ -26,7 +27,7 @@ from regard_lab.models import DecoderLM, EncoderLM, VisionTransformer, load
 from regard_lab.models.base import END
 from regard_lab.models.folders import CONFIG, read_json
 from regard_lab.models.hugging_face.hosted import Hosted, load_module
-from regard_lab.models.hugging_face.reading import FAMILIES
+from regard_lab.models.hugging_face.reading import FAMILIES, module_names
 from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
 from regard_lab.text.ragged import pad
@@ -44,7 +45,7 @@ _GREY = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, a function that runs it, and its inputs."""
+    """A model, a function that runs it, its inputs, and the names of modules in transformers by ours."""
 
     model: nn.Module
     run: Callable[[], object]
@@ -52,6 +53,7 @@ class Subject:
     title: str = ""
     #: The modules whose attention to show; None for all.
     layers: tuple[str, ...] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def subject(path: str, text: str | None, image: Path | None, target: str | None) -> Subject:
@@ -65,6 +67,8 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
         return _of_function(Path(file), function, [each for each in (text, image) if each is not None])
+    if path.endswith(".py"):
+        raise rejected("look", "MODEL", f"name a function of the file: write {path}:FUNCTION", f"only {path}")
     require_kind("look", path, *(kind for kind in COMMANDS if kind != "captioner"))
     folder = find(path)
     described = read_json(folder / CONFIG)
@@ -86,9 +90,14 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     if described.get("kind") in MODELS and "model_type" not in described:
         return _translator(folder, text, target)
     kind = described.get("model_type")
+    names: dict[str, str] = {}
     if kind is None or any(kind in family.types for family in FAMILIES):
         loaded = load(folder, dtype=torch.float32)
         model: Any = loaded if isinstance(loaded, EncoderLM | DecoderLM | Hosted) else loaded.model
+        if isinstance(model, Hosted):
+            names = {f"module.{name}": name for name, _ in model.module.named_modules()}
+        elif kind is not None:
+            names = module_names(folder, model)
     else:
         model = _hugging_face(folder, "AutoModel")
         if model.config.is_encoder_decoder:
@@ -96,7 +105,7 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     if target is not None:
         raise rejected("look", "--target", "be left out unless the model is an encoder–decoder", repr(target))
     numbers, read = _tokens(folder, text)
-    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text)
+    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text, names=names)
 
 
 def _hugging_face(folder: Path, kind: str) -> Any:
@@ -290,10 +299,10 @@ def run(
     text: str | None,
     image: Path | None,
     target: str | None,
-    layer: int | None,
+    layer: str | None,
     head: int | None,
     plot: Path | None,
-    scale: str,
+    scale: str | None,
     html: Path | None,
     out: Path | None,
     browser: bool,
@@ -301,12 +310,13 @@ def run(
     """Print the attention entropy of each head, draw a head or a layer's mean, or open the inspector."""
     with report_errors("regard-lab[hf]"):
         require_writable(html, out, picture=plot)
-        if scale not in SCALES:
+        if scale is not None and scale not in SCALES:
             raise unknown_name("look", "--scale", scale, SCALES)
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
         looked = subject(path, text, image, target)
         with capture(looked.model, layers=looked.layers) as record, torch.no_grad():
+            record.names = {key: looked.names.get(name, name) for key, name in record.names.items()}
             looked.run()
         if not len(record):
             raise rejected("look", "MODEL", "be a model with attention", type(looked.model).__name__)
@@ -314,9 +324,11 @@ def run(
         chosen = _drawn(record, layer, head) if layer is not None or plot is not None else None
         if chosen is None:
             _print_entropies(record)
+            _print_patterns(record)
         else:
-            echo(draw(chosen, ascii_only=ascii_only(), scale=scale))
-            echo(f"\n{legend(ascii_only=ascii_only(), scale=scale)}; {chosen.title}")
+            used = chosen.scale_or(scale)
+            echo(draw(chosen, ascii_only=ascii_only(), scale=used))
+            echo(f"\n{legend(ascii_only=ascii_only(), scale=used)}; {chosen.title}")
     with report_errors("regard-lab"):
         if plot is not None and chosen is not None:
             save_plot([chosen], plot, scale=scale)
@@ -331,17 +343,36 @@ def run(
             serve([record], browser=True)
 
 
-def _drawn(record: Record, layer: int | None, head: int | None) -> Alignment:
+def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
     """Return the attention of a head, or a layer's mean over heads; by default the layer with the lowest entropy."""
     if layer is None:
-        layer = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
-    run = record[layer]
+        number = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
+    else:
+        number = _number(record, layer)
+    run = record[number]
     if head is not None and not 0 <= head < run.shape[1]:
         raise rejected("look", "--head", f"be below {run.shape[1]}, the number of heads", head)
     weights: Tensor = run.weights(batch=0).mean(0) if head is None else run.weights(batch=0, head=head)
     which = "mean of its heads" if head is None else f"head {head}"
+    if head is not None:
+        which += f": {summarize_heads(record, layers=[number])[head].text}"
     queries, keys = texts_of(record.texts, run)
-    return Alignment(keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {layer} ({run.name}), {which}")
+    return Alignment(
+        keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {number} ({run.name}), {which}",
+        visible=visible_counts(run, 0),
+    )  # fmt: skip
+
+
+def _number(record: Record, layer: str) -> int:
+    """Return the number of a layer by its number or its name, or by the end of its name if no other one has it."""
+    if layer.lstrip("-").isdecimal():
+        return record.layers.index(record[int(layer)].name)
+    names = [name for name in record.layers if name == layer] or [
+        name for name in record.layers if name.endswith(f".{layer}")
+    ]
+    if len(names) != 1:
+        raise unknown_name("look", "--layer", layer, record.layers)
+    return record.layers.index(names[0])
 
 
 def _print_entropies(record: Record) -> None:
@@ -349,10 +380,24 @@ def _print_entropies(record: Record) -> None:
     heads = max(run.shape[1] for run in record)
     tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
     echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
-    echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + ("  ..." if heads > _SHOWN else ""))
-    mixed = len({run.kind for run in record}) > 1
+    more = "  ..." if heads > _SHOWN else ""
+    echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + more)
     for i, run in enumerate(record):
-        entropies = run.entropy().mean((0, 2)).tolist()
-        echo(f"{i:>5}" + "".join(f"{each:5.2f}" for each in entropies[:_SHOWN]) + (f"  {run.name}" if mixed else ""))
-    echo("\nLow entropy means sharp attention. -b opens the inspector in the browser, --html FILE saves it as a page,")
-    echo("--out FILE saves the record; --layer 0 --head 0 draws a head here, --plot FILE draws it to a file.")
+        entropies = run.entropy().mean((0, 2)).tolist()[:_SHOWN]
+        cells = "".join(f"{each:5.2f}" for each in entropies)
+        echo(f"{i:>5}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
+    echo("\nLow entropy means sharp attention.")
+
+
+def _print_patterns(record: Record) -> None:
+    """Print, for each pattern that some head has, how many have it and which one shows it best."""
+    found = [each for each in summarize_heads(record) if each.label]
+    if found:
+        echo("\nWhat heads do on this text:")
+    for label in dict.fromkeys(each.label for each in found):
+        same = sorted((each for each in found if each.label == label), key=lambda each: -each.score)
+        best = same[0]
+        count = "1 head" if len(same) == 1 else f"{len(same)} heads, best"
+        echo(f"{label:>12}  {count}: layer {record.layers.index(best.layer)} head {best.head} {best.text}")
+    echo("\n-b opens the inspector in the browser, --html FILE saves it as a page, --out FILE saves the record;")
+    echo("--layer 0 --head 0 draws a head here, --plot FILE draws it to a file. --layer also takes the names above.")

@@ -204,7 +204,8 @@ def legend(*, ascii_only: bool = False, scale: str = "absolute", is_signed: bool
     """
     shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
     if scale == "even" and not is_signed:
-        return f"attention: {shades[1]} an even share of the visible keys  {shades[2]} {shades[3]} more  {shades[4]} all"
+        _, even, *more, most = list(shades)
+        return f"attention: {even} an even share of the visible keys  {' '.join(more)} more  {most} all"
     last = len(shades) - 1
     steps = [f"{10.0 ** (DECADES * (i / last - 1)):g}" if scale == "log" else f"{100 * i // last}%" for i in range(5)]
     entries = "  ".join(f"{shade} {step}" for shade, step in zip(shades[1:], steps[1:]))

@@ -123,7 +123,7 @@ def folder_of(kind: str, folder: Path) -> torch.nn.Module:
             "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
             "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         }[kind]
-        model = made(config(**sizes))
+        model = made(config(**sizes | ({"head_dim": 8, "num_key_value_heads": 2} if kind == "qwen3" else {})))
     model.save_pretrained(folder)
     tokenizer.save(folder)
     return model.eval()

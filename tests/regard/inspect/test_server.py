@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from urllib.parse import urlsplit
@@ -121,6 +122,53 @@ def test_noise(served: PageServer) -> None:
         with closing(socket.create_connection((HOST, served.server_port), timeout=10)) as connection:
             connection.sendall(noise)
     assert asked(served, token(served))[0] == 200
+
+
+def sent(server: PageServer, *lines: str) -> bytes:
+    """The first line of the answer to these lines."""
+    with closing(socket.create_connection((HOST, server.server_port), timeout=30)) as connection:
+        connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+        return connection.makefile("rb").readline()
+
+
+def test_two_hosts_or_none_are_refused(served: PageServer) -> None:
+    request, host = f"GET {token(served)} HTTP/1.1", f"Host: {HOST}:{served.server_port}"
+    assert sent(served, request, host, "Connection: close").startswith(b"HTTP/1.1 200")
+    for hosts in ([host, host], [host, "Host: evil.example"], ["Host: evil.example", host], []):
+        assert sent(served, request, *hosts).startswith(b"HTTP/1.1 403")
+    origin = f"Origin: http://{HOST}:{served.server_port}"
+    assert sent(served, request, host, origin, "Origin: http://evil.example").startswith(b"HTTP/1.1 403")
+
+
+def test_an_address_without_its_last_slash_leads_to_the_page(served: PageServer) -> None:
+    path = token(served)
+    status, body, headers = asked(served, path[:-1])
+    assert (status, body, headers["Location"]) == (308, b"", path)
+    assert asked(served, path[:-2])[0] == 403
+    with urllib.request.urlopen(served.address[:-1], timeout=30) as answer:
+        assert answer.status == 200 and answer.url == served.address
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: "])
+def test_half_open_connections_occupy_few_threads(served: PageServer, begun: bytes) -> None:
+    before = threading.active_count()
+    half = []
+    for _ in range(150):
+        half.append(socket.create_connection((HOST, served.server_port), timeout=30))
+        half[-1].sendall(begun)
+    assert asked(served, token(served))[0] == 200
+    assert threading.active_count() - before <= 24 + 8
+    for connection in half:
+        connection.close()
+    assert asked(served, token(served))[0] == 200
+
+
+def test_a_connection_serves_several_requests(served: PageServer) -> None:
+    with closing(http.client.HTTPConnection(HOST, served.server_port, timeout=30)) as connection:
+        for path in (token(served), f"{token(served)}blocks/0", token(served)):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.read()
 
 
 def test_a_flood_is_answered(served: PageServer) -> None:

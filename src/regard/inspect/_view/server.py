@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,13 +20,16 @@ from regard.inspect._view.page import PageData, document
 HOST = "127.0.0.1"
 #: Concurrent requests; seconds until an idle one times out; characters of a path.
 _CONCURRENT, _TIMEOUT, _LONGEST = 8, 20, 200
+#: Connections that wait for a request, each in its thread; and seconds that one may wait when others want its place.
+_WAITING, _PATIENCE = 24, 0.25
 
 
 class PageServer(ThreadingHTTPServer):
     """Serve one page at an address that cannot be guessed.
 
     Only this machine can reach it, through an address with a random token, and only pages of the same origin may
-    request its data. It answers 8 requests at a time and rejects more with status 503.
+    request its data. It answers 8 requests at a time and rejects more with status 503. At most 24 connections wait for
+    a request; more close those that have waited longest.
 
     Parameters
     ----------
@@ -48,11 +54,44 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, data: PageData, port: int = 0) -> None:
         token = secrets.token_urlsafe(24)
         self.free = threading.BoundedSemaphore(_CONCURRENT)
+        #: The connections that wait for a request, longest first, with the time since when they wait.
+        self._waiting: dict[Any, float] = {}
+        self._changed = threading.Condition()
         try:
             super().__init__((HOST, port), _handler(data, token))
         except (OSError, OverflowError) as error:
             raise rejected("view", "port", "be free", f"{port} ({error})") from None
         self.address = f"http://{HOST}:{self.server_port}/{token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, once there is a place."""
+        with self._changed:
+            while len(self._waiting) >= _WAITING:
+                oldest, since = next(iter(self._waiting.items()))
+                left = since + _PATIENCE - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                else:
+                    del self._waiting[oldest]
+                    with suppress(OSError):  # it may be gone
+                        oldest.shutdown(socket.SHUT_RDWR)
+        self.wait(request)
+        super().process_request(request, client_address)
+
+    def wait(self, connection: Any) -> None:
+        """Note that a connection waits for a request."""
+        with self._changed:
+            self._waiting[connection] = time.monotonic()
+
+    def begin(self, connection: Any) -> None:
+        """Note that a connection no longer waits: its request is there, or it is closed."""
+        with self._changed:
+            self._waiting.pop(connection, None)
+            self._changed.notify()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.begin(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
@@ -69,6 +108,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "regard", ""
 
         def do_GET(self) -> None:
+            self.server.begin(self.connection)
             if not self.server.free.acquire(blocking=False):
                 self.refuse(HTTPStatus.SERVICE_UNAVAILABLE)
                 return
@@ -76,19 +116,22 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                 self.answer()
             finally:
                 self.server.free.release()
+                self.server.wait(self.connection)
 
         def answer(self) -> None:
             if len(self.path) > _LONGEST:
                 self.refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
                 return
             hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-            origin = self.headers.get("Origin")
-            known = self.headers.get("Host") in hosts and (origin is None or urlsplit(origin).netloc in hosts)
+            given_hosts, origins = (self.headers.get_all(name, []) for name in ("Host", "Origin"))
+            known = len(given_hosts) == 1 and given_hosts[0] in hosts and all(map(_is_origin(hosts), origins))
             _, _, rest = self.path.partition("/")
             given, slash, rest = rest.partition("/")
             if not known or not hmac.compare_digest(given.encode(), token.encode()):
                 self.refuse(HTTPStatus.FORBIDDEN)
-            elif slash and not rest:
+            elif not slash:
+                self.send(b"", "text/plain", HTTPStatus.PERMANENT_REDIRECT, ("Location", f"/{token}/"))
+            elif not rest:
                 self.send(page, "text/html; charset=utf-8")
             elif (block := _block(rest, data)) is None:
                 self.refuse(HTTPStatus.NOT_FOUND)
@@ -97,7 +140,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                     found = block()
                 self.send(found, "application/octet-stream")
 
-        def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *others: tuple[str, str]) -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -107,6 +150,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                 ("X-Content-Type-Options", "nosniff"),
                 ("Cross-Origin-Resource-Policy", "same-origin"),
                 ("X-Frame-Options", "DENY"),
+                *others,
             ):
                 self.send_header(name, value)
             self.end_headers()
@@ -120,6 +164,11 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
             """Log nothing."""
 
     return Handler
+
+
+def _is_origin(hosts: set[str]) -> Callable[[str], bool]:
+    """Return whether an origin is one of this server."""
+    return lambda origin: urlsplit(origin).netloc in hosts
 
 
 def _block(path: str, data: PageData) -> Callable[[], bytes] | None:

@@ -30,7 +30,7 @@ from transformers import (
     ViTModel,
 )
 
-from regard.inspect import Record, ablate, summarize_heads
+from regard.inspect import Record, ablate, compare_tokens, head_effect, summarize_heads
 from regard_lab.models import DecoderLM, DecoderLMConfig, SequenceClassifier, load, save
 from regard_lab.text.tokenizer import Tokenizer
 
@@ -162,6 +162,31 @@ def test_what_heads_do_is_said_in_words(regard, tmp_path) -> None:
         best = max(each.score for each in found if each.label == label)
         line = next(line for line in result.out.splitlines() if line.startswith(f"{label:>12}  "))
         assert f"{best:.2f} of " in line and f" {sum(each.label == label for each in found)} head" in line
+
+
+def test_the_answer_without_a_head(regard, tmp_path) -> None:
+    model = folder_of("llama", tmp_path)
+    result = regard("look", tmp_path, "--text", "the cat", "--layer", "1", "--head", "2")
+    tokenizer = Tokenizer.load(tmp_path)
+    tokens = torch.tensor([tokenizer.encode("the cat", specials=True)])
+    effect = head_effect(model, lambda: model(tokens), "model.layers.1.self_attn", 2, names=str)
+    (answer, share), (instead, less) = effect.before[0], effect.after[0]
+    told = result.out.splitlines()[-1]
+    assert told.startswith("Without this head the answer is ") and f"({less:.2f}" in told and f"{share:.2f})" in told
+    assert (answer == instead) == (" still " in told)
+
+
+def test_two_texts_are_compared_token_by_token(regard, tmp_path) -> None:
+    first = tmp_path / "first.regard"
+    assert regard("look", MINILM, "--text", "The cat sat.", "--out", first).code == 0
+    result = regard("look", MINILM, "--text", "The dog sat.", "--compare", first, "--out", tmp_path / "b.regard")
+    assert result.code == 0 and "How differently tokens attend than in 'The cat sat.'" in result.out, result.err
+    found = compare_tokens(Record.load(tmp_path / "b.regard"), Record.load(first))
+    assert found[0].tokens == ("[CLS]", "the", "sat", ".", "[SEP]")
+    mean = torch.cat([each.distance[:, 2] for each in found]).mean()
+    assert re.search(rf"^ +sat +{mean:.2f}  most at layer \d head \d+ \(", result.out, re.M)
+    missing = regard("look", MINILM, "--text", "a", "--compare", tmp_path / "no.regard")
+    assert missing.code == 2 and "no.regard must be a file that is there, got none" in " ".join(missing.err.split())
 
 
 def test_models_of_ours_and_others_of_transformers(regard, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
 import urllib.request
@@ -15,9 +16,12 @@ import torch
 import torch.nn.functional as F
 from pages import Page
 
-from regard.inspect import capture
+from regard.inspect import HeadEffect, capture, head_effect
 from regard.inspect._view.page import PageData, describe_page
 from regard.inspect._view.server import HOST, PageServer
+
+#: The heads without which a model ran.
+runs: list[tuple[str, int]] = []
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,54 @@ def test_a_flood_is_answered(served: PageServer) -> None:
         each.close()
     assert len(found) == 60 and set(found) <= {200, 503} and 200 in found
     assert asked(served, token(served))[0] == 200
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[PageServer]:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).eval()
+    x = torch.randn(1, 5, 8)
+    with capture(model) as record, torch.no_grad():
+        model(x)
+
+    def without(layer: str, head: int) -> HeadEffect:
+        runs.append((layer, head))
+        if head == 1:
+            raise ValueError("no such head")
+        return head_effect(model, lambda: model(x), layer, head)
+
+    runs.clear()
+    with PageServer(describe_page(record), without=without) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class TestWithoutAHead:
+    def test_the_answer(self, model: PageServer) -> None:
+        page = Page(asked(model, token(model))[1].decode())
+        assert page.described["without"] is True
+        for _ in range(2):
+            status, body, headers = asked(model, f"{token(model)}without/1/0")
+            assert status == 200 and headers["Content-Type"] == "application/json"
+            assert set(json.loads(body)) == {"layer", "head", "before", "after", "change", "text"}
+        assert json.loads(body)["layer"] == page.described["layers"][1]["name"] == "0.layers.1.self_attn"
+        assert runs == [("0.layers.1.self_attn", 0)], "it runs once"
+
+    def test_what_is_refused(self, model: PageServer) -> None:
+        for path in ("without/2/0", "without/0/9", "without/0", "without/0/0/0", "without/-1/0", "without/a/0"):
+            assert asked(model, token(model) + path)[0] == 404
+        assert asked(model, "/wrong/without/0/0")[0] == 403
+        assert asked(model, f"{token(model)}without/0/0", Origin="http://evil.example")[0] == 403
+        status, body, _ = asked(model, f"{token(model)}without/0/1")
+        assert (status, body) == (422, b"no such head\n")
+
+    def test_a_page_of_a_record_has_none(self, served: PageServer) -> None:
+        assert asked(served, f"{token(served)}without/0/0")[0] == 404
+        assert "without" not in Page(asked(served, token(served))[1].decode()).described
 
 
 def test_the_port_is_taken(served: PageServer) -> None:

@@ -90,6 +90,10 @@ def look(
             "absolute, row (relative to each row) or log."
         ),
     ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Compare with this record, token by token: another model, or another text."),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the attention of --layer, or of the sharpest layer, to this file: .png, .svg, .pdf."),
@@ -99,8 +103,8 @@ def look(
     from regard_lab.cli.look import run
 
     run(
-        model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
-        out=out, browser=browser,
+        model, text=text, image=image, target=target, layer=layer, head=head, plot=plot, scale=scale,
+        compare=compare, html=html, out=out, browser=browser,
     )  # fmt: skip
 
 

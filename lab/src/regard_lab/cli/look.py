@@ -14,10 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected, unknown_name
-from regard.inspect import Alignment, Record, capture, draw, legend, save_plot, summarize_heads
+from regard.inspect import (
+    Alignment,
+    HeadEffect,
+    Record,
+    capture,
+    compare_tokens,
+    draw,
+    head_effect,
+    legend,
+    save_plot,
+    summarize_heads,
+)
 from regard.inspect._record.head_summary import visible_counts
 from regard.inspect._record.texts import Patches, Text, texts_of
-from regard.inspect._view.plots import SCALES
+from regard.inspect._view.plots import SCALES, clipped
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
 from regard_lab.cli.kinds import COMMANDS, find, require_kind
@@ -45,7 +56,7 @@ _GREY = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, a function that runs it, its inputs, and the names of modules in transformers by ours."""
+    """A model, a function that runs it, and its inputs."""
 
     model: nn.Module
     run: Callable[[], object]
@@ -53,7 +64,16 @@ class Subject:
     title: str = ""
     #: The modules whose attention to show; None for all.
     layers: tuple[str, ...] | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    #: The names of modules in transformers, by ours.
+    names: dict[str, str] = field(default_factory=dict)
+    #: The name of each answer whose logits the model returns.
+    answers: Callable[[int], str] | None = None
+
+    def without(self, layer: str, head: int) -> HeadEffect:
+        """Return what the model answers without a head of a layer, by the name that is shown."""
+        ours = {theirs: name for name, theirs in reversed(self.names.items())}  # of several, the module itself
+        module, sign, number = layer.partition("#")
+        return head_effect(self.model, self.run, ours.get(module, module) + sign + number, head, names=self.answers)
 
 
 def subject(path: str, text: str | None, image: Path | None, target: str | None) -> Subject:
@@ -105,7 +125,8 @@ def subject(path: str, text: str | None, image: Path | None, target: str | None)
     if target is not None:
         raise rejected("look", "--target", "be left out unless the model is an encoder–decoder", repr(target))
     numbers, read = _tokens(folder, text)
-    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text, names=names)
+    answers = _answers(folder) if isinstance(model, DecoderLM) else None
+    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text, names=names, answers=answers)
 
 
 def _hugging_face(folder: Path, kind: str) -> Any:
@@ -131,6 +152,12 @@ def _spelled(token: str) -> str:
     return f" {token[1:]}" if token[:1] in ("▁", "Ġ") else token
 
 
+def _answers(folder: Path) -> Callable[[int], str]:
+    """Return the function that spells the token of a number."""
+    tokenizer = Tokenizer.load(folder)
+    return lambda number: _spelled(tokenizer.tokens([number])[0])
+
+
 def _pair(folder: Path, text: str, target: str | None) -> Subject:
     """Inspect a transformers encoder–decoder on a text and its generated or given target."""
     model = _hugging_face(folder, "AutoModelForSeq2SeqLM")
@@ -145,7 +172,10 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
     else:
         written = model.prepare_decoder_input_ids_from_labels(torch.tensor([_tokens(folder, target, "--target")[0]]))
     tokens = tuple(map(_spelled, Tokenizer.load(folder).tokens(written[0].tolist())))
-    return Subject(model, lambda: model(input_ids=source, decoder_input_ids=written), (read, Text(tokens, (0,))), text)
+    texts = (read, Text(tokens, (0,)))
+    return Subject(
+        model, lambda: model(input_ids=source, decoder_input_ids=written), texts, text, answers=_answers(folder)
+    )
 
 
 def _translator(folder: Path, text: str, target: str | None) -> Subject:
@@ -303,6 +333,7 @@ def run(
     head: int | None,
     plot: Path | None,
     scale: str | None,
+    compare: Path | None,
     html: Path | None,
     out: Path | None,
     browser: bool,
@@ -314,6 +345,7 @@ def run(
             raise unknown_name("look", "--scale", scale, SCALES)
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
+        other = None if compare is None else Record.load(compare)
         looked = subject(path, text, image, target)
         with capture(looked.model, layers=looked.layers) as record, torch.no_grad():
             record.names = {key: looked.names.get(name, name) for key, name in record.names.items()}
@@ -329,6 +361,11 @@ def run(
             used = chosen.scale_or(scale)
             echo(draw(chosen, ascii_only=ascii_only(), scale=used))
             echo(f"\n{legend(ascii_only=ascii_only(), scale=used)}; {chosen.title}")
+            if layer is not None and head is not None:
+                effect = looked.without(record.layers[_number(record, layer)], head)
+                echo(effect.text[0].upper() + effect.text[1:] + ".")
+        if other is not None:
+            _print_comparison(record, other)
     with report_errors("regard-lab"):
         if plot is not None and chosen is not None:
             save_plot([chosen], plot, scale=scale)
@@ -340,7 +377,7 @@ def run(
             record.save(out)
             note(f"regard: wrote {out}; open it with: regard view {out}")
         if browser:
-            serve([record], browser=True)
+            serve([record], browser=True, without=looked.without)
 
 
 def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
@@ -387,6 +424,23 @@ def _print_entropies(record: Record) -> None:
         cells = "".join(f"{each:5.2f}" for each in entropies)
         echo(f"{i:>5}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
     echo("\nLow entropy means sharp attention.")
+
+
+def _print_comparison(record: Record, other: Record) -> None:
+    """Print how differently each token that two records have attends, and where most."""
+    layers = compare_tokens(record, other)
+    echo(f"\nHow differently tokens attend than in {other.title or 'the other record'!r}: 0 alike, 1 to other tokens")
+    for queries in dict.fromkeys((each.tokens, each.places) for each in layers):
+        same = [each for each in layers if (each.tokens, each.places) == queries]
+        for i, token in enumerate(queries[0]):
+            most = max(same, key=lambda each: float(each.distance[:, i].max()))
+            distance = torch.cat([each.distance[:, i] for each in same])
+            (here, one), (there, two) = most.largest[i]
+            place = f"layer {record.layers.index(most.names[0])} head {int(most.distance[:, i].argmax())}"
+            echo(
+                f"{clipped(token, 16):>16} {float(distance.mean()):5.2f}  most at {place} "
+                f"({float(distance.max()):.2f}): {here!r} {one:.2f}, there {there!r} {two:.2f}"
+            )
 
 
 def _print_patterns(record: Record) -> None:

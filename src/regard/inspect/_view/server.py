@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import socket
 import threading
@@ -15,8 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from regard._utils.errors import rejected
+from regard.inspect._capture.effect import HeadEffect
 from regard.inspect._view.page import PageData, document
 
+#: What a model answers without a head of a layer.
+Without = Callable[[str, int], HeadEffect]
 HOST = "127.0.0.1"
 #: Concurrent requests; seconds until an idle one times out; characters of a path.
 _CONCURRENT, _TIMEOUT, _LONGEST = 8, 20, 200
@@ -36,6 +40,9 @@ class PageServer(ThreadingHTTPServer):
     data : PageData
     port : int
         0 picks a free one.
+    without : callable, optional
+        Returns a :class:`~regard.inspect.HeadEffect` for a layer's name and a head. ``without/LAYER/HEAD`` below the
+        page's address is then its JSON, with the layer's number on the page; the page's description says so.
 
     Attributes
     ----------
@@ -51,14 +58,14 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, data: PageData, port: int = 0) -> None:
+    def __init__(self, data: PageData, port: int = 0, without: Without | None = None) -> None:
         token = secrets.token_urlsafe(24)
         self.free = threading.BoundedSemaphore(_CONCURRENT)
         #: The connections that wait for a request, longest first, with the time since when they wait.
         self._waiting: dict[Any, float] = {}
         self._changed = threading.Condition()
         try:
-            super().__init__((HOST, port), _handler(data, token))
+            super().__init__((HOST, port), _handler(data, token, without))
         except (OSError, OverflowError) as error:
             raise rejected("view", "port", "be free", f"{port} ({error})") from None
         self.address = f"http://{HOST}:{self.server_port}/{token}/"
@@ -97,8 +104,11 @@ class PageServer(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
-def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHTTPRequestHandler]:
+    if without is not None:
+        data.described["without"] = True
     page = document(data, served=True).encode()
+    effects: dict[tuple[int, int], bytes] = {}
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -133,12 +143,28 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                 self.send(b"", "text/plain", HTTPStatus.PERMANENT_REDIRECT, ("Location", f"/{token}/"))
             elif not rest:
                 self.send(page, "text/html; charset=utf-8")
+            elif without is not None and (place := _head(rest, data)) is not None:
+                self.compute(without, place)
             elif (block := _block(rest, data)) is None:
                 self.refuse(HTTPStatus.NOT_FOUND)
             else:
                 with lock:  # the blocks of a layer share one computation
                     found = block()
                 self.send(found, "application/octet-stream")
+
+        def compute(self, without: Without, place: tuple[int, int]) -> None:
+            """Send what the model answers without a head; it runs once for each head, in one thread at a time."""
+            layer, head = place
+            try:
+                with lock:
+                    if place not in effects:
+                        found = without(data.described["layers"][layer]["name"], head)
+                        effects[place] = json.dumps(found.as_dict()).encode()
+            except (ValueError, TypeError, RuntimeError) as error:
+                text = f"{error}\n".encode()
+                self.send(text, "text/plain; charset=utf-8", HTTPStatus.UNPROCESSABLE_ENTITY)
+            else:
+                self.send(effects[place], "application/json")
 
         def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *others: tuple[str, str]) -> None:
             self.send_response(status)
@@ -171,8 +197,25 @@ def _is_origin(hosts: set[str]) -> Callable[[str], bool]:
     return lambda origin: urlsplit(origin).netloc in hosts
 
 
+def _head(path: str, data: PageData) -> tuple[int, int] | None:
+    """Return the layer and the head that a path names: ``without/LAYER/HEAD``."""
+    name, *numbers = path.split("/")
+    if name != "without" or len(numbers) != 2 or not all(map(_is_number, numbers)):
+        return None
+    layer, head = map(int, numbers)
+    return (
+        (layer, head)
+        if any((each["layer"], each["head"]) == (layer, head) for each in data.described["heads"])
+        else None
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def _block(path: str, data: PageData) -> Callable[[], bytes] | None:
     name, _, number = path.partition("/")
-    if name != "blocks" or not number.isascii() or not number.isdecimal() or len(number) > len(str(len(data.blocks))):
+    if name != "blocks" or not _is_number(number):
         return None
     return data.blocks[int(number)] if int(number) < len(data.blocks) else None

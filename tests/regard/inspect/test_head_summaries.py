@@ -154,6 +154,18 @@ def test_padding_and_queries_that_see_nothing(causal: bool) -> None:
     assert one.score == pytest.approx(score, abs=1e-5) and one.chance == pytest.approx(chance, abs=1e-5)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_queries_of_padding_do_not_count(left: bool) -> None:
+    x = torch.eye(40)[None, None].expand(2, 1, 40, 40)
+    real = torch.ones(2, 40, dtype=torch.bool)
+    real[1, slice(0, 10) if left else slice(30, 40)] = False
+    with capture() as record:
+        F.scaled_dot_product_attention(60 * x.roll(-1, 3), x, x, real[:, None, None, :])
+    whole, part = (summarize_heads(record, batch=batch)[0] for batch in range(2))
+    assert whole.measures["previous"].queries == 39 and part.measures["previous"].queries == 29
+    assert whole.label == part.label == "previous"
+
+
 def test_rows_with_a_cache_stand_at_the_end() -> None:
     weights = toward(PATTERNS["previous"], seen(N, N))[-12:]
     record = recorded(weights[None])

@@ -124,9 +124,9 @@ def summarize_heads(
     * "induction": tokens that follow another occurrence of the query's token, the prefix matching score of Olsson et
       al. (2022, arXiv 2209.11895), here on the text of the record.
 
-    A query counts if it sees such keys and others. "positional" is the share of queries whose largest weight is at the
-    most frequent distance from the query, 0.9 at least (Voita et al. 2019, arXiv 1905.09418). "uniform" is the entropy
-    of the weights divided by that of even weights, 0.95 at least.
+    A query counts if it sees such keys and others, and is no padding. "positional" is the share of queries whose largest
+    weight is at the most frequent distance from the query, 0.9 at least (Voita et al. 2019, arXiv 1905.09418). "uniform"
+    is the entropy of the weights divided by that of even weights, 0.95 at least.
 
     The label is the largest share that is at least halfway from the share of even weights to 1, and that weights placed
     at random among the visible keys reach with a probability of at most 0.001; so short texts have fewer labels. A
@@ -268,6 +268,7 @@ class _Measures:
         spans = _spans(self.run, self.batch)
         used, is_causal = (None, False) if spans is not None else self._used(parts)
         cols = torch.arange(S)
+        padding = _padding(spans, S) if spans is not None and self.is_within else torch.zeros(S, dtype=torch.bool)
         entropies = self.run.entropy()[self.batch] if isinstance(self.run, AttentionSummary) else None
         for first, last in parts:
             weights = _rows(self.run, self.batch, first, last)
@@ -277,6 +278,7 @@ class _Measures:
             else:
                 assert used is not None
                 visible = used & ((cols <= at) | (not is_causal))
+            weights[:, padding[at[:, 0]]] = 0.0
             entropy = entropy_of(weights[None])[0] if entropies is None else entropies[:, first:last]
             self._add(weights, entropy, visible, self._targets(at, cols) & visible, at[:, 0])
 
@@ -337,6 +339,12 @@ class _Measures:
     def offset_of(self, head: int) -> int:
         """Return the most frequent distance from a query to the key of its largest weight."""
         return self._offsets[head].most_common(1)[0][0] if self._offsets[head] else 0
+
+
+def _padding(spans: tuple[Tensor, Tensor], S: int) -> Tensor:
+    """Return which keys (S,) no query sees: padding, whose queries count for nothing either."""
+    starts, stops = (torch.bincount(each.clamp(0, S), minlength=S + 1)[:S] for each in spans)
+    return (starts - stops).cumsum(0) == 0
 
 
 def _measure(score: Tensor | float, chance: Tensor | float, count: Tensor) -> Measure:

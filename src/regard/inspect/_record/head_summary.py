@@ -124,9 +124,9 @@ def summarize_heads(
     * "induction": tokens that follow another occurrence of the query's token, the prefix matching score of Olsson et
       al. (2022, arXiv 2209.11895), here on the text of the record.
 
-    A query counts if it sees such keys and others, and is no padding. "positional" is the share of queries whose largest
-    weight is at the most frequent distance from the query, 0.9 at least (Voita et al. 2019, arXiv 1905.09418). "uniform"
-    is the entropy of the weights divided by that of even weights, 0.95 at least.
+    A query counts if it sees such keys and others, and is no padding. "positional" is the share of queries whose
+    largest weight is at the most frequent distance from the query, 0.9 at least (Voita et al. 2019, arXiv 1905.09418).
+    "uniform" is the entropy of the weights divided by that of even weights, 0.95 at least.
 
     The label is the largest share that is at least halfway from the share of even weights to 1, and that weights placed
     at random among the visible keys reach with a probability of at most 0.001; so short texts have fewer labels. A
@@ -248,7 +248,7 @@ class _Measures:
         self.lead = S - L
         self.is_within = run.kind == "self" and run.windows == 1 and L <= S
         keys = texts[1]
-        has_tokens = keys.patches is None and keys.tokens != tuple(map(str, range(S)))
+        has_tokens = not keys.patches and keys.tokens != tuple(map(str, range(S)))
         missing = {*(() if self.is_within else _WITHIN), *(() if has_tokens else _TOKENS)}
         self.names = [name for name in SHARES if name not in missing]
         numbers: dict[str, int] = {}

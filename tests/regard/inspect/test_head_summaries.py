@@ -209,6 +209,18 @@ def test_summaries_give_lower_bounds() -> None:
             assert one.score <= exact.measures[name].score + 1e-3
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_summary_of_an_even_head_and_of_one_that_sees_few_keys(causal: bool) -> None:
+    length = 200
+    even = seen(length, length, causal=causal)
+    few = even * (torch.rand(length, length, generator=torch.Generator().manual_seed(0)) < 0.1) + torch.eye(length)
+    weights = torch.stack([each / each.sum(-1, keepdim=True) for each in (even, few)])
+    record = recorded(weights, keep="summaries", text=Text(tuple(f"t{i}" for i in range(length))))
+    one, other = summarize_heads(record)
+    assert one.label == "uniform" and one.score == pytest.approx(1, abs=0.01)
+    assert other.label == "" and other.measures["uniform"].score < 0.8
+
+
 def test_a_record_without_texts_has_no_labels_of_tokens() -> None:
     record = recorded(toward(PATTERNS["previous"], seen(N, N))[None])
     record.texts = ()

@@ -290,6 +290,8 @@ class _Measures:
             some = _rows(self.run, self.batch, first, last).any(0)
             used |= some.any(0)
             is_causal = is_causal and not bool((some & (cols > torch.arange(first, last)[:, None] + self.lead)).any())
+        if isinstance(self.run, AttentionSummary):
+            used = (self.run.received()[self.batch] > 0).any(0)
         return used, is_causal
 
     def _targets(self, at: Tensor, cols: Tensor) -> Tensor:
@@ -369,10 +371,7 @@ def _parts(L: int, queries: int, most: int) -> Iterator[tuple[int, int]]:
 def _rows(run: LayerRecord, batch: int, first: int, last: int) -> Tensor:
     """Return the weights (H, last − first, S) of some queries as shares; of a summary, those that it keeps."""
     if isinstance(run, AttentionSummary):
-        top = run.topk(run.k)
-        keys, kept = top.indices[batch, :, first:last], top.weights[batch, :, first:last]
-        found = torch.zeros(*keys.shape[:2], run.shape[3])
-        return found.scatter_add_(-1, keys.clamp_min(0), kept.float() * (keys >= 0))
+        return run.kept(batch, first, last)
     weights = run.weights(batch=batch, rows=slice(first, last)).float().cpu()
     if bool((weights < 0).any()):  # a difference of two softmaxes: shares of its size
         weights = weights.abs() / weights.abs().sum(-1, keepdim=True).clamp_min(1e-30)

@@ -190,7 +190,7 @@ def test_cross_attention_has_no_places_in_common() -> None:
     assert set(found.measures) == {"first", "separator", "uniform"} and found.label == "first"
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 5), (1, 3, 3), (1, 2, 0)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 5), (1, 3, 3), (1, 2, 0), (2, 5, 1), (1, 0, 3)])
 def test_few_tokens_have_no_label(shape: tuple[int, int, int]) -> None:
     with capture() as record:
         H, L, S = shape
@@ -198,6 +198,14 @@ def test_few_tokens_have_no_label(shape: tuple[int, int, int]) -> None:
         F.scaled_dot_product_attention(query, key, key)
     assert [each.label for each in summarize_heads(record)] == [""] * shape[0]
     assert all(each.score == 0 and each.text for each in summarize_heads(record))
+
+
+def test_more_queries_than_keys() -> None:
+    weights = toward([{0}] * 60, torch.ones(60, 8))
+    record = recorded(weights[None], text=(Text(tuple("abcdefgh")), Text(tuple("x" * 60))))
+    record.texts, record[0].reads = (), "self"
+    (found,) = summarize_heads(record, relations={"its x": [(0, 0)]})
+    assert found.label == "first" and set(found.measures) == {"first", "uniform"}
 
 
 def test_summaries_give_lower_bounds() -> None:

@@ -191,7 +191,7 @@ def summaries_of(
     if min(L, S):
         known.read(queries)
     is_bound = isinstance(run, AttentionSummary)
-    within = {name: _relation(run, batch, name, pairs) for name, pairs in relations.items() if run.kind == "self"}
+    within = {name: _relation(run, batch, name, pairs) for name, pairs in relations.items() if known.is_within}
     found = []
     for head in range(H):
         measures = known.of(head)
@@ -268,7 +268,7 @@ class _Measures:
         spans = _spans(self.run, self.batch)
         used, is_causal = (None, False) if spans is not None else self._used(parts)
         cols = torch.arange(S)
-        padding = _padding(spans, S) if spans is not None and self.is_within else torch.zeros(S, dtype=torch.bool)
+        padding = _padding(spans, S) if spans is not None and self.is_within else None
         entropies = self.run.entropy()[self.batch] if isinstance(self.run, AttentionSummary) else None
         for first, last in parts:
             weights = _rows(self.run, self.batch, first, last)
@@ -278,7 +278,8 @@ class _Measures:
             else:
                 assert used is not None
                 visible = used & ((cols <= at) | (not is_causal))
-            weights[:, padding[at[:, 0]]] = 0.0
+            if padding is not None:
+                weights[:, padding[at[:, 0]]] = 0.0
             entropy = entropy_of(weights[None])[0] if entropies is None else entropies[:, first:last]
             self._add(weights, entropy, visible, self._targets(at, cols) & visible, at[:, 0])
 

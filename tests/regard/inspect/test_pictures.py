@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from collections.abc import Iterator
@@ -130,6 +131,15 @@ def test_the_terminal_shows_small_weights_against_an_even_split() -> None:
     assert legend(scale="even", ascii_only=True) == ("attention: . an even share of the visible keys  : * more  # all")
     with pytest.raises(ValueError, match=r"Alignment: visible must be of shape \(2,\) \(target,\), got \(3,\)"):
         Alignment(one.source, one.target, weights, visible=torch.ones(3))
+
+
+def test_a_picture_says_its_head_and_its_scale(tmp_path: Path) -> None:
+    one = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.3, 0.7], [0.5, 0.5]]), visible=torch.tensor([2, 2]))
+    titled = dataclasses.replace(one, title="layer 1 (h.1.attn), head 2")
+    for scale, said in ((None, "compared with an even split"), ("row", "relative to row maximum"), ("log", "(log)")):
+        text = save_plot([titled], tmp_path / "a.svg", scale=scale).read_text(encoding="utf-8")
+        assert "layer 1 (h.1.attn), head 2" in text and said in text  # matplotlib writes texts as comments, too
+    assert one.scale_or(None) == "even" and dataclasses.replace(one, visible=None).scale_or(None) == "absolute"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 45), st.randoms(use_true_random=False))

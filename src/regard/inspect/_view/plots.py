@@ -321,7 +321,7 @@ def as_shown(weights: Tensor) -> Tensor:
 # All lengths are in inches. Every cell has the same size, so that panels can be compared; all cells shrink if a
 # sequence would make the picture longer than _LONGEST.
 _CELL, _SIDE, _TOP, _GAP, _WIDEST, _LONGEST = 0.36, 0.55, 0.75, 0.45, 13.0, 40.0
-_BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.75
+_BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.95
 #: The smallest cells that each have a label, and that are separated by lines; and the smallest font size in points.
 _READABLE, _LINED, _LEAST = 0.1, 0.05, 6.0
 #: The most cells drawn along a side.
@@ -502,6 +502,8 @@ def color_bar(figure: Any, image: Any, scale: str, **place: Any) -> Any:
     (bar.ax.set_xticklabels if across else bar.ax.set_yticklabels)(names, fontsize=9)
     bar.ax.tick_params(length=3 if scale == "even" and not signed else 0)
     bar.outline.set_edgecolor("0.75")
+    if scale == "even" and not signed:
+        bar.set_label(SCALES[scale], fontsize=9)
     return bar
 
 

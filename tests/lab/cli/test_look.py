@@ -145,7 +145,7 @@ def test_a_name_that_is_shown_can_be_typed(regard, tmp_path, kind: str, name: st
     assert name in Record.load(tmp_path / "a.regard").layers
     for layer in (name, "1", name.partition(".")[2]):
         drawn = regard("look", tmp_path, "--text", "the cat", "--layer", layer, "--head", "2")
-        assert drawn.code == 0 and f"layer 1 ({name}), head 2: " in drawn.out, drawn.err
+        assert drawn.code == 0 and f"layer 1 ({name}), head 2" in drawn.out, drawn.err
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         before = model(tokens).logits

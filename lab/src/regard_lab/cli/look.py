@@ -392,7 +392,8 @@ def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
     weights: Tensor = run.weights(batch=0).mean(0) if head is None else run.weights(batch=0, head=head)
     which = "mean of its heads" if head is None else f"head {head}"
     if head is not None:
-        which += f": {summarize_heads(record, layers=[number])[head].text}"
+        summary = summarize_heads(record, layers=[number])[head]
+        which += f": {summary.text}" if summary.label else ""
     queries, keys = texts_of(record.texts, run)
     return Alignment(
         keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {number} ({run.name}), {which}",

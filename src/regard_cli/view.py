@@ -9,7 +9,7 @@ from pathlib import Path
 from regard._utils.errors import rejected
 from regard.inspect import Record
 from regard.inspect._view.page import describe_page
-from regard.inspect._view.server import PageServer
+from regard.inspect._view.server import PageServer, Without
 from regard_cli.messages import echo, note, report_errors
 
 
@@ -26,9 +26,11 @@ def run(files: Sequence[Path], *, port: int, browser: bool, batch: int) -> None:
         serve(records, port=port, browser=browser, batch=batch)
 
 
-def serve(records: Sequence[Record], *, port: int = 0, browser: bool = False, batch: int = 0) -> None:
-    """Serve the page of records, and print its address."""
-    with PageServer(describe_page(records, batch=batch), port) as server:
+def serve(
+    records: Sequence[Record], *, port: int = 0, browser: bool = False, batch: int = 0, without: Without | None = None
+) -> None:
+    """Serve the page of records, and print its address; ``without`` answers without a head."""
+    with PageServer(describe_page(records, batch=batch), port, without) as server:
         echo(server.address)
         note("regard: only this machine can open the page; press Ctrl-C to stop")
         if browser:

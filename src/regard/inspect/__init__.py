@@ -1,8 +1,11 @@
 """Looking at attention: what any model attends to, recorded; alignments in the terminal, as a picture, as a page."""
 
 from regard.inspect._capture.capture import capture
+from regard.inspect._capture.effect import HeadEffect, head_effect
 from regard.inspect._capture.interception import ablate, patch
 from regard.inspect._capture.record import Record
+from regard.inspect._record.comparison import ComparedLayer, compare_tokens
+from regard.inspect._record.head_summary import HeadSummary, Measure, summarize_heads
 from regard.inspect._record.inputs import input_texts
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Coverage, Unrecorded
@@ -27,8 +30,12 @@ __all__ = [
     "Alignment",
     "AttentionRecord",
     "AttentionSummary",
+    "ComparedLayer",
     "Coverage",
+    "HeadEffect",
+    "HeadSummary",
     "LayerRecord",
+    "Measure",
     "Patches",
     "Record",
     "Text",
@@ -36,9 +43,11 @@ __all__ = [
     "ablate",
     "average",
     "capture",
+    "compare_tokens",
     "difference",
     "draw",
     "flow",
+    "head_effect",
     "input_texts",
     "legend",
     "merge_tokens",
@@ -52,6 +61,7 @@ __all__ = [
     "rollout",
     "save_html",
     "save_plot",
+    "summarize_heads",
     "widget",
     "words_of",
 ]

@@ -28,7 +28,7 @@ from transformers import (
     ViTModel,
 )
 
-from regard.inspect import Record
+from regard.inspect import Record, ablate, compare_tokens, head_effect, summarize_heads
 from regard_lab.models import DecoderLM, DecoderLMConfig, SequenceClassifier, load, save
 from regard_lab.text.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def test_how_spread_each_head_is(regard, tmp_path) -> None:
     assert result.code == 0, result.err
     assert "6 layers of 12 heads, 13 tokens" in result.out
     told = [
-        [float(each) for each in line.split()[1:]] for line in result.out.splitlines() if re.match(r"    \d ", line)
+        [float(each) for each in line.split()[1:-1]] for line in result.out.splitlines() if re.match(r"    \d ", line)
     ]
     record = Record.load(tmp_path / "cat.regard")
     assert len(told) == len(record) == 6
@@ -97,12 +97,94 @@ def test_a_head_is_drawn(regard, tmp_path) -> None:
     pictures = ["--plot", tmp_path / "head.png", "--html", tmp_path / "head.html"]
     result = regard("look", MINILM, "--text", TEXT, "--layer", "3", "--head", "2", *pictures)
     assert result.code == 0, result.err
-    assert re.search(r"^\[CLS\] +█", result.out, re.M) and "layer 3" in result.out and "head 2" in result.out
+    assert re.search(r"^\[CLS\] +[▓█]", result.out, re.M) and "an even share of the visible keys" in result.out
+    assert "layer 3" in result.out and "head 2" in result.out
     assert (tmp_path / "head.png").read_bytes().startswith(b"\x89PNG") and "tired" in (
         tmp_path / "head.html"
     ).read_text()
     mean = regard("look", MINILM, "--text", TEXT, "--layer", "3")
     assert mean.code == 0 and "mean of its heads" in mean.out
+
+
+def folder_of(kind: str, folder: Path) -> torch.nn.Module:
+    """A small model of transformers with a head, saved in a folder."""
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 128}
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        few = {"vocab_size": len(tokenizer), "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**few))
+    else:
+        config, made = {
+            "llama": (LlamaConfig, transformers.LlamaForCausalLM),
+            "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
+            "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        }[kind]
+        model = made(config(**sizes | ({"head_dim": 8, "num_key_value_heads": 2} if kind == "qwen3" else {})))
+    model.save_pretrained(folder)
+    tokenizer.save(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("llama", "model.layers.1.self_attn"),
+        ("gpt2", "transformer.h.1.attn"),
+        ("bert", "bert.encoder.layer.1.attention"),
+        ("qwen3", "layers.1.self_attn"),
+    ],
+)
+def test_a_name_that_is_shown_can_be_typed(regard, tmp_path, kind: str, name: str) -> None:
+    model = folder_of(kind, tmp_path)
+    shown = regard("look", tmp_path, "--text", "the cat", "--out", tmp_path / "a.regard")
+    assert shown.code == 0 and name in shown.out, shown.err
+    assert name in Record.load(tmp_path / "a.regard").layers
+    for layer in (name, "1", name.partition(".")[2]):
+        drawn = regard("look", tmp_path, "--text", "the cat", "--layer", layer, "--head", "2")
+        assert drawn.code == 0 and f"layer 1 ({name}), head 2" in drawn.out, drawn.err
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.no_grad():
+        before = model(tokens).logits
+        with ablate(model, name, head=2):
+            after = model(tokens).logits
+    assert not torch.equal(before, after)
+
+
+def test_what_heads_do_is_said_in_words(regard, tmp_path) -> None:
+    result = regard("look", MINILM, "--text", TEXT, "--out", tmp_path / "cat.regard")
+    found = [each for each in summarize_heads(Record.load(tmp_path / "cat.regard")) if each.label]
+    assert found and "What heads do on this text:" in result.out
+    for label in {each.label for each in found}:
+        best = max(each.score for each in found if each.label == label)
+        line = next(line for line in result.out.splitlines() if line.startswith(f"{label:>12}  "))
+        assert f"{best:.2f} of " in line and f" {sum(each.label == label for each in found)} head" in line
+
+
+def test_the_answer_without_a_head(regard, tmp_path) -> None:
+    model = folder_of("llama", tmp_path)
+    result = regard("look", tmp_path, "--text", "the cat", "--layer", "1", "--head", "2")
+    tokenizer = Tokenizer.load(tmp_path)
+    tokens = torch.tensor([tokenizer.encode("the cat", specials=True)])
+    effect = head_effect(model, lambda: model(tokens), "model.layers.1.self_attn", 2, names=str)
+    (answer, share), (instead, less) = effect.before[0], effect.after[0]
+    told = result.out.splitlines()[-1]
+    assert told.startswith("Without this head the answer is ") and f"({less:.2f}" in told and f"{share:.2f})" in told
+    assert (answer == instead) == (" still " in told)
+
+
+def test_two_texts_are_compared_token_by_token(regard, tmp_path) -> None:
+    first = tmp_path / "first.regard"
+    assert regard("look", MINILM, "--text", "The cat sat.", "--out", first).code == 0
+    result = regard("look", MINILM, "--text", "The dog sat.", "--compare", first, "--out", tmp_path / "b.regard")
+    assert result.code == 0 and "How differently tokens attend than in 'The cat sat.'" in result.out, result.err
+    found = compare_tokens(Record.load(tmp_path / "b.regard"), Record.load(first))
+    assert found[0].tokens == ("[CLS]", "the", "sat", ".", "[SEP]")
+    mean = torch.cat([each.distance[:, 2] for each in found]).mean()
+    assert re.search(rf"^ +sat +{mean:.2f}  most at layer \d head \d+ \(", result.out, re.M)
+    missing = regard("look", MINILM, "--text", "a", "--compare", tmp_path / "no.regard")
+    assert missing.code == 2 and "no.regard must be a file that is there, got none" in " ".join(missing.err.split())
 
 
 def test_models_of_ours_and_others_of_transformers(regard, tmp_path) -> None:
@@ -140,6 +222,11 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
         ((MINILM,), "look: a text model requires --text"),
         ((MINILM, "--text", "a", "--image", tmp_path / "torn"), "--image must be left out for a text model"),
         ((tmp_path / "nothing.py:make", "--text", "a"), "must be a folder or FILE.py:FUNCTION, got"),
+        (
+            ("mine.py", "--text", "a"),
+            "MODEL must name a function of the file: write mine.py:FUNCTION, got only mine.py",
+        ),
+        ((MINILM, "--text", "a", "--layer", "nowhere"), "--layer must be one of"),
         ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
         ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module, its inputs"),
         ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),

@@ -312,3 +312,19 @@ class TestWrong:
         message = r"ablate: model must be a torch\.nn\.Module, got 'gpt2'"
         with pytest.raises(TypeError, match=message), ablate("gpt2", 0):  # type: ignore[arg-type]
             pass
+
+
+@torch.no_grad()
+def test_names_of_a_model_with_a_head_fit_the_model_without_it() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    trunk = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    model, x = nn.ModuleDict({"model": trunk}), torch.randn(1, 4, 8)
+    whole = trunk(x)
+    with ablate(trunk, "layers.1.self_attn", head=0):
+        expected = trunk(x)
+    for owner, name in ((trunk, "model.layers.1.self_attn"), (model, "layers.1.self_attn")):
+        with ablate(owner, name, head=0):
+            found = trunk(x)
+        assert torch.equal(found, expected) and not torch.equal(found, whole)
+    with pytest.raises(ValueError, match=r"layer must be one of .*, got 'self_attn'"), ablate(model, "self_attn"):
+        trunk(x)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,8 +95,51 @@ def test_what_scales_stand_for() -> None:
     assert scaled(weights, "absolute", "draw").tolist() == weights.tolist()
     assert scaled(weights, "row", "draw")[1].tolist() == [1, 1, 0]
     assert scaled(weights, "log", "draw")[0].tolist() == pytest.approx([0.9989, 0.4886, 0.25], abs=1e-4)
-    with pytest.raises(ValueError, match="draw: scale must be one of 'absolute', 'log', 'row', got 'linear'"):
+    with pytest.raises(ValueError, match="draw: scale must be one of 'absolute', 'even', 'log', 'row', got 'linear'"):
         draw(Alignment(("a",), ("b",), torch.ones(1, 1)), scale="linear")
+
+
+def on_even_scale(weight: float, n: int) -> float:
+    """The scale as the docs state it."""
+    if weight == 0:
+        return 0.0
+    times = weight * n
+    place = 0.1 + 0.9 * math.log(times) / math.log(n) if times > 1 and n > 1 else 0.1 * math.sqrt(min(times, 1))
+    return max(place, 0.035)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 999))
+def test_an_even_row_is_pale_and_a_sharp_one_dark_at_any_length(L: int, S: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(L, S, generator=generator).mul(3).softmax(-1).double()
+    visible = torch.randint(1, S + 1, (L,), generator=generator)
+    found = scaled(weights, "even", "draw", visible)
+    for row, n, places in zip(weights.tolist(), visible.tolist(), found.tolist()):
+        assert places == pytest.approx([min(on_even_scale(each, n), 1) for each in row], abs=1e-9)
+    even, sharp = torch.full((1, S), 1 / S).double(), torch.eye(S).double()
+    assert scaled(even, "even", "draw", torch.tensor([S])).tolist()[0] == pytest.approx([0.1] * S)
+    assert S == 1 or scaled(sharp, "even", "draw", torch.tensor([S] * S)).allclose(sharp)
+
+
+def test_the_terminal_shows_small_weights_against_an_even_split() -> None:
+    weights = torch.full((2, 40), 1 / 40)
+    weights[1] = torch.eye(40)[7]
+    one = Alignment(tuple("a" * 40), ("x", "y"), weights, visible=torch.tensor([40, 40]))
+    _, even, sharp = draw(one, width=130).splitlines()
+    assert even.count("░") == 80 and sharp.strip("y ") == "██"
+    assert draw(one, scale="absolute", width=130).splitlines()[1] == "x"
+    assert legend(scale="even", ascii_only=True) == ("attention: . an even share of the visible keys  : * more  # all")
+    with pytest.raises(ValueError, match=r"Alignment: visible must be of shape \(2,\) \(target,\), got \(3,\)"):
+        Alignment(one.source, one.target, weights, visible=torch.ones(3))
+
+
+def test_a_picture_says_its_head_and_its_scale(tmp_path: Path) -> None:
+    one = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.3, 0.7], [0.5, 0.5]]), visible=torch.tensor([2, 2]))
+    titled = dataclasses.replace(one, title="layer 1 (h.1.attn), head 2")
+    for scale, said in ((None, "compared with an even split"), ("row", "relative to row maximum"), ("log", "(log)")):
+        text = save_plot([titled], tmp_path / "a.svg", scale=scale).read_text(encoding="utf-8")
+        assert "layer 1 (h.1.attn), head 2" in text and said in text  # matplotlib writes texts as comments, too
+    assert one.scale_or(None) == "even" and dataclasses.replace(one, visible=None).scale_or(None) == "absolute"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 45), st.randoms(use_true_random=False))
@@ -175,7 +220,7 @@ class TestHeads:
         assert [float(title.split()[1]) for title in titles] == pytest.approx(expected, abs=0.006)
         cells = figure.axes[1].images[0].get_array()
         weights = record[0].weights(batch=1, head=1)
-        assert np.allclose(cells, weights / weights.amax(-1, keepdim=True), atol=1e-6)
+        assert np.allclose(cells, [[on_even_scale(float(each), 7) for each in row] for row in weights], atol=1e-6)
         sharp = plot_heads(record[0], batch=1, order="entropy", figure=plt.figure())
         told = [float(ax.get_title().split()[1]) for ax in sharp.axes if ax.images]
         assert told == sorted(told)

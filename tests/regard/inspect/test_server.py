@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from urllib.parse import urlsplit
@@ -14,9 +16,12 @@ import torch
 import torch.nn.functional as F
 from pages import Page
 
-from regard.inspect import capture
+from regard.inspect import HeadEffect, capture, head_effect
 from regard.inspect._view.page import PageData, describe_page
 from regard.inspect._view.server import HOST, PageServer
+
+#: The heads without which a model ran.
+runs: list[tuple[str, int]] = []
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,53 @@ def test_noise(served: PageServer) -> None:
     assert asked(served, token(served))[0] == 200
 
 
+def sent(server: PageServer, *lines: str) -> bytes:
+    """The first line of the answer to these lines."""
+    with closing(socket.create_connection((HOST, server.server_port), timeout=30)) as connection:
+        connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+        return connection.makefile("rb").readline()
+
+
+def test_two_hosts_or_none_are_refused(served: PageServer) -> None:
+    request, host = f"GET {token(served)} HTTP/1.1", f"Host: {HOST}:{served.server_port}"
+    assert sent(served, request, host, "Connection: close").startswith(b"HTTP/1.1 200")
+    for hosts in ([host, host], [host, "Host: evil.example"], ["Host: evil.example", host], []):
+        assert sent(served, request, *hosts).startswith(b"HTTP/1.1 403")
+    origin = f"Origin: http://{HOST}:{served.server_port}"
+    assert sent(served, request, host, origin, "Origin: http://evil.example").startswith(b"HTTP/1.1 403")
+
+
+def test_an_address_without_its_last_slash_leads_to_the_page(served: PageServer) -> None:
+    path = token(served)
+    status, body, headers = asked(served, path[:-1])
+    assert (status, body, headers["Location"]) == (308, b"", path)
+    assert asked(served, path[:-2])[0] == 403
+    with urllib.request.urlopen(served.address[:-1], timeout=30) as answer:
+        assert answer.status == 200 and answer.url == served.address
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: "])
+def test_half_open_connections_occupy_few_threads(served: PageServer, begun: bytes) -> None:
+    before = threading.active_count()
+    half = []
+    for _ in range(150):
+        half.append(socket.create_connection((HOST, served.server_port), timeout=30))
+        half[-1].sendall(begun)
+    assert asked(served, token(served))[0] == 200
+    assert threading.active_count() - before <= 24 + 8
+    for connection in half:
+        connection.close()
+    assert asked(served, token(served))[0] == 200
+
+
+def test_a_connection_serves_several_requests(served: PageServer) -> None:
+    with closing(http.client.HTTPConnection(HOST, served.server_port, timeout=30)) as connection:
+        for path in (token(served), f"{token(served)}blocks/0", token(served)):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.read()
+
+
 def test_a_flood_is_answered(served: PageServer) -> None:
     """Silent connections and many requests at once: each gets an answer, and the server stays."""
     silent = [socket.create_connection((HOST, served.server_port), timeout=30) for _ in range(50)]
@@ -137,6 +189,54 @@ def test_a_flood_is_answered(served: PageServer) -> None:
         each.close()
     assert len(found) == 60 and set(found) <= {200, 503} and 200 in found
     assert asked(served, token(served))[0] == 200
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[PageServer]:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).eval()
+    x = torch.randn(1, 5, 8)
+    with capture(model) as record, torch.no_grad():
+        model(x)
+
+    def without(layer: str, head: int) -> HeadEffect:
+        runs.append((layer, head))
+        if head == 1:
+            raise ValueError("no such head")
+        return head_effect(model, lambda: model(x), layer, head)
+
+    runs.clear()
+    with PageServer(describe_page(record), without=without) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class TestWithoutAHead:
+    def test_the_answer(self, model: PageServer) -> None:
+        page = Page(asked(model, token(model))[1].decode())
+        assert page.described["without"] is True
+        for _ in range(2):
+            status, body, headers = asked(model, f"{token(model)}without/1/0")
+            assert status == 200 and headers["Content-Type"] == "application/json"
+            assert set(json.loads(body)) == {"layer", "head", "before", "after", "change", "text"}
+        assert json.loads(body)["layer"] == page.described["layers"][1]["name"] == "0.layers.1.self_attn"
+        assert runs == [("0.layers.1.self_attn", 0)], "it runs once"
+
+    def test_what_is_refused(self, model: PageServer) -> None:
+        for path in ("without/2/0", "without/0/9", "without/0", "without/0/0/0", "without/-1/0", "without/a/0"):
+            assert asked(model, token(model) + path)[0] == 404
+        assert asked(model, "/wrong/without/0/0")[0] == 403
+        assert asked(model, f"{token(model)}without/0/0", Origin="http://evil.example")[0] == 403
+        status, body, _ = asked(model, f"{token(model)}without/0/1")
+        assert (status, body) == (422, b"no such head\n")
+
+    def test_a_page_of_a_record_has_none(self, served: PageServer) -> None:
+        assert asked(served, f"{token(served)}without/0/0")[0] == 404
+        assert "without" not in Page(asked(served, token(served))[1].decode()).described
 
 
 def test_the_port_is_taken(served: PageServer) -> None:

@@ -83,14 +83,23 @@ def look(
     html: Annotated[Path | None, typer.Option(help="Write the inspector to this HTML file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Draw the attention of this layer, counted from 0, in the terminal.")
+        str | None,
+        typer.Option(help="Draw the attention of this layer in the terminal: its number, counted from 0, or its name."),
     ] = None,
     head: Annotated[
         int | None, typer.Option(help="With --layer: draw this head, counted from 0, not the mean over heads.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="Color scale of drawings: absolute, row (relative to each row) or log.")
-    ] = "absolute",
+        str | None,
+        typer.Option(
+            help="Color scale of drawings: even (compared with an even split over the visible keys; the default), "
+            "absolute, row (relative to each row) or log."
+        ),
+    ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Compare with this record, token by token: another model, or another text."),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the attention of --layer, or of the sharpest layer, to this file: .png, .svg, .pdf."),
@@ -100,8 +109,8 @@ def look(
     from regard_lab.cli.look import run
 
     run(
-        model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale, html=html,
-        out=out, browser=browser, recurrences=recurrences,
+        model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale,
+        compare=compare, html=html, out=out, browser=browser, recurrences=recurrences,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected, unknown_name
-from regard.inspect import Alignment, Record, capture, draw, input_texts, legend, save_plot
+from regard.inspect import (
+    Alignment,
+    HeadEffect,
+    Record,
+    capture,
+    compare_tokens,
+    draw,
+    head_effect,
+    input_texts,
+    legend,
+    save_plot,
+    summarize_heads,
+)
+from regard.inspect._record.head_summary import visible_counts
 from regard.inspect._record.texts import Patches, Text, texts_of
-from regard.inspect._view.plots import SCALES
+from regard.inspect._view.plots import SCALES, clipped
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
 from regard_lab.cli.kinds import COMMANDS, find, require_kind
@@ -27,7 +40,7 @@ from regard_lab.models.base import END
 from regard_lab.models.folders import CONFIG, read_json
 from regard_lab.models.hugging_face.hosted import Hosted, load_module
 from regard_lab.models.hugging_face.processors import load_processor
-from regard_lab.models.hugging_face.reading import FAMILIES
+from regard_lab.models.hugging_face.reading import FAMILIES, module_names
 from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
 from regard_lab.text.ragged import pad
@@ -53,6 +66,16 @@ class Subject:
     title: str = ""
     #: The modules whose attention to show; None for all.
     layers: tuple[str, ...] | None = None
+    #: The names of modules in transformers, by ours.
+    names: dict[str, str] = field(default_factory=dict)
+    #: The name of each answer whose logits the model returns.
+    answers: Callable[[int], str] | None = None
+
+    def without(self, layer: str, head: int) -> HeadEffect:
+        """Return what the model answers without a head of a layer, by the name that is shown."""
+        ours = {theirs: name for name, theirs in reversed(self.names.items())}  # of several, the module itself
+        module, sign, number = layer.partition("#")
+        return head_effect(self.model, self.run, ours.get(module, module) + sign + number, head, names=self.answers)
 
 
 def subject(path: str, text: str | None, images: Sequence[Path], target: str | None) -> Subject:
@@ -66,6 +89,8 @@ def subject(path: str, text: str | None, images: Sequence[Path], target: str | N
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
         return _of_function(Path(file), function, [*([] if text is None else [text]), *images])
+    if path.endswith(".py"):
+        raise rejected("look", "MODEL", f"name a function of the file: write {path}:FUNCTION", f"only {path}")
     require_kind("look", path, *(kind for kind in COMMANDS if kind != "captioner"))
     folder = find(path)
     described = read_json(folder / CONFIG)
@@ -86,9 +111,14 @@ def subject(path: str, text: str | None, images: Sequence[Path], target: str | N
     if described.get("kind") in MODELS and "model_type" not in described:
         return _translator(folder, text, target)
     kind = described.get("model_type")
+    names: dict[str, str] = {}
     if kind is None or any(kind in family.types for family in FAMILIES):
         loaded = load(folder, dtype=torch.float32)
         model: Any = loaded if isinstance(loaded, EncoderLM | DecoderLM | Hosted) else loaded.model
+        if isinstance(model, Hosted):
+            names = {f"module.{name}": name for name, _ in model.module.named_modules()}
+        elif kind is not None:
+            names = module_names(folder, model)
     else:
         model = _hugging_face(folder, "AutoModel")
         if model.config.is_encoder_decoder:
@@ -96,7 +126,8 @@ def subject(path: str, text: str | None, images: Sequence[Path], target: str | N
     if target is not None:
         raise rejected("look", "--target", "be left out unless the model is an encoder–decoder", repr(target))
     numbers, read = _tokens(folder, text)
-    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text)
+    answers = _answers(folder) if isinstance(model, DecoderLM) else None
+    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text, names=names, answers=answers)
 
 
 def _hugging_face(folder: Path, kind: str) -> Any:
@@ -122,6 +153,12 @@ def _spelled(token: str) -> str:
     return f" {token[1:]}" if token[:1] in ("▁", "Ġ") else token
 
 
+def _answers(folder: Path) -> Callable[[int], str]:
+    """Return the function that spells the token of a number."""
+    tokenizer = Tokenizer.load(folder)
+    return lambda number: _spelled(tokenizer.tokens([number])[0])
+
+
 def _pair(folder: Path, text: str, target: str | None) -> Subject:
     """Inspect a transformers encoder–decoder on a text and its generated or given target."""
     model = _hugging_face(folder, "AutoModelForSeq2SeqLM")
@@ -136,7 +173,10 @@ def _pair(folder: Path, text: str, target: str | None) -> Subject:
     else:
         written = model.prepare_decoder_input_ids_from_labels(torch.tensor([_tokens(folder, target, "--target")[0]]))
     tokens = tuple(map(_spelled, Tokenizer.load(folder).tokens(written[0].tolist())))
-    return Subject(model, lambda: model(input_ids=source, decoder_input_ids=written), (read, Text(tokens, (0,))), text)
+    texts = (read, Text(tokens, (0,)))
+    return Subject(
+        model, lambda: model(input_ids=source, decoder_input_ids=written), texts, text, answers=_answers(folder)
+    )
 
 
 def _translator(folder: Path, text: str, target: str | None) -> Subject:
@@ -302,10 +342,11 @@ def run(
     text: str | None,
     images: Sequence[Path],
     target: str | None,
-    layer: int | None,
+    layer: str | None,
     head: int | None,
     plot: Path | None,
-    scale: str,
+    scale: str | None,
+    compare: Path | None,
     html: Path | None,
     out: Path | None,
     browser: bool,
@@ -314,12 +355,14 @@ def run(
     """Print the attention entropy of each head, draw a head or a layer's mean, or open the inspector."""
     with report_errors("regard-lab[hf]"):
         require_writable(html, out, picture=plot)
-        if scale not in SCALES:
+        if scale is not None and scale not in SCALES:
             raise unknown_name("look", "--scale", scale, SCALES)
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
+        other = None if compare is None else Record.load(compare)
         looked = subject(path, text, images, target)
         with capture(looked.model, layers=looked.layers, recurrences=recurrences) as record, torch.no_grad():
+            record.names = {key: looked.names.get(name, name) for key, name in record.names.items()}
             looked.run()
         if not len(record):
             raise rejected("look", "MODEL", "be a model with attention", type(looked.model).__name__)
@@ -327,9 +370,16 @@ def run(
         chosen = _drawn(record, layer, head) if layer is not None or plot is not None else None
         if chosen is None:
             _print_entropies(record)
+            _print_patterns(record)
         else:
-            echo(draw(chosen, ascii_only=ascii_only(), scale=scale))
-            echo(f"\n{legend(ascii_only=ascii_only(), scale=scale)}; {chosen.title}")
+            used = chosen.scale_or(scale)
+            echo(draw(chosen, ascii_only=ascii_only(), scale=used))
+            echo(f"\n{legend(ascii_only=ascii_only(), scale=used)}; {chosen.title}")
+            if layer is not None and head is not None:
+                effect = looked.without(record.layers[_number(record, layer)], head)
+                echo(effect.text[0].upper() + effect.text[1:] + ".")
+        if other is not None:
+            _print_comparison(record, other)
     with report_errors("regard-lab"):
         if plot is not None and chosen is not None:
             save_plot([chosen], plot, scale=scale)
@@ -341,20 +391,40 @@ def run(
             record.save(out)
             note(f"regard: wrote {out}; open it with: regard view {out}")
         if browser:
-            serve([record], browser=True)
+            serve([record], browser=True, without=looked.without)
 
 
-def _drawn(record: Record, layer: int | None, head: int | None) -> Alignment:
+def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
     """Return the attention of a head, or a layer's mean over heads; by default the layer with the lowest entropy."""
     if layer is None:
-        layer = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
-    run = record[layer]
+        number = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
+    else:
+        number = _number(record, layer)
+    run = record[number]
     if head is not None and not 0 <= head < run.shape[1]:
         raise rejected("look", "--head", f"be below {run.shape[1]}, the number of heads", head)
     weights: Tensor = run.weights(batch=0).mean(0) if head is None else run.weights(batch=0, head=head)
     which = "mean of its heads" if head is None else f"head {head}"
+    if head is not None:
+        summary = summarize_heads(record, layers=[number])[head]
+        which += f": {summary.text}" if summary.label else ""
     queries, keys = texts_of(record.texts, run)
-    return Alignment(keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {layer} ({run.name}), {which}")
+    return Alignment(
+        keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {number} ({run.name}), {which}",
+        visible=visible_counts(run, 0),
+    )  # fmt: skip
+
+
+def _number(record: Record, layer: str) -> int:
+    """Return the number of a layer by its number or its name, or by the end of its name if no other one has it."""
+    if layer.lstrip("-").isdecimal():
+        return record.layers.index(record[int(layer)].name)
+    names = [name for name in record.layers if name == layer] or [
+        name for name in record.layers if name.endswith(f".{layer}")
+    ]
+    if len(names) != 1:
+        raise unknown_name("look", "--layer", layer, record.layers)
+    return record.layers.index(names[0])
 
 
 def _print_entropies(record: Record) -> None:
@@ -362,10 +432,41 @@ def _print_entropies(record: Record) -> None:
     heads = max(run.shape[1] for run in record)
     tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
     echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
-    echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + ("  ..." if heads > _SHOWN else ""))
-    mixed = len({run.kind for run in record}) > 1
+    more = "  ..." if heads > _SHOWN else ""
+    echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + more)
     for i, run in enumerate(record):
-        entropies = run.entropy().mean((0, 2)).tolist()
-        echo(f"{i:>5}" + "".join(f"{each:5.2f}" for each in entropies[:_SHOWN]) + (f"  {run.name}" if mixed else ""))
-    echo("\nLow entropy means sharp attention. -b opens the inspector in the browser, --html FILE saves it as a page,")
-    echo("--out FILE saves the record; --layer 0 --head 0 draws a head here, --plot FILE draws it to a file.")
+        entropies = run.entropy().mean((0, 2)).tolist()[:_SHOWN]
+        cells = "".join(f"{each:5.2f}" for each in entropies)
+        echo(f"{i:>5}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
+    echo("\nLow entropy means sharp attention.")
+
+
+def _print_comparison(record: Record, other: Record) -> None:
+    """Print how differently each token that two records have attends, and where most."""
+    layers = compare_tokens(record, other)
+    echo(f"\nHow differently tokens attend than in {other.title or 'the other record'!r}: 0 alike, 1 to other tokens")
+    for queries in dict.fromkeys((each.tokens, each.places) for each in layers):
+        same = [each for each in layers if (each.tokens, each.places) == queries]
+        for i, token in enumerate(queries[0]):
+            most = max(same, key=lambda each: float(each.distance[:, i].max()))
+            distance = torch.cat([each.distance[:, i] for each in same])
+            (here, one), (there, two) = most.largest[i]
+            place = f"layer {record.layers.index(most.names[0])} head {int(most.distance[:, i].argmax())}"
+            echo(
+                f"{clipped(token, 16):>16} {float(distance.mean()):5.2f}  most at {place} "
+                f"({float(distance.max()):.2f}): {here!r} {one:.2f}, there {there!r} {two:.2f}"
+            )
+
+
+def _print_patterns(record: Record) -> None:
+    """Print, for each pattern that some head has, how many have it and which one shows it best."""
+    found = [each for each in summarize_heads(record) if each.label]
+    if found:
+        echo("\nWhat heads do on this text:")
+    for label in dict.fromkeys(each.label for each in found):
+        same = sorted((each for each in found if each.label == label), key=lambda each: -each.score)
+        best = same[0]
+        count = "1 head" if len(same) == 1 else f"{len(same)} heads, best"
+        echo(f"{label:>12}  {count}: layer {record.layers.index(best.layer)} head {best.head} {best.text}")
+    echo("\n-b opens the inspector in the browser, --html FILE saves it as a page, --out FILE saves the record;")
+    echo("--layer 0 --head 0 draws a head here, --plot FILE draws it to a file. --layer also takes the names above.")

@@ -51,7 +51,15 @@ from regard.inspect._record.calls import (
     visible_pairs,
 )
 from regard.inspect._record.layer_record import LayerRecord
-from regard.inspect._record.recording import UNKNOWN, Caller, LayerTracker, caller_of, chosen, looks_like_attention
+from regard.inspect._record.recording import (
+    UNKNOWN,
+    Caller,
+    LayerTracker,
+    caller_of,
+    chosen,
+    known_name,
+    looks_like_attention,
+)
 from regard.masks import Extent, Submatrix, as_mask
 from regard.scores import ScoreMod, ScoreModFunction
 
@@ -808,7 +816,8 @@ class Intervention:
         self.function = function
         self.names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self.latest = Change(())
-        self._layer, self._head, self._runs = layer, head, runs
+        self._layer = known_name(self.names.values(), layer) if isinstance(layer, str) else layer
+        self._head, self._runs = head, runs
         self._tracker = LayerTracker()
         self._calls = 0
 
@@ -875,7 +884,9 @@ def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None 
     model : Module
     layer : int or str
         The name of a layer as in a :class:`Record`, or its number in the order in which layers run in the block. If a
-        module runs as several layers, as in ALBERT, its name means all of them, and "module#3" the third.
+        module runs as several layers, as in ALBERT, its name means all of them, and "module#3" the third. Names with
+        and without the first part, "model.layers.0.self_attn" and "layers.0.self_attn", are the same, so that those of
+        a model with a head fit the model without it.
     head : int or sequence of int, optional
         All by default.
 

@@ -216,6 +216,25 @@ def chosen(layer: str, layers: list[str], wanted: int | str) -> bool:
     return wanted in (layer, module_of(layer)) or layer.startswith(f"{wanted}.")
 
 
+def known_name(names: Iterable[str], wanted: str) -> str:
+    """Return the name of a module that ``wanted`` means, which may have one more or one less first part.
+
+    Examples
+    --------
+    >>> known_name(["layers", "layers.0", "layers.0.self_attn"], "model.layers.0.self_attn#2")
+    'layers.0.self_attn#2'
+    >>> known_name(["model.layers.0.self_attn"], "layers.0.self_attn"), known_name(["model.a", "head.a"], "a")
+    ('model.layers.0.self_attn', 'a')
+    """
+    known, module = set(names), module_of(wanted)
+    if module not in known:
+        longer = {each for each in known if each.partition(".")[2] == module}
+        shorter = {module.partition(".")[2]} & known - {""}
+        if len(fit := longer | shorter) == 1:
+            return fit.pop() + wanted.removeprefix(module)
+    return wanted
+
+
 # Rows of a beam search, rearranged so that each returned sequence has the rows of its own beams -----------------------
 # Dimensions: B rows of the batch (beams), R returned sequences, T steps, G key heads, S keys.
 

@@ -218,6 +218,12 @@ class AttentionSummary(LayerRecord):
             raise rejected("topk", "k", f"be in [1, {self.k}], the number of weights in the summary", k)
         return TopK(self._top.weights[..., :k], self._top.indices[..., :k].long())
 
+    def kept(self, batch: int, first: int, last: int) -> Tensor:
+        """Return the weights (H, last − first, S) of some queries of a sequence, 0 for those that were not kept."""
+        keys = self._top.indices[batch, :, first:last].long()
+        weights = self._top.weights[batch, :, first:last].float() * (keys >= 0)
+        return torch.zeros(*keys.shape[:2], self.shape[3]).scatter_add_(-1, keys.clamp_min(0), weights)
+
     def pyramid(self) -> list[Level]:
         """Return the largest weights and means of blocks: at most 128 × 128, then ever fewer."""
         return self._pyramid.levels()

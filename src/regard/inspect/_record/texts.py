@@ -260,7 +260,7 @@ def texts_of(texts: Sequence[Text], run: LayerRecord) -> tuple[Text, Text]:
 
 
 #: Special tokens: [CLS], <s>, <|endoftext|>, ...; but <0xE2> is a byte of text.
-_SPECIAL = re.compile(r"\[[A-Z][A-Z0-9_]*\]|<(?!0x[0-9A-F]{2}>)[^<>\s]+>")
+SPECIAL = re.compile(r"\[[A-Z][A-Z0-9_]*\]|<(?!0x[0-9A-F]{2}>)[^<>\s]+>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -350,7 +350,7 @@ def words_of(tokens: Sequence[str], scheme: str | None = None) -> tuple[list[int
     words: list[bytes] = []
     ended = True  # whether the next token begins a word
     for token in tokens:
-        special = bool(_SPECIAL.fullmatch(token))
+        special = bool(SPECIAL.fullmatch(token))
         begins, text, ends = (True, token.encode(), True) if special else _PARTS[scheme](token)
         if ended or begins:
             words.append(b"")

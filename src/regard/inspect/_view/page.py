@@ -24,6 +24,7 @@ from torch import Tensor
 from regard._utils.errors import rejected
 from regard._utils.files import write_out
 from regard.inspect._record.calls import AttentionCall
+from regard.inspect._record.head_summary import summaries_of
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.summary import AttentionSummary
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _EXACT, _LARGEST = 8 << 20, 1 << 24
 #: A key with at least this share of all attention is a sink, in a matrix with more rows and columns than this.
 _SINK, _SMALL = 0.3, 3
+#: The most and the fewest queries that the summaries of heads read.
+_QUERIES, _FEWEST = 64, 16
 
 
 @dataclass
@@ -89,7 +92,9 @@ def page_data(shown: Sequence[Recording | Alignment], *, title: str, note: str, 
         else:
             records.append(each.title or f"record {len(records) + 1}")
             for number, run in enumerate(each):
-                _add_layer(data, run, each.texts_of(run, batch), {"record": len(records) - 1, "number": number}, batch)
+                texts = each.texts_of(run, batch)
+                _add_layer(data, run, texts, {"record": len(records) - 1, "number": number}, batch)
+                _add_summaries(data, run, texts, batch)
     if not data.described["heads"]:
         raise rejected("page", "record", "hold attention", "none")
     return data
@@ -124,6 +129,15 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
     if weights is None:
         weights = [_table(data, partial(run.weights, batch=batch, head=head), run) for head in range(H)]
     _add_whole(data, layer, lazy, weights)
+
+
+def _add_summaries(data: PageData, run: LayerRecord, texts: tuple[Text, Text], batch: int) -> None:
+    """Add what each head of the latest layer does, in words, where a definition fits."""
+    _, H, _, S = run.shape
+    found = summaries_of(run, texts, batch, max(min(_QUERIES, _AT_ONCE // (H * S)), _FEWEST))
+    for head, each in zip(data.described["heads"][-H:], found):
+        if each.label:
+            head["summary"] = {"label": each.label, "score": round(each.score, 4), "text": each.text}
 
 
 def _add_alignment(data: PageData, alignment: Alignment) -> None:

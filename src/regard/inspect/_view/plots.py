@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard._utils.errors import described, rejected, shape, unknown_name
 from regard._utils.files import naming
+from regard.inspect._record.head_summary import visible_counts
 from regard.inspect._record.layer_record import LayerRecord
 from regard.inspect._record.recording import Recording
 from regard.inspect._record.texts import Patches
@@ -51,6 +52,8 @@ class Alignment:
         The heading of pictures.
     patches : Patches, optional
         The image whose patches the input symbols are; the page draws weights over it.
+    visible : Tensor (L,) of int, optional
+        How many input symbols each output symbol can attend to. With it, the default scale of drawings is "even".
     """
 
     source: tuple[str, ...]
@@ -58,6 +61,7 @@ class Alignment:
     weights: Tensor
     title: str = ""
     patches: Patches | None = None
+    visible: Tensor | None = None
 
     def __post_init__(self) -> None:
         expected = (len(self.target), len(self.source))
@@ -67,6 +71,8 @@ class Alignment:
             raise rejected("Alignment", "weights", f"be of shape {expected} (target, source)", shape(self.weights))
         if not bool(torch.isfinite(self.weights).all()):
             raise rejected("Alignment", "weights", "be finite", "nan or inf")
+        if self.visible is not None and tuple(self.visible.shape) != expected[:1]:
+            raise rejected("Alignment", "visible", f"be of shape {expected[:1]} (target,)", shape(self.visible))
 
     def __str__(self) -> str:
         drawn = draw(self)
@@ -91,10 +97,16 @@ class Alignment:
     def pooled(self, most: int) -> tuple[Alignment, int]:
         """Return the largest weights of blocks, labelled by their first symbols, and the side of a block."""
         weights, block = pooled(as_shown(self.weights), most)
-        return replace(self, source=self.source[::block], target=self.target[::block], weights=weights), block
+        visible = None if self.visible is None else self.visible[::block]
+        source, target = self.source[::block], self.target[::block]
+        return replace(self, source=source, target=target, weights=weights, visible=visible), block
+
+    def scale_or(self, scale: str | None) -> str:
+        """Return a scale, by default "even" if it is known how many symbols are visible, else "absolute"."""
+        return scale or ("absolute" if self.visible is None else "even")
 
 
-def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, scale: str = "absolute") -> str:
+def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, scale: str | None = None) -> str:
     """Draw an alignment with characters: input symbols across, output symbols down, a shade for each weight.
 
     Letters label their columns directly. Words are stacked, each joined to its column by a vertical line. Columns that
@@ -107,8 +119,10 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, sca
         The width of the terminal in columns; cells shrink from three columns to two, or to one for letters.
     ascii_only : bool
         Use ``. : * #`` instead of block characters.
-    scale : {"absolute", "row", "log"}
-        What shades show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
+    scale : {"even", "absolute", "row", "log"}, optional
+        What shades show: weights compared with an even split over the visible keys, weights, weights relative to the
+        largest of their row, or logarithms from 0.0001 to 1; by default "even" if the alignment says how many keys are
+        visible, else "absolute".
 
     Returns
     -------
@@ -139,7 +153,8 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, sca
     words, least = alignment.of_words(), min(2, max(1, widest))
     cell = max(least, min(3, (width - label) // max(1, len(alignment.source))))
     ink = max(1, cell - 1)
-    rows = scaled(as_shown(alignment.weights), scale, "draw").tolist()
+    scale = alignment.scale_or(scale)
+    rows = scaled(as_shown(alignment.weights), scale, "draw", alignment.visible).tolist()
     blocks = [] if block == 1 else [f"Each cell is the largest of {block} × {block} weights."]
     for span in _spans(alignment.source, cell, max(1, width - label)):
         shown = alignment.source[span.start : span.stop]
@@ -148,13 +163,19 @@ def draw(alignment: Alignment, *, width: int = 80, ascii_only: bool = False, sca
         else:
             lines = [" " * label + "".join(padded(symbol.center(ink), cell) for symbol in shown)]
         for symbol, row in zip(alignment.target, rows):
-            steps = (round(weight * (len(shades) - 1)) for weight in row[span.start : span.stop])
+            steps = (_step(along, scale) for along in row[span.start : span.stop])
             marks = (shades[step] if step >= 0 else below[-step] for step in steps)
             lines.append(
                 padded(clipped(symbol, label - 2), label) + "".join(padded(mark * ink, cell) for mark in marks)
             )
         blocks.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(blocks)
+
+
+def _step(along: float, scale: str) -> int:
+    """Return the nearest shade to a position on a scale; an even share has the first."""
+    last = len(SHADES) - 1
+    return max(round(last * along), 1) if scale == "even" and along >= EVEN / 2 else round(last * along)
 
 
 def _spans(source: Sequence[str], cell: int, room: int) -> list[range]:
@@ -178,8 +199,13 @@ def legend(*, ascii_only: bool = False, scale: str = "absolute", is_signed: bool
     'attention: . 25%  : 50%  * 75%  # 100%'
     >>> legend(scale="log", is_signed=True)
     'attention: ░ 0.001  ▒ 0.01  ▓ 0.1  █ 1; less: - = ≡ ≣'
+    >>> legend(scale="even")
+    'attention: ░ an even share of the visible keys  ▒ ▓ more  █ all'
     """
     shades, below = (ASCII_SHADES, ASCII_BELOW) if ascii_only else (SHADES, BELOW)
+    if scale == "even" and not is_signed:
+        _, even, *more, most = list(shades)
+        return f"attention: {even} an even share of the visible keys  {' '.join(more)} more  {most} all"
     last = len(shades) - 1
     steps = [f"{10.0 ** (DECADES * (i / last - 1)):g}" if scale == "log" else f"{100 * i // last}%" for i in range(5)]
     entries = "  ".join(f"{shade} {step}" for shade, step in zip(shades[1:], steps[1:]))
@@ -228,26 +254,49 @@ def drawable(alignments: Sequence[Alignment], function: str) -> list[Alignment]:
 
 
 #: The scales, and their labels on a colour bar.
-SCALES = {"absolute": "attention weight", "row": "relative to row maximum", "log": "attention weight"}
+SCALES = {
+    "even": "weight, compared with an even split",
+    "absolute": "attention weight",
+    "row": "relative to row maximum",
+    "log": "attention weight",
+}
 #: The decades of the logarithmic scale.
 DECADES = 4
+#: Where an even share is on the scale "even", and the least position of any weight but zero (viewer/src/colors.ts).
+EVEN, LEAST = 0.1, 0.035
 
 
-def scaled(weights: Tensor, scale: str, function: str) -> Tensor:
+def scaled(weights: Tensor, scale: str, function: str, visible: Tensor | None = None) -> Tensor:
     """Return the position of weights (L, S) on a scale, in [0, 1], or in [−1, 1] for signed weights.
 
-    "absolute" is the weight itself, "row" the weight divided by the largest of its row, and "log" is logarithmic from
-    0 at 10⁻⁴ and below to 1 at weight 1. In rows dominated by a sink, the first two show little but the sink; "log"
-    shows the other weights too.
+    "even" compares a weight w with an even split over the n keys that its query sees (``visible``): with t = w · n, it
+    is ``0.1 + 0.9 · log t / log n`` for t > 1 and ``0.1 · √t`` below, so a uniform row is pale and a sharp one dark at
+    any length; the page has the same scale. Signed weights are on a scale of √|w| instead. "absolute" is the weight
+    itself, "row" the weight divided by the largest of its row, and "log" is logarithmic from 0 at 10⁻⁴ and below to 1
+    at weight 1. In rows dominated by a sink, "absolute" and "row" show little but the sink.
     """
     if scale not in SCALES:
         raise unknown_name(function, "scale", scale, SCALES)
     size = weights.abs()
-    if scale == "row":
+    if scale == "even":
+        size = size.sqrt() if bool((weights < 0).any()) else _against_even(size, visible)
+    elif scale == "row":
         size = size / size.amax(-1, keepdim=True).clamp_min(1e-30) if size.numel() else size
     elif scale == "log":
         size = 1 + size.clamp_min(10.0**-DECADES).log10() / DECADES
     return size.clamp(0, 1) * weights.sign()
+
+
+def _against_even(weights: Tensor, visible: Tensor | None) -> Tensor:
+    """Return positions on the scale "even"; a key is visible if it has weight, unless a row has a single one."""
+    if visible is None:
+        some = (weights > 0).sum(-1)
+        visible = torch.where(some > 1, some, weights.shape[-1])
+    n = visible.to(weights)[..., None]
+    times = weights * n
+    above = EVEN + (1 - EVEN) * times.clamp_min(1).log() / n.clamp_min(2).log()
+    found = torch.where((times > 1) & (n > 1), above, EVEN * times.clamp(0, 1).sqrt())
+    return torch.where(weights > 0, found.clamp_min(LEAST), 0.0)
 
 
 def pooled(weights: Tensor, most: int) -> tuple[Tensor, int]:
@@ -272,7 +321,7 @@ def as_shown(weights: Tensor) -> Tensor:
 # All lengths are in inches. Every cell has the same size, so that panels can be compared; all cells shrink if a
 # sequence would make the picture longer than _LONGEST.
 _CELL, _SIDE, _TOP, _GAP, _WIDEST, _LONGEST = 0.36, 0.55, 0.75, 0.45, 13.0, 40.0
-_BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.75
+_BAR_WIDTH, _BAR_HEIGHT, _FOOT = 2.4, 0.14, 0.95
 #: The smallest cells that each have a label, and that are separated by lines; and the smallest font size in points.
 _READABLE, _LINED, _LEAST = 0.1, 0.05, 6.0
 #: The most cells drawn along a side.
@@ -291,7 +340,7 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str = "absolute", dpi: int = 144) -> Path:
+def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str | None = None, dpi: int = 144) -> Path:
     """Draw alignments as heat maps and write them to a picture, PNG, SVG or PDF by its suffix.
 
     Input symbols run across the top (words rotated) and output symbols down the side; a darker cell means more
@@ -303,8 +352,10 @@ def save_plot(alignments: Sequence[Alignment], path: str | Path, *, scale: str =
     alignments : sequence of Alignment
     path : str or Path
         The file to write; its folder must exist.
-    scale : {"absolute", "row", "log"}
-        What colours show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
+    scale : {"even", "absolute", "row", "log"}, optional
+        What colours show: weights compared with an even split over the visible keys, weights, weights relative to the
+        largest of their row, or logarithms from 0.0001 to 1; by default "even" if the alignment says how many keys are
+        visible, else "absolute".
     dpi : int
         Dots per inch.
 
@@ -330,7 +381,7 @@ def checked_format(path: Path, function: str) -> str:
     return kind
 
 
-def render_png(alignments: Sequence[Alignment], *, scale: str = "absolute", dpi: int = 144) -> bytes:
+def render_png(alignments: Sequence[Alignment], *, scale: str | None = None, dpi: int = 144) -> bytes:
     """Return the picture that :func:`save_plot` writes, as PNG.
 
     Raises
@@ -341,7 +392,7 @@ def render_png(alignments: Sequence[Alignment], *, scale: str = "absolute", dpi:
     return _rendered(alignments, dpi, scale, "png", "render_png")
 
 
-def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str = "absolute") -> Any:
+def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str | None = None) -> Any:
     """Draw an alignment as a heat map on the axes of a matplotlib figure.
 
     Input symbols run across the top and output symbols down the side, as in :func:`save_plot`. Cells are square; labels
@@ -354,8 +405,10 @@ def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str = "absolu
     alignment : Alignment
     ax : matplotlib.axes.Axes, optional
         Where to draw; by default a new figure, sized to its cells.
-    scale : {"absolute", "row", "log"}
-        What colours show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
+    scale : {"even", "absolute", "row", "log"}, optional
+        What colours show: weights compared with an even split over the visible keys, weights, weights relative to the
+        largest of their row, or logarithms from 0.0001 to 1; by default "even" if the alignment says how many keys are
+        visible, else "absolute".
 
     Returns
     -------
@@ -388,18 +441,18 @@ def plot_attention(alignment: Alignment, ax: Any = None, *, scale: str = "absolu
         else:
             inches = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
             cell = min(_CELL, inches.width / len(alignment.source), inches.height / max(1, len(alignment.target)))
-        _heat_map(ax, alignment, cell, scale)
+        _heat_map(ax, alignment, cell, alignment.scale_or(scale))
     return ax
 
 
-def _rendered(alignments: Sequence[Alignment], dpi: int, scale: str, kind: str, function: str) -> bytes:
+def _rendered(alignments: Sequence[Alignment], dpi: int, scale: str | None, kind: str, function: str) -> bytes:
     from matplotlib import rc_context
 
     shown, written = drawable(alignments, function), io.BytesIO()
     with rc_context({"font.family": fonts()}), warnings.catch_warnings():
         # A character that no font has is drawn as a box.
         warnings.filterwarnings("ignore", r"Glyph .* missing from")
-        figure = _figure(shown, scale)
+        figure = _figure(shown, shown[0].scale_or(scale))
         dots = [int(side * dpi) for side in figure.get_size_inches()]
         if max(dots) > _DOTS:
             got = f"{dots[0]} × {dots[1]} dots for {len(shown)} alignments"
@@ -438,13 +491,19 @@ def color_bar(figure: Any, image: Any, scale: str, **place: Any) -> Any:
     """Draw the colour bar of a scale."""
     signed = image.norm.vmin < 0
     ticks, names = ([-1, 0, 1], ["-1", "difference", "1"]) if signed else ([0, 0.5, 1], ["0", SCALES[scale], "1"])
-    if scale == "log":
+    if scale == "even" and signed:
+        names[1] = "difference (square root)"
+    elif scale == "even":
+        ticks, names = [EVEN, 1], ["an even share", "all on one key"]
+    elif scale == "log":
         names = ["-1", "difference (log)", "1"] if signed else [f"≤ {10.0**-DECADES:g}", f"{SCALES[scale]} (log)", "1"]
     bar = figure.colorbar(image, ticks=ticks, **place)
     across = place.get("orientation") == "horizontal"
     (bar.ax.set_xticklabels if across else bar.ax.set_yticklabels)(names, fontsize=9)
-    bar.ax.tick_params(length=0)
+    bar.ax.tick_params(length=3 if scale == "even" and not signed else 0)
     bar.outline.set_edgecolor("0.75")
+    if scale == "even" and not signed:
+        bar.set_label(SCALES[scale], fontsize=9)
     return bar
 
 
@@ -511,7 +570,7 @@ def _axes(figure: Any, place: _Place) -> Any:
 
 def _heat_map(panel: Any, alignment: Alignment, cell: float, scale: str) -> Any:
     S, L = len(alignment.source), max(1, len(alignment.target))
-    image = shades(panel, alignment.weights, scale, (S, L))
+    image = shades(panel, alignment.weights, scale, (S, L), alignment.visible)
     for axis, symbols, size in ((panel.xaxis, alignment.source, 12.0), (panel.yaxis, alignment.target, 10.0)):
         turned = axis is panel.xaxis and alignment.of_words()
         every = max(1, math.ceil(_READABLE / cell))
@@ -531,11 +590,12 @@ def _heat_map(panel: Any, alignment: Alignment, cell: float, scale: str) -> Any:
     return image
 
 
-def shades(panel: Any, weights: Tensor, scale: str, size: tuple[int, int]) -> Any:
+def shades(panel: Any, weights: Tensor, scale: str, size: tuple[int, int], visible: Tensor | None = None) -> Any:
     """Draw weights (L, S) as colours, one axis unit per symbol."""
     across, down = size
     values, block = pooled(as_shown(weights), _MOST)
-    cells = scaled(values, scale, "plot").numpy() if values.numel() else np.zeros((down, across))
+    counts = None if visible is None else visible[::block]
+    cells = scaled(values, scale, "plot", counts).numpy() if values.numel() else np.zeros((down, across))
     least, palette = (-1, DIVERGING) if (weights < 0).any() else (0, SEQUENTIAL)
     right, bottom = cells.shape[1] * block - 0.5, cells.shape[0] * block - 0.5
     image = panel.imshow(
@@ -560,20 +620,21 @@ ORDERS = ("number", "entropy")
 
 
 def plot_heads(
-    heads: Recording | LayerRecord | Tensor, *, batch: int = 0, scale: str = "row", order: str = "number",
+    heads: Recording | LayerRecord | Tensor, *, batch: int = 0, scale: str = "even", order: str = "number",
     figure: Any = None,
 ) -> Any:  # fmt: skip
     """Draw the matrices of many heads as a grid, with a row for each layer of a record, or the heads of one layer.
 
-    Each is labelled with its layer, its head and the mean entropy of its rows in nats.
+    Each is labelled with its layer, its head and the mean entropy of its rows in nats; a record's title is above.
 
     Parameters
     ----------
     heads : Record, LayerRecord or Tensor (H, L, S)
     batch : int
         Which sequence of a record's batch.
-    scale : {"absolute", "row", "log"}
-        What colours show: weights, weights relative to the largest of their row, or logarithms from 0.0001 to 1.
+    scale : {"even", "absolute", "row", "log"}
+        What colours show: weights compared with an even split over the visible keys, weights, weights relative to the
+        largest of their row, or logarithms from 0.0001 to 1.
     order : {"number", "entropy"}
         "entropy" sorts the heads of all layers from the lowest entropy to the highest.
     figure : matplotlib.figure.Figure, optional
@@ -602,7 +663,7 @@ def plot_heads(
     found, across = _heads(heads, batch)
     if not found:
         raise rejected("plot_heads", "heads", "have at least one", "none")
-    spread = [float(torch.special.entr(weights.abs()).sum(-1).mean()) for _, weights in found]
+    spread = [float(torch.special.entr(weights.abs()).sum(-1).mean()) for _, weights, _ in found]
     if order == "entropy":
         ranks = sorted(range(len(found)), key=spread.__getitem__)
         found, spread = [found[i] for i in ranks], [spread[i] for i in ranks]
@@ -614,29 +675,38 @@ def plot_heads(
         panels = figure.subplots(down, across, squeeze=False)
         for panel in panels.flat:
             panel.set_axis_off()
-        for panel, (name, weights), entropy in zip(panels.flat, found, spread):
+        for panel, (name, weights, visible), entropy in zip(panels.flat, found, spread):
             panel.set_axis_on()
-            small, _ = pooled(weights, _CELLS)
-            image = shades(panel, small, scale, (small.shape[1], small.shape[0]))
+            small, block = pooled(weights, _CELLS)
+            counts = None if visible is None else visible[::block]
+            image = shades(panel, small, scale, (small.shape[1], small.shape[0]), counts)
             panel.set(xticks=[], yticks=[])
             panel.set_title(f"{name}  {entropy:.2f}", fontsize=7, pad=2)
             for spine in panel.spines.values():
                 spine.set_color("0.75")
+        if isinstance(heads, Recording) and heads.title:
+            figure.suptitle(_plain(heads.title), fontsize=10)
         color_bar(figure, image, scale, ax=list(panels.flat), fraction=0.02, aspect=20, shrink=0.5, anchor=(0.0, 1.0))
     return figure
 
 
-def _heads(heads: Recording | LayerRecord | Tensor, batch: int) -> tuple[list[tuple[str, Tensor]], int]:
-    """Return heads with their labels, and the number of columns of the grid."""
+def _heads(heads: Recording | LayerRecord | Tensor, batch: int) -> tuple[list[tuple[str, Tensor, Tensor | None]], int]:
+    """Return heads with their labels and the number of keys that each query sees, and the columns of the grid."""
     if isinstance(heads, Recording):
-        rows = [run.weights(batch=batch) for run in heads]
-        found = [(f"{layer}·{head}", as_shown(each)) for layer, row in enumerate(rows) for head, each in enumerate(row)]
-        return found, max((len(row) for row in rows), default=1)
+        rows = [(run.weights(batch=batch), visible_counts(run, batch)) for run in heads]
+        found = [
+            (f"{layer}·{head}", as_shown(each), visible)
+            for layer, (row, visible) in enumerate(rows)
+            for head, each in enumerate(row)
+        ]
+        return found, max((len(row) for row, _ in rows), default=1)
     weights = heads.weights(batch=batch) if isinstance(heads, LayerRecord) else heads
+    visible = visible_counts(heads, batch) if isinstance(heads, LayerRecord) else None
     if not isinstance(weights, Tensor) or weights.dim() != 3:
         got = described(heads) if not isinstance(weights, Tensor) else f"{weights.dim()} dimensions"
         raise rejected("plot_heads", "heads", "be a record, or a tensor (H, L, S)", got, TypeError)
-    return [(str(head), as_shown(each)) for head, each in enumerate(weights)], math.ceil(math.sqrt(len(weights)))
+    found = [(str(head), as_shown(each), visible) for head, each in enumerate(weights)]
+    return found, math.ceil(math.sqrt(len(weights)))
 
 
 def plot_image(

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
+import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
 from regard._utils.errors import rejected
+from regard.inspect._capture.effect import HeadEffect
 from regard.inspect._view.page import PageData, document
 
+#: What a model answers without a head of a layer.
+Without = Callable[[str, int], HeadEffect]
 HOST = "127.0.0.1"
 #: Concurrent requests; seconds until an idle one times out; characters of a path.
 _CONCURRENT, _TIMEOUT, _LONGEST = 8, 20, 200
+#: Connections that wait for a request, each in its thread; and seconds that one may wait when others want its place.
+_WAITING, _PATIENCE = 24, 0.25
 
 
 class PageServer(ThreadingHTTPServer):
     """Serve one page at an address that cannot be guessed.
 
     Only this machine can reach it, through an address with a random token, and only pages of the same origin may
-    request its data. It answers 8 requests at a time and rejects more with status 503.
+    request its data. It answers 8 requests at a time and rejects more with status 503. At most 24 connections wait for
+    a request; more close those that have waited longest.
 
     Parameters
     ----------
     data : PageData
     port : int
         0 picks a free one.
+    without : callable, optional
+        Returns a :class:`~regard.inspect.HeadEffect` for a layer's name and a head. ``without/LAYER/HEAD`` below the
+        page's address is then its JSON, with the layer's number on the page; the page's description says so.
 
     Attributes
     ----------
@@ -45,21 +58,57 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, data: PageData, port: int = 0) -> None:
+    def __init__(self, data: PageData, port: int = 0, without: Without | None = None) -> None:
         token = secrets.token_urlsafe(24)
         self.free = threading.BoundedSemaphore(_CONCURRENT)
+        #: The connections that wait for a request, longest first, with the time since when they wait.
+        self._waiting: dict[Any, float] = {}
+        self._changed = threading.Condition()
         try:
-            super().__init__((HOST, port), _handler(data, token))
+            super().__init__((HOST, port), _handler(data, token, without))
         except (OSError, OverflowError) as error:
             raise rejected("view", "port", "be free", f"{port} ({error})") from None
         self.address = f"http://{HOST}:{self.server_port}/{token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, once there is a place."""
+        with self._changed:
+            while len(self._waiting) >= _WAITING:
+                oldest, since = next(iter(self._waiting.items()))
+                left = since + _PATIENCE - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                else:
+                    del self._waiting[oldest]
+                    with suppress(OSError):  # it may be gone
+                        oldest.shutdown(socket.SHUT_RDWR)
+        self.wait(request)
+        super().process_request(request, client_address)
+
+    def wait(self, connection: Any) -> None:
+        """Note that a connection waits for a request."""
+        with self._changed:
+            self._waiting[connection] = time.monotonic()
+
+    def begin(self, connection: Any) -> None:
+        """Note that a connection no longer waits: its request is there, or it is closed."""
+        with self._changed:
+            self._waiting.pop(connection, None)
+            self._changed.notify()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.begin(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
 
 
-def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHTTPRequestHandler]:
+    if without is not None:
+        data.described["without"] = True
     page = document(data, served=True).encode()
+    effects: dict[tuple[int, int], bytes] = {}
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -69,6 +118,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "regard", ""
 
         def do_GET(self) -> None:
+            self.server.begin(self.connection)
             if not self.server.free.acquire(blocking=False):
                 self.refuse(HTTPStatus.SERVICE_UNAVAILABLE)
                 return
@@ -76,20 +126,25 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                 self.answer()
             finally:
                 self.server.free.release()
+                self.server.wait(self.connection)
 
         def answer(self) -> None:
             if len(self.path) > _LONGEST:
                 self.refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
                 return
             hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-            origin = self.headers.get("Origin")
-            known = self.headers.get("Host") in hosts and (origin is None or urlsplit(origin).netloc in hosts)
+            given_hosts, origins = (self.headers.get_all(name, []) for name in ("Host", "Origin"))
+            known = len(given_hosts) == 1 and given_hosts[0] in hosts and all(map(_is_origin(hosts), origins))
             _, _, rest = self.path.partition("/")
             given, slash, rest = rest.partition("/")
             if not known or not hmac.compare_digest(given.encode(), token.encode()):
                 self.refuse(HTTPStatus.FORBIDDEN)
-            elif slash and not rest:
+            elif not slash:
+                self.send(b"", "text/plain", HTTPStatus.PERMANENT_REDIRECT, ("Location", f"/{token}/"))
+            elif not rest:
                 self.send(page, "text/html; charset=utf-8")
+            elif without is not None and (place := _head(rest, data)) is not None:
+                self.compute(without, place)
             elif (block := _block(rest, data)) is None:
                 self.refuse(HTTPStatus.NOT_FOUND)
             else:
@@ -97,7 +152,21 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                     found = block()
                 self.send(found, "application/octet-stream")
 
-        def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        def compute(self, without: Without, place: tuple[int, int]) -> None:
+            """Send what the model answers without a head; it runs once for each head, in one thread at a time."""
+            layer, head = place
+            try:
+                with lock:
+                    if place not in effects:
+                        found = without(data.described["layers"][layer]["name"], head)
+                        effects[place] = json.dumps(found.as_dict()).encode()
+            except (ValueError, TypeError, RuntimeError) as error:
+                text = f"{error}\n".encode()
+                self.send(text, "text/plain; charset=utf-8", HTTPStatus.UNPROCESSABLE_ENTITY)
+            else:
+                self.send(effects[place], "application/json")
+
+        def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *others: tuple[str, str]) -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -107,6 +176,7 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
                 ("X-Content-Type-Options", "nosniff"),
                 ("Cross-Origin-Resource-Policy", "same-origin"),
                 ("X-Frame-Options", "DENY"),
+                *others,
             ):
                 self.send_header(name, value)
             self.end_headers()
@@ -122,8 +192,30 @@ def _handler(data: PageData, token: str) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+def _is_origin(hosts: set[str]) -> Callable[[str], bool]:
+    """Return whether an origin is one of this server."""
+    return lambda origin: urlsplit(origin).netloc in hosts
+
+
+def _head(path: str, data: PageData) -> tuple[int, int] | None:
+    """Return the layer and the head that a path names: ``without/LAYER/HEAD``."""
+    name, *numbers = path.split("/")
+    if name != "without" or len(numbers) != 2 or not all(map(_is_number, numbers)):
+        return None
+    layer, head = map(int, numbers)
+    return (
+        (layer, head)
+        if any((each["layer"], each["head"]) == (layer, head) for each in data.described["heads"])
+        else None
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def _block(path: str, data: PageData) -> Callable[[], bytes] | None:
     name, _, number = path.partition("/")
-    if name != "blocks" or not number.isascii() or not number.isdecimal() or len(number) > len(str(len(data.blocks))):
+    if name != "blocks" or not _is_number(number):
         return None
     return data.blocks[int(number)] if int(number) < len(data.blocks) else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,27 @@ def read_folder(
     _check(folder, family, model, rules, places)
     _fill(folder, model, rules, places, dtype)
     return model.eval()  # type: ignore[return-value]
+
+
+def module_names(folder: Path, model: nn.Module) -> dict[str, str]:
+    """Return transformers' name of each module of a model without a head that :func:`read_folder` read, by ours.
+
+    A module of ours whose parts are in several of theirs has the name of the module that contains them.
+    """
+    path = folder / CONFIG
+    described = read_json(path)
+    family = _family(path, described)
+    prefix = "" if _architecture(path, family, described) == "Model" else family.trunk
+    parts: dict[str, list[list[str]]] = {}
+    for rule in family.rules(model.config):
+        ours = rule.ours.split(".")
+        for end in range(1, len(ours)):
+            parts.setdefault(".".join(ours[:end]), []).extend(
+                whole_name(each, prefix).split(".")[:-1] for each in rule.theirs
+            )
+    common = {name: takewhile(lambda level: len(set(level)) == 1, zip(*theirs)) for name, theirs in parts.items()}
+    found = {name: ".".join(level[0] for level in levels) for name, levels in common.items()}
+    return {name: theirs for name, theirs in found.items() if theirs}
 
 
 def head_rules(family: Family, rules: list[Rule], architecture: str) -> list[Rule]:

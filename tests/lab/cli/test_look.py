@@ -117,7 +117,7 @@ def folder_of(kind: str, folder: Path) -> torch.nn.Module:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**few))
     else:
         config, made = {
-            "llama": (LlamaConfig, transformers.LlamaForCausalLM),
+            "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
             "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
             "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         }[kind]

@@ -6,11 +6,12 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
+DOCS_READY := $(VENV)/.ready-docs
 DEMO_SECONDS ?= 170
 # The sources of the CPU kernels, which installing compiles.
 KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated wheel wheel-check demo-time docs gallery notebook viewer viewer-check campaign clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated wheel wheel-check demo-time docs numbers site docs-serve gallery notebook viewer viewer-check campaign clean
 
 # What pip is silent about: compiling the kernels is most of an installation once the packages are here.
 define install
@@ -76,9 +77,23 @@ regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.large_regression
 	$(BIN)/python -m benchmarks.readme
 
-# Numbers in README and docs, the catalogue, and the reports in benchmarks/results, from the numbers measured last.
-docs: $(READY)
+$(DOCS_READY): $(READY) docs/package-lock.json
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,docs]' --editable './lab[dev]'
+	cd docs && npm ci --no-audit --no-fund --silent
+	touch $@
+
+# Numbers in README and docs, the catalogue, and the reports in benchmarks/results, from the numbers measured last; then
+# the site, in build/site/html: a warning is an error, and so is a page that would load something from another site.
+docs: numbers site
+
+numbers: $(READY)
 	$(BIN)/python -m benchmarks.readme
+
+site: $(DOCS_READY)
+	$(BIN)/python docs/build.py
+
+docs-serve: site
+	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/site/html
 
 gallery: $(READY)
 	$(BIN)/python -m examples

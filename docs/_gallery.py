@@ -46,4 +46,6 @@ def notebook(code: str, title: str, words: str) -> str:
 
     cells = [cell("markdown", f"# {title}\n\n{words}"), cell("code", body), cell("code", "draw();")]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+    return json.dumps(
+        {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1
+    )

@@ -76,4 +76,6 @@ def machine(name: str) -> str:
     """Return where and when a report was measured, if its numbers say so."""
     numbers = RESULTS / name.replace(".md", ".json")
     facts = json.loads(numbers.read_text(encoding="utf-8")).get("machine") if numbers.exists() else None
-    return f": {facts['CPU']}, {facts['date'][:10]}" if isinstance(facts, dict) and {"CPU", "date"} <= set(facts) else ""
+    return (
+        f": {facts['CPU']}, {facts['date'][:10]}" if isinstance(facts, dict) and {"CPU", "date"} <= set(facts) else ""
+    )

@@ -143,7 +143,9 @@ def comment(name: str) -> str:
     """Return the comment (``#:``) above a constant, wherever in its package it is defined."""
     package, _, last = name.rpartition(".")
     top = package.partition(".")[0]
-    modules = sorted((each for each in sys.modules if each.startswith(top)), key=lambda each: not each.startswith(package))
+    modules = sorted(
+        (each for each in sys.modules if each.startswith(top)), key=lambda each: not each.startswith(package)
+    )
     for module in modules:
         file = getattr(sys.modules[module], "__file__", None)
         if not file or not file.endswith(".py"):
@@ -233,13 +235,15 @@ def _text(page: str, members: list[tuple[str, Any]]) -> str:
         lines += [f".. py:module:: {package}", ""]
     lines += [f"{PACKAGES[package]}" if page == package else f"From ``{package}``.", ""]
     lines += [".. list-table::", "   :widths: 30 70", ""]
-    lines += [line for name, value in members for line in (f"   * - :py:obj:`~{name}`", f"     - {_escaped(name, value)}")]
+    lines += [
+        line for name, value in members for line in (f"   * - :py:obj:`~{name}`", f"     - {_escaped(name, value)}")
+    ]
     lines += ["", f".. currentmodule:: {package}", ""]
     for name, value in members:
         if inspect.isclass(value):
             directive = "autoexception" if issubclass(value, BaseException) else "autoclass"
             lines += [f".. {directive}:: {name}", "   :members:", ""]
-        elif callable(value) and hasattr(value, "__name__"):
+        elif inspect.isroutine(value):
             lines += [f".. autofunction:: {name}", ""]
         else:
             lines += [f".. py:data:: {name}", "", f"   {comment(name)}", ""]

@@ -49,7 +49,9 @@ class Failed(Exception):
 def main(arguments: list[str] | None = None) -> int:
     """Build the site, and return 0, or 1 with a sentence that says why there is none."""
     parser = argparse.ArgumentParser("python docs/build.py", description=inspect.cleandoc(__doc__ or ""))
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder of the site (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "site", help="folder of the site (default: %(default)s)"
+    )
     parser.add_argument("--mathjax", type=Path, default=MATHJAX, help="MathJax's tex-svg.js, from npm")
     options = parser.parse_args(arguments)
     began = time.monotonic()

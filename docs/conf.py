@@ -17,7 +17,7 @@ from _reference import exists, resolve
 import regard
 
 project, author = "regard", "The regard contributors"
-copyright = f"{author}, Apache-2.0"  # noqa: A001
+copyright = f"{author}, Apache-2.0"
 version = release = regard.__version__
 
 extensions = [

@@ -29,8 +29,8 @@ def pages() -> dict[str, str]:
         cards.append(f":::{{grid-item-card}} {title}\n:img-top: {name}.png\n:link: {name}\n:link-type: doc\n:::\n")
     listed = "\n".join(names)
     found["gallery/index.md"] = (
-        "# Gallery\n\nOne picture for each family of mechanisms. Each page has the code that draws it, as a script and as a "
-        "notebook.\n\n::::{grid} 1 2 2 3\n:gutter: 3\n\n" + "\n".join(cards) + "::::\n\n"
+        "# Gallery\n\nOne picture for each family of mechanisms. Each page has the code that draws it, as a script and "
+        "as a notebook.\n\n::::{grid} 1 2 2 3\n:gutter: 3\n\n" + "\n".join(cards) + "::::\n\n"
         f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
     )
     return found

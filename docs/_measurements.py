@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks import readme
 from benchmarks.report import against, ratio, seconds
 
+#: What is compared with a part of itself says nothing of other libraries.
+OURS = ("regard", "its kernels alone")
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
 
@@ -21,8 +23,8 @@ def pages() -> dict[str, str]:
     text = (
         "# Benchmarks\n\n"
         "On your own machine: `python -m regard.bench` takes two minutes and writes a table and a picture.\n\n"
-        "Contenders take turns in one process, every result is checked against float64 before it is timed, and times are "
-        "medians. [Performance](../performance.md) explains the numbers. Each case is from its newest report.\n\n"
+        "Contenders take turns in one process, every result is checked against float64 before it is timed, and times "
+        "are medians. [Performance](../performance.md) explains the numbers. Each case is from its newest report.\n\n"
         f"## Slower ({len(slower)} of {len(rows)})\n\n{table(slower)}\n\n"
         f"## As fast, or faster\n\n{table([row for row in rows if row['ratio'] >= 0.995])}\n\n## Reports\n\n"
         + "\n".join(f"- [{titles[name]}]({name})" + machine(name) for name in reports)
@@ -48,7 +50,7 @@ def comparisons() -> list[dict[str, Any]]:
             goal = verdict["goal"]
             other = against(case, goal)
             ours = readme.median(case, goal, goal["contender"])
-            theirs = readme.median(case, goal, other) if other and not other.startswith("regard") else None
+            theirs = readme.median(case, goal, other) if other and not other.startswith(OURS) else None
             if ours is None or theirs is None:
                 continue
             size = f"{goal['size']:,} {case['unit']}" + (f", {goal['variant']}" if goal["variant"] else "")

@@ -153,7 +153,8 @@ def comment(name: str) -> str:
         text = Path(file).read_text(encoding="utf-8")
         found = re.search(rf"((?:^#: .*\n)+)^{last}\b[^\n(]*=", text, re.MULTILINE)
         if found:
-            return " ".join(line.removeprefix("#:").strip() for line in found[1].splitlines())
+            text = " ".join(line.removeprefix("#:").strip() for line in found[1].splitlines())
+            return re.sub(r":\w+:`~?\.?([^`]*)`", r"``\1``", text)
     return ""
 
 
@@ -212,9 +213,9 @@ def _index(groups: dict[str, list[tuple[str, Any]]]) -> str:
         hidden.append(page)
     head = "| page | names | |\n| --- | ---: | --- |\n"
     return (
-        "# Reference\n\nEvery public name, from the `__all__` of its package. What is not here is private and may change in "
-        "any version.\n\nThe [catalogue](../catalogue.md) lists all mechanisms with formula, source, engines and cost, and "
-        "has filters. [Names in other libraries](../coverage.md) translates from flash-linear-attention and "
+        "# Reference\n\nEvery public name, from the `__all__` of its package. What is not here is private and may change "
+        "in any version.\n\nThe [catalogue](../catalogue.md) lists all mechanisms with formula, source, engines and cost, "
+        "and has filters. [Names in other libraries](../coverage.md) translates from flash-linear-attention and "
         "x-transformers.\n\n## regard\n\n"
         + head
         + "\n".join(tables["regard"])
@@ -246,12 +247,19 @@ def _text(page: str, members: list[tuple[str, Any]]) -> str:
         elif inspect.isroutine(value):
             lines += [f".. autofunction:: {name}", ""]
         else:
-            lines += [f".. py:data:: {name}", "", f"   {comment(name)}", ""]
+            lines += [f".. py:data:: {name}", "", f"   {comment(name) or _alias(value)}", ""]
     return "\n".join(lines)
 
 
 def _escaped(name: str, value: Any) -> str:
     """Return the first sentence on a name for a table in reStructuredText."""
-    text = summary(value) if hasattr(value, "__name__") else comment(name)
+    text = summary(value) if hasattr(value, "__name__") else comment(name) or _alias(value)
     text = re.sub(r":\w+:`~?\.?([^`]*)`", r"\1", text).replace("`", "")
     return re.sub(r"([*|_\\])", r"\\\1", text)
+
+
+def _alias(value: Any) -> str:
+    """Return what a type without a comment stands for, in the short names of types."""
+    if isinstance(value, int | float | str):
+        return f"``{value!r}``"
+    return "One of ``" + re.sub(r"\b(?:\w+\.)+(?=\w)|typing\.|ForwardRef\('([^']*)'\)", r"\1", repr(value)) + "``."

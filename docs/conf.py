@@ -79,7 +79,7 @@ def _qualified(app: Any, doctree: nodes.document) -> None:  # noqa: ARG001
     """Qualify names of ours in full, so that none is taken for another of the same last part."""
     for node in doctree.findall(addnodes.pending_xref):
         if node.get("refdomain") == "py":
-            node["refspecific"] = False
+            node.attributes.pop("refspecific", None)  # with it, Sphinx takes any entry of the same last part
             node["reftarget"] = resolve(node["reftarget"], node.get("py:module")) or node["reftarget"].lstrip(".")
 
 
@@ -90,6 +90,7 @@ def _link(app: Any, env: Any, node: nodes.Element, contnode: nodes.Node) -> node
     if not isinstance(contnode, nodes.literal):
         return contnode
     described = str(node.source or "").partition("docstring of ")[2]
+    described = described or ".".join(node.get(part) or "" for part in ("py:module", "py:class"))
     return contnode if exists(node["reftarget"], described) else None
 
 

@@ -42,7 +42,7 @@ ADOPTED = {
 }
 
 
-class Failed(Exception):
+class BuildError(Exception):
     """What stops a build, in one sentence."""
 
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         html = build(options.out.resolve(), options.mathjax)
-    except Failed as reason:
+    except BuildError as reason:
         print(f"docs: {reason}", file=sys.stderr)
         return 1
     pages = sum(1 for _ in html.rglob("*.html"))
@@ -69,24 +69,24 @@ def build(out: Path, mathjax: Path) -> Path:
     """Build the site below ``out``, and return the folder of its pages."""
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
-        raise Failed(f"the site needs {', '.join(missing)}: pip install -e '.[docs]'")
+        raise BuildError(f"the site needs {', '.join(missing)}: pip install -e '.[docs]'")
     if not mathjax.exists():
-        raise Failed(f"the site needs MathJax for its formulas, and {mathjax} is not there: run `npm ci` in {DOCS}")
+        raise BuildError(f"the site needs MathJax for its formulas, and {mathjax} is not there: run `npm ci` in {DOCS}")
     source, html = out / "source", out / "html"
     try:
         shutil.rmtree(source, ignore_errors=True)
         source.mkdir(parents=True)
     except OSError as error:
-        raise Failed(f"{out} cannot be written ({error.strerror}): choose another folder by --out") from None
+        raise BuildError(f"{out} cannot be written ({error.strerror}): choose another folder by --out") from None
     collect(source, mathjax)
     from sphinx.cmd.build import main as sphinx
 
     settings = ["-b", "html", "-q", "--fail-on-warning", "--keep-going", "-d", str(out / "doctrees")]
     if sphinx([*settings, str(source), str(html)]) != 0:
-        raise Failed("the pages have the faults above")
+        raise BuildError("the pages have the faults above")
     outside = [f"{page.relative_to(html)}: {address}" for page, address in requests(html)]
     if outside:
-        raise Failed("a page would load what is not on the site: " + "; ".join(outside))
+        raise BuildError("a page would load what is not on the site: " + "; ".join(outside))
     return html
 
 

@@ -1,9 +1,9 @@
 """CBAM looks at channels, then at places.
 
 A small convolutional network learns which of scikit-learn's two photographs a patch comes from. Its attention module
-(Woo et al. 2018) weighs channels and places, and each place that it looks at has a small price. Next to each photograph:
-the weights of its places, and the weights of its channels. For the maps, photographs are continued by reflection, since
-the zeros that convolutions add at a border would show as a frame.
+(Woo et al. 2018) weighs channels and places, and each place that it looks at has a small price. Next to each
+photograph: the weights of its places, and the weights of its channels. For the maps, photographs are continued by
+reflection, since the zeros that convolutions add at a border would show as a frame.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def draw() -> Figure:
         looked = row[1].imshow(places[b, 0], cmap="magma", vmin=0, vmax=1)
         figure.colorbar(looked, ax=row[1], label="weight")
         row[2].bar(range(CHANNELS), channels[b].flatten())
-        row[2].set(xlabel="channel", ylabel="weight", ylim=(0, 1))
+        row[2].set(xlabel="channel", ylabel="weight", ylim=(0, 1), xticks=range(0, CHANNELS, 5))
         for axis in row[:2]:
             axis.set(xticks=[], yticks=[])
     for axis, title in zip(axes[0], ("photograph", "places", "channels")):

@@ -1,7 +1,7 @@
 """How fast attention is on this machine, next to torch and others: ``python -m regard.bench``, two minutes.
 
-Each case is a call and other ways to compute the same. Every result is first compared with the formula in float64; what
-is wrong is not timed. Then the contenders take turns, so that a change of the machine's speed touches all of them alike.
+Each case is a call and other ways to compute the same. Every result is first compared with the formula in float64, and
+a wrong one is not timed. Then the contenders take turns, so that a change of the machine's speed touches all of them.
 The table and the picture can be pasted into an issue.
 """
 
@@ -139,7 +139,7 @@ def _window() -> Case:
         {
             "regard": lambda: lambda: regard.attention(q, k, v, mask),
             "torch SDPA, dense mask": lambda: lambda: F.scaled_dot_product_attention(q, k, v, visible),
-            "FlexAttention, compiled": lambda: _flex(q, k, v, lambda b, h, i, j: (i >= j) & (i - j <= 256)),
+            "FlexAttention, compiled": lambda: _flex(q, k, v, lambda _b, _h, i, j: (i >= j) & (i - j <= 256)),
         },
     )
 
@@ -154,7 +154,7 @@ def _documents() -> Case:
         {
             "regard": lambda: lambda: regard.attention(q, k, v, masks.document(ids)),
             "torch SDPA, dense mask": lambda: lambda: F.scaled_dot_product_attention(q, k, v, visible),
-            "FlexAttention, compiled": lambda: _flex(q, k, v, lambda b, h, i, j: ids[i] == ids[j]),
+            "FlexAttention, compiled": lambda: _flex(q, k, v, lambda _b, _h, i, j: ids[i] == ids[j]),
         },
     )
 
@@ -332,10 +332,12 @@ def table(found: dict[str, list[Outcome]], facts: dict[str, str]) -> str:
             speed = f"{other.median / ours.median:.2f} ×" if ours.seconds and other.seconds else ""
             lines.append(f"| {title} | {ours.problem or _shown(ours.median)} | {other.name} | {took} | {speed} |")
     about = [f"{name}: {value}" for name, value in facts.items()]
-    return "\n".join(
-        [*lines, "", "*speed* is their time divided by ours: above 1, regard is faster. Medians of interleaved runs;"]
-        + ["every result was first checked against float64.", "", "; ".join(about)]
-    )
+    lines += [
+        "",
+        "*speed* is their time divided by ours: above 1, regard is faster. Medians of interleaved runs; every",
+    ]
+    lines += ["result was first checked against float64.", "", "; ".join(about)]
+    return "\n".join(lines)
 
 
 def _shown(seconds: float) -> str:
@@ -357,9 +359,8 @@ def picture(found: dict[str, list[Outcome]], facts: dict[str, str], path: Path) 
     ]
     figure = Figure(figsize=(8, 1 + 0.45 * len(bars)), layout="constrained")
     axis = figure.subplots()
-    axis.barh(
-        [name for name, _ in bars], [speed for _, speed in bars], color=["C0" if s >= 1 else "C3" for _, s in bars]
-    )
+    names, speeds = zip(*bars, strict=True)
+    axis.barh(names, speeds, color=["C0" if speed >= 1 else "C3" for speed in speeds])
     axis.axvline(1, color="k", linewidth=1)
     axis.set(xscale="log", xlabel="their time / time of regard: right of 1, regard is faster")
     axis.tick_params("y", labelsize=7)
@@ -372,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and write it with a picture."""
     parser = argparse.ArgumentParser("python -m regard.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="time of measuring; compiling comes on top (default: 60)"
+        "--seconds", type=float, default=60.0, help="of measuring; compiling adds to them (default: 60)"
     )
     parser.add_argument("--out", type=Path, default=Path(), help="folder of regard-bench.md and .png (default: here)")
     options = parser.parse_args(arguments)

@@ -213,10 +213,10 @@ def _index(groups: dict[str, list[tuple[str, Any]]]) -> str:
         hidden.append(page)
     head = "| page | names | |\n| --- | ---: | --- |\n"
     return (
-        "# Reference\n\nEvery public name, from the `__all__` of its package. What is not here is private and may change "
-        "in any version.\n\nThe [catalogue](../catalogue.md) lists all mechanisms with formula, source, engines and cost, "
-        "and has filters. [Names in other libraries](../coverage.md) translates from flash-linear-attention and "
-        "x-transformers.\n\n## regard\n\n"
+        "# Reference\n\nEvery public name, from the `__all__` of its package. What is not here is private and may "
+        "change in any version.\n\nThe [catalogue](../catalogue.md) lists all mechanisms with formula, source, engines "
+        "and cost, and has filters. [Names in other libraries](../coverage.md) translates from flash-linear-attention "
+        "and x-transformers.\n\n## regard\n\n"
         + head
         + "\n".join(tables["regard"])
         + "\n\n## regard_lab\n\n"

@@ -27,7 +27,7 @@ else:  # layers, estimators and pictures, at their first use: who needs the func
         __name__, {"regard.distributed": "", "regard.inspect": "", "regard.nn": "", "regard.regression": ""}
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aux",

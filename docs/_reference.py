@@ -83,8 +83,8 @@ def resolve(target: str, module: str | None) -> str | None:
     for length in range(len(parts), 0, -1):  # a class, or a class and its member
         head, members = parts[:length], parts[length:]
         owner = by_object.get(id(_imported(head))) if length > 1 else None
-        if owner is None:
-            same = by_last.get(head[-1], [])
+        if length == 1:
+            same = by_last.get(head[0], [])
             near = [name for name in same if name.rpartition(".")[0] == module]
             owner = near[0] if near else same[0] if len(same) == 1 else None
         if owner is not None:

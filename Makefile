@@ -266,9 +266,8 @@ release-check:
 workflows:
 	cd .github && npm ci --no-audit --no-fund --silent && node lint.mjs workflows/*.yml
 
-# Licences of what an installation brings along, for docs/licences.md.
+# Licences of what an installation brings along: docs/licences.md.
 licences: $(READY)
-	$(BIN)/python -m pip install --quiet 'pip-licenses>=5'
 	$(BIN)/python -m benchmarks.licences
 
 # How long the demo takes once it is set up.

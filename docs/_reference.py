@@ -26,6 +26,7 @@ PACKAGES = {
     "regard.integrations.transformers": "Hugging Face models on regard's attention.",
     "regard.distributed": "Attention over a sequence that several processes hold.",
     "regard.testing": "Laws that every part and engine must satisfy.",
+    "regard.bench": "How fast attention is on this machine: ``python -m regard.bench``.",
     "regard_lab": "The package built with regard.",
     "regard_lab.models": "Language models, encoder–decoders, classifiers and captioners.",
     "regard_lab.text": "Tokenizers and vocabularies.",

@@ -1,7 +1,7 @@
 """Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S.
 
 The names in ``__all__`` are public: here and in ``regard.nn``, ``masks``, ``scores``, ``normalizers``, ``engines``,
-``inspect`` and ``distributed``; and in ``regard.regression``, ``regard.testing`` and
+``inspect`` and ``distributed``; and in ``regard.bench``, ``regard.regression``, ``regard.testing`` and
 ``regard.integrations.transformers``, which need further packages and are imported by name. All other modules and names
 are private, with an underscore or without: they may change in any version.
 """

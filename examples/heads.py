@@ -1,7 +1,7 @@
 """Heads of a layer that learned to reverse.
 
 One layer of multi-head attention over letters and their positions learns to write a sequence backwards; its four heads
-share the antidiagonal among them. Each picture is one head, outputs down, inputs across.
+share the antidiagonal among them. Each picture is one head: the mean of its weights over 256 sequences.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from regard.nn import LearnedPositions, MultiheadAttention
 
 LETTERS, N, WIDTH, HEADS, STEPS = 12, 12, 32, 4, 300
+TICKS = range(0, N, 3)
 
 
 class Reverser(nn.Module):
@@ -51,8 +52,10 @@ def draw() -> Figure:
     right = float((logits.argmax(-1) == letters.flip(1)).float().mean())
     figure, axes = plt.subplots(1, HEADS, figsize=(12, 3.3), constrained_layout=True)
     for head, axis in enumerate(axes):
-        axis.imshow(weights[:, head].mean(0), cmap="Blues", vmin=0)
-        axis.set(title=f"head {head + 1}", xticks=[], yticks=[])
+        image = axis.imshow(weights[:, head].mean(0), cmap="Blues", vmin=0, vmax=1)
+        axis.set(title=f"head {head + 1}", xlabel="position read", xticks=TICKS, yticks=TICKS)
+    axes[0].set_ylabel("position written")
+    figure.colorbar(image, ax=axes, label="mean weight")
     figure.suptitle(f"{right:.0%} of the letters are right")
     return figure
 

@@ -24,6 +24,8 @@ KERNELS: dict[str, Callable[[float], scores.Score]] = {
     "Epanechnikov": scores.Epanechnikov,
 }
 WIDTHS = (0.1, 0.3, 1.0, 3.0)
+#: The weight that the darkest colour stands for.
+MOST = 0.15
 
 
 def made(count: int, power: float, noise: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -68,8 +70,12 @@ def draw() -> Figure:
         curve_axis.plot(grid, curve, color="C0", label="regression")
         curve_axis.plot(x, y, ".", color="C1", label="points")
         curve_axis.set_title(f"{name}, σ = 1")
-        weight_axis.imshow(weights, aspect="auto", cmap="Blues", extent=(0, len(x), 5, 0))
+        image = weight_axis.imshow(weights, aspect="auto", cmap="Blues", extent=(0, len(x), 5, 0), vmin=0, vmax=MOST)
         weight_axis.set(xlabel="training point, by x", ylabel="query x")
+        curve_axis.set(xlabel="x")
+    figure.colorbar(image, ax=axes[1], label="weight", extend="max")
+    axes[0, 0].set_ylabel("y")
+    axes[2, 0].set_ylabel("y")
     axes[0, 0].legend(frameon=False, fontsize=8)
     x, y = made(40, 1.0, 1.0, seed=1)
     best = learned_width(x, y)
@@ -79,6 +85,7 @@ def draw() -> Figure:
         axis.plot(grid, smooth(grid, x, y, scores.Gaussian(width))[0], color="C0", label=f"σ = {width}")
         axis.plot(x, y, ".", color="C1")
         axis.legend(frameon=False, fontsize=8)
+        axis.set_xlabel("x")
     return figure
 
 

@@ -1,7 +1,7 @@
 """Masks say which pairs may meet.
 
-Each is a predicate; they compose with ``&``, ``|`` and ``~``. Queries run down, keys across; what is dark is visible.
-The last two add a bias instead: nearer keys get more.
+Each is a predicate; they compose with ``&``, ``|`` and ``~``. Dark pairs are visible. The last two add a bias to the
+score instead, which multiplies the weight by its exponential: nearer keys get more.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ DRAWN = {
 
 def draw() -> Figure:
     """Draw each mask over 24 queries and keys."""
-    figure, axes = plt.subplots(3, 4, figsize=(12, 9.3), constrained_layout=True)
+    figure, axes = plt.subplots(3, 4, figsize=(13, 9.3), constrained_layout=True)
     index = torch.arange(N)
     for (name, mask), axis in zip(DRAWN.items(), axes.flat):
         bound = mask.bind(masks.Extent(1, 1, N, N), "cpu")
         pairs = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.zeros(1, 1, 1, dtype=torch.long), index[:, None], index
         added = bound.matrix(*pairs, torch.float32)[0, 0]
-        axis.imshow(added.exp(), cmap="Blues", vmin=0, vmax=1.2)
+        image = axis.imshow(added.exp(), cmap="Blues", vmin=0, vmax=1)
         axis.set_title(name, fontsize=10)
-        axis.set(xticks=[], yticks=[])
+        axis.set(xticks=[0, N - 1], yticks=[0, N - 1])
+    for axis in axes[-1]:
+        axis.set_xlabel("key", labelpad=-8)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("query", labelpad=-12)
+    figure.colorbar(image, ax=axes, shrink=0.6, label="factor of a weight before softmax divides: 0 is hidden")
     return figure
 
 

@@ -28,24 +28,27 @@ def bias_of(mask: masks.Mask, heads: int) -> Tensor:
 def draw() -> Figure:
     """Draw the four kinds."""
     torch.manual_seed(0)
-    figure, axes = plt.subplots(1, 4, figsize=(15, 3.6), constrained_layout=True)
+    figure, axes = plt.subplots(1, 4, figsize=(18, 3.6), constrained_layout=True)
     encoding = SinusoidalPositions(64)(torch.zeros(1, N, 64))[0]
-    axes[0].imshow(encoding, cmap="RdBu", aspect="auto")
+    added = axes[0].imshow(encoding, cmap="RdBu", aspect="auto", vmin=-1, vmax=1)
+    figure.colorbar(added, ax=axes[0], label="value")
     axes[0].set(title="sinusoidal", xlabel="feature", ylabel="position")
     rotary = Rotary(64)
     row = torch.ones(1, 1, 256, 64)
     turned = rotary(row)[0, 0]
     axes[1].plot(turned @ turned[0] / 64)
-    axes[1].set(title="rotary: product with position 0", xlabel="distance")
+    axes[1].set(title="rotary: product with position 0", xlabel="distance", ylabel="product, relative to distance 0")
     slopes = bias_of(masks.alibi(8) & masks.causal(), 8)
     for head in range(0, 8, 2):
         axes[2].plot(slopes[head, -1].exp(), label=f"head {head + 1}")
-    axes[2].set(title="ALiBi: factor of a weight, last query", xlabel="key")
+    axes[2].set(title="ALiBi: factor of a weight, last query", xlabel="key", ylabel="factor")
     axes[2].legend(frameon=False)
     table = RelativeBias(1, num_buckets=16, max_distance=48)
     torch.nn.init.normal_(table.weight)
-    axes[3].imshow(bias_of(table(), 1)[0], cmap="RdBu")
-    axes[3].set(title="T5: a bias for each bucket of distances", xlabel="key", ylabel="query")
+    bias = bias_of(table(), 1)[0]
+    most = float(bias.abs().max())
+    figure.colorbar(axes[3].imshow(bias, cmap="RdBu", vmin=-most, vmax=most), ax=axes[3], label="added to the score")
+    axes[3].set(title="T5: a bias per bucket of distances", xlabel="key", ylabel="query")
     return figure
 
 

@@ -26,7 +26,7 @@ def draw() -> Figure:
     """Draw the weights as bars."""
     torch.manual_seed(0)
     scores = torch.randn(1, 12).mul(1.2).sort().values
-    figure, axes = plt.subplots(2, 3, figsize=(11, 5), sharex=True, constrained_layout=True)
+    figure, axes = plt.subplots(2, 3, figsize=(11, 5), sharex=True, sharey=True, constrained_layout=True)
     for (name, normalizer), axis in zip(SHOWN.items(), axes.flat):
         axis.bar(range(12), normalizer.weights(scores)[0])
         axis.set_title(name)
@@ -38,6 +38,8 @@ def draw() -> Figure:
     last.legend(frameon=False)
     for axis in axes[-1]:
         axis.set_xlabel("key, by its score")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("weight")
     return figure
 
 

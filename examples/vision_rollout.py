@@ -3,7 +3,8 @@
 scikit-learn's handwritten digits, each somewhere in a field of noise twice as wide. A small transformer over 10 × 10
 patches, with one stage of convolutions before them, learns which digit it is; what is trained is what ``regard train
 classifier --images`` trains. Above, test images; below, how much its class token draws on each patch, through all
-layers (attention rollout, Abnar and Zuidema 2020): what it draws on less lies in the dark. What it says stands above.
+layers (attention rollout, Abnar and Zuidema 2020): what it draws on less lies in the dark. Its answers stand above; a
+wrong one is red, with the right one. There the map says no more than where it looked.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ def draw() -> Figure:
     figure, axes = plt.subplots(2, SHOWN, figsize=(1.6 * SHOWN, 3.8), constrained_layout=True)
     for i, (above, below) in enumerate(axes.T):
         above.imshow(shown[i], cmap="gray")
-        above.set_title(f"{classifier.labels[int(named[i])]}")
+        answer, truth = classifier.labels[int(named[i])], str(labels[test][i])
+        above.set_title(answer if answer == truth else f"{answer} (is {truth})", color="k" if answer == truth else "C3")
         plot_image(rollout(record, batch=i)[0, 1:], shown[i], (SIDE // 2, SIDE // 2), below)
         for axis in (above, below):
             axis.set(xticks=[], yticks=[])
-    figure.suptitle(f"{right:.0%} of {TESTED} test images are named right")
+    figure.suptitle(f"{right:.0%} of {TESTED} test images are classified correctly")
     return figure
 
 

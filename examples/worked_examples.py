@@ -1,7 +1,8 @@
 """Worked examples, to check by hand.
 
-Three scores of a dot product and what softmax makes of them; self-attention without scale over four columns; masked
-softmax by lengths. ``python -m examples.worked_examples`` prints the numbers.
+Left, the weights that softmax makes of three dot products, and the output. Middle and right, masked softmax of the same
+scores for two sequences of two queries: with one length for each sequence, and with one for each query.
+``python -m examples.worked_examples`` prints the numbers, and self-attention over four columns, worked out in full.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def lengths() -> tuple[Tensor, Tensor]:
 
 
 def draw() -> Figure:
-    """Draw the weights of the first and the last example."""
+    """Draw the weights of the dot products, and those of masked softmax."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 2.6), constrained_layout=True)
     scores, weights, output = dot_product()
-    told = ", ".join(f"{value:.4f}" for value in output[0].tolist())
+    shown = ", ".join(f"{value:.4f}" for value in output[0].tolist())
     titles = (
-        f"scores {[int(s) for s in scores[0].tolist()]} → output ({told})",
+        f"scores {[int(s) for s in scores[0].tolist()]} → output ({shown})",
         "valid_lens = (2, 3)",
         "valid_lens = ((1, 3), (2, 4))",
     )
@@ -63,6 +64,8 @@ def draw() -> Figure:
         axis.set_title(title, fontsize=9)
         rows, columns = values.shape
         axis.set(xlabel="key", ylabel="query", xticks=range(columns), yticks=range(rows))
+        if rows == 4:
+            axis.set(ylabel="sequence, query", yticklabels=["0, 0", "0, 1", "1, 0", "1, 1"])
     return figure
 
 

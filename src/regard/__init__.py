@@ -1,7 +1,7 @@
 """Attention as one function: any score, mask and normalizer, exact, in memory that does not grow with L×S.
 
 The names in ``__all__`` are public: here and in ``regard.nn``, ``masks``, ``scores``, ``normalizers``, ``engines``,
-``inspect`` and ``distributed``; and in ``regard.regression``, ``regard.testing`` and
+``inspect`` and ``distributed``; and in ``regard.bench``, ``regard.regression``, ``regard.testing`` and
 ``regard.integrations.transformers``, which need further packages and are imported by name. All other modules and names
 are private, with an underscore or without: they may change in any version.
 """
@@ -27,7 +27,7 @@ else:  # layers, estimators and pictures, at their first use: who needs the func
         __name__, {"regard.distributed": "", "regard.inspect": "", "regard.nn": "", "regard.regression": ""}
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aux",

@@ -28,7 +28,8 @@ PAGES.remove(ROOT / "docs" / "extending.md")
 
 #: Packages, and one module, whose ``__all__`` is a promise.
 PUBLIC = (
-    "regard", "regard.distributed", "regard.engines", "regard.inspect", "regard.integrations.transformers",
+    "regard", "regard.bench", "regard.distributed", "regard.engines", "regard.inspect",
+    "regard.integrations.transformers",
     "regard.masks", "regard.nn", "regard.normalizers", "regard.regression", "regard.scores", "regard.testing",
     "regard_lab", "regard_lab.data", "regard_lab.generation", "regard_lab.models", "regard_lab.planner",
     "regard_lab.pretrained", "regard_lab.tasks.captioning", "regard_lab.tasks.classification",

@@ -8,7 +8,7 @@ names are private, with an underscore or without: they may change in any version
 
 from importlib.metadata import version as _version
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__"]
 

@@ -115,7 +115,7 @@ class NumpyCall:
         return rows.reshape(K, math.prod(self.lead), heads, length, width)
 
     def summed(self, rows: Array, shape: tuple[int, ...]) -> Array:
-        """Undo :meth:`canonical` for gradients: (K, B, heads, length, width) summed to (K, *shape)."""
+        """Undo :meth:`canonical` for gradients: (K, B, heads, length, width) summed to ``(K, *shape)``."""
         K, _, heads, length, width = rows.shape
         rows = rows.reshape(K, *self.lead, heads, length, width)
         given = shape if len(shape) > 2 else (1, *shape)

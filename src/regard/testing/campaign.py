@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from torch import set_num_threads
+import torch
 
 import regard
 from regard import engines
@@ -60,7 +60,7 @@ class _Worker:
 
 
 def _answer(function: Callable[[int], Any], pipe: Connection) -> None:
-    set_num_threads(1)
+    torch.set_num_threads(1)
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             pipe.send(function(pipe.recv()))
@@ -394,6 +394,11 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign from the command line; return 1 if a law is broken."""
     given = parser().parse_args(arguments)
+    try:
+        torch.empty(1, device=given.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        print(f"--device {given.device}: torch cannot use it here: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
     began = time.monotonic()
     laws, among = tuple(given.law or LAWS), tuple(given.engine or engines.TABLE)
     plan = Plan(given.seed, laws, among, given.guard, given.score, given.normalizer, given.mask, given.device)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -52,8 +53,8 @@ class Task:
     limit : {"bf16", "float32", "bytes", "tanh"}
         Which of the device's limits ``work`` is compared with.
     backward : bool
-    eager : callable, optional
-        A plain formula in the task's dtype, whose error sets the budget; ``truth`` by default.
+    exact : float
+        An error up to this share of the largest right value is never called wrong.
     """
 
     row: str
@@ -117,7 +118,7 @@ def ours(**options: Any) -> Make:
     """Return ``regard.attention`` with further arguments; those that are functions are called with the tensors."""
 
     def make(t: Tensors) -> Callable[[], Tensor]:
-        made = {name: each(t) if callable(each) else each for name, each in options.items()}
+        made = {name: each(t) if isinstance(each, FunctionType) else each for name, each in options.items()}
         return lambda: regard.attention(t["query"], t["key"], t["value"], **made)
 
     return make
@@ -168,14 +169,13 @@ def dot_truth(visible: Callable[[Tensor, Tensor], Tensor] | None = None) -> Trut
     """Return dot-product attention, ``visible(q_idx, kv_idx)`` given."""
 
     def truth(t: Tensors, rows: Tensor) -> Tensor:
-        query, key, value = t["query"][:, :, rows], t["key"], t["value"]
-        group = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+        key, value = t["key"].unsqueeze(2), t["value"].unsqueeze(2)
+        query = t["query"][:, :, rows].unflatten(1, (key.shape[1], -1))  # (B, G, H / G, rows, E): no copies of keys
         found = query @ key.mT / math.sqrt(query.shape[-1])
         if visible is not None:
-            seen = visible(rows.unsqueeze(-1), torch.arange(key.shape[2], device=rows.device))
+            seen = visible(rows.unsqueeze(-1), torch.arange(key.shape[3], device=rows.device))
             found = found.masked_fill(~seen, -torch.inf)
-        return found.softmax(-1) @ value
+        return (found.softmax(-1) @ value).flatten(1, 2)
 
     return truth
 

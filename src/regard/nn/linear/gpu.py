@@ -1,0 +1,244 @@
+"""A gated recurrence on GPUs: flash-linear-attention's kernels where they cover the call, else our own.
+
+Dimensions: B batch, H heads of values, G of keys, L steps, K and V widths.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._utils.tracing import is_traced
+from regard.nn.linear.kernels import Formula, by_formula
+from regard.nn.linear.steps import Steps
+
+#: The widest keys of our kernels, and of flash-linear-attention's.
+_WIDEST = 256
+_HALF = (torch.float16, torch.bfloat16)
+#: The logarithm of a decay that is 0 in every dtype: kernels that subtract logarithms cannot have −∞.
+_NOTHING = -1000.0
+#: The fewest steps for which a GPU runs chunks.
+FEW = 4
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def why_not(query: Tensor, key: Tensor, value: Tensor, erase: Any, bonus: Any) -> str | None:
+    """Return why the kernels cannot run a call, or None if they can."""
+    if not (query.is_cuda and key.is_cuda and value.is_cuda):
+        return "tensors on a GPU only"
+    if not _is_installed("triton"):
+        return "Triton is not installed"
+    if erase is not None or bonus is not None:
+        return "neither erase nor bonus"
+    if query.dtype not in (*_HALF, torch.float32):
+        return "float32, float16 and bfloat16 only"
+    if key.shape[-1] > _WIDEST:
+        return f"keys of at most {_WIDEST} numbers"
+    if key.shape[2] <= FEW or not (value.numel() and key.numel()):
+        return f"more than {FEW} steps"
+    return "not under transforms and compilers" if is_traced(key) else None
+
+
+def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, Tensor]:
+    """Return outputs (B, H, L, V) and the state (B, H, K, V) after the last step, in float32.
+
+    Parameters
+    ----------
+    steps : Steps
+        Without erasing and bonus. Query, key and value in any dtype of the kernels, all else in float32.
+    state : Tensor (B, H, K, V), optional
+    formula : callable
+        For second derivatives.
+    """
+    library = _library(steps)
+    if library is not None:
+        return library(steps, state)
+    tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
+    output, end = _Recurrence.apply((steps.delta, steps.scale), formula, *tensors)
+    return output, end
+
+
+# flash-linear-attention -----------------------------------------------------------------------------------------------
+
+
+def _library(steps: Steps) -> Any:
+    """Return a function that runs the steps on flash-linear-attention's kernels, or None if they do not cover them.
+
+    They round states to 16 bits between chunks, so only 16-bit inputs go to them; they know packed sequences by
+    cumulative lengths, not by the steps that begin one.
+    """
+    if steps.query.dtype not in _HALF or steps.resets is not None or not _is_installed("fla"):
+        return None
+    channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
+    return _by_library if steps.delta or not (channels and steps.key.shape[1] != steps.value.shape[1]) else None
+
+
+def _by_library(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    H, G = steps.value.shape[1], steps.key.shape[1]
+    query, key, value = steps.query, steps.key, steps.value
+    if not steps.delta or query.shape[1] != G or steps.log_decay is None:  # these know no groups of heads
+        query, key = (each.repeat_interleave(H // each.shape[1], 1) for each in (query, key))
+    q, k, v = (each.transpose(1, 2).contiguous() for each in (query, key, value))
+    decay = None if steps.log_decay is None else steps.log_decay.clamp(min=_NOTHING).transpose(1, 2)
+    channels = decay is not None and decay.shape[-1] > 1
+    rate = None if steps.rate is None else steps.rate.squeeze(-1).transpose(1, 2)
+    given: dict[str, Any] = {"scale": steps.scale, "initial_state": state, "output_final_state": True}
+    if decay is not None:
+        given["g"] = decay.contiguous() if channels else decay.squeeze(-1).contiguous()
+    if steps.delta:
+        given["beta"] = (torch.ones_like(v[..., 0]) if rate is None else rate).contiguous()
+    elif rate is not None:
+        v = (rate.unsqueeze(-1) * v).to(v.dtype)
+    if steps.delta and channels:
+        from fla.ops.kda import chunk_kda as run
+    elif steps.delta and decay is not None:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as run
+    elif steps.delta:
+        from fla.ops.delta_rule import chunk_delta_rule as run
+    elif channels:
+        from fla.ops.gla import chunk_gla as run
+    else:
+        from fla.ops.simple_gla import chunk_simple_gla as run
+    output, end = run(q, k, v, **given)
+    return output.transpose(1, 2), end
+
+
+# Our kernels ----------------------------------------------------------------------------------------------------------
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, settings: tuple[bool, float], formula: Formula, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        call = _Call(tensors, *settings)
+        wants_grad = any(ctx.needs_input_grad)
+        output, end, kept = call.forward(save=wants_grad)
+        ctx.settings, ctx.formula = settings, formula
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.set_materialize_grads(False)
+        return output, end
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernels have none
+            return None, None, *by_formula(*ctx.settings, ctx.formula, tensors, wanted, grad, d_end)
+        found = _Call(tensors, *ctx.settings).backward(kept, grad, d_end)
+        return None, None, *(each if want else None for each, want in zip(found, wanted))
+
+
+class _Call:
+    """The launches of a call.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor or None
+        query, key, value, decay (B, H, L, 1 or K), rate (B, H, L, 1) and the state before the first step.
+    """
+
+    def __init__(self, tensors: Any, delta: bool, scale: float) -> None:
+        from regard.nn.linear import triton_kernels
+
+        self.compiled = triton_kernels
+        self.query, self.key, self.value, self.decay, self.rate = (
+            each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous()
+            for each in tensors[:5]
+        )
+        self.start = None if tensors[5] is None else tensors[5].contiguous()
+        self.delta, self.scale = delta, scale
+        (self.B, self.H, self.L, self.V), self.G, self.K = self.value.shape, self.key.shape[1], self.key.shape[-1]
+        kind = 0 if self.decay is None else 1 if self.decay.shape[-1] == 1 else 2
+        self.sizes = triton_kernels.blocks(self.K, self.V, kind)
+        self.chunks = -(-self.L // self.sizes["C"])
+        exact = self.query.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        self.constants = {**self.sizes, "KIND": kind, "DELTA": delta, "RATE": self.rate is not None}
+        self.constants["DOT"] = "ieee" if exact else "tf32"
+
+    def forward(self, *, save: bool) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        """Return output, state, and what the backward pass needs."""
+        like, B, H, L, K, V = self.value, self.B, self.H, self.L, self.K, self.V
+        products, inverse = self._prepared()
+        output = torch.empty_like(like)
+        output = output if output.stride(-1) == 1 else like.new_empty(like.shape)
+        end = self._new(B, H, K, V)
+        states = self._new(B * H, self.chunks, K, V) if save else None
+        written = self._new(B * H, L, V) if save else None
+        self._launch(
+            "forward", (-(-V // self.sizes["BV"]), B * H),
+            {"START": self.start is not None, "SAVE": save},
+            products=products, inverse=inverse, start=self.start, output=output, end=end, states=states,
+            written=written, o=output,
+        )  # fmt: skip
+        return output, end, (products, inverse, states, written) if save else ()
+
+    def backward(self, kept: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of query, key, value, decay, rate and state."""
+        products, inverse, states, written = kept
+        B, H, L, K, V = self.B, self.H, self.L, self.K, self.V
+        grad = torch.zeros_like(self.value) if grad is None else grad
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        d_end = None if d_end is None else d_end.contiguous()
+        d_start, d_written, d_states = self._new(B, H, K, V), self._new(B * H, L, V), torch.empty_like(states)
+        self._launch(
+            "backward", (-(-V // self.sizes["BV"]), B * H), {"END": d_end is not None},
+            products=products, inverse=inverse, grad=grad, d_end=d_end, d_start=d_start, d_states=d_states,
+            d_written=d_written, o=grad,
+        )  # fmt: skip
+        d_query, d_key, d_value = self._new(B, H, L, K), self._new(B, H, L, K), self._new(B, H, L, V)
+        d_decay = None if self.decay is None else self._new(*self.decay.shape)
+        d_rate = None if self.rate is None else self._new(B, H, L, 1)
+        self._launch(
+            "gradients", (self.chunks, B * H), {}, grad=grad, states=states, d_states=d_states, written=written,
+            d_written=d_written, d_query=d_query, d_key=d_key, d_value=d_value, d_decay=d_decay, d_rate=d_rate, o=grad,
+        )  # fmt: skip
+        found = (self._summed(d_query, self.query), self._summed(d_key, self.key), d_value.to(self.value.dtype))
+        return *found, d_decay, d_rate, d_start
+
+    def _prepared(self) -> tuple[Tensor, Tensor | None]:
+        size, blocks = self.sizes["C"], self.B * self.H
+        products = self._new(blocks, self.chunks, size, size)
+        inverse = torch.empty_like(products) if self.delta else None
+        self._launch("prepare", (self.chunks, blocks), {}, products=products, inverse=inverse)
+        return products, inverse
+
+    def _launch(self, name: str, grid: tuple[int, int], constants: dict[str, bool], **tensors: Tensor | None) -> None:
+        """Launch a kernel with the arguments that its signature names."""
+        kernel = self.compiled.KERNELS[name]
+        all_tensors = {
+            "query": self.query, "key": self.key, "value": self.value, "decay": self.decay, "rate": self.rate, **tensors
+        }  # fmt: skip
+        known: dict[str, Any] = {
+            "H": self.H, "G": self.G, "HQ": self.query.shape[1], "L": self.L, "K": self.K, "V": self.V,
+            "N": self.chunks, "scale": self.scale, **self.constants, **constants,
+        }  # fmt: skip
+        for short, tensor in zip("qkvgro", (*(all_tensors[each] for each in _STRIDED), tensors.get("o"))):
+            strides = (0, 0, 0) if tensor is None else tensor.stride()[:3]
+            known |= {f"{short}_{letter}": stride for letter, stride in zip("bhl", strides)}
+        for each, tensor in all_tensors.items():
+            known[each] = self.query if tensor is None else tensor  # one that is not read must still be an address
+        arguments = {each: known[each] for each in kernel.arg_names}
+        kernel[grid](**arguments, num_warps=self.compiled.warps(name, self.sizes["BK"]))
+
+    def _new(self, *size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.float32, device=self.value.device)
+
+    def _summed(self, gradient: Tensor, like: Tensor) -> Tensor:
+        """Return a gradient (B, H, L, K), summed over the heads that share a row."""
+        groups = like.shape[1]
+        if groups != self.H:
+            gradient = gradient.unflatten(1, (groups, -1)).sum(2)
+        return gradient.to(like.dtype)
+
+
+#: Tensors with strides of their own, by the first letters of their strides' names: q, k, v, g, r.
+_STRIDED = ("query", "key", "value", "decay", "rate")

@@ -1,0 +1,420 @@
+"""Chunks of a gated recurrence on GPUs: four kernels in Triton, two of which pass a state from chunk to chunk.
+
+In a chunk of C steps that starts with S, with decays D from step j to step i and β the rates:
+
+    M = (Q Kᵀ ⊙ D) on and below the diagonal        A = β (K Kᵀ ⊙ D) below it        T = (I + A)⁻¹
+    U = β V, or T β (V − K↓ S) with the delta rule
+    Y = Q↓ S + M U                                   S' = D_C S + K↑ᵀ U
+
+where K↓ has the decays from the start of the chunk and K↑ those to its end. Decays are sums of logarithms that start at
+the step they belong to, never differences of sums. All sums are float32.
+
+Dimensions: B batch, H heads of values, G of keys, N chunks of C steps, K and V widths, BK and BV of blocks of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+#: The logarithm of a decay that is 0.
+NOTHING = tl.constexpr(-1000.0)
+#: Kinds of decays: none, one for a head, one for each channel of the keys.
+PLAIN, SCALAR, CHANNELS = (tl.constexpr(kind) for kind in range(3))
+
+
+@triton.jit
+def _rows(base, b, h, stride_b, stride_h, stride_l, rows, columns, inside):
+    """Return rows (C, width) of a tensor (B, H, L, width) in float32."""
+    start = base + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+    at = start + rows[:, None].to(tl.int64) * stride_l + columns[None, :]
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _numbers(base, b, h, stride_b, stride_h, stride_l, rows, inside):
+    """Return a number for each row (C,) of a tensor (B, H, L, 1) in float32."""
+    start = base + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+    return tl.load(start + rows.to(tl.int64) * stride_l, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _row(base, b, h, stride_b, stride_h, stride_l, row, columns, inside):
+    """Return one row (width,) of a tensor (B, H, L, width) in float32."""
+    start = base + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + row.to(tl.int64) * stride_l
+    return tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _exclusive(sums, own):
+    """Return sums without the last term, which each includes."""
+    return sums - own
+
+
+@triton.jit
+def prepare(
+    query, key, decay, rate, products, inverse,
+    q_b, q_h, q_l, k_b, k_h, k_l, g_b, g_h, g_l, r_b, r_h, r_l,
+    H, G, HQ, L, K, N, scale,
+    C: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Write M (B · H, N, C, C), and T with the delta rule: all chunks at once."""
+    n, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // H, bh % H
+    hk, hq = h // (H // G), h // (H // HQ)
+    i = tl.arange(0, C)
+    rows, columns = n * C + i, tl.arange(0, BK)
+    inside, wide = rows < L, columns < K
+    both = inside[:, None] & wide[None, :]
+    k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
+    beta = tl.full((C,), 1.0, tl.float32)
+    if RATE:
+        beta = _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)
+    if KIND == CHANNELS:
+        m, a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+        sums = tl.zeros((C, BK), tl.float32)
+        for step in range(C):
+            row = n * C + step
+            valid = wide & (row < L)
+            g = tl.maximum(_row(decay, b, h, g_b, g_h, g_l, row, columns, valid), NOTHING)
+            sums = tl.where(i[:, None] < step, sums + g[None, :], 0.0)
+            faded = tl.where(i[:, None] <= step, k * tl.exp(sums), 0.0)
+            q_row = _row(query, b, hq, q_b, q_h, q_l, row, columns, valid) * scale
+            m = tl.where(i[:, None] == step, tl.sum(faded * q_row[None, :], 1)[None, :], m)
+            if DELTA:
+                k_row = _row(key, b, hk, k_b, k_h, k_l, row, columns, valid)
+                a = tl.where(i[:, None] == step, tl.sum(faded * k_row[None, :], 1)[None, :], a)
+    else:
+        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
+        m = tl.dot(q, tl.trans(k), input_precision=DOT)
+        a = tl.dot(k, tl.trans(k), input_precision=DOT)
+        if KIND == SCALAR:
+            g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
+            fading = tl.exp(tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), 0))
+            m, a = m * fading, a * fading
+    block = bh.to(tl.int64) * N + n
+    square = block * C * C + i[:, None] * C + i[None, :]
+    tl.store(products + square, tl.where(i[:, None] >= i[None, :], m, 0.0))
+    if DELTA:
+        a = tl.where(i[:, None] > i[None, :], beta[:, None] * a, 0.0)
+        t = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+        for step in range(1, C):
+            own = tl.sum(tl.where(i[:, None] == step, a, 0.0), 0)
+            t = tl.where(i[:, None] == step, t - tl.sum(own[:, None] * t, 0)[None, :], t)
+        tl.store(inverse + square, t)
+
+
+@triton.jit
+def _fading(
+    decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L,
+    C: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return the decays from the start of a chunk and to its end, (C, BK or 1), and that of the whole, (BK or 1,)."""
+    later = (i < C - 1) & (rows + 1 < L)  # the decay of the next step, within the chunk
+    if KIND == CHANNELS:
+        g = tl.maximum(_rows(decay, b, h, g_b, g_h, g_l, rows, columns, inside[:, None] & wide[None, :]), NOTHING)
+        after = _rows(decay, b, h, g_b, g_h, g_l, rows + 1, columns, later[:, None] & wide[None, :])
+        after = tl.maximum(after, NOTHING)
+        return tl.exp(tl.cumsum(g, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)), tl.exp(tl.sum(g, 0))
+    elif KIND == SCALAR:
+        g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
+        after = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows + 1, later), NOTHING)
+        whole = tl.exp(tl.sum(g, 0)) + tl.zeros((1,), tl.float32)
+        return tl.exp(tl.cumsum(g, 0))[:, None], tl.exp(tl.cumsum(after, 0, reverse=True))[:, None], whole
+    else:
+        one = tl.full((C, 1), 1.0, tl.float32)
+        return one, one, tl.full((1,), 1.0, tl.float32)
+
+
+@triton.jit
+def forward(
+    query, key, value, decay, rate, products, inverse, start, output, end, states, written,
+    q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, g_b, g_h, g_l, r_b, r_h, r_l, o_b, o_h, o_l,
+    H, G, HQ, L, K, V, N, scale,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr,
+    START: tl.constexpr, SAVE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Pass the state through the chunks of one head and BV values; write outputs, and what the backward pass needs."""
+    bh = tl.program_id(1)
+    b, h = bh // H, bh % H
+    hk, hq = h // (H // G), h // (H // HQ)
+    i, columns = tl.arange(0, C), tl.arange(0, BK)
+    values = tl.program_id(0) * BV + tl.arange(0, BV)
+    wide, some = columns < K, values < V
+    place, matrix = columns[:, None] * V + values[None, :], wide[:, None] & some[None, :]
+    state = tl.zeros((BK, BV), tl.float32)
+    if START:
+        state += tl.load(start + bh.to(tl.int64) * K * V + place, mask=matrix, other=0.0).to(tl.float32)
+    for n in range(N):
+        rows = n * C + i
+        inside = rows < L
+        both, out = inside[:, None] & wide[None, :], inside[:, None] & some[None, :]
+        block = bh.to(tl.int64) * N + n
+        if SAVE:
+            tl.store(states + block * K * V + place, state, mask=matrix)
+        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
+        k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
+        u = _rows(value, b, h, v_b, v_h, v_l, rows, values, out)
+        first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
+        square = block * C * C + i[:, None] * C + i[None, :]
+        if DELTA:
+            u -= tl.dot(k * first, state, input_precision=DOT)
+        if RATE:
+            u *= _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)[:, None]
+        if DELTA:
+            u = tl.dot(tl.load(inverse + square), u, input_precision=DOT)
+        if SAVE:
+            at = written + (bh.to(tl.int64) * L + rows[:, None]) * V + values[None, :]
+            tl.store(at, u, mask=out)
+        y = tl.dot(q * first, state, input_precision=DOT) + tl.dot(tl.load(products + square), u, input_precision=DOT)
+        at = output + b.to(tl.int64) * o_b + h.to(tl.int64) * o_h + rows[:, None].to(tl.int64) * o_l + values[None, :]
+        tl.store(at, y.to(output.dtype.element_ty), mask=out)
+        state = state * whole[:, None] + tl.dot(tl.trans(k * last), u, input_precision=DOT)
+    tl.store(end + bh.to(tl.int64) * K * V + place, state, mask=matrix)
+
+
+@triton.jit
+def backward(
+    query, key, decay, rate, products, inverse, grad, d_end, d_start, d_states, d_written,
+    q_b, q_h, q_l, k_b, k_h, k_l, g_b, g_h, g_l, r_b, r_h, r_l, o_b, o_h, o_l,
+    H, G, HQ, L, K, V, N, scale,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr,
+    END: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Pass the gradient of the state back through the chunks; write it behind each, and those of U or T⁻¹ U."""
+    bh = tl.program_id(1)
+    b, h = bh // H, bh % H
+    hk, hq = h // (H // G), h // (H // HQ)
+    i, columns = tl.arange(0, C), tl.arange(0, BK)
+    values = tl.program_id(0) * BV + tl.arange(0, BV)
+    wide, some = columns < K, values < V
+    place, matrix = columns[:, None] * V + values[None, :], wide[:, None] & some[None, :]
+    d_state = tl.zeros((BK, BV), tl.float32)
+    if END:
+        d_state += tl.load(d_end + bh.to(tl.int64) * K * V + place, mask=matrix, other=0.0).to(tl.float32)
+    for back in range(N):
+        n = N - 1 - back
+        rows = n * C + i
+        inside = rows < L
+        both, out = inside[:, None] & wide[None, :], inside[:, None] & some[None, :]
+        block = bh.to(tl.int64) * N + n
+        tl.store(d_states + block * K * V + place, d_state, mask=matrix)
+        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
+        k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
+        dy = _rows(grad, b, h, o_b, o_h, o_l, rows, values, out)
+        first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
+        square = block * C * C + i[:, None] * C + i[None, :]
+        m = tl.load(products + square)
+        du = tl.dot(tl.trans(m), dy, input_precision=DOT) + tl.dot(k * last, d_state, input_precision=DOT)
+        d_state = d_state * whole[:, None] + tl.dot(tl.trans(q * first), dy, input_precision=DOT)
+        if DELTA:
+            du = tl.dot(tl.trans(tl.load(inverse + square)), du, input_precision=DOT)
+            scaled = du
+            if RATE:
+                scaled = du * _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)[:, None]
+            d_state -= tl.dot(tl.trans(k * first), scaled, input_precision=DOT)
+        at = d_written + (bh.to(tl.int64) * L + rows[:, None]) * V + values[None, :]
+        tl.store(at, du, mask=out)
+    tl.store(d_start + bh.to(tl.int64) * K * V + place, d_state, mask=matrix)
+
+
+@triton.jit
+def gradients(
+    query, key, value, decay, rate, grad, states, d_states, written, d_written,
+    d_query, d_key, d_value, d_decay, d_rate,
+    q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, g_b, g_h, g_l, r_b, r_h, r_l, o_b, o_h, o_l,
+    H, G, HQ, L, K, V, N, scale,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr,
+    DOT: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients (B · H, L, ...) in float32, of all chunks at once."""
+    n, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // H, bh % H
+    hk, hq = h // (H // G), h // (H // HQ)
+    i, columns = tl.arange(0, C), tl.arange(0, BK)
+    rows = n * C + i
+    inside, wide = rows < L, columns < K
+    both = inside[:, None] & wide[None, :]
+    block = bh.to(tl.int64) * N + n
+    line = bh.to(tl.int64) * L + rows
+    q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
+    k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
+    first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
+    beta = tl.full((C,), 1.0, tl.float32)
+    if RATE:
+        beta = _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)
+    dm, da = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    dq_state, dk_end = tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
+    dk_state, d_beta = tl.zeros((C, BK), tl.float32), tl.zeros((C,), tl.float32)
+    kept = tl.zeros((BK,), tl.float32)  # of the decay of the whole chunk
+    for block_of_values in range(0, tl.cdiv(V, BV)):
+        values = block_of_values * BV + tl.arange(0, BV)
+        some = values < V
+        place, matrix = columns[:, None] * V + values[None, :], wide[:, None] & some[None, :]
+        out = inside[:, None] & some[None, :]
+        state = tl.load(states + block * K * V + place, mask=matrix, other=0.0)
+        d_state = tl.load(d_states + block * K * V + place, mask=matrix, other=0.0)
+        at = line[:, None] * V + values[None, :]
+        u = tl.load(written + at, mask=out, other=0.0)
+        du = tl.load(d_written + at, mask=out, other=0.0)
+        dy = _rows(grad, b, h, o_b, o_h, o_l, rows, values, out)
+        v = _rows(value, b, h, v_b, v_h, v_l, rows, values, out)
+        dm += tl.dot(dy, tl.trans(u), input_precision=DOT)
+        dq_state += tl.dot(dy, tl.trans(state), input_precision=DOT)
+        dk_end += tl.dot(u, tl.trans(d_state), input_precision=DOT)
+        kept += tl.sum(state * d_state, 1)
+        dv = du * beta[:, None]
+        if DELTA:
+            da -= tl.dot(du, tl.trans(u), input_precision=DOT)
+            dk_state -= tl.dot(dv, tl.trans(state), input_precision=DOT)
+            v -= tl.dot(k * first, state, input_precision=DOT)
+        d_beta += tl.sum(du * v, 1)
+        tl.store(d_value + at, dv, mask=out)
+    dm = tl.where(i[:, None] >= i[None, :], dm, 0.0)
+    da = tl.where(i[:, None] > i[None, :], da, 0.0)
+    dq, dk = dq_state * first, dk_end * last
+    if DELTA:
+        dk += dk_state * first
+    at = line[:, None] * K + columns[None, :]
+    if KIND == CHANNELS:
+        dg = kept[None, :] * whole[None, :] + tl.zeros((C, BK), tl.float32)
+        sums = tl.zeros((C, BK), tl.float32)
+        for step in range(C):
+            row = n * C + step
+            valid = wide & (row < L)
+            own = i[:, None] == step
+            g = tl.maximum(_row(decay, b, h, g_b, g_h, g_l, row, columns, valid), NOTHING)
+            sums = tl.where(i[:, None] < step, sums + g[None, :], 0.0)
+            fading = tl.where(i[:, None] <= step, tl.exp(sums), 0.0)
+            faded = k * fading
+            q_row = _row(query, b, hq, q_b, q_h, q_l, row, columns, valid) * scale
+            dm_row = tl.sum(tl.where(own, dm, 0.0), 0)
+            into = dm_row[:, None] * q_row[None, :]
+            dq += tl.where(own, tl.sum(dm_row[:, None] * faded, 0)[None, :], 0.0)
+            if DELTA:
+                k_row = _row(key, b, hk, k_b, k_h, k_l, row, columns, valid)
+                da_row = tl.sum(tl.where(own, da, 0.0), 0)
+                rate_row = tl.sum(tl.where(i == step, beta, 0.0), 0)
+                into += rate_row * da_row[:, None] * k_row[None, :]
+                seen = tl.sum(da_row[:, None] * faded, 0)
+                dk += tl.where(own, rate_row * seen[None, :], 0.0)
+                d_beta += tl.where(i == step, tl.sum(seen * k_row, 0), 0.0)
+            dk += into * fading
+            through = into * faded  # of the sums of logarithms from each step to this one
+            before = _exclusive(tl.cumsum(through, 0), through)
+            dg += tl.where(i[:, None] <= step, before, 0.0)
+        down = dq_state * q
+        if DELTA:
+            down += dk_state * k
+        down, up = down * first, dk_end * k * last
+        dg += tl.cumsum(down, 0, reverse=True) + _exclusive(tl.cumsum(up, 0), up)
+        g = _rows(decay, b, h, g_b, g_h, g_l, rows, columns, both)
+        tl.store(d_decay + at, tl.where(g > NOTHING, dg, 0.0), mask=both)
+    else:
+        fading = tl.full((C, C), 1.0, tl.float32)
+        if KIND == SCALAR:
+            g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
+            fading = tl.exp(tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), 0))
+        dm, da = dm * fading, da * fading
+        through = dm * tl.dot(q, tl.trans(k), input_precision=DOT)
+        dq += tl.dot(dm, k, input_precision=DOT)
+        dk += tl.dot(tl.trans(dm), q, input_precision=DOT)
+        if DELTA:
+            alike = da * tl.dot(k, tl.trans(k), input_precision=DOT)
+            d_beta += tl.sum(alike, 1)
+            through += alike * beta[:, None]
+            da = da * beta[:, None]
+            dk += tl.dot(da + tl.trans(da), k, input_precision=DOT)
+        if KIND == SCALAR:
+            down = tl.sum(dq_state * q * first, 1)
+            if DELTA:
+                down += tl.sum(dk_state * k * first, 1)
+            up = tl.sum(dk_end * k * last, 1)
+            before = _exclusive(tl.cumsum(through, 1), through) + down[:, None]
+            dg = tl.sum(tl.where(i[:, None] >= i[None, :], before, 0.0), 0)
+            dg += _exclusive(tl.cumsum(up, 0), up) + tl.sum(kept, 0) * whole
+            g = _numbers(decay, b, h, g_b, g_h, g_l, rows, inside)
+            tl.store(d_decay + line, tl.where(g > NOTHING, dg, 0.0), mask=inside)
+    tl.store(d_query + at, dq * scale, mask=both)
+    tl.store(d_key + at, dk, mask=both)
+    if RATE:
+        tl.store(d_rate + line, d_beta, mask=inside)
+
+
+# Shapes of blocks, and the kernels to compile ahead of time -----------------------------------------------------------
+
+
+#: The widest keys.
+WIDEST = 256
+
+
+def blocks(K: int, V: int, kind: int) -> dict[str, int]:
+    """Return the sizes of blocks for widths of keys and values."""
+    width = max(triton.next_power_of_2(K), 16)
+    few = kind == CHANNELS.value or width > 128
+    return {"C": 16 if few else 32, "BK": width, "BV": min(max(triton.next_power_of_2(V), 16), 32)}
+
+
+def warps(name: str, width: int) -> int:
+    """Return the warps of a program."""
+    return 8 if width > 128 or (name == "gradients" and width > 64) else 4
+
+
+KERNELS: dict[str, Any] = {"prepare": prepare, "forward": forward, "backward": backward, "gradients": gradients}
+
+
+def launches(
+    dtype: str, K: int, V: int, kind: int, delta: bool, *, rate: bool = True, dot: str = "tf32"
+) -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """Return the kernels of a call as (kernel, types of its arguments, constants, warps), to compile them without one.
+
+    Parameters
+    ----------
+    dtype : {"fp32", "fp16", "bf16"}
+        Of query, key and value, as Triton names it.
+    """
+    typed = {name: f"*{dtype}" for name in ("query", "key", "value", "output", "grad")}
+    sizes = blocks(K, V, kind)
+    constants = {**sizes, "KIND": kind, "DELTA": delta, "RATE": rate, "DOT": dot, "START": True, "END": True}
+    constants["SAVE"] = True
+    found = []
+    for name, kernel in KERNELS.items():
+        own = {each: constants[each] for each in kernel.arg_names if each in constants}
+        types = {}
+        for each in kernel.arg_names:
+            if each in own:
+                types[each] = "constexpr"
+            elif each == "scale":
+                types[each] = "fp32"
+            elif len(each) <= 2 or each.endswith(("_b", "_h", "_l")):
+                types[each] = "i32"
+            else:
+                types[each] = typed.get(each, "*fp32")
+        found.append((kernel, types, own, warps(name, sizes["BK"])))
+    return found
+
+
+def default_launches() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """Return the kernels of usual shapes by name: heads of 64, 128 and 256, each kind of decay and rule."""
+    found = {}
+    for dtype, width, kind, delta in (
+        ("bf16", 64, PLAIN, False),
+        ("bf16", 128, PLAIN, False),
+        ("bf16", 128, SCALAR, False),
+        ("bf16", 128, SCALAR, True),
+        ("bf16", 256, SCALAR, True),
+        ("bf16", 128, CHANNELS, False),
+        ("bf16", 128, CHANNELS, True),
+        ("fp16", 64, SCALAR, True),
+        ("fp32", 64, SCALAR, True),
+        ("fp32", 128, PLAIN, True),
+        ("fp32", 128, CHANNELS, True),
+    ):
+        dot = "ieee" if dtype == "fp32" else "tf32"
+        for each in launches(dtype, width, width, kind.value, delta, dot=dot):
+            rule = "delta" if delta else "sum"
+            decays = ("no decay", "decay", "channels")[kind.value]
+            found[f"{each[0].__name__}, {dtype}, {width}, {decays}, {rule}"] = each
+    return found

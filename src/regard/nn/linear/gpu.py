@@ -17,7 +17,7 @@ from regard.nn.linear.kernels import Formula, by_formula
 from regard.nn.linear.steps import Steps
 
 #: The widest keys of our kernels, and of flash-linear-attention's.
-_WIDEST = 256
+_OURS, _THEIRS = 128, 256
 _HALF = (torch.float16, torch.bfloat16)
 #: The logarithm of a decay that is 0 in every dtype: kernels that subtract logarithms cannot have −∞.
 _NOTHING = -1000.0
@@ -167,58 +167,70 @@ class _Call:
     def forward(self, *, save: bool) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
         """Return output, state, and what the backward pass needs."""
         like, B, H, L, K, V = self.value, self.B, self.H, self.L, self.K, self.V
-        products, inverse = self._prepared()
+        heads, size = B * H, self.sizes["C"]
+        products = self._new(heads, self.chunks, size, size)
+        alike, inverse = (torch.empty_like(products) if self.delta else None for _ in range(2))
+        self._launch("prepare", (self.chunks, heads), {}, products=products, alike=alike, inverse=inverse)
         output = torch.empty_like(like)
         output = output if output.stride(-1) == 1 else like.new_empty(like.shape)
         end = self._new(B, H, K, V)
-        states = self._new(B * H, self.chunks, K, V) if save else None
-        written = self._new(B * H, L, V) if save else None
+        states = self._new(heads, self.chunks, K, V) if save else None
+        written = self._new(heads, L, V) if save else None
+        residual = self._new(heads, L, V) if save and self.rate is not None else None
         self._launch(
-            "forward", (-(-V // self.sizes["BV"]), B * H),
+            "forward", (-(-V // self.sizes["BV"]), heads),
             {"START": self.start is not None, "SAVE": save},
             products=products, inverse=inverse, start=self.start, output=output, end=end, states=states,
-            written=written, o=output,
+            residual=residual, written=written, o=output,
         )  # fmt: skip
-        return output, end, (products, inverse, states, written) if save else ()
+        return output, end, (products, alike, inverse, states, residual, written) if save else ()
 
     def backward(self, kept: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of query, key, value, decay, rate and state."""
-        products, inverse, states, written = kept
-        B, H, L, K, V = self.B, self.H, self.L, self.K, self.V
+        products, alike, inverse, states, residual, written = kept
+        B, H, L, K, V, heads = self.B, self.H, self.L, self.K, self.V, self.B * self.H
         grad = torch.zeros_like(self.value) if grad is None else grad
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         d_end = None if d_end is None else d_end.contiguous()
-        d_start, d_written, d_states = self._new(B, H, K, V), self._new(B * H, L, V), torch.empty_like(states)
+        d_start, d_written, d_states = self._new(B, H, K, V), self._new(heads, L, V), torch.empty_like(states)
         self._launch(
-            "backward", (-(-V // self.sizes["BV"]), B * H), {"END": d_end is not None},
+            "backward", (-(-V // self.sizes["BV"]), heads), {"END": d_end is not None},
             products=products, inverse=inverse, grad=grad, d_end=d_end, d_start=d_start, d_states=d_states,
             d_written=d_written, o=grad,
         )  # fmt: skip
         d_query, d_key, d_value = self._new(B, H, L, K), self._new(B, H, L, K), self._new(B, H, L, V)
-        d_decay = None if self.decay is None else self._new(*self.decay.shape)
         d_rate = None if self.rate is None else self._new(B, H, L, 1)
+        from_state, to_end = self._new(heads, L, K), self._new(heads, L, K)
+        into_state = self._new(heads, L, K) if self.delta else None
+        d_products, kept_by = torch.empty_like(products), self._new(heads, self.chunks, K)
+        d_inverse = torch.empty_like(products) if self.delta else None
+        parts = -(-K // self.sizes["BQ"])
+        sums = {"from_state": from_state, "to_end": to_end, "into_state": into_state, "d_products": d_products}
+        sums |= {"d_inverse": d_inverse, "kept_by": kept_by, "d_rate": d_rate}
+        grid = (self.chunks, heads, parts)
         self._launch(
-            "gradients", (self.chunks, B * H), {}, grad=grad, states=states, d_states=d_states, written=written,
-            d_written=d_written, d_query=d_query, d_key=d_key, d_value=d_value, d_decay=d_decay, d_rate=d_rate, o=grad,
+            "sums_over_values", grid, {}, grad=grad, states=states, d_states=d_states, residual=residual,
+            written=written, d_written=d_written, d_value=d_value, o=grad, **sums,
         )  # fmt: skip
+        d_decay = None
+        if self.decay is not None:  # one gradient of a head's decay for each block of channels
+            d_decay = self._new(*((parts,) if self.decay.shape[-1] == 1 else ()), *self.decay.shape)
+        self._launch(
+            "gradients", grid, {}, products=products, alike=alike, d_query=d_query, d_key=d_key, d_decay=d_decay, **sums
+        )
+        if d_decay is not None and d_decay.dim() > 4:
+            d_decay = d_decay.sum(0)
         found = (self._summed(d_query, self.query), self._summed(d_key, self.key), d_value.to(self.value.dtype))
         return *found, d_decay, d_rate, d_start
 
-    def _prepared(self) -> tuple[Tensor, Tensor | None]:
-        size, blocks = self.sizes["C"], self.B * self.H
-        products = self._new(blocks, self.chunks, size, size)
-        inverse = torch.empty_like(products) if self.delta else None
-        self._launch("prepare", (self.chunks, blocks), {}, products=products, inverse=inverse)
-        return products, inverse
-
-    def _launch(self, name: str, grid: tuple[int, int], constants: dict[str, bool], **tensors: Tensor | None) -> None:
+    def _launch(self, name: str, grid: tuple[int, ...], constants: dict[str, bool], **tensors: Tensor | None) -> None:
         """Launch a kernel with the arguments that its signature names."""
         kernel = self.compiled.KERNELS[name]
         all_tensors = {
             "query": self.query, "key": self.key, "value": self.value, "decay": self.decay, "rate": self.rate, **tensors
         }  # fmt: skip
         known: dict[str, Any] = {
-            "H": self.H, "G": self.G, "HQ": self.query.shape[1], "L": self.L, "K": self.K, "V": self.V,
+            "B": self.B, "H": self.H, "G": self.G, "HQ": self.query.shape[1], "L": self.L, "K": self.K, "V": self.V,
             "N": self.chunks, "scale": self.scale, **self.constants, **constants,
         }  # fmt: skip
         for short, tensor in zip("qkvgro", (*(all_tensors[each] for each in _STRIDED), tensors.get("o"))):
@@ -227,7 +239,7 @@ class _Call:
         for each, tensor in all_tensors.items():
             known[each] = self.query if tensor is None else tensor  # one that is not read must still be an address
         arguments = {each: known[each] for each in kernel.arg_names}
-        kernel[grid](**arguments, num_warps=self.compiled.warps(name, self.sizes["BK"]))
+        kernel[grid](**arguments, num_warps=self.compiled.WARPS, num_stages=self.compiled.STAGES)
 
     def _new(self, *size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=self.value.device)

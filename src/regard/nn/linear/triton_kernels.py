@@ -1,4 +1,4 @@
-"""Chunks of a gated recurrence on GPUs: four kernels in Triton, two of which pass a state from chunk to chunk.
+"""Chunks of a gated recurrence on GPUs: five kernels in Triton, two of which pass a state from chunk to chunk.
 
 In a chunk of C steps that starts with S, with decays D from step j to step i and β the rates:
 
@@ -55,50 +55,53 @@ def _exclusive(sums, own):
 
 @triton.jit
 def prepare(
-    query, key, decay, rate, products, inverse,
+    query, key, decay, rate, products, alike, inverse,
     q_b, q_h, q_l, k_b, k_h, k_l, g_b, g_h, g_l, r_b, r_h, r_l,
     H, G, HQ, L, K, N, scale,
-    C: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr, DOT: tl.constexpr,
+    C: tl.constexpr, BQ: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Write M (B · H, N, C, C), and T with the delta rule: all chunks at once."""
+    """Write M (B · H, N, C, C), and with the delta rule A without rates, and T: all chunks at once."""
     n, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     hk, hq = h // (H // G), h // (H // HQ)
     i = tl.arange(0, C)
-    rows, columns = n * C + i, tl.arange(0, BK)
-    inside, wide = rows < L, columns < K
-    both = inside[:, None] & wide[None, :]
-    k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
-    beta = tl.full((C,), 1.0, tl.float32)
-    if RATE:
-        beta = _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)
-    if KIND == CHANNELS:
-        m, a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-        sums = tl.zeros((C, BK), tl.float32)
-        for step in range(C):
-            row = n * C + step
-            valid = wide & (row < L)
-            g = tl.maximum(_row(decay, b, h, g_b, g_h, g_l, row, columns, valid), NOTHING)
-            sums = tl.where(i[:, None] < step, sums + g[None, :], 0.0)
-            faded = tl.where(i[:, None] <= step, k * tl.exp(sums), 0.0)
-            q_row = _row(query, b, hq, q_b, q_h, q_l, row, columns, valid) * scale
-            m = tl.where(i[:, None] == step, tl.sum(faded * q_row[None, :], 1)[None, :], m)
+    rows = n * C + i
+    inside = rows < L
+    m, a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    for part in range(0, tl.cdiv(K, BQ)):
+        columns = part * BQ + tl.arange(0, BQ)
+        wide = columns < K
+        both = inside[:, None] & wide[None, :]
+        k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
+        if KIND == CHANNELS:
+            sums = tl.zeros((C, BQ), tl.float32)
+            for step in range(C):
+                row = n * C + step
+                valid = wide & (row < L)
+                g = tl.maximum(_row(decay, b, h, g_b, g_h, g_l, row, columns, valid), NOTHING)
+                sums = tl.where(i[:, None] < step, sums + g[None, :], 0.0)
+                faded = tl.where(i[:, None] <= step, k * tl.exp(sums), 0.0)
+                q_row = _row(query, b, hq, q_b, q_h, q_l, row, columns, valid) * scale
+                m += tl.where(i[:, None] == step, tl.sum(faded * q_row[None, :], 1)[None, :], 0.0)
+                if DELTA:
+                    k_row = _row(key, b, hk, k_b, k_h, k_l, row, columns, valid)
+                    a += tl.where(i[:, None] == step, tl.sum(faded * k_row[None, :], 1)[None, :], 0.0)
+        else:
+            q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
+            m += tl.dot(q, tl.trans(k), input_precision=DOT)
             if DELTA:
-                k_row = _row(key, b, hk, k_b, k_h, k_l, row, columns, valid)
-                a = tl.where(i[:, None] == step, tl.sum(faded * k_row[None, :], 1)[None, :], a)
-    else:
-        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
-        m = tl.dot(q, tl.trans(k), input_precision=DOT)
-        a = tl.dot(k, tl.trans(k), input_precision=DOT)
-        if KIND == SCALAR:
-            g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
-            fading = tl.exp(tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), 0))
-            m, a = m * fading, a * fading
-    block = bh.to(tl.int64) * N + n
-    square = block * C * C + i[:, None] * C + i[None, :]
+                a += tl.dot(k, tl.trans(k), input_precision=DOT)
+    if KIND == SCALAR:
+        g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
+        fading = tl.exp(tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), 0))
+        m, a = m * fading, a * fading
+    square = (bh.to(tl.int64) * N + n) * C * C + i[:, None] * C + i[None, :]
     tl.store(products + square, tl.where(i[:, None] >= i[None, :], m, 0.0))
     if DELTA:
-        a = tl.where(i[:, None] > i[None, :], beta[:, None] * a, 0.0)
+        a = tl.where(i[:, None] > i[None, :], a, 0.0)
+        tl.store(alike + square, a)
+        if RATE:
+            a *= _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)[:, None]
         t = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
         for step in range(1, C):
             own = tl.sum(tl.where(i[:, None] == step, a, 0.0), 0)
@@ -130,7 +133,7 @@ def _fading(
 
 @triton.jit
 def forward(
-    query, key, value, decay, rate, products, inverse, start, output, end, states, written,
+    query, key, value, decay, rate, products, inverse, start, output, end, states, residual, written,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, g_b, g_h, g_l, r_b, r_h, r_l, o_b, o_h, o_l,
     H, G, HQ, L, K, V, N, scale,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr,
@@ -154,20 +157,22 @@ def forward(
         block = bh.to(tl.int64) * N + n
         if SAVE:
             tl.store(states + block * K * V + place, state, mask=matrix)
-        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
         k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
         u = _rows(value, b, h, v_b, v_h, v_l, rows, values, out)
         first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
         square = block * C * C + i[:, None] * C + i[None, :]
         if DELTA:
             u -= tl.dot(k * first, state, input_precision=DOT)
+        at = (bh.to(tl.int64) * L + rows[:, None]) * V + values[None, :]
+        if SAVE and RATE:
+            tl.store(residual + at, u, mask=out)
         if RATE:
             u *= _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)[:, None]
         if DELTA:
             u = tl.dot(tl.load(inverse + square), u, input_precision=DOT)
         if SAVE:
-            at = written + (bh.to(tl.int64) * L + rows[:, None]) * V + values[None, :]
-            tl.store(at, u, mask=out)
+            tl.store(written + at, u, mask=out)
+        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
         y = tl.dot(q * first, state, input_precision=DOT) + tl.dot(tl.load(products + square), u, input_precision=DOT)
         at = output + b.to(tl.int64) * o_b + h.to(tl.int64) * o_h + rows[:, None].to(tl.int64) * o_l + values[None, :]
         tl.store(at, y.to(output.dtype.element_ty), mask=out)
@@ -201,13 +206,13 @@ def backward(
         both, out = inside[:, None] & wide[None, :], inside[:, None] & some[None, :]
         block = bh.to(tl.int64) * N + n
         tl.store(d_states + block * K * V + place, d_state, mask=matrix)
-        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
         k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
         dy = _rows(grad, b, h, o_b, o_h, o_l, rows, values, out)
         first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
         square = block * C * C + i[:, None] * C + i[None, :]
         m = tl.load(products + square)
         du = tl.dot(tl.trans(m), dy, input_precision=DOT) + tl.dot(k * last, d_state, input_precision=DOT)
+        q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
         d_state = d_state * whole[:, None] + tl.dot(tl.trans(q * first), dy, input_precision=DOT)
         if DELTA:
             du = tl.dot(tl.trans(tl.load(inverse + square)), du, input_precision=DOT)
@@ -221,66 +226,114 @@ def backward(
 
 
 @triton.jit
-def gradients(
-    query, key, value, decay, rate, grad, states, d_states, written, d_written,
-    d_query, d_key, d_value, d_decay, d_rate,
-    q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, g_b, g_h, g_l, r_b, r_h, r_l, o_b, o_h, o_l,
-    H, G, HQ, L, K, V, N, scale,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr,
-    DOT: tl.constexpr,
+def sums_over_values(
+    rate, grad, states, d_states, residual, written, d_written,
+    from_state, to_end, into_state, d_products, d_inverse, kept_by, d_value, d_rate,
+    r_b, r_h, r_l, o_b, o_h, o_l,
+    H, L, K, V, N,
+    C: tl.constexpr, BQ: tl.constexpr, BV: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients (B · H, L, ...) in float32, of all chunks at once."""
-    n, bh = tl.program_id(0), tl.program_id(1)
+    """Write the sums over values that gradients need, for BQ channels of a chunk, and the gradients of its values.
+
+    ``from_state`` dY Sᵀ, ``to_end`` U dS'ᵀ and ``into_state`` (B · H, L, K); ``d_products`` and ``d_inverse`` (B · H, N,
+    C, C) those of M and A, and ``kept_by`` (B · H, N, K) that of the decay of the whole chunk.
+    """
+    n, bh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
-    hk, hq = h // (H // G), h // (H // HQ)
-    i, columns = tl.arange(0, C), tl.arange(0, BK)
+    i, columns = tl.arange(0, C), part * BQ + tl.arange(0, BQ)
     rows = n * C + i
     inside, wide = rows < L, columns < K
-    both = inside[:, None] & wide[None, :]
-    block = bh.to(tl.int64) * N + n
-    line = bh.to(tl.int64) * L + rows
-    q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
-    k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
-    first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
+    block, line = bh.to(tl.int64) * N + n, bh.to(tl.int64) * L + rows
     beta = tl.full((C,), 1.0, tl.float32)
     if RATE:
         beta = _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)
     dm, da = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-    dq_state, dk_end = tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
-    dk_state, d_beta = tl.zeros((C, BK), tl.float32), tl.zeros((C,), tl.float32)
-    kept = tl.zeros((BK,), tl.float32)  # of the decay of the whole chunk
+    dq_state, dk_end = tl.zeros((C, BQ), tl.float32), tl.zeros((C, BQ), tl.float32)
+    dk_state, d_beta = tl.zeros((C, BQ), tl.float32), tl.zeros((C,), tl.float32)
+    kept = tl.zeros((BQ,), tl.float32)
     for block_of_values in range(0, tl.cdiv(V, BV)):
         values = block_of_values * BV + tl.arange(0, BV)
         some = values < V
         place, matrix = columns[:, None] * V + values[None, :], wide[:, None] & some[None, :]
-        out = inside[:, None] & some[None, :]
+        out, at = inside[:, None] & some[None, :], line[:, None] * V + values[None, :]
         state = tl.load(states + block * K * V + place, mask=matrix, other=0.0)
         d_state = tl.load(d_states + block * K * V + place, mask=matrix, other=0.0)
-        at = line[:, None] * V + values[None, :]
+        kept += tl.sum(state * d_state, 1)
         u = tl.load(written + at, mask=out, other=0.0)
         du = tl.load(d_written + at, mask=out, other=0.0)
         dy = _rows(grad, b, h, o_b, o_h, o_l, rows, values, out)
-        v = _rows(value, b, h, v_b, v_h, v_l, rows, values, out)
-        dm += tl.dot(dy, tl.trans(u), input_precision=DOT)
-        dq_state += tl.dot(dy, tl.trans(state), input_precision=DOT)
-        dk_end += tl.dot(u, tl.trans(d_state), input_precision=DOT)
-        kept += tl.sum(state * d_state, 1)
         dv = du * beta[:, None]
+        dk_end += tl.dot(u, tl.trans(d_state), input_precision=DOT)
+        dq_state += tl.dot(dy, tl.trans(state), input_precision=DOT)
         if DELTA:
-            da -= tl.dot(du, tl.trans(u), input_precision=DOT)
             dk_state -= tl.dot(dv, tl.trans(state), input_precision=DOT)
-            v -= tl.dot(k * first, state, input_precision=DOT)
-        d_beta += tl.sum(du * v, 1)
-        tl.store(d_value + at, dv, mask=out)
-    dm = tl.where(i[:, None] >= i[None, :], dm, 0.0)
-    da = tl.where(i[:, None] > i[None, :], da, 0.0)
-    dq, dk = dq_state * first, dk_end * last
-    if DELTA:
-        dk += dk_state * first
+        if part == 0:
+            tl.store(d_value + at, dv, mask=out)
+            dm += tl.dot(dy, tl.trans(u), input_precision=DOT)
+            if DELTA:
+                da -= tl.dot(du, tl.trans(u), input_precision=DOT)
+            if RATE:
+                d_beta += tl.sum(du * tl.load(residual + at, mask=out, other=0.0), 1)
     at = line[:, None] * K + columns[None, :]
+    both = inside[:, None] & wide[None, :]
+    tl.store(from_state + at, dq_state, mask=both)
+    tl.store(to_end + at, dk_end, mask=both)
+    tl.store(kept_by + block * K + columns, kept, mask=wide)
+    if DELTA:
+        tl.store(into_state + at, dk_state, mask=both)
+    if part == 0:
+        square = block * C * C + i[:, None] * C + i[None, :]
+        tl.store(d_products + square, tl.where(i[:, None] >= i[None, :], dm, 0.0))
+        if DELTA:
+            tl.store(d_inverse + square, tl.where(i[:, None] > i[None, :], da, 0.0))
+        if RATE:
+            tl.store(d_rate + line, d_beta, mask=inside)
+
+
+@triton.jit
+def gradients(
+    query, key, decay, rate, products, alike, from_state, to_end, into_state, d_products, d_inverse, kept_by,
+    d_query, d_key, d_decay, d_rate,
+    q_b, q_h, q_l, k_b, k_h, k_l, g_b, g_h, g_l, r_b, r_h, r_l,
+    B, H, G, HQ, L, K, N, scale,
+    C: tl.constexpr, BQ: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Write gradients (B · H, L, ...) of queries, keys and decays for BQ channels of a chunk, and add to those of rates.
+
+    Decays of heads have one gradient for each block of channels, (K / BQ, B · H, L), to be summed.
+    """
+    n, bh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = bh // H, bh % H
+    hk, hq = h // (H // G), h // (H // HQ)
+    i, columns = tl.arange(0, C), part * BQ + tl.arange(0, BQ)
+    rows = n * C + i
+    inside, wide = rows < L, columns < K
+    both = inside[:, None] & wide[None, :]
+    block, line = bh.to(tl.int64) * N + n, bh.to(tl.int64) * L + rows
+    at, square = line[:, None] * K + columns[None, :], block * C * C + i[:, None] * C + i[None, :]
+    first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BQ, KIND)
+    q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
+    k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
+    dm = tl.load(d_products + square)
+    beta = tl.full((C,), 1.0, tl.float32)
+    if RATE:
+        beta = _numbers(rate, b, h, r_b, r_h, r_l, rows, inside)
+    dq = tl.load(from_state + at, mask=both, other=0.0) * first
+    up = tl.load(to_end + at, mask=both, other=0.0) * last
+    dk, down, up = up, dq * q, up * k
+    if DELTA:
+        da = tl.load(d_inverse + square)
+        same = tl.load(alike + square)
+        into_key = tl.load(into_state + at, mask=both, other=0.0) * first
+        dk += into_key
+        down += into_key * k
+        if RATE and part == 0:
+            d_beta = tl.load(d_rate + line, mask=inside, other=0.0)
+            tl.store(d_rate + line, d_beta + tl.sum(da * same, 1), mask=inside)
     if KIND == CHANNELS:
-        dg = kept[None, :] * whole[None, :] + tl.zeros((C, BK), tl.float32)
-        sums = tl.zeros((C, BK), tl.float32)
+        kept = tl.load(kept_by + block * K + columns, mask=wide, other=0.0) * whole
+        dg = tl.cumsum(down, 0, reverse=True) + _exclusive(tl.cumsum(up, 0), up) + kept[None, :]
+        sums = tl.zeros((C, BQ), tl.float32)
         for step in range(C):
             row = n * C + step
             valid = wide & (row < L)
@@ -295,74 +348,65 @@ def gradients(
             dq += tl.where(own, tl.sum(dm_row[:, None] * faded, 0)[None, :], 0.0)
             if DELTA:
                 k_row = _row(key, b, hk, k_b, k_h, k_l, row, columns, valid)
-                da_row = tl.sum(tl.where(own, da, 0.0), 0)
-                rate_row = tl.sum(tl.where(i == step, beta, 0.0), 0)
-                into += rate_row * da_row[:, None] * k_row[None, :]
-                seen = tl.sum(da_row[:, None] * faded, 0)
-                dk += tl.where(own, rate_row * seen[None, :], 0.0)
-                d_beta += tl.where(i == step, tl.sum(seen * k_row, 0), 0.0)
+                da_row = tl.sum(tl.where(own, da * beta[:, None], 0.0), 0)
+                into += da_row[:, None] * k_row[None, :]
+                dk += tl.where(own, tl.sum(da_row[:, None] * faded, 0)[None, :], 0.0)
             dk += into * fading
             through = into * faded  # of the sums of logarithms from each step to this one
             before = _exclusive(tl.cumsum(through, 0), through)
             dg += tl.where(i[:, None] <= step, before, 0.0)
-        down = dq_state * q
-        if DELTA:
-            down += dk_state * k
-        down, up = down * first, dk_end * k * last
-        dg += tl.cumsum(down, 0, reverse=True) + _exclusive(tl.cumsum(up, 0), up)
         g = _rows(decay, b, h, g_b, g_h, g_l, rows, columns, both)
         tl.store(d_decay + at, tl.where(g > NOTHING, dg, 0.0), mask=both)
     else:
-        fading = tl.full((C, C), 1.0, tl.float32)
+        through = dm * tl.load(products + square)
+        if DELTA:
+            da = da * beta[:, None]
+            through += da * same
         if KIND == SCALAR:
             g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
             fading = tl.exp(tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), 0))
-        dm, da = dm * fading, da * fading
-        through = dm * tl.dot(q, tl.trans(k), input_precision=DOT)
+            dm = dm * fading
+            if DELTA:
+                da = da * fading
+            kept = tl.load(kept_by + block * K + columns, mask=wide, other=0.0)
+            before = _exclusive(tl.cumsum(through, 1), through)
+            before = tl.where(part == 0, before, 0.0) + tl.sum(down, 1)[:, None]
+            dg = tl.sum(tl.where(i[:, None] >= i[None, :], before, 0.0), 0)
+            up = tl.sum(up, 1)
+            dg += _exclusive(tl.cumsum(up, 0), up) + tl.sum(kept, 0) * whole
+            g = _numbers(decay, b, h, g_b, g_h, g_l, rows, inside)
+            to = d_decay + part.to(tl.int64) * B * H * L + line
+            tl.store(to, tl.where(g > NOTHING, dg, 0.0), mask=inside)
         dq += tl.dot(dm, k, input_precision=DOT)
         dk += tl.dot(tl.trans(dm), q, input_precision=DOT)
         if DELTA:
-            alike = da * tl.dot(k, tl.trans(k), input_precision=DOT)
-            d_beta += tl.sum(alike, 1)
-            through += alike * beta[:, None]
-            da = da * beta[:, None]
             dk += tl.dot(da + tl.trans(da), k, input_precision=DOT)
-        if KIND == SCALAR:
-            down = tl.sum(dq_state * q * first, 1)
-            if DELTA:
-                down += tl.sum(dk_state * k * first, 1)
-            up = tl.sum(dk_end * k * last, 1)
-            before = _exclusive(tl.cumsum(through, 1), through) + down[:, None]
-            dg = tl.sum(tl.where(i[:, None] >= i[None, :], before, 0.0), 0)
-            dg += _exclusive(tl.cumsum(up, 0), up) + tl.sum(kept, 0) * whole
-            g = _numbers(decay, b, h, g_b, g_h, g_l, rows, inside)
-            tl.store(d_decay + line, tl.where(g > NOTHING, dg, 0.0), mask=inside)
     tl.store(d_query + at, dq * scale, mask=both)
     tl.store(d_key + at, dk, mask=both)
-    if RATE:
-        tl.store(d_rate + line, d_beta, mask=inside)
 
 
 # Shapes of blocks, and the kernels to compile ahead of time -----------------------------------------------------------
 
 
-#: The widest keys.
-WIDEST = 256
+#: The widest keys: a program holds all channels of a state.
+WIDEST = 128
+#: Of kernels that hold a part of the channels.
+PART = 32
 
 
 def blocks(K: int, V: int, kind: int) -> dict[str, int]:
     """Return the sizes of blocks for widths of keys and values."""
     width = max(triton.next_power_of_2(K), 16)
-    few = kind == CHANNELS.value or width > 128
-    return {"C": 16 if few else 32, "BK": width, "BV": min(max(triton.next_power_of_2(V), 16), 32)}
+    values = max(triton.next_power_of_2(V), 16)
+    size = 16 if kind == CHANNELS.value else 32
+    return {"C": size, "BK": width, "BQ": min(width, PART), "BV": min(values, 16 if width > 64 else 32)}
 
 
-def warps(name: str, width: int) -> int:
-    """Return the warps of a program."""
-    return 8 if width > 128 or (name == "gradients" and width > 64) else 4
-
-
-KERNELS: dict[str, Any] = {"prepare": prepare, "forward": forward, "backward": backward, "gradients": gradients}
+#: Warps of a program, and stages of loops: more would hold more values at a time.
+WARPS, STAGES = 4, 1
+KERNELS: dict[str, Any] = {
+    each.__name__: each for each in (prepare, forward, backward, sums_over_values, gradients)
+}
 
 
 def launches(
@@ -392,19 +436,18 @@ def launches(
                 types[each] = "i32"
             else:
                 types[each] = typed.get(each, "*fp32")
-        found.append((kernel, types, own, warps(name, sizes["BK"])))
+        found.append((kernel, types, own, WARPS))
     return found
 
 
 def default_launches() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], int]]:
-    """Return the kernels of usual shapes by name: heads of 64, 128 and 256, each kind of decay and rule."""
+    """Return the kernels of usual shapes by name: heads of 64 and 128, each kind of decay and rule."""
     found = {}
     for dtype, width, kind, delta in (
         ("bf16", 64, PLAIN, False),
         ("bf16", 128, PLAIN, False),
         ("bf16", 128, SCALAR, False),
         ("bf16", 128, SCALAR, True),
-        ("bf16", 256, SCALAR, True),
         ("bf16", 128, CHANNELS, False),
         ("bf16", 128, CHANNELS, True),
         ("fp16", 64, SCALAR, True),

@@ -30,25 +30,27 @@ def _is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def why_not(query: Tensor, key: Tensor, value: Tensor, erase: Any, bonus: Any) -> str | None:
-    """Return why the kernels cannot run a call, or None if they can."""
-    if not (query.is_cuda and key.is_cuda and value.is_cuda):
-        return "tensors on a GPU only"
-    if not _is_installed("triton"):
-        return "Triton is not installed"
-    if erase is not None or bonus is not None:
-        return "neither erase nor bonus"
-    if query.dtype not in (*_HALF, torch.float32):
-        return "float32, float16 and bfloat16 only"
-    if key.shape[-1] > _WIDEST:
-        return f"keys of at most {_WIDEST} numbers"
-    if key.shape[2] <= FEW or not (value.numel() and key.numel()):
-        return f"more than {FEW} steps"
-    return "not under transforms and compilers" if is_traced(key) else None
+def applies(query: Tensor, key: Tensor, value: Tensor, erase: Any, bonus: Any) -> bool:
+    """Return whether kernels can run a call: on a GPU with Triton, without ``erase`` and ``bonus``, more than few steps.
+
+    Query, key and value are as the caller gave them: the kernels read 16-bit rows themselves.
+    """
+    return (
+        query.is_cuda
+        and erase is None
+        and bonus is None
+        and _is_installed("triton")
+        and query.dtype in (*_HALF, torch.float32)
+        and key.shape[-1] <= (_THEIRS if query.dtype in _HALF and _is_installed("fla") else _OURS)
+        and key.shape[2] > FEW
+        and value.numel() > 0
+        and key.numel() > 0
+        and not is_traced(key)
+    )
 
 
 def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Return outputs (B, H, L, V) and the state (B, H, K, V) after the last step, in float32.
+    """Return outputs (B, H, L, V), in value's dtype or float32, and the state (B, H, K, V) after the last step.
 
     Parameters
     ----------
@@ -61,9 +63,16 @@ def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, T
     library = _library(steps)
     if library is not None:
         return library(steps, state)
+    if steps.key.shape[-1] > _OURS:  # that library's alone, were it not for documents
+        wide = Steps(*(each.float() for each in steps[:3]), *steps[3:])
+        return formula(wide, _start(wide) if state is None else state)
     tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
     output, end = _Recurrence.apply((steps.delta, steps.scale), formula, *tensors)
     return output, end
+
+
+def _start(steps: Steps) -> Tensor:
+    return steps.key.new_zeros(*steps.value.shape[:2], steps.key.shape[-1], steps.value.shape[-1])
 
 
 # flash-linear-attention -----------------------------------------------------------------------------------------------
@@ -72,8 +81,8 @@ def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, T
 def _library(steps: Steps) -> Any:
     """Return a function that runs the steps on flash-linear-attention's kernels, or None if they do not cover them.
 
-    They round states to 16 bits between chunks, so only 16-bit inputs go to them; they know packed sequences by
-    cumulative lengths, not by the steps that begin one.
+    They round the states between chunks to the dtype of their inputs, so only 16-bit inputs go to them; they know packed
+    sequences by cumulative lengths, not by the steps that begin one.
     """
     if steps.query.dtype not in _HALF or steps.resets is not None or not _is_installed("fla"):
         return None
@@ -158,9 +167,9 @@ class _Call:
         self.delta, self.scale = delta, scale
         (self.B, self.H, self.L, self.V), self.G, self.K = self.value.shape, self.key.shape[1], self.key.shape[-1]
         kind = 0 if self.decay is None else 1 if self.decay.shape[-1] == 1 else 2
-        self.sizes = triton_kernels.blocks(self.K, self.V, kind)
-        self.chunks = -(-self.L // self.sizes["C"])
         exact = self.query.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        self.sizes, self.warps = triton_kernels.blocks(self.K, kind, exact), triton_kernels.warps(exact)
+        self.chunks = -(-self.L // self.sizes["C"])
         self.constants = {**self.sizes, "KIND": kind, "DELTA": delta, "RATE": self.rate is not None}
         self.constants["DOT"] = "ieee" if exact else "tf32"
 
@@ -239,7 +248,7 @@ class _Call:
         for each, tensor in all_tensors.items():
             known[each] = self.query if tensor is None else tensor  # one that is not read must still be an address
         arguments = {each: known[each] for each in kernel.arg_names}
-        kernel[grid](**arguments, num_warps=self.compiled.WARPS, num_stages=self.compiled.STAGES)
+        kernel[grid](**arguments, num_warps=self.warps, num_stages=self.compiled.STAGES)
 
     def _new(self, *size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=self.value.device)

@@ -14,7 +14,7 @@ Dimensions: B batch, H heads of values, G of keys, N chunks of C steps, K and V 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -111,24 +111,33 @@ def prepare(
 
 @triton.jit
 def _fading(
-    decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L,
-    C: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr,
+    decay, b, h, g_b, g_h, g_l, rows, columns, inside, wide, C: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Return the decays from the start of a chunk and to its end, (C, BK or 1), and that of the whole, (BK or 1,)."""
-    later = (i < C - 1) & (rows + 1 < L)  # the decay of the next step, within the chunk
+    """Return the decays from the start of a chunk (C, width or 1), and that of the whole chunk (width or 1,)."""
     if KIND == CHANNELS:
         g = tl.maximum(_rows(decay, b, h, g_b, g_h, g_l, rows, columns, inside[:, None] & wide[None, :]), NOTHING)
-        after = _rows(decay, b, h, g_b, g_h, g_l, rows + 1, columns, later[:, None] & wide[None, :])
-        after = tl.maximum(after, NOTHING)
-        return tl.exp(tl.cumsum(g, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)), tl.exp(tl.sum(g, 0))
+        return tl.exp(tl.cumsum(g, 0)), tl.exp(tl.sum(g, 0))
     elif KIND == SCALAR:
         g = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows, inside), NOTHING)
-        after = tl.maximum(_numbers(decay, b, h, g_b, g_h, g_l, rows + 1, later), NOTHING)
-        whole = tl.exp(tl.sum(g, 0)) + tl.zeros((1,), tl.float32)
-        return tl.exp(tl.cumsum(g, 0))[:, None], tl.exp(tl.cumsum(after, 0, reverse=True))[:, None], whole
+        return tl.exp(tl.cumsum(g, 0))[:, None], tl.exp(tl.sum(g, 0)) + tl.zeros((1,), tl.float32)
     else:
-        one = tl.full((C, 1), 1.0, tl.float32)
-        return one, one, tl.full((1,), 1.0, tl.float32)
+        return tl.full((C, 1), 1.0, tl.float32), tl.full((1,), 1.0, tl.float32)
+
+
+@triton.jit
+def _to_end(
+    decay, b, h, g_b, g_h, g_l, rows, i, columns, wide, L, C: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return the decays from behind each step to the end of its chunk (C, width or 1)."""
+    later = (i < C - 1) & (rows + 1 < L)
+    if KIND == CHANNELS:
+        after = _rows(decay, b, h, g_b, g_h, g_l, rows + 1, columns, later[:, None] & wide[None, :])
+        return tl.exp(tl.cumsum(tl.maximum(after, NOTHING), 0, reverse=True))
+    elif KIND == SCALAR:
+        after = _numbers(decay, b, h, g_b, g_h, g_l, rows + 1, later)
+        return tl.exp(tl.cumsum(tl.maximum(after, NOTHING), 0, reverse=True))[:, None]
+    else:
+        return tl.full((C, 1), 1.0, tl.float32)
 
 
 @triton.jit
@@ -159,7 +168,7 @@ def forward(
             tl.store(states + block * K * V + place, state, mask=matrix)
         k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
         u = _rows(value, b, h, v_b, v_h, v_l, rows, values, out)
-        first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
+        first, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, columns, inside, wide, C, KIND)
         square = block * C * C + i[:, None] * C + i[None, :]
         if DELTA:
             u -= tl.dot(k * first, state, input_precision=DOT)
@@ -176,6 +185,7 @@ def forward(
         y = tl.dot(q * first, state, input_precision=DOT) + tl.dot(tl.load(products + square), u, input_precision=DOT)
         at = output + b.to(tl.int64) * o_b + h.to(tl.int64) * o_h + rows[:, None].to(tl.int64) * o_l + values[None, :]
         tl.store(at, y.to(output.dtype.element_ty), mask=out)
+        last = _to_end(decay, b, h, g_b, g_h, g_l, rows, i, columns, wide, L, C, KIND)
         state = state * whole[:, None] + tl.dot(tl.trans(k * last), u, input_precision=DOT)
     tl.store(end + bh.to(tl.int64) * K * V + place, state, mask=matrix)
 
@@ -208,10 +218,11 @@ def backward(
         tl.store(d_states + block * K * V + place, d_state, mask=matrix)
         k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
         dy = _rows(grad, b, h, o_b, o_h, o_l, rows, values, out)
-        first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BK, KIND)
         square = block * C * C + i[:, None] * C + i[None, :]
         m = tl.load(products + square)
+        last = _to_end(decay, b, h, g_b, g_h, g_l, rows, i, columns, wide, L, C, KIND)
         du = tl.dot(tl.trans(m), dy, input_precision=DOT) + tl.dot(k * last, d_state, input_precision=DOT)
+        first, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, columns, inside, wide, C, KIND)
         q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
         d_state = d_state * whole[:, None] + tl.dot(tl.trans(q * first), dy, input_precision=DOT)
         if DELTA:
@@ -311,7 +322,8 @@ def gradients(
     both = inside[:, None] & wide[None, :]
     block, line = bh.to(tl.int64) * N + n, bh.to(tl.int64) * L + rows
     at, square = line[:, None] * K + columns[None, :], block * C * C + i[:, None] * C + i[None, :]
-    first, last, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, i, columns, inside, wide, L, C, BQ, KIND)
+    first, whole = _fading(decay, b, h, g_b, g_h, g_l, rows, columns, inside, wide, C, KIND)
+    last = _to_end(decay, b, h, g_b, g_h, g_l, rows, i, columns, wide, L, C, KIND)
     q = _rows(query, b, hq, q_b, q_h, q_l, rows, columns, both) * scale
     k = _rows(key, b, hk, k_b, k_h, k_l, rows, columns, both)
     dm = tl.load(d_products + square)
@@ -394,70 +406,79 @@ WIDEST = 128
 PART = 32
 
 
-def blocks(K: int, V: int, kind: int) -> dict[str, int]:
-    """Return the sizes of blocks for widths of keys and values."""
+def blocks(K: int, kind: int, exact: bool) -> dict[str, int]:
+    """Return the sizes of blocks for a width of keys; ``exact`` without TF32, which then uses no tensor cores."""
     width = max(triton.next_power_of_2(K), 16)
-    values = max(triton.next_power_of_2(V), 16)
-    size = 16 if kind == CHANNELS.value else 32
-    return {"C": size, "BK": width, "BQ": min(width, PART), "BV": min(values, 16 if width > 64 else 32)}
+    size = 16 if kind == CHANNELS.value or exact else 32
+    return {"C": size, "BK": width, "BQ": min(width, PART), "BV": 16}
 
 
-#: Warps of a program, and stages of loops: more would hold more values at a time.
-WARPS, STAGES = 4, 1
+#: Stages of loops: more would hold more values at a time.
+STAGES = 1
+
+
+def warps(exact: bool) -> int:
+    """Return the warps of a program."""
+    return 8 if exact else 4
+
+
 KERNELS: dict[str, Any] = {
     each.__name__: each for each in (prepare, forward, backward, sums_over_values, gradients)
 }
 
 
-def launches(
-    dtype: str, K: int, V: int, kind: int, delta: bool, *, rate: bool = True, dot: str = "tf32"
-) -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
-    """Return the kernels of a call as (kernel, types of its arguments, constants, warps), to compile them without one.
+class Compilation(NamedTuple):
+    """A kernel with the types of its arguments, as ``triton.compiler.ASTSource`` takes them.
 
-    Parameters
+    Attributes
     ----------
-    dtype : {"fp32", "fp16", "bf16"}
-        Of query, key and value, as Triton names it.
+    name : str
+    kernel : triton.JITFunction
+    signature, constants : dict
+        The type of each argument, and the values of those that are constant.
+    attributes : dict
+        Which arguments are multiples of 16.
+    warps, stages : int
     """
-    typed = {name: f"*{dtype}" for name in ("query", "key", "value", "output", "grad")}
-    sizes = blocks(K, V, kind)
-    constants = {**sizes, "KIND": kind, "DELTA": delta, "RATE": rate, "DOT": dot, "START": True, "END": True}
-    constants["SAVE"] = True
-    found = []
-    for name, kernel in KERNELS.items():
-        own = {each: constants[each] for each in kernel.arg_names if each in constants}
-        types = {}
-        for each in kernel.arg_names:
-            if each in own:
-                types[each] = "constexpr"
-            elif each == "scale":
-                types[each] = "fp32"
-            elif len(each) <= 2 or each.endswith(("_b", "_h", "_l")):
-                types[each] = "i32"
-            else:
-                types[each] = typed.get(each, "*fp32")
-        found.append((kernel, types, own, WARPS))
-    return found
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    attributes: dict[tuple[int, ...], Any]
+    warps: int
+    stages: int
 
 
-def default_launches() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], int]]:
-    """Return the kernels of usual shapes by name: heads of 64 and 128, each kind of decay and rule."""
-    found = {}
-    for dtype, width, kind, delta in (
-        ("bf16", 64, PLAIN, False),
-        ("bf16", 128, PLAIN, False),
-        ("bf16", 128, SCALAR, False),
-        ("bf16", 128, SCALAR, True),
-        ("bf16", 128, CHANNELS, False),
-        ("bf16", 128, CHANNELS, True),
-        ("fp16", 64, SCALAR, True),
-        ("fp32", 64, SCALAR, True),
-        ("fp32", 128, PLAIN, True),
-        ("fp32", 128, CHANNELS, True),
-    ):
-        dot = "ieee" if dtype == "fp32" else "tf32"
-        for each in launches(dtype, width, width, kind.value, delta, dot=dot):
-            rule = "delta" if delta else "sum"
-            decays = ("no decay", "decay", "channels")[kind.value]
-            found[f"{each[0].__name__}, {dtype}, {width}, {decays}, {rule}"] = each
-    return found
+def kernels_to_compile() -> list[Compilation]:
+    """Return every kernel at the default shapes: heads of 128 with each kind of decay, and float32.
+
+    Triton's interpreter must be off when Triton is imported.
+    """
+    cases = (("bf16", PLAIN, False), ("bf16", SCALAR, True), ("bf16", CHANNELS, True), ("fp32", SCALAR, True))
+    return [_compilation(*case, name) for case in cases for name in KERNELS]
+
+
+def _compilation(dtype: str, kind: tl.constexpr, delta: bool, name: str) -> Compilation:
+    exact, kernel, typed = dtype == "fp32", KERNELS[name], {each: f"*{dtype}" for each in ("query", "key", "value", "output", "grad")}
+    known = {**blocks(WIDEST, kind.value, exact), "KIND": kind.value, "DELTA": delta, "RATE": True, "START": True}
+    known |= {"END": True, "SAVE": True, "DOT": "ieee" if exact else "tf32"}
+    constants = {each: known[each] for each in kernel.arg_names if each in known}
+    signature, attributes = {}, {}
+    for place, each in enumerate(kernel.arg_names):
+        stride = each.endswith(("_b", "_h", "_l"))
+        if each in constants:
+            signature[each] = "constexpr"
+        elif each == "scale":
+            signature[each] = "fp32"
+        else:
+            signature[each] = "i32" if stride or each in _SIZES else typed.get(each, "*fp32")
+        if signature[each].startswith("*") or each in ("K", "V") or (stride and each[0] in "qkvo"):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    decays = ("no decay", "decays of heads", "decays of channels")[kind.value]
+    about = f"{name}: {dtype} {WIDEST}×{WIDEST} {decays}, {'delta' if delta else 'sum'}"
+    return Compilation(about, kernel, signature, constants, attributes, warps(exact), STAGES)
+
+
+#: Arguments that are sizes.
+_SIZES = ("B", "H", "G", "HQ", "L", "K", "V", "N")

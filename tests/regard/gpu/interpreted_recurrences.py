@@ -8,7 +8,10 @@ from itertools import product
 import pytest
 import torch
 
+from regard.nn import gated_recurrence
 from regard.nn.linear import gpu
+from regard.nn.linear import kernels as cpu_kernels
+from regard.nn.linear.attention import linear_attention
 from regard.nn.linear.recurrence import _formula, _recurrent
 from regard.nn.linear.steps import Steps
 
@@ -59,6 +62,15 @@ def agree(steps, state=None, tolerance=2e-5):
         assert got.shape == right.shape
         off = float((got - right).abs().max() / right.abs().max().clamp(min=1e-3))
         assert off <= tolerance, f"result {i} is off by {off:.3g}"
+
+
+@pytest.fixture(params=["exact", "tf32"], autouse=True)
+def precision(request):
+    """Blocks of either precision: interpreted, both multiply in float32."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if request.param == "tf32" else "ieee"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize(("decay", "delta"), list(product(DECAYS, (False, True))))
@@ -127,3 +139,23 @@ def test_one_gradient_alone_and_second_derivatives():
     ours, theirs = (torch.autograd.grad(each.square().sum(), value)[0] for each in (found, right))
     assert torch.allclose(ours, theirs, atol=1e-3)
     assert torch.equal(output, kernels(steps, None)[0])
+
+
+def test_a_call_goes_to_the_kernels(monkeypatch):
+    ran = []
+    monkeypatch.setattr(cpu_kernels, "applies", lambda *_: False)
+    monkeypatch.setattr(gpu, "applies", lambda query, *_: query.dtype == torch.float32)
+    run = gpu.run
+    monkeypatch.setattr(gpu, "run", lambda *a: ran.append(1) or run(*a))
+    query, key, value = (new(2, 2, 21, 4, seed=i) for i in range(3))
+    lengths, runs = torch.tensor([21, 13]), torch.arange(21) // 9
+    got, wide = (
+        gated_recurrence(query.to(t), key.to(t) / 2, value.to(t), delta=True, valid_lens=lengths, documents=runs)
+        for t in (torch.float32, torch.float64)
+    )
+    assert ran == [1] and torch.allclose(got.double(), wide, atol=1e-5)
+    assert (got[1, :, 13:] == 0).all()
+    ours, right = (
+        linear_attention(query.to(t), key.to(t), value.to(t), is_causal=True) for t in (torch.float32, torch.float64)
+    )
+    assert ran == [1, 1] and torch.allclose(ours.double(), right, atol=1e-5)

@@ -60,10 +60,11 @@ def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, T
     formula : callable
         For second derivatives.
     """
-    library = _library(steps)
-    if library is not None:
-        return library(steps, state)
-    if steps.key.shape[-1] > _OURS:  # that library's alone, were it not for documents
+    if _library_covers(steps):
+        tensors = (steps.query, steps.key, steps.value, steps.log_decay, steps.rate, state)
+        output, end = _Library.apply((steps.delta, steps.scale), formula, *tensors)
+        return output, end
+    if steps.key.shape[-1] > _OURS:
         wide = Steps(*(each.float() for each in steps[:3]), *steps[3:])
         return formula(wide, _start(wide) if state is None else state)
     tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
@@ -78,22 +79,53 @@ def _start(steps: Steps) -> Tensor:
 # flash-linear-attention -----------------------------------------------------------------------------------------------
 
 
-def _library(steps: Steps) -> Any:
-    """Return a function that runs the steps on flash-linear-attention's kernels, or None if they do not cover them.
+def _library_covers(steps: Steps) -> bool:
+    """Return whether flash-linear-attention's kernels run the steps.
 
     They round the states between chunks to the dtype of their inputs, so only 16-bit inputs go to them; they know packed
     sequences by cumulative lengths, not by the steps that begin one.
     """
-    if steps.query.dtype not in _HALF or steps.resets is not None or not _is_installed("fla"):
-        return None
-    channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
-    return _by_library if steps.delta or not (channels and steps.key.shape[1] != steps.value.shape[1]) else None
+    return steps.query.dtype in _HALF and steps.resets is None and _is_installed("fla")
+
+
+class _Library(torch.autograd.Function):
+    """The library's own graph, within one that has second derivatives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, settings: tuple[bool, float], formula: Formula, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.settings, ctx.formula, wanted = settings, formula, ctx.needs_input_grad[2:]
+        with torch.set_grad_enabled(any(wanted)):
+            leaves = [None if t is None else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)]
+            query, key, value, decay, rate, state = leaves
+            assert query is not None and key is not None and value is not None
+            steps = Steps(query, key, value, decay, rate, delta=settings[0], scale=settings[1])
+            results = _by_library(steps, state)
+        ctx.save_for_backward(*tensors)
+        ctx.inner = results, leaves
+        ctx.set_materialize_grads(False)
+        return results[0].detach(), results[1].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # a graph of this pass is wanted, and the library has none
+            return None, None, *by_formula(*ctx.settings, ctx.formula, ctx.saved_tensors, wanted, grad, d_end)
+        results, leaves = ctx.inner
+        pairs = [(result, each) for result, each in zip(results, (grad, d_end)) if each is not None]
+        inputs = [leaf for leaf, want in zip(leaves, wanted) if want]
+        if not pairs:
+            return (None,) * (2 + len(wanted))
+        outputs, given = zip(*pairs)
+        found = iter(torch.autograd.grad(outputs, inputs, given, retain_graph=True, allow_unused=True))
+        return None, None, *(next(found) if want else None for want in wanted)
 
 
 def _by_library(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
     H, G = steps.value.shape[1], steps.key.shape[1]
     query, key, value = steps.query, steps.key, steps.value
-    if not steps.delta or query.shape[1] != G or steps.log_decay is None:  # these know no groups of heads
+    if not steps.delta or query.shape[1] != G or steps.log_decay is None:  # the others know groups of heads
         query, key = (each.repeat_interleave(H // each.shape[1], 1) for each in (query, key))
     q, k, v = (each.transpose(1, 2).contiguous() for each in (query, key, value))
     decay = None if steps.log_decay is None else steps.log_decay.clamp(min=_NOTHING).transpose(1, 2)
@@ -105,7 +137,7 @@ def _by_library(steps: Steps, state: Tensor | None) -> tuple[Tensor, Tensor]:
     if steps.delta:
         given["beta"] = (torch.ones_like(v[..., 0]) if rate is None else rate).contiguous()
     elif rate is not None:
-        v = (rate.unsqueeze(-1) * v).to(v.dtype)
+        v = (rate.unsqueeze(-1) * v).to(v.dtype).contiguous()
     if steps.delta and channels:
         from fla.ops.kda import chunk_kda as run
     elif steps.delta and decay is not None:
@@ -167,7 +199,7 @@ class _Call:
         self.delta, self.scale = delta, scale
         (self.B, self.H, self.L, self.V), self.G, self.K = self.value.shape, self.key.shape[1], self.key.shape[-1]
         kind = 0 if self.decay is None else 1 if self.decay.shape[-1] == 1 else 2
-        exact = self.query.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        exact = self.query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
         self.sizes, self.warps = triton_kernels.blocks(self.K, kind, exact), triton_kernels.warps(exact)
         self.chunks = -(-self.L // self.sizes["C"])
         self.constants = {**self.sizes, "KIND": kind, "DELTA": delta, "RATE": self.rate is not None}

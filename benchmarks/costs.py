@@ -1,7 +1,7 @@
 """Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``.
 
-With ``--device cuda`` it writes the costs of that device, ``costs_<device>.json``: times of bfloat16, and for each engine
-how many times as long float32 takes.
+With ``--device cuda`` it writes the costs of that device, ``costs_<device>.json``: times of bfloat16, and for each
+engine how many times as long float32 takes.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ def other_settings() -> Iterator[Setting]:
             yield Setting("dot", mask, B, L, S, 2, width, width, backward, normalizer=normalizer)
 
 
-def made(
-    s: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def made(s: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a call's arguments."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -246,11 +244,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     times: defaultdict[str, list[float]] = defaultdict(list)
     began = time.monotonic()
     if options.device != "cpu":
-        found = on_device(options.device, options.share, waiting if options.device.startswith("cuda") else time.time)
+        about = on_device(options.device, options.share, waiting if options.device.startswith("cuda") else time.time)
         where = facts() | {"device": options.device, "took": f"{(time.monotonic() - began) / 60:.1f} minutes"}
         if options.device.startswith("cuda"):
             where["device"] = torch.cuda.get_device_name(options.device)
-        options.out.write_text(json.dumps({"machine": where, **found}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        options.out.write_text(json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return 0
     clock = time.process_time if options.cpu_time else time.perf_counter
     if options.cpu_time:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu [--part conformance|campaign|sanitizer|benchmarks] [--row NAME] [--seconds N] [--out DIR]
 
-Needs torch, NumPy and Triton alone, no network and no compiler: a clone with ``PYTHONPATH=src`` will do. Each part has a
-share of ``--seconds`` (default 520) and stops when it is used up; the report says what it did not reach. Parts can run
-one by one: each replaces its own section of benchmarks/results/<device>.json, from which <device>.md is written.
+Needs torch, NumPy and Triton alone, no network and no compiler: a clone with ``PYTHONPATH=src`` will do. Each part has
+a share of ``--seconds`` (default 520) and stops when it is used up; the report says what it did not reach. Parts can
+run one by one: each replaces its own section of benchmarks/results/<device>.json, from which <device>.md is written.
 """
 
 from __future__ import annotations
@@ -233,9 +233,7 @@ def checker(task: Task) -> Callable[[gpu_cases.Make], str]:
 
     truth = results(task, formula, leaves(torch.float64), True)
     eager = results(task, formula, leaves(None), True)
-    limits = [
-        max(SLACK * float((e - t).abs().max()), task.exact * float(t.abs().max())) for e, t in zip(eager, truth)
-    ]
+    limits = [max(SLACK * float((e - t).abs().max()), task.exact * float(t.abs().max())) for e, t in zip(eager, truth)]
 
     def wrong(make: gpu_cases.Make) -> str:
         found = results(task, make, leaves(None), False)
@@ -291,7 +289,7 @@ def device_limits(settings: Settings) -> dict[str, float]:
     with torch.no_grad():
         for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
             a, b = torch.randn(2, side, side, device=settings.device).to(dtype)
-            best = min(clock.interleaved({name: lambda a=a, b=b: a @ b}, ROUNDS)[name])  # type: ignore[misc]
+            best = min(clock.interleaved({name: lambda a=a, b=b: a @ b}, ROUNDS)[name])
             found[name] = 2.0 * side**3 / best
         source = torch.ones(max(2**31 // settings.divisor**2, 2**16), device=settings.device, dtype=torch.uint8)
         target = torch.empty_like(source)

@@ -265,7 +265,7 @@ def additive(s: Sizes) -> Iterator[Task]:
         "additive", f"B {B}, H {H}, L {L:,}, C {C}", tensors, truth,
         {
             OURS: ours(score=lambda t: scores.Additive(t["w_v"])), "eager, head by head": by_head(rows),
-            "compiled, head by head": on_gpu(lambda t: by_head(compiled(rows))(t)),
+            "compiled, head by head": on_gpu(by_head(compiled(rows))),
             "torch SDPA (dot products: other work)": dot,
         },
         s.some(4, L), 3.0 * B * H * L * L * C, "tanh", True,
@@ -292,7 +292,8 @@ def gaussian(s: Sizes) -> Iterator[Task]:
     yield Task(
         "gaussian", f"{L:,} × {S:,}, 3-D, float32", tensors, truth,
         {
-            OURS: ours(score=scores.Gaussian(1.0)), "regard, streaming": ours(score=scores.Gaussian(1.0), engine="streaming"),
+            OURS: ours(score=scores.Gaussian(1.0)),
+            "regard, streaming": ours(score=scores.Gaussian(1.0), engine="streaming"),
             "KeOps": on_gpu(keops),
         },
         s.some(64, L), 13.0 * L * S, "float32",
@@ -398,10 +399,13 @@ def recurrences(s: Sizes) -> Iterator[Task]:
             tensors["log_decay"] = F.logsigmoid(3 + s.new(1, H, L, E, dtype=torch.float32))
 
         def truth(t: Tensors, at: Tensor, delta: bool = delta) -> Tensor:
-            return regard.nn.gated_recurrence(**t, delta=delta, form="chunked")[:, :, at]
+            options: dict[str, Any] = {**t, "delta": delta, "form": "chunked"}
+            output: Tensor = regard.nn.gated_recurrence(**options)
+            return output[:, :, at]
 
         def run(t: Tensors, delta: bool = delta, form: str = "auto") -> Callable[[], Tensor]:
-            return lambda: regard.nn.gated_recurrence(**t, delta=delta, form=form)
+            options: dict[str, Any] = {**t, "delta": delta, "form": form}
+            return lambda: regard.nn.gated_recurrence(**options)
 
         def rival(
             t: Tensors, module: str = module, function: str = function, options: dict[str, Any] = options

@@ -77,7 +77,9 @@ def _check(function, flat):
         return
     apart = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, OnDevice) and x.dim()]
     if apart:
-        raise RuntimeError(f"{function} has tensors on cuda:0 and on {apart[0].device}, of shape {tuple(apart[0].shape)}")
+        raise RuntimeError(
+            f"{function} has tensors on cuda:0 and on {apart[0].device}, of shape {tuple(apart[0].shape)}"
+        )
 
 
 def _plain(device):

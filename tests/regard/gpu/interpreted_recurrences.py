@@ -58,13 +58,15 @@ def kernels(steps, state):
 
 
 def agree(steps, state=None, tolerance=2e-5):
-    for i, (got, right) in enumerate(zip(results(kernels, steps, state, torch.float32), results(loop, steps, state, torch.float64))):
+    for i, (got, right) in enumerate(
+        zip(results(kernels, steps, state, torch.float32), results(loop, steps, state, torch.float64))
+    ):
         assert got.shape == right.shape
         off = float((got - right).abs().max() / right.abs().max().clamp(min=1e-3))
         assert off <= tolerance, f"result {i} is off by {off:.3g}"
 
 
-@pytest.fixture(params=["exact", "tf32"], autouse=True)
+@pytest.fixture(params=["exact", "tf32"])
 def precision(request):
     """Blocks of either precision: interpreted, both multiply in float32."""
     before = torch.backends.cuda.matmul.fp32_precision
@@ -73,6 +75,7 @@ def precision(request):
     torch.backends.cuda.matmul.fp32_precision = before
 
 
+@pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize(("decay", "delta"), list(product(DECAYS, (False, True))))
 def test_outputs_and_gradients(decay, delta):
     agree(made(decay=decay, delta=delta, L=19))
@@ -104,6 +107,7 @@ def test_decays_near_0_and_1_and_of_0(decay, delta):
     assert torch.allclose(output, right, atol=1e-5) and torch.allclose(end, right_end, atol=1e-5)
 
 
+@pytest.mark.usefixtures("precision")
 def test_documents_start_anew():
     starts = torch.zeros(1, 20, dtype=torch.bool)
     starts[:, [3, 16]] = True

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 import torch
-
-from benchmarks import gpu, gpu_cases
+from benchmarks import costs, gpu, gpu_cases
 from benchmarks.gpu import main
 from benchmarks.machine import ROOT
 
@@ -67,7 +66,7 @@ def test_a_sanitizer_that_is_not_there_is_said(tmp_path, monkeypatch, capsys):
 
 def test_the_sanitizer_runs_one_pass_in_a_process_of_its_own(tmp_path, monkeypatch):
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\nshift 4\n{sys.executable} -c \"print('7 calls')\"\necho \"$@\" >&2\nexit 9\n")
+    tool.write_text(f'#!/bin/sh\nshift 4\n{sys.executable} -c "print(\'7 calls\')"\necho "$@" >&2\nexit 9\n')
     tool.chmod(0o755)
     monkeypatch.setattr(gpu.shutil, "which", lambda *_, **__: str(tool))
     settings = gpu.Settings("cpu", 512, 1, ())
@@ -79,3 +78,21 @@ def test_the_sanitizer_runs_one_pass_in_a_process_of_its_own(tmp_path, monkeypat
 def test_one_pass_runs_every_engine():
     settings = gpu.Settings("cpu", 512, 1, ())
     assert gpu.one_pass(settings, gpu.time.monotonic() + 3) > 4
+
+
+def test_costs_of_a_device_go_to_a_file_of_its_own(tmp_path, monkeypatch):
+    small = [costs.Setting("dot", mask, 1, 8, n, 2, 16, 16, False) for mask in ("all", "matrix") for n in (8, 32, 64)]
+    monkeypatch.setattr(costs, "device_settings", lambda: small)
+    monkeypatch.setattr(costs, "FLOOR", 1e-5)
+    out = tmp_path / "costs_cpu.json"
+    assert costs.main(["--device", "cpu:0", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["machine"]["device"] == "cpu:0" and found["wide"]["streaming"] > 0
+    assert {"streaming/dot/all/forward", "streaming/dot/matrix/forward"} <= set(found["lanes"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_costs_say_that_there_is_no_gpu(capsys):
+    with pytest.raises(SystemExit):
+        costs.main(["--device", "cuda"])
+    assert "torch finds no GPU on this machine" in capsys.readouterr().err

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.helpers.stand_in_device import DEVICE, OnDevice, stand_in
 
 from regard.testing import LAWS, judge
 from regard.testing.campaign import Plan, main, run
-from tests.helpers.stand_in_device import DEVICE, OnDevice, stand_in
 
 #: Laws that the stand-in cannot run: they compile, nest or transform, draw on the device, or run no engine.
 ELSEWHERE = {

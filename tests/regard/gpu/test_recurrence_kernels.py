@@ -107,7 +107,9 @@ def test_calls_in_16_bits_go_to_the_library(name, groups, library):
     right, right_end = gated_recurrence(*wide, **options, state=state.double(), return_state=True)
     assert torch.allclose(output.double(), right, rtol=1e-2, atol=1e-3)
     assert torch.allclose(end.double(), right_end, rtol=1e-2, atol=1e-3)
-    ours, theirs = (torch.autograd.grad(each.sum(), x, allow_unused=True) for each, x in ((end, narrow), (right_end, wide)))
+    ours, theirs = (
+        torch.autograd.grad(each.sum(), x, allow_unused=True) for each, x in ((end, narrow), (right_end, wide))
+    )
     for got, expected in zip(ours[1:], theirs[1:]):
         assert torch.allclose(got.double(), expected, rtol=1e-2, atol=2e-2)
 

@@ -31,7 +31,7 @@ def _is_installed(package: str) -> bool:
 
 
 def applies(query: Tensor, key: Tensor, value: Tensor, erase: Any, bonus: Any) -> bool:
-    """Return whether kernels can run a call: on a GPU with Triton, without ``erase`` and ``bonus``, more than few steps.
+    """Return whether kernels can run a call: on a GPU with Triton, no ``erase`` and no ``bonus``, more than few steps.
 
     Query, key and value are as the caller gave them: the kernels read 16-bit rows themselves.
     """
@@ -65,7 +65,7 @@ def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, T
         output, end = _Library.apply((steps.delta, steps.scale), formula, *tensors)
         return output, end
     if steps.key.shape[-1] > _OURS:
-        wide = Steps(*(each.float() for each in steps[:3]), *steps[3:])
+        wide = steps._replace(query=steps.query.float(), key=steps.key.float(), value=steps.value.float())
         return formula(wide, _start(wide) if state is None else state)
     tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
     output, end = _Recurrence.apply((steps.delta, steps.scale), formula, *tensors)
@@ -82,8 +82,8 @@ def _start(steps: Steps) -> Tensor:
 def _library_covers(steps: Steps) -> bool:
     """Return whether flash-linear-attention's kernels run the steps.
 
-    They round the states between chunks to the dtype of their inputs, so only 16-bit inputs go to them; they know packed
-    sequences by cumulative lengths, not by the steps that begin one.
+    They round the states between chunks to the dtype of their inputs, so only 16-bit inputs go to them; they know
+    packed sequences by cumulative lengths, not by the steps that begin one.
     """
     return steps.query.dtype in _HALF and steps.resets is None and _is_installed("fla")
 
@@ -111,7 +111,7 @@ class _Library(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the library has none
-            return None, None, *by_formula(*ctx.settings, ctx.formula, ctx.saved_tensors, wanted, grad, d_end)
+            return None, None, *by_formula(ctx.settings, ctx.formula, ctx.saved_tensors, wanted, grad, d_end)
         results, leaves = ctx.inner
         pairs = [(result, each) for result, each in zip(results, (grad, d_end)) if each is not None]
         inputs = [leaf for leaf, want in zip(leaves, wanted) if want]
@@ -173,7 +173,7 @@ class _Recurrence(torch.autograd.Function):
         tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernels have none
-            return None, None, *by_formula(*ctx.settings, ctx.formula, tensors, wanted, grad, d_end)
+            return None, None, *by_formula(ctx.settings, ctx.formula, tensors, wanted, grad, d_end)
         found = _Call(tensors, *ctx.settings).backward(kept, grad, d_end)
         return None, None, *(each if want else None for each, want in zip(found, wanted))
 
@@ -202,7 +202,7 @@ class _Call:
         exact = self.query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
         self.sizes, self.warps = triton_kernels.blocks(self.K, kind, exact), triton_kernels.warps(exact)
         self.chunks = -(-self.L // self.sizes["C"])
-        self.constants = {**self.sizes, "KIND": kind, "DELTA": delta, "RATE": self.rate is not None}
+        self.constants: dict[str, Any] = {**self.sizes, "KIND": kind, "DELTA": delta, "RATE": self.rate is not None}
         self.constants["DOT"] = "ieee" if exact else "tf32"
 
     def forward(self, *, save: bool) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:

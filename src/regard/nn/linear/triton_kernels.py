@@ -12,6 +12,9 @@ the step they belong to, never differences of sums. All sums are float32.
 Dimensions: B batch, H heads of values, G of keys, N chunks of C steps, K and V widths, BK and BV of blocks of them.
 """
 
+# Triton reads the types of arguments from a call, and its decorator has none.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -246,8 +249,8 @@ def sums_over_values(
 ):  # fmt: skip
     """Write the sums over values that gradients need, for BQ channels of a chunk, and the gradients of its values.
 
-    ``from_state`` dY Sᵀ, ``to_end`` U dS'ᵀ and ``into_state`` (B · H, L, K); ``d_products`` and ``d_inverse`` (B · H, N,
-    C, C) those of M and A, and ``kept_by`` (B · H, N, K) that of the decay of the whole chunk.
+    ``from_state`` dY Sᵀ, ``to_end`` U dS'ᵀ and ``into_state`` (B · H, L, K); ``d_products`` and ``d_inverse`` (B · H,
+    N, C, C) those of M and A, and ``kept_by`` (B · H, N, K) that of the decay of the whole chunk.
     """
     n, bh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
@@ -309,7 +312,7 @@ def gradients(
     B, H, G, HQ, L, K, N, scale,
     C: tl.constexpr, BQ: tl.constexpr, KIND: tl.constexpr, DELTA: tl.constexpr, RATE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Write gradients (B · H, L, ...) of queries, keys and decays for BQ channels of a chunk, and add to those of rates.
+    """Write gradients (B · H, L, ...) of queries, keys and decays, for BQ channels of a chunk; add to those of rates.
 
     Decays of heads have one gradient for each block of channels, (K / BQ, B · H, L), to be summed.
     """
@@ -422,9 +425,7 @@ def warps(exact: bool) -> int:
     return 8 if exact else 4
 
 
-KERNELS: dict[str, Any] = {
-    each.__name__: each for each in (prepare, forward, backward, sums_over_values, gradients)
-}
+KERNELS: dict[str, Any] = {each.__name__: each for each in (prepare, forward, backward, sums_over_values, gradients)}
 
 
 class Compilation(NamedTuple):
@@ -460,11 +461,13 @@ def kernels_to_compile() -> list[Compilation]:
 
 
 def _compilation(dtype: str, kind: tl.constexpr, delta: bool, name: str) -> Compilation:
-    exact, kernel, typed = dtype == "fp32", KERNELS[name], {each: f"*{dtype}" for each in ("query", "key", "value", "output", "grad")}
+    exact, kernel = dtype == "fp32", KERNELS[name]
+    typed = dict.fromkeys(("query", "key", "value", "output", "grad"), f"*{dtype}")
     known = {**blocks(WIDEST, kind.value, exact), "KIND": kind.value, "DELTA": delta, "RATE": True, "START": True}
     known |= {"END": True, "SAVE": True, "DOT": "ieee" if exact else "tf32"}
     constants = {each: known[each] for each in kernel.arg_names if each in known}
-    signature, attributes = {}, {}
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
     for place, each in enumerate(kernel.arg_names):
         stride = each.endswith(("_b", "_h", "_l"))
         if each in constants:

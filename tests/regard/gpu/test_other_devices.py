@@ -1,4 +1,4 @@
-"""The laws on tensors that are not on the CPU: a stand-in device finds those that were made on the CPU, or left there."""
+"""The laws on tensors that are not on the CPU: a stand-in device finds those made or left on the CPU."""
 
 import pytest
 import torch

@@ -82,7 +82,7 @@ def test_one_pass_runs_every_engine():
 
 
 def test_costs_of_a_device_go_to_a_file_of_its_own(tmp_path, monkeypatch):
-    small = [costs.Setting("dot", mask, 1, 8, n, 2, 16, 16, False) for mask in ("all", "matrix") for n in (8, 32, 64)]
+    small = [costs.Setting("dot", mask, 1, 32, n, 2, 16, 16, False) for mask in ("all", "matrix") for n in (16, 32, 64)]
     monkeypatch.setattr(costs, "device_settings", lambda: small)
     monkeypatch.setattr(costs, "FLOOR", 1e-5)
     out = tmp_path / "costs_cpu.json"

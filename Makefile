@@ -13,7 +13,7 @@ DEMO_SECONDS ?= 170
 # The sources of the CPU kernels, which installing compiles.
 KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences demo-time docs numbers site docs-serve gallery notebook viewer viewer-check campaign clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences demo-time docs numbers site docs-serve gallery notebook viewer viewer-check campaign gpu clean
 
 # What pip is silent about: compiling the kernels is most of an installation once the packages are here.
 define install
@@ -277,6 +277,12 @@ demo-time: $(READY)
 # The laws over a hundred thousand generated cases, and the kernels on guarded memory; `make test` runs a slice.
 campaign: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign
+
+# What only a machine with a GPU can check and time, in under nine minutes: `make gpu PART=benchmarks ROW=dot` for one part
+# and one row. It needs torch, NumPy and Triton of the python it is given, and neither a network nor a compiler.
+GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
+gpu:
+	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(ROW),--row $(ROW))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,8 @@
-"""Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``."""
+"""Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``.
+
+With ``--device cuda`` it writes the costs of that device, ``costs_<device>.json``: times of bfloat16, and for each
+engine how many times as long float32 takes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ import numpy as np
 import torch
 
 import regard
-from benchmarks.machine import facts
+from benchmarks.machine import facts, slug
 from benchmarks.measure import loops_for, sample
 from regard import masks, scores
 from regard.engines import TABLE, cost_model
@@ -46,6 +50,22 @@ class Setting:
     backward: bool
     group: int = 1
     normalizer: str = "softmax"
+
+
+def device_settings() -> Iterator[Setting]:
+    """Yield the grid of GPUs: fewer settings, with problems large enough to fill one."""
+    sizes = ((1, 16, 16), (4, 512, 512), (1, 4096, 4096), (4, 2048, 2048), (1, 16384, 16384), (1, 256, 8192))
+    cases = [(mask, size) for mask in ("all", "structure", "bias", "matrix", "ragged") for size in sizes]
+    for score, (mask, (B, L, S)), backward in itertools.product(
+        ("dot", "additive", "gaussian", "compact"), cases, (False, True)
+    ):
+        for C, V in {"dot": ((64, 64), (128, 128)), "additive": ((64, 64),)}.get(score, ((3, 16), (64, 64))):
+            if mask != "matrix" or L * S <= 1 << 24:
+                yield Setting(score, mask, B, L, S, 8, C, V, backward)
+    for mask, (B, S), group in itertools.product(("all", "structure", "ragged"), ((1, 8192), (32, 8192)), (1, 4)):
+        yield Setting("step", mask, B, 1, S, 8, 128, 128, False, group)
+    for normalizer, (B, L, S), backward in itertools.product(("entmax15", "sigmoid"), sizes[1:4], (False, True)):
+        yield Setting("dot", "structure", B, L, S, 8, 64, 64, backward, normalizer=normalizer)
 
 
 def settings() -> Iterator[Setting]:
@@ -90,12 +110,13 @@ def other_settings() -> Iterator[Setting]:
             yield Setting("dot", mask, B, L, S, 2, width, width, backward, normalizer=normalizer)
 
 
-def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def made(s: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a call's arguments."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
     def new(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).requires_grad_(s.backward)
+        drawn = torch.randn(*shape, generator=generator, device=device).to(dtype)
+        return drawn.requires_grad_(s.backward)
 
     ends = new(s.B, s.group * s.H, s.L, s.C), new(s.B, s.H, s.S, s.C), new(s.B, s.H, s.S, s.V)
     score: scores.Score | None = None
@@ -108,16 +129,20 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "all": None,
         "structure": masks.causal(align="lower_right") & window,
         "bias": masks.causal(align="lower_right")
-        & masks.alibi(torch.rand(s.group * s.H, generator=generator), align="lower_right"),
-        "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator)),
-        "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
+        & masks.alibi(torch.rand(s.group * s.H, generator=generator, device=device), align="lower_right"),
+        "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator, device=device)),
+        "matrix": None,
     }[s.mask]
+    if s.mask == "matrix":  # made only where it is wanted: it is large
+        mask = masks.dense(torch.rand(s.L, s.S, generator=generator, device=device) < 0.5)
     return ends, {"attn_mask": mask, "score": score, "normalizer": s.normalizer, "enable_gqa": s.group > 1}
 
 
-def measured(s: Setting, clock: Callable[[], float]) -> Iterator[tuple[str, tuple[float, ...], float]]:
+def measured(
+    s: Setting, clock: Callable[[], float], device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[str, tuple[float, ...], float]]:
     """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
-    ends, options = made(s)
+    ends, options = made(s, device, dtype)
     problem = Problem.of(Call(*ends, **options))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
@@ -141,6 +166,44 @@ def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Cal
     score = options["score"]
     leaves = [*ends, *([t for t in score.tensors() if t.requires_grad] if score else [])]
     return lambda: torch.autograd.grad(regard.attention(*ends, **options).sum(), leaves, allow_unused=True)
+
+
+def waiting() -> float:
+    """Return the time at which a CUDA device has done all its work."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def target(device: str) -> Path:
+    """Return the file of a device."""
+    if device == "cpu":
+        return TARGET
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+    return TARGET.with_name(f"costs_{slug(name).replace('-', '_')}.json")
+
+
+def on_device(device: str, share: float, clock: Callable[[], float]) -> dict[str, Any]:
+    """Measure and fit the costs of a device."""
+    grid = [s for s in device_settings() if random.Random(repr(s)).random() < share]
+    rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    for i, setting in enumerate(grid):
+        print(f"\r{i + 1} of {len(grid)}: {setting}".ljust(140)[:140], end="", file=sys.stderr)
+        found = list(measured(setting, clock, device, torch.bfloat16))
+        for lane, terms, seconds in found:
+            rows[lane].append(terms)
+            times[lane].append(seconds)
+        if i % 4 == 0:
+            wide = {lane: seconds for lane, _, seconds in measured(setting, clock, device)}
+            for lane, _, seconds in found:
+                if lane in wide:
+                    ratios[lane.split("/")[0]].append(wide[lane] / seconds)
+    return {
+        "terms": cost_model.TERMS,
+        "wide": {name: float(f"{np.median(each):.3g}") for name, each in sorted(ratios.items())},
+        "lanes": {lane: fitted(rows[lane], times[lane]) for lane in sorted(rows)},
+    }
 
 
 def fitted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
@@ -168,14 +231,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure the CPU time of one thread, which other processes disturb less"
     )
-    parser.add_argument("--out", type=Path, default=TARGET, help="where to write")
+    parser.add_argument("--device", default="cpu", help="measure the engines there (default: cpu)")
+    parser.add_argument("--out", type=Path, help="where to write (default: the file of the device)")
     options = parser.parse_args(argv)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU on this machine")
+    options.out = options.out or target(options.device)
     every = [*other_settings()] if options.others else [*settings(), *other_settings()]
     every = [s for s in every if options.score in (None, s.score)]
     grid = [s for s in every if random.Random(repr(s)).random() < options.share]
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     times: defaultdict[str, list[float]] = defaultdict(list)
     began = time.monotonic()
+    if options.device != "cpu":
+        about = on_device(options.device, options.share, waiting if options.device.startswith("cuda") else time.time)
+        where = facts() | {"device": options.device, "took": f"{(time.monotonic() - began) / 60:.1f} minutes"}
+        if options.device.startswith("cuda"):
+            where["device"] = torch.cuda.get_device_name(options.device)
+        options.out.write_text(json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return 0
     clock = time.process_time if options.cpu_time else time.perf_counter
     if options.cpu_time:
         torch.set_num_threads(1)

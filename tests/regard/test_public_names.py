@@ -44,6 +44,8 @@ ALLOWED = {
     ("benchmarks/cases/small.py", "regard.engines.fused"): "times kernels without what surrounds them",
     ("benchmarks/costs.py", "regard.engines"): "fits the cost model to what engines are given",
     ("benchmarks/families/checks.py", "regard.integrations.transformers.attention_function"): "counts its calls",
+    ("benchmarks/gpu.py", "regard.engines"): "lists the engines that run on a device",
+    ("benchmarks/gpu.py", "regard.testing"): "runs the campaign and the laws in parts",
     ("benchmarks/fuzz/cases.py", "regard_cli"): "runs commands within its own process",
     ("benchmarks/page.py", "regard.inspect._view"): "times the page's blocks and its server",
     ("benchmarks/planning.py", "regard_lab.cli.plan"): "prints the table of `regard plan --table`",

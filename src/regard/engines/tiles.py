@@ -456,7 +456,8 @@ def _zero_unused(key: Tensor, value: Tensor, problem: Problem) -> tuple[Tensor, 
     if mask is None or not any(large):
         return key, value
     B, G, S = key.shape[:3]
-    used = mask.visible_keys(problem.extent).expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
+    used = mask.visible_keys(problem.extent).to(key.device)  # a mask without tensors answers on the CPU
+    used = used.expand(B, problem.extent.H, S).reshape(B, G, -1, S).any(2).unsqueeze(-1)
     return torch.where(used, key, 0.0), torch.where(used, value, 0.0)
 
 
@@ -464,7 +465,8 @@ def _cleared(query: Tensor, problem: Problem) -> Tensor:
     """Zero non-finite elements of queries without visible keys."""
     if problem.mask is None or is_traced(query) or bool(query.isfinite().all()):
         return query
-    return torch.where(query.isfinite() | problem.mask.nonempty_rows(problem.extent).unsqueeze(-1), query, 0.0)
+    some = problem.mask.nonempty_rows(problem.extent).to(query.device).unsqueeze(-1)
+    return torch.where(query.isfinite() | some, query, 0.0)
 
 
 def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tuple[int, int]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from torch import set_num_threads
+import torch
 
 import regard
 from regard import engines
@@ -60,7 +60,7 @@ class _Worker:
 
 
 def _answer(function: Callable[[int], Any], pipe: Connection) -> None:
-    set_num_threads(1)
+    torch.set_num_threads(1)
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             pipe.send(function(pipe.recv()))
@@ -153,6 +153,8 @@ class Plan:
         The only ones in the cases; a score's variants, ``"gaussian/learned"``, are those of its name.
     mask : str, optional
         A kind of mask that is in every case's mask, unless the law brings its own.
+    device : str
+        Where the engines run.
     """
 
     seed: int = 0
@@ -162,12 +164,13 @@ class Plan:
     score: str | None = None
     normalizer: str | None = None
     mask: str | None = None
+    device: str = "cpu"
 
     def among(self, engine: Engine) -> list[tuple[str, str, str]]:
         """Return the (score, normalizer, dtype) of which an engine's cases are drawn."""
         return [
             found
-            for found in combinations(engine)
+            for found in combinations(engine, self.device)
             if self.score in (None, found[0], found[0].split("/")[0]) and self.normalizer in (None, found[1])
         ]
 
@@ -178,7 +181,7 @@ class Plan:
             name = random.Random(dice.seed()).choices(self.laws, [LAWS[law].share for law in self.laws])[0]
             engine = engines.TABLE[dice.pick(self.engines)]
             among = self.among(engine)
-            case = draw_for(dice, LAWS[name], engine, among, self.recipe(dice)) if among else None
+            case = draw_for(dice, LAWS[name], engine, among, self.recipe(dice), self.device) if among else None
             if case is not None:
                 return LAWS[name], engine, case
         parts = [part for part in (self.score, self.normalizer, self.mask) if part is not None]
@@ -383,6 +386,7 @@ def parser() -> argparse.ArgumentParser:
         "--workers", type=int, default=os.cpu_count() or 1, help="worker processes; 0 runs in this process"
     )
     made.add_argument("--journal", type=Path, help="file of finished cases, from which the same command resumes")
+    made.add_argument("--device", default="cpu", help="where the engines run, such as cuda (default: cpu)")
     made.add_argument("--guard", action="store_true", help="run compiled kernels on guarded memory")
     return made
 
@@ -390,9 +394,14 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign from the command line; return 1 if a law is broken."""
     given = parser().parse_args(arguments)
+    try:
+        torch.empty(1, device=given.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        print(f"--device {given.device}: torch cannot use it here: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
     began = time.monotonic()
     laws, among = tuple(given.law or LAWS), tuple(given.engine or engines.TABLE)
-    plan = Plan(given.seed, laws, among, given.guard, given.score, given.normalizer, given.mask)
+    plan = Plan(given.seed, laws, among, given.guard, given.score, given.normalizer, given.mask, given.device)
     try:
         tally = run(given.cases, plan, given.workers, given.journal)
     except ValueError as error:

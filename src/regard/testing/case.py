@@ -457,6 +457,7 @@ class Case:
         Rows and columns of a tile, for engines with a configurable tile size.
     seed : int
     device : str
+        Of all tensors of the call; what is right is computed on the CPU.
     """
 
     score: str = "scaled_dot"
@@ -586,6 +587,20 @@ class CaseCall:
     def refusal(self, engine: Engine) -> str | None:
         """Return why an engine cannot run the call, or None."""
         return engine.why_not(self.problem())
+
+    def on_cpu(self) -> CaseCall:
+        """Return the same call with all tensors on the CPU, where the oracle and the eager formula run."""
+        if self.query.is_cpu:
+            return self
+
+        def there(tensor: Tensor) -> Tensor:
+            return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
+
+        return self.but(
+            query=there(self.query), key=there(self.key), value=there(self.value),
+            mask=None if self.mask is None else self.mask.map_tensors(there), score=self.score.map_tensors(there),
+            normalizer=self.normalizer.map_tensors(there),
+        )  # fmt: skip
 
     def leaves(self) -> dict[str, Tensor]:
         """Return the tensors to differentiate, by name; sets ``requires_grad`` of query, key and value."""

@@ -103,20 +103,22 @@ def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
 
 
 @lru_cache
-def _combinations(engine: Engine, parts: tuple[str, ...], normalizers: tuple[str, ...]) -> list[tuple[str, str, str]]:
+def _combinations(
+    engine: Engine, parts: tuple[str, ...], normalizers: tuple[str, ...], device: str
+) -> list[tuple[str, str, str]]:
     return [
         (score, normalizer, dtype)
         for score, normalizer, dtype in product(parts, normalizers, DTYPES)
-        if CaseCall.of(Case(score, normalizer, dtype)).refusal(engine) is None
+        if CaseCall.of(Case(score, normalizer, dtype, device=device)).refusal(engine) is None
     ]
 
 
-def combinations(engine: Engine) -> list[tuple[str, str, str]]:
-    """Return every registered (score, normalizer, dtype) that an engine can run in a default call.
+def combinations(engine: Engine, device: str = "cpu") -> list[tuple[str, str, str]]:
+    """Return every registered (score, normalizer, dtype) that an engine can run in a default call on a device.
 
     Dtypes repeat as in :data:`~regard.testing.case_generator.DTYPES`, so some are more frequent.
     """
-    return _combinations(engine, tuple(score_names()), tuple(normalizer_names()))
+    return _combinations(engine, tuple(score_names()), tuple(normalizer_names()), device)
 
 
 def sweep(
@@ -125,6 +127,7 @@ def sweep(
     score: str | None = None,
     normalizer: str | None = None,
     every_dtype: bool = True,
+    device: str = "cpu",
 ) -> list[Verdict]:
     """Check one law for every (score, normalizer, dtype) that an engine can run, or those of one score or normalizer.
 
@@ -132,7 +135,7 @@ def sweep(
     """
     the_law = LAWS[law] if isinstance(law, str) else law
     the_engine = engines.TABLE[engine] if isinstance(engine, str) else engine
-    among = list(dict.fromkeys(combinations(the_engine)))
+    among = list(dict.fromkeys(combinations(the_engine, device)))
     if not every_dtype:
         pairs = dict.fromkeys(found[:2] for found in among)
         among = [(*pair, dtype) for pair, dtype in zip(pairs, cycle(dict.fromkeys(DTYPES))) if (*pair, dtype) in among]
@@ -141,7 +144,7 @@ def sweep(
         if score not in (None, combination[0]) or normalizer not in (None, combination[1]):
             continue
         for seed in range(i, 4 * len(among), len(among)):  # an engine may refuse a case only when it needs gradients
-            case = draw_for(CaseSampler(seed), the_law, the_engine, [combination])
+            case = draw_for(CaseSampler(seed), the_law, the_engine, [combination], device=device)
             verdict = None if case is None else judge(the_law, the_engine, case)
             if verdict is not None and verdict.outcome != "refused":
                 break
@@ -155,14 +158,19 @@ TRIES = 40
 
 
 def draw_for(
-    source: Source, law: Law, engine: Engine, among: list[tuple[str, str, str]], mask: Recipe | None = None
+    source: Source,
+    law: Law,
+    engine: Engine,
+    among: list[tuple[str, str, str]],
+    mask: Recipe | None = None,
+    device: str = "cpu",
 ) -> Case | None:
     """Return a case, adapted to the law, that the engine runs; None if none was found in some tries.
 
     With a ``mask`` the case has that, unless the law brings its own.
     """
     for _ in range(TRIES):
-        drawn = draw(source, *source.pick(among))
+        drawn = draw(source, *source.pick(among)).but(device=device)
         case = law.adapt(drawn if mask is None else drawn.but(mask=mask))
         if case is not None and (CaseCall.of(case).refusal(engine) is None or source.pick((False,) * 9 + (True,))):
             return case

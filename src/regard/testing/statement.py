@@ -64,6 +64,7 @@ class NumpyCall:
     @classmethod
     def of(cls, call: CaseCall, neighbours: int = 0) -> NumpyCall:
         """Return a call and some neighbours, whose inputs and scale differ by random factors close to 1."""
+        call = call.on_cpu()
         query, key, value = (_neighbours(t, neighbours, i) for i, t in enumerate((call.query, call.key, call.value)))
         leads = [t.shape[:-3] for t in (call.query, call.key, call.value)]
         lead = tuple(torch.broadcast_shapes(*leads))

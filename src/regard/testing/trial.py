@@ -268,7 +268,7 @@ class Trial:
         K = right.value.shape[0]
         eager = self.eager.output.detach().unflatten(0, (K, -1)).double() * torch.from_numpy(decided)
         budget = Budget.of(WithAmplitude(right.value * decided, right.amplitude * decided), eager, output.dtype)
-        return budget.check(what, self.canonical(output).double() * torch.from_numpy(decided))
+        return budget.check(what, self.canonical(output).cpu().double() * torch.from_numpy(decided))
 
     def upstream(self, like: Tensor) -> Tensor:
         """Return a random gradient of the output, with 0 in undecided rows."""

@@ -167,7 +167,7 @@ def hidden_keys(
     if attn_mask is None:
         return found
     if not isinstance(attn_mask, Tensor):
-        visible = as_mask(attn_mask).bind(extent, device).visible_keys(extent)
+        visible = as_mask(attn_mask).bind(extent, device).visible_keys(extent).to(device)
         return ~visible.any(1) if found is None else found | ~visible.any(1)
     unused = hidden(attn_mask).all(-2)  # (S,) or (B·H, S)
     unused = unused.unsqueeze(0) if unused.dim() == 1 else unused.unflatten(0, (extent.B, extent.H)).all(1)

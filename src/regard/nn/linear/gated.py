@@ -12,7 +12,7 @@ from regard._utils.errors import described, rejected, shape
 from regard._utils.tracing import autocast_cast, autocast_suspended
 from regard.engines.problem import DTYPES
 from regard.masks.base import Mask
-from regard.nn.linear import kernels
+from regard.nn.linear import gpu, kernels
 from regard.nn.linear.recurrence import FORMS, document_starts, real_rows, recurrence
 from regard.nn.linear.steps import Steps
 
@@ -91,9 +91,11 @@ def gated_recurrence(
         ``masks.from_cu_seqlens(cu)``. An initial state belongs to the first document, the returned one to the last.
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
         The algorithm; all agree up to rounding. "recurrent" is a loop over steps, O(L·K·V). "chunked" loops over
-        chunks, O(L·(K·V + chunk·(K + V))); "parallel" is one chunk. "auto" is a compiled kernel where one applies: on
-        the CPU, without ``erase`` and ``bonus``, outside of compilers and transforms. Elsewhere it is "recurrent" for
-        one step and "chunked" otherwise.
+        chunks, O(L·(K·V + chunk·(K + V))); "parallel" is one chunk. "auto" is a compiled kernel where one applies,
+        without ``erase`` and ``bonus``, outside of compilers and transforms: on the CPU; and on GPUs with Triton for
+        more than 4 steps and K ≤ 128, in any dtype but float64. For 16-bit inputs on GPUs, flash-linear-attention's
+        kernels run if that package is installed (K ≤ 256, no ``documents``). Elsewhere "auto" is "recurrent" for one
+        step and "chunked" otherwise.
     chunk : int, default 64
         Length of a chunk; it need not divide L. The kernel has chunks of its own.
 
@@ -112,9 +114,10 @@ def gated_recurrence(
 
     Notes
     -----
-    Inputs in float16 and bfloat16 are summed in float32. Decays are only multiplied, never divided by each other, so
-    strong ones do not overflow. A valid row that is not finite also affects other steps of its chunk, and later ones,
-    those of other documents included.
+    Inputs in float16 and bfloat16 are summed in float32; flash-linear-attention rounds some sums to 16 bits. On GPUs
+    float32 is multiplied as TF32 only if ``torch.backends.cuda.matmul`` allows it. Decays are only multiplied, never
+    divided by each other, so strong ones do not overflow. A valid row that is not finite also affects other steps of
+    its chunk, and later ones, those of other documents included.
 
     Examples
     --------
@@ -151,13 +154,14 @@ def gated_recurrence(
     log_decay, rate, erase, bonus = _gates(log_decay, rate, erase, bonus, delta, key, H)
     scale = max(K, 1) ** -0.5 if scale is None else _SCALE(_NAME, "scale", scale)
     wide = torch.promote_types(dtype, torch.float32)
+    rows = dtype if form == "auto" and gpu.applies(query, key, value, erase, bonus) else wide
     if state is not None:
         state = _shaped("state", state, query, (B, H, K, V)).to(wide)
     with autocast_suspended(query.device.type):
         steps = Steps(
-            query.to(wide),
-            key.to(wide),
-            value.to(wide),
+            query.to(rows),
+            key.to(rows),
+            value.to(rows),
             None if log_decay is None else log_decay.to(wide),
             None if rate is None else rate.to(wide),
             None if erase is None else (erase[0].to(wide), erase[1].to(wide)),

@@ -178,18 +178,23 @@ class _Recurrence(torch.autograd.Function):
         tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernel has none
-            return None, None, *_by_formula(ctx.call, ctx.formula, tensors, wanted, grad, d_end)
+            return None, None, *by_formula((ctx.call.delta, ctx.call.scale), ctx.formula, tensors, wanted, grad, d_end)
         found = ctx.call.backward(tensors, kept, grad, d_end, wanted)
         return None, None, *(each if want else None for each, want in zip(found, wanted))
 
 
-def _by_formula(
-    call: _Call, formula: Formula, tensors: Any, wanted: Any, grad: Tensor | None, d_end: Tensor | None
+def by_formula(
+    settings: tuple[bool, float], formula: Formula, tensors: Any, wanted: Any, grad: Tensor | None, d_end: Tensor | None
 ) -> list[Tensor | None]:
+    """Return the gradients of query, key, value, decay, rate and state, with a graph of their own."""
     query, key, value, decay, rate, state = tensors
-    state = key.new_zeros(*value.shape[:2], key.shape[-1], value.shape[-1]) if state is None else state
-    results = formula(Steps(query, key, value, decay, rate, delta=call.delta, scale=call.scale), state)
-    pairs = [(result, each) for result, each in zip(results, (grad, d_end)) if each is not None]
+    wide = torch.promote_types(key.dtype, torch.float32)
+    if state is None:
+        state = key.new_zeros(*value.shape[:2], key.shape[-1], value.shape[-1], dtype=wide)
+    delta, scale = settings
+    steps = Steps(query.to(wide), key.to(wide), value.to(wide), decay, rate, delta=delta, scale=scale)
+    results = formula(steps, state)
+    pairs = [(result, each.to(result.dtype)) for result, each in zip(results, (grad, d_end)) if each is not None]
     inputs = [tensor for tensor, want in zip(tensors, wanted) if want]
     if not pairs:
         return [None] * len(wanted)

@@ -22,7 +22,7 @@ from regard._utils.tracing import autocast_cast, values_unavailable
 from regard.engines.problem import DTYPES
 from regard.masks.base import Extent
 from regard.masks.documents import Documents, Packed
-from regard.nn.linear import kernels
+from regard.nn.linear import gpu, kernels
 from regard.nn.linear.steps import Steps
 
 #: A name in :data:`FEATURES`, or a function from (..., E) to (..., F).
@@ -221,6 +221,8 @@ def recurrence(
         if function is not None and not in_range:
             check_ranges(function, steps)
         return output, end
+    if form == "auto" and gpu.applies(steps.query, steps.key, steps.value, steps.erase, steps.bonus):
+        return gpu.run(steps, state, _formula)
     if function is not None:
         check_ranges(function, steps)
     if state is None:

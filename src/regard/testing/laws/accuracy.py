@@ -172,7 +172,7 @@ def _check_topk(trial: Trial, top: Tensor, keys: Tensor, decided: Array, k: int)
         abs(ranked) + trial.oracle.shaken(top.dtype, by_lse=True).max(-1, keepdims=True, initial=0),
     )
     budget = Budget.of(right, eager * known, top.dtype)
-    budget.check("aux.topk.weights", top.detach().reshape(shape).double() * known)
+    budget.check("aux.topk.weights", top.detach().cpu().reshape(shape).double() * known)
     index = keys.cpu().numpy().reshape(shape)
     seen = (scores[0] > -np.inf).sum(-1)
     _check_indices(index, seen, weights[0], array(top).reshape(shape), decided, budget.limit)
@@ -200,7 +200,7 @@ def lse_gradient(case: Case, engine: Engine) -> None:
     output, aux = call.run_with_aux(engine, lse="grad")
     assert aux.lse is not None
     trial = Trial(call, keeps_lse=True)
-    lse = aux.lse.reshape(trial.oracle.lse.shape[1:])
+    lse = aux.lse.cpu().reshape(trial.oracle.lse.shape[1:])
     rows = torch.from_numpy(np.isfinite(trial.oracle.lse[0]) & ~trial.undecided)
     require(output.requires_grad == has_graph(output, call.leaves()), 'lse="grad" changes the graph of the output')
     grad = torch.randn(lse.shape, generator=torch.Generator().manual_seed(1)).to(lse.dtype) * rows

@@ -36,27 +36,27 @@ def narrowed(padded: Tensor, places: Places) -> Tensor:
     In torch 2.13 that function returns wrong rows if the first sequence ends at the end of its row and the last one
     begins after the start of its own.
     """
-    starts, lengths = (torch.tensor(column) for column in zip(*places))
-    starts = starts + padded.shape[1] * torch.arange(len(padded))
+    starts, lengths = (torch.tensor(column, device=padded.device) for column in zip(*places))
+    starts = starts + padded.shape[1] * torch.arange(len(padded), device=padded.device)
     return nested_tensor_from_jagged(padded.flatten(0, 1), torch.cat((starts, (starts + lengths)[-1:])), lengths)
 
 
 def with_exact_lengths(padded: Tensor, places: Places) -> Tensor:
     """Return sequences without gaps, but with explicit lengths."""
-    lengths = torch.tensor([length for _, length in places])
+    lengths = torch.tensor([length for _, length in places], device=padded.device)
     return nested_tensor_from_jagged(torch.cat(rows(padded, places)), _offsets(lengths), lengths)
 
 
 def with_ends(padded: Tensor, places: Places) -> Tensor:
     """Return contiguous sequences, with extra rows before the first and after the last."""
-    offsets = _offsets(torch.tensor([length for _, length in places])) + 2
+    offsets = _offsets(torch.tensor([length for _, length in places], device=padded.device)) + 2
     ends = padded[0, :1].expand(2, -1), padded[0, :1].expand(3, -1)
     return nested_tensor_from_jagged(torch.cat((ends[0], *rows(padded, places), ends[1])), offsets)
 
 
 def turned(padded: Tensor, places: Places) -> Tensor:
     """Return sequences as a transposed view of a (features, rows) tensor."""
-    offsets = _offsets(torch.tensor([length for _, length in places]))
+    offsets = _offsets(torch.tensor([length for _, length in places], device=padded.device))
     return nested_tensor_from_jagged(torch.cat(rows(padded, places)).T, offsets, jagged_dim=2).transpose(1, 2)
 
 
@@ -82,7 +82,7 @@ def sequences(nested: Any) -> list[Tensor]:
 
 
 def _offsets(lengths: Tensor) -> Tensor:
-    return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
 
 # Sequences of different lengths in one call: nested tensors in the multi-head layer -----------------------------------
@@ -173,9 +173,10 @@ def _without_projections(call: CaseCall, engine: Engine) -> MultiheadAttention:
     wide, narrow = heads * width, call.key.shape[1] * width
     layer = MultiheadAttention(
         wide, heads, bias=False, kdim=narrow, vdim=narrow, num_kv_heads=call.key.shape[1], batch_first=True,
-        score=call.score, normalizer=call.normalizer, engine=engine, dtype=call.query.dtype,
+        score=call.score, normalizer=call.normalizer, engine=engine,
+        dtype=call.query.dtype, device=call.query.device,
     )  # fmt: skip
     for parameter in layer.parameters():
         rows, columns = parameter.shape
-        parameter.data = torch.eye(columns, dtype=parameter.dtype).repeat(rows // columns, 1)
+        parameter.data = torch.eye(columns, dtype=parameter.dtype, device=parameter.device).repeat(rows // columns, 1)
     return layer.requires_grad_(requires_grad=False)

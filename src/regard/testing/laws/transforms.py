@@ -76,6 +76,11 @@ def function(call: CaseCall, engine: Engine) -> tuple[Callable[..., Tensor], tup
     return run, inputs
 
 
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random numbers in a tensor like another."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
 @law("gradcheck", "Gradients in float64 agree with differences.", _small, share=0.3)
 def gradcheck(case: Case, engine: Engine) -> None:
     """``torch.autograd.gradcheck``, in its fast mode."""
@@ -109,15 +114,15 @@ def _check_twice(run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None
     gradgradcheck does the same in its fast mode, but fails for constant gradients.
     """
     generator = torch.Generator().manual_seed(0)
-    u = torch.randn(run(*inputs).shape, generator=generator, dtype=torch.float64)
-    w, t = ([torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs] for _ in range(2))
+    u = _drawn(run(*inputs), generator)
+    w, t = ([_drawn(x, generator) for x in inputs] for _ in range(2))
 
     def first(point: tuple[Tensor, ...], graph: bool) -> Tensor:
         output = run(*point)
         if not output.requires_grad:
-            return torch.zeros(())
+            return u.new_zeros(())
         found = torch.autograd.grad(output, point, u, create_graph=graph, allow_unused=True)
-        return sum(((g * d).sum() for g, d in zip(found, w) if g is not None), torch.zeros((), dtype=torch.float64))
+        return sum(((g * d).sum() for g, d in zip(found, w) if g is not None), u.new_zeros(()))
 
     total, seconds = first(inputs, True), []
     if total.requires_grad:
@@ -139,8 +144,8 @@ def _check_forward(run: Callable[..., Tensor], inputs: tuple[Tensor, ...], by_fu
     """Compare forward with backward mode: u·(J t) = (Jᵀ u)·t for any u and t, to the tolerances of gradcheck."""
     generator = torch.Generator().manual_seed(0)
     output = run(*inputs)
-    u = torch.randn(output.shape, generator=generator, dtype=output.dtype)
-    tangents = tuple(torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs)
+    u = _drawn(output, generator)
+    tangents = tuple(_drawn(t, generator) for t in inputs)
     back = torch.autograd.grad(output, inputs, u, allow_unused=True) if output.requires_grad else [None] * len(inputs)
     expected = sum(float((g * t).sum()) for g, t in zip(back, tangents) if g is not None)
     values = tuple(t.detach() for t in inputs)
@@ -225,8 +230,8 @@ def composed_derivatives(case: Case, engine: Engine) -> None:
     name = ("query", "key", "value")[case.seed % 3]
     point = getattr(call, name).detach()
     generator = torch.Generator().manual_seed(case.seed)
-    along = torch.randn(point.shape, generator=generator, dtype=point.dtype)
-    weight = torch.randn(call.run("reference").shape, generator=generator, dtype=point.dtype)
+    along = _drawn(point, generator)
+    weight = _drawn(call.run("reference"), generator)
 
     def loss(way: Engine | str) -> Callable[[Tensor], Tensor]:
         return lambda x: ((call.but(**{name: x}).run(way) + 0.5) ** 2 * weight).sum()

@@ -298,11 +298,13 @@ def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
 )
 def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> None:
     query, key = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
-    plan, problem = _plan.plan_call(Call(query, key, key, mask), eager=True)
+    call = Call(query, key, key, mask)
+    plan, problem = _plan.plan_call(call, call.structure())
     assert not plan.masked
     assert problem.mask is None
     padded = mask & masks.key_padding(torch.arange(9) < 5)
-    _, problem = _plan.plan_call(Call(query, key, key, padded), eager=True)
+    call = Call(query, key, key, padded)
+    _, problem = _plan.plan_call(call, call.structure())
     assert isinstance(problem.mask, type(masks.key_padding(torch.ones(9, dtype=torch.bool))))
     torch.testing.assert_close(
         regard.attention(query, key, key, padded), regard.attention(query, key[:, :, :5], key[:, :, :5])

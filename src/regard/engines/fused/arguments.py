@@ -128,7 +128,7 @@ SHAPES = {
 
 def _names(*groups: tuple[str, str]) -> tuple[str, ...]:
     """Return all names, each with the suffixes of its group: a name with suffixes ``" _b"`` is two numbers."""
-    return tuple(name + suffix for names, suffixes in groups for name in names.split() for suffix in suffixes.split(" "))
+    return tuple([name + end for names, ends in groups for name in names.split() for end in ends.split(" ")])
 
 
 _STRIDES = " _b _h _l"

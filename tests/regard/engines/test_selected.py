@@ -117,3 +117,10 @@ def test_threads_agree():
     for one, two, three in zip(alone, together, again):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
         assert torch.equal(two, three)
+
+
+def test_few_queries_with_short_lists_do_not_read_all_keys():
+    """The cost of other engines is that of all pairs, however few the queries are."""
+    query, key = torch.empty(1, 8, 16, 64), torch.empty(1, 8, 16384, 64)
+    lists = torch.zeros(1, 1, 16, 2048, dtype=torch.int64)
+    assert regard.explain(query, key, key, masks.selected(lists)).engine.name == "fused"

@@ -352,3 +352,9 @@ def test_a_subclass_that_runs_otherwise_gets_no_shortcut() -> None:
 
     for _ in range(2):
         assert torch.equal(call("is_causal", engine=Doubled()), 2 * call("is_causal", engine="sdpa"))
+
+
+@pytest.mark.parametrize("name", ["is_causal", "causal", "window", "bool", "grouped"])
+def test_tiny_calls_run_on_the_engine_with_the_least_to_do(name: str) -> None:
+    given = {"query": Q, "key": K, "value": V, **CALLS[name]()}
+    assert regard.explain(**given).engine.name == "sdpa"

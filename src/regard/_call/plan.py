@@ -243,7 +243,7 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     flat = engine_candidates(problem)
     if len(flat) < 2:
         return flat[0]
-    if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
+    if engines.TABLE[SDPA] in flat and (is_plain_sdpa(problem) or cost_model.is_tiny(problem)):
         return engines.TABLE[SDPA]
     times = estimated_seconds(flat, problem)
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # in order of preference

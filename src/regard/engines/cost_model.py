@@ -50,6 +50,8 @@ OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
+#: Pairs × (features + values) up to which a forward pass takes as long as the work around the kernels of engine "fused".
+TINY = 1 << 22
 #: Share of the keys that lists may name so that engine "fused" compares queries with these keys alone.
 LISTED = 0.3
 
@@ -111,6 +113,19 @@ def listed_share(problem: Problem) -> float | None:
     if mask is None or mask.has_bias or mask.listed_keys is None or S == 0:
         return None
     return mask.listed_keys / S if mask.listed_keys <= LISTED * S else None
+
+
+def is_tiny(problem: Problem) -> bool:
+    """Whether a call is so small that engine "sdpa", which has the least to do around its kernel, is the fastest.
+
+    The model's rates are fitted to calls of all sizes, and many times too large for such a call.
+    """
+    e, mask = problem.extent, problem.mask
+    if type(problem.score) is not scores.ScaledDot or problem.query.itemsize < 4 or not problem.query.is_cpu:
+        return False
+    if problem.wants_grad or problem.dropout_p or not (mask is None or isinstance(mask, masks.Dense) or mask.is_fixed):
+        return False
+    return e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) <= TINY
 
 
 def reads_mask_values(problem: Problem) -> bool:

@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
-#: Pairs × (features + values) up to which a forward pass takes as long as the work around the kernels of engine "fused".
+#: Pairs × (features + values) of a forward pass up to which engine "fused" spends more around its kernels than in them.
 TINY = 1 << 22
 #: Share of the keys that lists may name so that engine "fused" compares queries with these keys alone.
 LISTED = 0.3

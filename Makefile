@@ -189,7 +189,9 @@ sanitize: $(READY)
 	export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 REGARD_KERNELS=$(SANITIZED)/memory/_kernels.so OMP_NUM_THREADS=2; \
 		$(BIN)/python -m regard.testing --engine fused --cases $(CASES) && \
-		$(BIN)/python -m pytest -q -n 0 tests/regard/engines/test_fused.py tests/regard/engines/test_decoding.py
+		$(BIN)/python -m pytest -q -n 0 tests/regard/engines/test_fused.py tests/regard/engines/test_decoding.py \
+			tests/regard/engines/test_lines.py tests/regard/engines/test_panels.py tests/regard/engines/test_selected.py \
+			tests/regard/nn/test_gated_recurrence.py
 	cmake -S csrc -B $(SANITIZED)/threads -DREGARD_SANITIZE=thread -DREGARD_PROCESSORS=$(PROCESSOR) > /dev/null
 	cmake --build $(SANITIZED)/threads --parallel --target kernels driver
 	TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=2 REGARD_DRIVER_THREADS=4 \

@@ -26,6 +26,28 @@ INLINE Vector<T> neighbours(Vector<T> x, Vector<T> y, std::index_sequence<I...>)
   return __builtin_shufflevector(x, y, place(I)...) + __builtin_shufflevector(x, y, place(I) + 1 ...);
 }
 
+// The sum of all 16 bytes of a vector, in each of them.
+template <class T, int N = WIDTH<T> / 2>
+INLINE Vector<T> sum_of_blocks(Vector<T> x) {
+  if constexpr (N * sizeof(T) < 16)
+    return x;
+  else
+    return sum_of_blocks<T, N / 2>(x + exchanged<N>(x, std::make_index_sequence<WIDTH<T>>()));
+}
+
+// Call `body` with the number of vectors of a row, as a constant where few registers hold them all; 0 is any other.
+template <class T, class Body>
+INLINE void with_vectors(i64 D, Body body) {
+  if (D == 2 * WIDTH<T>)
+    body(std::integral_constant<int, 2>{});
+  else if (D == 4 * WIDTH<T>)
+    body(std::integral_constant<int, 4>{});
+  else if (D == 8 * WIDTH<T>)
+    body(std::integral_constant<int, 8>{});
+  else
+    body(std::integral_constant<int, 0>{});
+}
+
 // Write scale · the sums of the lanes of four vectors.
 template <class T>
 INLINE void store_sums(T* s, T scale, Vector<T> a, Vector<T> b, Vector<T> c, Vector<T> d) {
@@ -33,42 +55,53 @@ INLINE void store_sums(T* s, T scale, Vector<T> a, Vector<T> b, Vector<T> c, Vec
   constexpr i64 block = 16 / sizeof(T);
   Vector<T> x = neighbours<T>(a, b, lanes), y = neighbours<T>(c, d, lanes);
   if constexpr (block == 4) x = neighbours<T>(x, y, lanes);
-  for (i64 i = 0; i < block; ++i) {
-    T sum = 0, more = 0;
-    UNROLLED
-    for (i64 j = i; j < WIDTH<T>; j += block) sum += x[j];
-    s[i] = scale * sum;
-    if constexpr (block == 2) {
-      for (i64 j = i; j < WIDTH<T>; j += block) more += y[j];
-      s[i + 2] = scale * more;
-    }
+  x = scale * sum_of_blocks<T>(x);
+  for (i64 i = 0; i < block; ++i) s[i] = x[i];
+  if constexpr (block == 2) {
+    y = scale * sum_of_blocks<T>(y);
+    for (i64 i = 0; i < block; ++i) s[i + 2] = y[i];
   }
 }
 
-// Write scale · q·k for each of n keys, and others behind them up to a multiple of TOGETHER.
-template <class T>
-OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const i64* rows, i64 n, i64 D, T scale, T* s) {
+// Write scale · q·k for each of n keys, and others behind them up to a multiple of TOGETHER. Rows that are in no cache are
+// asked for `ahead`.
+template <bool ahead, class T, class Index>
+OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const Index* rows, i64 n, i64 D, T scale, T* s) {
   if (D % WIDTH<T> != 0) {
     for (i64 t = 0; t < n; ++t) {
-      const T* key = k + rows[t] * kv_row;
+      const T* key = k + i64(rows[t]) * kv_row;
       Sum<T> sum;
       over<T>(0, D, [&](i64 d, auto x) { sum.add(load<decltype(x)>(q + d) * load<decltype(x)>(key + d)); });
       s[t] = scale * sum.total();
     }
     return;
   }
-  for (i64 t = 0; t < n; t += TOGETHER) {
-    const T* keys[TOGETHER];
-    for (i64 i = 0; i < TOGETHER; ++i) keys[i] = k + rows[least(t + i, n - 1)] * kv_row;
-    ask_for(k, kv_row, rows, t, n, D);
-    Vector<T> sums[TOGETHER] = {};
-    for (i64 d = 0; d < D; d += WIDTH<T>) {
-      const Vector<T> query = load<Vector<T>>(q + d);
-      UNROLLED
-      for (i64 i = 0; i < TOGETHER; ++i) sums[i] += query * load<Vector<T>>(keys[i] + d);
+  with_vectors<T>(D, [&](auto count) {
+    constexpr int N = count;
+    Vector<T> query[N > 0 ? N : 1];
+    UNROLLED
+    for (int j = 0; j < N; ++j) query[j] = load<Vector<T>>(q + j * WIDTH<T>);
+    for (i64 t = 0; t < n; t += TOGETHER) {
+      const T* keys[TOGETHER];
+      for (i64 i = 0; i < TOGETHER; ++i) keys[i] = k + i64(rows[least(t + i, n - 1)]) * kv_row;
+      if constexpr (ahead) ask_for(k, kv_row, rows, t, n, D);
+      Vector<T> sums[TOGETHER] = {};
+      if constexpr (N > 0) {
+        UNROLLED
+        for (int j = 0; j < N; ++j) {
+          UNROLLED
+          for (i64 i = 0; i < TOGETHER; ++i) sums[i] += query[j] * load<Vector<T>>(keys[i] + j * WIDTH<T>);
+        }
+      } else {
+        for (i64 d = 0; d < D; d += WIDTH<T>) {
+          const Vector<T> some = load<Vector<T>>(q + d);
+          UNROLLED
+          for (i64 i = 0; i < TOGETHER; ++i) sums[i] += some * load<Vector<T>>(keys[i] + d);
+        }
+      }
+      store_sums<T>(s + t, scale, sums[0], sums[1], sums[2], sums[3]);
     }
-    store_sums<T>(s + t, scale, sums[0], sums[1], sums[2], sums[3]);
-  }
+  });
 }
 
 // Write Σ scale · s v over n values; s is 0 behind them.
@@ -113,7 +146,7 @@ void read_rows(
     const i64* rows = table + place * table_row;
     for (i64 h = 0; h < H; ++h) {
       T* line = s + h * width;
-      table_scores(q + r * q_row + h * D, k + h / (H / G) * D, kv_row, rows, n, D, scale, line);
+      table_scores<true>(q + r * q_row + h * D, k + h / (H / G) * D, kv_row, rows, n, D, scale, line);
       fill(line + n, width - n, -std::numeric_limits<T>::infinity());
       const T peak = largest_of(line, 0, width);
       over_lanes<T>(width, [&](i64 j) { store(line + j, exponential(load<Vector<T>>(line + j) - peak)); });

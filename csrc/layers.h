@@ -5,6 +5,7 @@
 
 #include "decoding.h"
 #include "panels.h"
+#include "records.h"
 
 namespace {
 
@@ -23,29 +24,28 @@ struct Norm {
   i64 weight, bias;
 };
 
-// The numbers of a layer, all 64 bits wide: `regard/engines/fused/layers.py` writes them in this order. Without
-// cross-attention, `other_key` is 0.
+// The numbers of a layer. Without cross-attention, `other_key` is 0.
 struct Layer {
-  Norm norm_own, norm_other, norm_forward;
-  Linear query_key_value, own_output, other_query, other_output, up, down;
-  i64 key, value;              // rows that the layer's own keys and values are added to
-  i64 other_key, other_value;  // rows of the memory
+#define NORM_MEMBER(name) Norm name;
+#define LINEAR_MEMBER(name) Linear name;
+  LAYER_FIELDS(NORM_MEMBER, LINEAR_MEMBER, NUMBER_MEMBER)
+#undef LINEAR_MEMBER
 };
 
 // A table of rows: row `which[r]` of the table begins with those that r attends to; see `read_rows`.
 struct Table {
-  i64 which, rows, row, counts, all;
+  TABLE_FIELDS(NUMBER_MEMBER)
 
   INLINE const i64* at(i64 address) const { return reinterpret_cast<const i64*>(address); }
 };
 
 // The numbers of a call: sizes, the distances of rows of keys, the table of each attention, and the place in the
-// first one's rows at which row 0 writes.
+// first one's rows at which row 0 writes. The last norm's addresses are 0 if there is none.
 struct Stack {
-  i64 layers, count, norm_first, E, H, F;
-  i64 kv_row, other_kv_row, place;
-  Table own, other;
-  Norm last_norm;  // 0 if there is none
+#define TABLE_MEMBER(name) Table name;
+  STACK_FIELDS(NUMBER_MEMBER, TABLE_MEMBER, NORM_MEMBER)
+#undef TABLE_MEMBER
+#undef NORM_MEMBER
 };
 
 // Normalize R rows: (x − mean) / √(variance + ε) · weight + bias.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "linear.h"
+#include "records.h"
 
 namespace {
 
@@ -25,10 +26,13 @@ constexpr i64 QUERIES = VECTORS * WIDTH<T>;
 // queries as lanes: `slopes` u, `means` k̄, `factors` of M, and `state`: peak, total and Σ w k·u of each row.
 template <class T>
 struct Lines {
-  const T *query, *place, *key, *value, *bias;
-  const i64 *start, *stop;
-  T *output, *slopes, *means, *factors, *state;
-  i64 B, H, G, L, S, C, V, gaussian, interval_b, interval_h, interval_r, bias_b, bias_h, bias_r, bias_c;
+#define ARRAY_MEMBER(name) const T* name;
+#define INTEGERS_MEMBER(name) const i64* name;
+#define RESULT_MEMBER(name) T* name;
+  LINES_FIELDS(ARRAY_MEMBER, INTEGERS_MEMBER, RESULT_MEMBER, NUMBER_MEMBER)
+#undef ARRAY_MEMBER
+#undef INTEGERS_MEMBER
+#undef RESULT_MEMBER
   T scale, ridge;
 
   INLINE i64 blocks() const { return parts(L, QUERIES<T>); }
@@ -38,7 +42,8 @@ struct Lines {
 
   static Lines of(const i64* n, T scale, T ridge) {
     Lines a;
-    std::memcpy(static_cast<void*>(&a), n, 27 * sizeof(i64));
+    constexpr i64 count = LINES_FIELDS(ONE, ONE, ONE, ONE);
+    std::memcpy(static_cast<void*>(&a), n, count * sizeof(i64));
     a.scale = scale;
     a.ridge = ridge;
     return a;

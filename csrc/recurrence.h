@@ -16,10 +16,10 @@
 #include <type_traits>
 
 #include "linear.h"
+#include "records.h"
 
 namespace {
 
-constexpr i64 SPAN = 16;  // steps of a chunk
 static_assert(SPAN == PAD, "the steps of a chunk are a row of lanes");
 
 // Rows of an array: its address, and how far sequences, heads and steps lie apart. The numbers of a row are adjacent.
@@ -34,17 +34,13 @@ struct Rows4 {
 
 enum Decay : i64 { NO_DECAY, OF_HEAD, OF_CHANNEL };
 
-// The numbers of a call, all 64 bits wide: `regard/nn/linear/kernels.py` writes them in this order. An address of 0 is
-// none. Heads of queries are G or H; `parts` is into how many work items the heads of a group are divided in the backward
-// pass, each with gradients of queries and keys of its own, so far apart as `query_part` and `key_part` say.
+// The numbers of a call; an address of 0 is none. Heads of queries are G or H; `parts` is into how many work items the
+// heads of a group are divided in the backward pass, each with gradients of queries and keys of its own, so far apart as
+// `query_part` and `key_part` say.
 struct Recurrence {
-  i64 H, G, L, K, V, query_heads, delta, kind, parts, saved_every;
-  Rows4 query, key, value, decay, rate, output;
-  i64 start, end;       // the states (B, H, K, V) before the first and after the last step
-  i64 residual, saved;  // r (B, H, L, V) of the delta rule; the state (B, H, ·, V, K) before every such chunk
-  i64 wrong;            // two numbers that become 1 if a decay is above 1, or a rate out of [0, 2]
-  Rows4 grad, d_query, d_key, d_value, d_decay, d_rate;
-  i64 query_part, key_part, d_end, d_start;
+#define ROWS_MEMBER(name) Rows4 name;
+  RECURRENCE_FIELDS(NUMBER_MEMBER, ROWS_MEMBER)
+#undef ROWS_MEMBER
 
   INLINE i64 chunks() const { return parts_of(L); }
   INLINE static i64 parts_of(i64 length) { return (length + SPAN - 1) / SPAN; }

@@ -16,7 +16,9 @@ from torch import Tensor
 import regard
 from regard import masks, normalizers, scores
 from regard._call import plan as _plan
-from regard.engines.problem import Call
+from regard.engines.base import EngineOutput, Runner
+from regard.engines.problem import Call, Problem
+from regard.engines.sdpa import Sdpa
 from regard.testing.conformance import tiny_tiles
 
 
@@ -298,11 +300,13 @@ def test_a_later_call_is_few_calls_of_python(name: str, most: int) -> None:
 )
 def test_a_mask_that_hides_nothing_is_no_part_of_a_plan(mask: masks.Mask) -> None:
     query, key = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
-    plan, problem = _plan.plan_call(Call(query, key, key, mask), eager=True)
+    call = Call(query, key, key, mask)
+    plan, problem = _plan.plan_call(call, call.structure())
     assert not plan.masked
     assert problem.mask is None
     padded = mask & masks.key_padding(torch.arange(9) < 5)
-    _, problem = _plan.plan_call(Call(query, key, key, padded), eager=True)
+    call = Call(query, key, key, padded)
+    _, problem = _plan.plan_call(call, call.structure())
     assert isinstance(problem.mask, type(masks.key_padding(torch.ones(9, dtype=torch.bool))))
     torch.testing.assert_close(
         regard.attention(query, key, key, padded), regard.attention(query, key[:, :, :5], key[:, :, :5])
@@ -317,3 +321,41 @@ def test_the_causal_mask_of_one_query_at_the_last_key_costs_nothing(monkeypatch:
     output = regard.attention(query, key, key, mask)
     assert torch.equal(output, regard.attention(query, key, key))
     torch.testing.assert_close(output, two[:, :, 1:])
+
+
+SHORT = pytest.mark.parametrize("name", ["is_causal", "causal", "window", "bool", "grouped"])
+
+
+@SHORT
+def test_the_shortcut_of_a_later_call_gives_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = call(name, engine="sdpa")
+    monkeypatch.setattr("regard.functional.plan_call", lambda *_: pytest.fail("there must be a shortcut"))
+    assert torch.equal(call(name, engine="sdpa"), first)
+
+
+@SHORT
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
+def test_without_a_finite_output_there_is_no_shortcut(name: str, bad: float) -> None:
+    call(name, engine="sdpa")
+    key, value = (CALLS[name]().get(end, like).clone() for end, like in (("key", K), ("value", V)))
+    value[:, :, 3] = bad
+    expected = call(name, key=key, value=value, engine="reference")
+    torch.testing.assert_close(call(name, key=key, value=value, engine="sdpa"), expected, equal_nan=True)
+
+
+def test_a_subclass_that_runs_otherwise_gets_no_shortcut() -> None:
+    class Doubled(Sdpa):
+        name = "doubled"
+
+        def prepare(self, problem: Problem, request: regard.AuxRequest | None) -> Runner:
+            run = super().prepare(problem, request)
+            return lambda problem: EngineOutput(2 * run(problem).output)
+
+    for _ in range(2):
+        assert torch.equal(call("is_causal", engine=Doubled()), 2 * call("is_causal", engine="sdpa"))
+
+
+@pytest.mark.parametrize("name", ["is_causal", "causal", "window", "bool", "grouped"])
+def test_tiny_calls_run_on_the_engine_with_the_least_to_do(name: str) -> None:
+    given = {"query": Q, "key": K, "value": V, **CALLS[name]()}
+    assert regard.explain(**given).engine.name == "sdpa"

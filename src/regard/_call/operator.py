@@ -377,7 +377,7 @@ def _run(
     request = _LSE if header.wants_lse else None
     order = 0 if order is None else order
     call = Call(query, key, value, mask, 0.0, False, scale, True, score, normalizer, softcap, engine, request, order)
-    plan, problem = plan_call(call, is_eager())
+    plan, problem = plan_call(call, call.structure() if is_eager() else None)
     held = [query, key, value]
     if tensors:
         held += [tensor for part in (mask, score, normalizer) if part is not None for tensor in part.tensors()]

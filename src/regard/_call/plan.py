@@ -17,7 +17,7 @@ from regard._utils.torch_private import functorch_derivatives
 from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, values_unavailable
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
-from regard.engines.base import Runner
+from regard.engines.base import Runner, Shortcut
 from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import (
     Call,
@@ -51,6 +51,8 @@ class Plan:
         The chosen engine.
     run : callable
         The engine's prepared runner for problems of this structure.
+    shortcut : callable or None
+        What runs a call's own tensors without a problem; None if there is a request, or something else to do.
     aux_engine : Engine or None
         An engine that computes the requested auxiliary outputs if ``engine`` does not.
     score, mask, normalizer : Score, Mask and Normalizer, or None
@@ -66,6 +68,7 @@ class Plan:
 
     engine: Engine
     run: Runner
+    shortcut: Shortcut | None
     aux_engine: Engine | None
     score: Score | None
     mask: Mask | None
@@ -85,13 +88,17 @@ class Plan:
     def of(cls, problem: Problem, call: Call) -> Plan:
         """Plan a problem built from this call."""
         chosen, request = choose_engine(problem, call.engine), call.return_aux
+        run = chosen.prepare(problem, request)
+        as_given = [t.shape for t in call[:3]] == [t.shape for t in (problem.query, problem.key, problem.value)]
+        autocast = autocast_is_active(problem.query.device.type)
+        own = type(problem.mask) is not Dense or (type(call.attn_mask) in _TENSORS and len(problem.lead) == 1)
+        direct = request is None and as_given and own and not autocast
         return cls(
-            chosen, chosen.prepare(problem, request), None if request is None else _aux_engine(problem, request),
+            chosen, run, getattr(run, "shortcut", None) if direct else None,
+            None if request is None else _aux_engine(problem, request),
             _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
             problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
-            problem.headless, problem.order,
-            [t.shape for t in call[:3]] == [t.shape for t in (problem.query, problem.key, problem.value)],
-            autocast_is_active(problem.query.device.type),
+            problem.headless, problem.order, as_given, autocast,
         )  # fmt: skip
 
     def problem(self, call: Call) -> Problem:
@@ -159,12 +166,11 @@ def clear_plans() -> None:
 engines.on_change(clear_plans)
 
 
-def plan_call(call: Call, eager: bool) -> tuple[Plan, Problem]:
+def plan_call(call: Call, structure: Hashable | None) -> tuple[Plan, Problem]:
     """Return the plan of a call, cached or new, and the call as a problem.
 
-    Only ``eager`` calls use the cache: those outside compilers, tracers and transforms.
+    ``structure`` is that of the call; None outside eager calls, in compilers, tracers and transforms.
     """
-    structure = call.structure() if eager else None
     plan = cached_plan(structure)
     if plan is not None:
         return plan, plan.problem(call)
@@ -237,7 +243,7 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     flat = engine_candidates(problem)
     if len(flat) < 2:
         return flat[0]
-    if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
+    if engines.TABLE[SDPA] in flat and (is_plain_sdpa(problem) or cost_model.is_tiny(problem)):
         return engines.TABLE[SDPA]
     times = estimated_seconds(flat, problem)
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # in order of preference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -64,6 +64,9 @@ class Cost:
 
 #: Executes problems of one structure.
 Runner = Callable[[Problem], EngineOutput]
+#: Takes query, key, value and ``attn_mask`` of a call and returns the runner's output, or None if the problem must run.
+#: A runner may have one as its attribute ``shortcut``: in small calls, building a problem costs as much as the kernel.
+Shortcut = Callable[[Tensor, Tensor, Tensor, Any], Tensor | None]
 
 
 class Engine(ABC):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
+from operator import mul
 
 import torch
 
@@ -49,6 +50,10 @@ OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
+#: Pairs × (features + values) of a forward pass up to which engine "fused" spends more around its kernels than in them.
+TINY = 1 << 22
+#: Share of the keys that lists may name so that engine "fused" compares queries with these keys alone.
+LISTED = 0.3
 
 
 def family(problem: Problem) -> str:
@@ -87,22 +92,45 @@ def cost_key(problem: Problem) -> str:
     return f"{family(problem)}{normalizer_family(problem)}/{kind}/{'backward' if problem.wants_grad else 'forward'}"
 
 
-def terms(problem: Problem) -> tuple[float, ...]:
-    """Return the amount of each of :data:`TERMS`."""
+def terms(problem: Problem, share: float | None = None) -> tuple[float, ...]:
+    """Return the amount of each of :data:`TERMS`; ``share`` is that of the pairs that are compared, if it is known."""
     e = problem.extent
     C, V = problem.query.shape[-1], problem.value.shape[-1]
     if family(problem) == "additive":
         C = problem.score.tensors()[0].shape[-1]  # w_v: the number of hidden features
     pairs = float(e.B * e.H * e.L * e.S)
-    if reads_mask_values(problem):
+    if share is not None:
+        pairs *= share
+    elif reads_mask_values(problem):
         pairs *= problem.visible_share
     numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
     return 1.0, float(e.B), pairs, pairs * C, pairs * V, float(numbers)
 
 
+def listed_share(problem: Problem) -> float | None:
+    """Return the share of the keys that short lists name, which other engines than "fused" do not profit from."""
+    mask, S = problem.mask, problem.extent.S
+    if mask is None or mask.has_bias or mask.listed_keys is None or S == 0:
+        return None
+    return mask.listed_keys / S if mask.listed_keys <= LISTED * S else None
+
+
+def is_tiny(problem: Problem) -> bool:
+    """Whether a call is so small that engine "sdpa", which has the least to do around its kernel, is the fastest.
+
+    The model's rates are fitted to calls of all sizes, and many times too large for such a call.
+    """
+    e, mask = problem.extent, problem.mask
+    if type(problem.score) is not scores.ScaledDot or problem.query.itemsize < 4 or not problem.query.is_cpu:
+        return False
+    if problem.wants_grad or problem.dropout_p or not (mask is None or isinstance(mask, masks.Dense) or mask.is_fixed):
+        return False
+    return e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) <= TINY
+
+
 def reads_mask_values(problem: Problem) -> bool:
     """Whether the estimate depends on the visible share of the mask."""
-    if problem.mask is None or isinstance(problem.mask, masks.Dense):
+    if problem.mask is None or isinstance(problem.mask, masks.Dense) or listed_share(problem) is not None:
         return False
     e = problem.extent
     return float(e.B * e.H * e.L * e.S) * (problem.query.shape[-1] + problem.value.shape[-1]) > SMALL
@@ -126,13 +154,14 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
         return {}
     key = cost_key(problem)
     rates = {name: found for name in names if (found := table().get(f"{name}/{key}")) is not None}
-    amounts = terms(problem) if rates else ()
-    times = {name: sum(rate * amount for rate, amount in zip(found, amounts)) for name, found in rates.items()}
+    listed = listed_share(problem)
+    amounts = {name: terms(problem, listed if listed is None or name == "fused" else 1.0) for name in rates}
+    times = {name: sum(map(mul, found, amounts[name])) for name, found in rates.items()}
     options = {"softcap": problem.softcap, "dropout": problem.dropout_p}
     options["sink"] = isinstance(problem.normalizer, SoftmaxSink)
     for option in (option for option, used in options.items() if used):
         for name in times:
-            times[name] += OPTIONS[option].get(name, (0.0, 0.0))[problem.wants_grad] * amounts[PAIRS]
+            times[name] += OPTIONS[option].get(name, (0.0, 0.0))[problem.wants_grad] * amounts[name][PAIRS]
     tiled = problem.query.dtype == torch.bfloat16 and _has_amx()
     if family(problem) == "step":
         narrow = {name: NARROW_STEP.get(name, {}).get(problem.query.dtype, 1.0) for name in times}

@@ -183,6 +183,8 @@ def check_request(value: Any) -> None:
 _NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
 _NO_NAMES: dict[Any, Any] = {}
+# Bound once, because every call uses them.
+_STRIDED, _is_grad_enabled, _get_num_threads = torch.strided, torch.is_grad_enabled, torch.get_num_threads
 
 
 class Call(NamedTuple):
@@ -208,34 +210,35 @@ class Call(NamedTuple):
 
     def structure(self) -> Hashable | None:
         """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached."""
-        ends = []
-        for tensor in (self.query, self.key, self.value):
-            if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+        ends: list[Any] = []
+        for tensor in self[:3]:
+            if type(tensor) not in _TENSORS or tensor.layout is not _STRIDED or tensor.is_nested:
                 return None
-            ends.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad))
-        for number in (self.dropout_p, self.scale, self.softcap):
-            if type(number) not in _NUMBERS:
-                return None
-        if type(self.is_causal) is not bool or type(self.enable_gqa) is not bool:
+            # A bool is faster to hash and to compare than a device.
+            device = tensor.is_cpu or tensor.device
+            ends += tensor.shape, tensor.stride(), tensor.dtype, device, tensor.requires_grad
+        _, _, _, mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine, aux, order = self
+        if type(dropout_p) not in _NUMBERS or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
             return None
-        parts: list[Any] = []
-        for part, table in ((self.attn_mask, _NO_NAMES), (self.score, SCORES), (self.normalizer, NORMALIZERS)):
-            if type(part) in PLAIN:  # resolve names, whose registration may change
-                parts.append(table.get(part, part))
+        if type(is_causal) is not bool or type(enable_gqa) is not bool:
+            return None
+        for part, table in ((mask, _NO_NAMES), (score, SCORES), (normalizer, NORMALIZERS)):
+            kind = type(part)
+            if kind in PLAIN:  # resolve names, whose registration may change
+                ends.append(table.get(part, part))
                 continue
-            if type(part) in _TENSORS:
+            if kind in _TENSORS:
                 found: Any = _tensor_structure(part)
-            elif type(part) is FunctionType and part is self.attn_mask:
+            elif kind is FunctionType and part is mask:
                 found = masks.Predicate(part).structure()
             else:
                 found = part.structure() if isinstance(part, Part) else None
             if found is None:
                 return None
-            parts.append(found)
-        named = type(self.engine) is str or hasattr(self.engine, "refusal")
-        if not named or not (self.return_aux is None or type(self.return_aux) is AuxRequest):
+            ends.append(found)
+        named = type(engine) is str or hasattr(engine, "refusal")
+        if not named or not (aux is None or type(aux) is AuxRequest):
             return None
-        order = self.order
         if type(order) is not int:
             order = order.structure() if type(order) is LocalLinear else None
             if order is None:
@@ -243,10 +246,9 @@ class Call(NamedTuple):
         autocast = None
         if is_autocast_enabled() and autocast_is_active(self.query.device.type):
             autocast = torch.get_autocast_dtype(self.query.device.type)
-        return (
-            *ends, *parts, self.dropout_p, self.is_causal, self.scale, self.enable_gqa, self.softcap, self.engine,
-            self.return_aux, torch.is_grad_enabled(), autocast, torch.get_num_threads(), order,
-        )  # fmt: skip
+        ends += dropout_p, is_causal, scale, enable_gqa, softcap, engine, aux, order, autocast
+        ends += _is_grad_enabled(), _get_num_threads()
+        return tuple(ends)
 
 
 def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from regard._utils.torch_private import flash_attention_backward, in_forward_mod
 from regard._utils.tracing import is_exported_to_onnx, is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest
-from regard.engines.base import Cost, Engine, EngineOutput, Runner
+from regard.engines.base import Cost, Engine, EngineOutput, Runner, Shortcut
 from regard.engines.flash import LARGE_LSE, flash_attention, scores_fit
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, OnlineSoftmax, Run, Span, spans
@@ -388,9 +388,8 @@ def is_causal(problem: Problem) -> bool:
     return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
 
 
-def matrix(mask: masks.Dense, dtype: torch.dtype) -> Tensor:
-    """Return a dense mask as a four-dimensional bias."""
-    values = mask.values
+def matrix(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of a dense mask as a four-dimensional bias."""
     values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
     if values.dtype != torch.bool:
         return values.to(dtype)
@@ -526,6 +525,8 @@ class Sdpa(Engine):
             assert outcome is not None
             return outcome
 
+        if attend is _run_as_given and kernel_mask is not None and not (wants_grad and kernel_mask.hides):
+            run.shortcut = _shortcut(problem, kernel_mask)  # type: ignore[attr-defined]
         return run
 
     def _prepare_with_sink(self, problem: Problem) -> Runner:
@@ -649,16 +650,40 @@ def _run_as_given(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | N
     """Run the kernel without pre- and postprocessing, unless the mask needs blocks."""
     if kernel_mask.blocks is not None:
         return _run(problem, kernel_mask)
-    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
-    if kernel_mask.keys is not None:
-        key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
-    if query.shape[1] != key.shape[1]:
-        return EngineOutput(*_folded(query, key, value, problem.scale, None, 0.0))
-    added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else kernel_mask.added
-    output, lse = flash_attention(query, key, value, kernel_mask.causal, added, problem.scale)
+    mask = problem.mask
+    values = mask.values if isinstance(mask, masks.Dense) else None
+    output, lse = _as_given(problem.query, problem.key, problem.value, values, kernel_mask, problem.scale)
     if kernel_mask is GIVEN:
         return EngineOutput(output)
+    lse = lse.reshape(output.shape[:3])
     return EngineOutput(output, lse if kernel_mask.empty is None else lse.masked_fill(kernel_mask.empty, -torch.inf))
+
+
+def _as_given(
+    query: Tensor, key: Tensor, value: Tensor, values: Tensor | None, kernel_mask: KernelMask, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output (B, H, L, V) and the log-sum-exp (B, G, H // G · L); ``values`` are those of a dense mask."""
+    if kernel_mask.keys is not None:
+        key, value = key[:, :, kernel_mask.keys], value[:, :, kernel_mask.keys]
+    if query.shape[1] != key.shape[1]:  # query heads become rows of their key head
+        shape = query.shape
+        output, lse = flash_attention(query.reshape(shape[0], key.shape[1], -1, shape[3]), key, value, scale=scale)
+        return output.reshape(shape), lse
+    added = kernel_mask.added if values is None else matrix(values, query.dtype)
+    return flash_attention(query, key, value, kernel_mask.causal, added, scale)
+
+
+def _shortcut(problem: Problem, kernel_mask: KernelMask) -> Shortcut | None:
+    """Return :func:`_as_given` for problems of this structure, if its output is finite; see ``nonfinite``."""
+    if kernel_mask.blocks is not None:
+        return None
+    scale, is_dense = problem.scale, isinstance(problem.mask, masks.Dense)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any) -> Tensor | None:
+        output = _as_given(query, key, value, attn_mask if is_dense else None, kernel_mask, scale)[0]
+        return output if dense.is_finite(output) else None
+
+    return run
 
 
 def _run(problem: Problem, kernel_mask: KernelMask) -> EngineOutput | None:
@@ -707,7 +732,7 @@ def _dispatch(
         return _folded(query, key, value, scale, None, problem.dropout_p)
     if isinstance(mask, masks.Dense):
         same = not mask.has_bias or mask.values.dtype == query.dtype
-        added = matrix(mask, query.dtype if same else wide_dtype(query.dtype))
+        added = matrix(mask.values, query.dtype if same else wide_dtype(query.dtype))
         if G != H and added.shape[1] == added.shape[2] == 1:
             return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
         key, value = _expanded(H, key, value)
@@ -770,7 +795,7 @@ def _part(
     if own.blocks is not None and mask is not None:
         plan = BlockedRun(mask, problem.extent, own.blocks, scale, True, (output, lse))
         return BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
-    added = matrix(mask, query.dtype) if isinstance(mask, masks.Dense) else own.added
+    added = matrix(mask.values, query.dtype) if isinstance(mask, masks.Dense) else own.added
     return _KernelPart.apply((output, lse, added, own.causal, scale), query, key, value)
 
 

@@ -98,6 +98,8 @@ FLAWED_ELF: dict[str, tuple[Callable[[], bytes], str]] = {
     "another machine": (for_another_machine, "cannot be loaded (they are for another kind of processor)"),
     "newer system": (lambda: patched(b"\0GLIBC_2.", b"\0GLIBC_9."), "not found"),
     "unknown symbol": (lambda: patched(b"\0memset\0", b"\0memsex\0"), "undefined symbol: memsex"),
+    "another record": (lambda: patched(b" saved_every ", b" saved_avery "), "are of another version"),
+    "another order of sizes": (lambda: patched(b" S C V K list_b ", b" C S V K list_b "), "are of another version"),
     "fewer processors": (
         lambda: patched(LAST_KIND, LAST_KIND.replace(b"float32", b"float31")),
         f"have no code for this processor ({library.processor()})",

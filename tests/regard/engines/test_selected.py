@@ -1,5 +1,7 @@
 """The kernels for lists of keys: outputs and gradients against float64, and which calls use them."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,7 +36,7 @@ def test_outputs_and_gradients(data):
     """In float64, for sizes on both sides of vectors, buckets and parts."""
     pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
     G, group, B, L = pick(1, 2), pick(1, 3), pick(1, 2), pick(1, 7, 129)
-    H, S, C, V = G * group, pick(40, 256, 521), pick(1, 4, 7, 32), pick(1, 5, 16, 36)
+    H, S, C, V = G * group, pick(40, 512, 1100), pick(1, 7, 16, 32, 64), pick(1, 5, 16, 36, 64)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     block = pick(1, 3, 130)
     size = pick(1, B), pick(1, G, H), L, pick(1, 3, 12)
@@ -48,7 +50,8 @@ def test_outputs_and_gradients(data):
         ),
     ))  # fmt: skip
     arrays = ends(generator, B, H, G, L, S, C, V)
-    found = results(*arrays, mask, engine="fused")
+    with patch.object(selected, "_ROWS", pick(50, 512)):
+        found = results(*arrays, mask, engine="fused")
     for one, other in zip(found, results(*arrays, wanted, engine="reference")):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -114,3 +117,10 @@ def test_threads_agree():
     for one, two, three in zip(alone, together, again):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
         assert torch.equal(two, three)
+
+
+def test_few_queries_with_short_lists_do_not_read_all_keys():
+    """The cost of other engines is that of all pairs, however few the queries are."""
+    query, key = torch.empty(1, 8, 16, 64), torch.empty(1, 8, 16384, 64)
+    lists = torch.zeros(1, 1, 16, 2048, dtype=torch.int64)
+    assert regard.explain(query, key, key, masks.selected(lists)).engine.name == "fused"

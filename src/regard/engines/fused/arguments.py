@@ -17,6 +17,10 @@ BLOCK, GROUP = 64, 4
 BAND = 16
 #: Every row of lanes is a multiple of this long.
 PAD = 16
+#: Steps of a recurrence that are handled at once.
+SPAN = 16
+#: Keys whose rows stay in a cache while many queries with lists of keys read them.
+BUCKET = 512
 #: The distance of the rows of an array whose lanes are keys: no power of two, or rows would share a cache's few sets.
 ROW = TILE + PAD
 
@@ -119,4 +123,37 @@ _PREPARE = {"query": "B S C", "weight": "H V", "query_class": "B S", "output": "
 SHAPES = {
     kernel: {name: tuple(shape.split()) for name, shape in shapes.items()}
     for kernel, shapes in (("forward", _ROWS | _FORWARD), ("backward", _ROWS | _BACKWARD), ("prepare", _PREPARE))
+}
+
+
+def _names(*groups: tuple[str, str]) -> tuple[str, ...]:
+    """Return all names, each with the suffixes of its group: a name with suffixes ``" _b"`` is two numbers."""
+    return tuple([name + end for names, ends in groups for name in names.split() for end in ends.split(" ")])
+
+
+_STRIDES = " _b _h _l"
+#: The numbers of the records that kernels take, in their order: ``csrc/records.h`` states them too, and what they are.
+RECORDS = {
+    "recurrence": _names(
+        ("H G L K V query_heads delta kind parts saved_every", ""),
+        ("query key value decay rate output", _STRIDES),
+        ("start end residual saved wrong", ""),
+        ("grad d_query d_key d_value d_decay d_rate", _STRIDES),
+        ("query_part key_part d_end d_start", ""),
+    ),
+    "lines": _names(
+        ("query place key value bias start stop output slopes means factors state", ""),
+        ("B H G L S C V gaussian interval_b interval_h interval_r bias_b bias_h bias_r bias_c", ""),
+    ),
+    "selection": _names(("B H G L S C V K list_b list_h rows together", "")),
+    "layer": _names(
+        ("norm_own norm_other norm_forward", " _bias"),
+        ("query_key_value own_output other_query other_output up down", " _scales _bias"),
+        ("key value other_key other_value", ""),
+    ),
+    "stack": _names(
+        ("layers count norm_first E H F kv_row other_kv_row place", ""),
+        ("own other", "_which _rows _row _counts _all"),
+        ("last_norm", " _bias"),
+    ),
 }

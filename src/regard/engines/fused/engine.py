@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import scores
 from regard._utils.torch_private import functorch_derivatives, in_forward_mode
 from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_traced
-from regard.engines import dense, nonfinite
+from regard.engines import cost_model, dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.fused import covers, in_place, library, lines, morton
@@ -22,7 +22,7 @@ from regard.engines.fused.families import family_of, inverse_of, is_direct, kind
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.rules import Rule
 from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes, held_scores
-from regard.engines.fused.selected import FEW, KeyLists, SelectedKeys
+from regard.engines.fused.selected import KeyLists, SelectedKeys
 from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
@@ -155,14 +155,11 @@ class Fused(Engine):
 
 def _is_listed(problem: Problem, request: AuxRequest | None) -> bool:
     """Whether the mask holds short lists of keys, and nothing is wanted that needs other kernels."""
-    mask, S = problem.mask, problem.extent.S
-    if mask is None or mask.has_bias or family_of(problem.score) != "dot":
+    if cost_model.listed_share(problem) is None or family_of(problem.score) != "dot":
         return False
     if not problem.is_softmax or problem.softcap is not None or problem.dropout_p:
         return False
-    if request is not None and (request.max or request.entropy or request.received or request.topk):
-        return False
-    return mask.listed_keys is not None and mask.listed_keys <= FEW * S
+    return request is None or not (request.max or request.entropy or request.received or request.topk)
 
 
 def _attend_to_lists(problem: Problem) -> EngineOutput:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.engines.fused import library, pool
-from regard.engines.fused.arguments import PAD
+from regard.engines.fused.arguments import PAD, RECORDS
 from regard.engines.fused.panels import Panels, rounding_room
 
-#: Numbers of a layer, and places of its keys and values among them; ``csrc/layers.h`` states the order.
-_LAYER: Final = 28
-_KEYS: Final = 24
+#: Numbers of a layer, and places of its keys and values among them.
+_LAYER: Final = len(RECORDS["layer"])
+_KEYS: Final = RECORDS["layer"].index("key")
 _NO_TABLE: Final = (0, 0, 0, 0, 0)
 #: Multiplications that are worth a thread.
 _WORTH: Final = 1 << 20

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from regard._utils.errors import rejected
-from regard.engines.fused.arguments import BAND, BLOCK, CHUNK, FIELDS, GROUP, PAD, TILE
+from regard.engines.fused.arguments import BAND, BLOCK, BUCKET, CHUNK, FIELDS, GROUP, PAD, RECORDS, SPAN, TILE
 
 #: The library's file; REGARD_KERNELS names another build of it, such as one with sanitizers.
 FILE: Final = Path(os.environ.get("REGARD_KERNELS") or Path(__file__).parent / "_kernels.so")
@@ -121,10 +121,12 @@ def _opened() -> tuple[Any, str | None]:
         if (flaw := _flaw(FILE.read_bytes())) is not None:
             raise OSError(flaw)
         library = ctypes.CDLL(str(FILE))
-        library.regard_fields.restype = ctypes.c_char_p
+        library.regard_fields.restype = library.regard_records.restype = ctypes.c_char_p
         library.regard_sizes.restype = ctypes.POINTER(ctypes.c_int64)
-        sizes = TILE, CHUNK, BLOCK, GROUP, BAND, PAD
+        sizes = TILE, CHUNK, BLOCK, GROUP, BAND, PAD, SPAN, BUCKET
+        records = "\n".join(" ".join((name, *fields)) for name, fields in RECORDS.items())
         fits = library.regard_fields().decode().split() == list(FIELDS)
+        fits = fits and library.regard_records().decode() == records
         fits = fits and tuple(library.regard_sizes()[: len(sizes)]) == sizes
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         return None, f"its compiled kernels cannot be loaded ({error}); install regard again"

@@ -149,7 +149,7 @@ class _Fit:
     def numbers(
         self, query: Tensor, place: Tensor, key: Tensor, value: Tensor, output: Tensor, kept: Sequence[Tensor]
     ) -> Tensor:
-        """Return the numbers of the kernels: see ``Lines`` in ``csrc/lines.h``; ``kept`` is empty or all of that."""
+        """Return the numbers of the kernels: see ``RECORDS``; ``kept`` is empty or all of that."""
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
         arrays = [query, place, key, value, self.bias, self.start, self.stop, output]
         pointers = [0 if t is None else t.data_ptr() for t in arrays]

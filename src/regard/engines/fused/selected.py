@@ -11,19 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import library, pool
-from regard.engines.fused.arguments import PAD
+from regard.engines.fused.arguments import BUCKET, PAD
 from regard.masks.base import Extent, Mask
 
-#: Keys of a bucket, as in ``csrc/selected.h``.
-BUCKET = 128
-#: Queries that a part has at most, and bytes that say which keys they see.
-_ROWS, _BITS = 128, 1 << 20
+#: Queries that a part has at most, as few as are worth it, and bytes that a thread holds for their pairs.
+_ROWS, _FEW_ROWS, _PAIRS = 512, 64, 12 << 20
 #: Indices of keys that are held at once.
 _HELD = 1 << 24
 #: Tasks per thread, so that none waits long for another.
 _TASKS = 4
-#: Share of the keys that a list may name before evaluating all pairs is faster.
-FEW = 0.3
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class KeyLists:
     def parts(self) -> list[tuple[int, int]]:
         """Return the first query of each part, and one past its last."""
         L = self.extent.L
-        step = max(_HELD // max(self.extent.B * self.extent.H * (self.mask.listed_keys or 0), 1), _ROWS)
+        step = _HELD // max(self.extent.B * self.extent.H * (self.mask.listed_keys or 0), 1) // _ROWS * _ROWS or _ROWS
         return [(first, min(first + step, L)) for first in range(0, L, step)]
 
     def of(self, first: int, last: int) -> Tensor:
@@ -69,7 +65,7 @@ class SelectedKeys(torch.autograd.Function):
         query, key, value, output, lse = ctx.saved_tensors
         rows = grad, lse, (grad * output).sum(-1)
         heads = key.shape[0] * key.shape[1]
-        shares = min(-(-torch.get_num_threads() // heads), -(-query.shape[2] // _ROWS))
+        shares = min(-(-torch.get_num_threads() // heads), -(-query.shape[2] // _FEW_ROWS))
         sums = [x.new_zeros(shares, *x.shape) for x in (key, value)]
         found = []
         for first, last in ctx.lists.parts():
@@ -89,12 +85,20 @@ class _Part:
         self.lists = lists.of(*part)
         (B, H, L, C), (_, G, S, V) = self.query.shape, value.shape
         strides = [0 if n == 1 else stride for n, stride in zip(self.lists.shape[:2], self.lists.stride())]
-        buckets = -(-S // BUCKET)
-        rows = max(8, min(_ROWS, _BITS // (BUCKET // 8 * buckets), L))
-        #: Number of blocks of queries that the kernels handle together.
-        self.blocks = -(-L // rows)
-        self.sizes = torch.tensor([B, H, G, L, S, C, V, self.lists.shape[-1], *strides, rows], device="cpu")
-        self.room = BUCKET // 8 * buckets * rows + 2 * 8 * (BUCKET + PAD)
+        K, threads = self.lists.shape[-1], torch.get_num_threads()
+        row, buckets = -(-K // PAD) * PAD + PAD, -(-S // BUCKET)
+        pair = 2 * value.element_size() + 4  # two numbers and an index
+        enough = max(-(-L // threads), _FEW_ROWS)
+        rows = max(min(_ROWS, _PAIRS // (row * pair), enough, L), 1)
+        blocks = -(-L // rows)
+        # Heads that share a list have it ordered once, if that leaves work for all threads.
+        together = 1 if strides[1] else H if B * blocks >= threads else H // G
+        #: Number of work items of the forward pass.
+        self.items = B * H // together * blocks
+        sizes = [B, H, G, L, S, C, V, K, *strides, rows, together]
+        self.sizes = torch.tensor(sizes, device="cpu")
+        bits = -(-S // (64 * PAD)) * PAD * 8
+        self.room = bits + rows * (row * pair + 4 * buckets)  # as in Room of csrc/selected.h
         arrays = self.query, key, value, self.lists, self.sizes
         self.given = *(x.data_ptr() for x in arrays), scale
 
@@ -115,7 +119,7 @@ def _forward(call: _Part) -> tuple[Tensor, Tensor]:
         memory = call.scratch()
         function(*call.given, first, last, *(x.data_ptr() for x in (output, peak, total, memory)))
 
-    shared(run, B * call.key.shape[1] * call.blocks)
+    shared(run, call.items)
     empty = total == 0
     return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from regard._utils.tracing import autocast_is_active, is_traced
 from regard.engines.fused import library, pool
-from regard.engines.fused.arguments import PAD
+from regard.engines.fused.arguments import PAD, RECORDS
+from regard.engines.fused.arguments import SPAN as _CHUNK
 from regard.nn.linear.steps import Steps
 
-#: Steps of a chunk, as in ``csrc/recurrence.h``, and steps that are cheaper one after another.
-_CHUNK, FEW = 16, 4
+#: Steps that are cheaper one after another than in a chunk.
+FEW = 4
 #: Chunks between two saved states: the backward pass computes those in between again.
 _SAVED_EVERY = 8
 #: Tasks per thread, so that none waits long for another; multiplications that are worth a thread.
@@ -279,10 +280,12 @@ class _Call:
         pool.run([lambda first=first, last=last: part(first, last) for first, last in cuts])
 
 
-#: Places among the numbers of ``Recurrence`` in ``csrc/recurrence.h``.
-_QUERY, _KEY, _VALUE, _DECAY, _RATE, _OUTPUT = range(10, 34, 4)
-_START, _END, _, _, _WRONG, _GRAD = range(34, 40)
-_COUNT = 67
+#: Places among the numbers of a call.
+_QUERY, _KEY, _VALUE, _DECAY, _RATE, _OUTPUT, _START, _END, _WRONG, _GRAD = map(
+    RECORDS["recurrence"].index,
+    ("query", "key", "value", "decay", "rate", "output", "start", "end", "wrong", "grad"),
+)
+_COUNT = len(RECORDS["recurrence"])
 
 
 def _numbers(
@@ -296,7 +299,7 @@ def _numbers(
     delta: bool,
     parts: int = 1,
 ) -> array[int]:
-    """Return the numbers of ``Recurrence``, those from ``wrong`` on 0."""
+    """Return the numbers of a call, those from ``wrong`` on 0."""
     _, H, L, V = value.shape
     kind = 0 if decay is None else 1 if decay.shape[-1] == 1 else 2
     sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], delta, kind, parts, _SAVED_EVERY)

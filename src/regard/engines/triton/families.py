@@ -66,13 +66,28 @@ class Rows:
         """
         query, key, score, wide = problem.query, problem.key, problem.score, problem.compute_dtype
         dot = family_of(score) == DOT
-        if not dot or type(score).project is not Score.project:
-            projected = score.cast(wide).project(query.to(wide), key.to(wide))
+        if type(score).project is not Score.project:
+            projected = _projected(score.cast(wide), query.to(wide), key.to(wide), problem.mask is not None)
             query, key = (t.to(problem.query.dtype) for t in projected) if dot else projected
+        elif not dot:
+            query, key = query.to(wide), key.to(wide)
         sink = None
         if isinstance(problem.normalizer, SoftmaxSink):
             sink = problem.normalizer.logits(query.new_empty((), dtype=wide)).reshape(1, -1).expand(1, query.shape[1])
         return cls(query, key, problem.value, _weight(score.cast(wide), query), sink)
+
+
+def _projected(score: Score, query: Tensor, key: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
+    """Return projected rows; those that are not finite become NaN, outside of the graph if pairs may be hidden.
+
+    The gradient of a hidden row is 0, and that of a projection multiplies it by the row.
+    """
+    if not masked:
+        return score.project(query, key)
+    bad = [~t.detach().isfinite().all(-1, keepdim=True) for t in (query, key)]
+    rows = score.project(*(torch.where(b, 0.0, t) for b, t in zip(bad, (query, key))))
+    query, key = (t.masked_fill(b, torch.nan) for b, t in zip(bad, rows))
+    return query, key
 
 
 def _weight(score: Score, query: Tensor) -> Tensor:

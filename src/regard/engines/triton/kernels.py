@@ -63,10 +63,10 @@ def finite(x):
 
 
 @triton.jit
-def kept(seed, bh, rows, keys, threshold):
+def kept(seed, bh, r0, k0, rows, keys, threshold):
     """Return which weights dropout keeps: random bits that follow from the seed, head, query and key alone."""
-    r = rows[:, None].to(tl.uint32) + (keys[None, :] * 0).to(tl.uint32)
-    k = keys[None, :].to(tl.uint32) + (rows[:, None] * 0).to(tl.uint32)
+    r = (r0 + rows).to(tl.uint32)[:, None] + (keys * 0).to(tl.uint32)[None, :]
+    k = (k0 + keys).to(tl.uint32)[None, :] + (rows * 0).to(tl.uint32)[:, None]
     bits, _, _, _ = tl.philox(seed, k, r, (r * 0 + bh).to(tl.uint32), r * 0)
     return bits >= threshold
 
@@ -92,17 +92,17 @@ def column(pointer, rows, count, row_stride, c, col_stride, WIDE: tl.constexpr):
 
 
 @triton.jit
-def apart(query, key, weight, rest, rows, keys, L, S, c, q_r, q_c, k_r, k_c, WIDE: tl.constexpr):
+def apart(query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, WIDE: tl.constexpr):
     """Return the difference of query and key in feature c, in units of the width, and the inverse width."""
     inverse = tl.load(weight + c).to(WIDE)
-    q, k = column(query, rows, L, q_r, c, q_c, WIDE), column(key, keys, S, k_r, c, k_c, WIDE)
+    q, k = column(query, rows, nr, q_r, c, q_c, WIDE), column(key, keys, nk, k_r, c, k_c, WIDE)
     difference = q[:, None] - k[None, :]
     return difference * inverse + difference * tl.load(rest + c).to(WIDE), inverse
 
 
 @triton.jit
 def raw_scores(
-    q, k, query, key, weight, rest, rows, keys, L, S, C, q_r, q_c, k_r, k_c,
+    q, k, query, key, weight, rest, rows, keys, nr, nk, C, q_r, q_c, k_r, k_c,
     FAMILY: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -119,12 +119,12 @@ def raw_scores(
         if FAMILY == ADDITIVE:
             for c in range(0, C):
                 w = tl.load(weight + c).to(WIDE)
-                a = column(query, rows, L, q_r, c, q_c, WIDE)[:, None]
-                square += w * tanh(a + column(key, keys, S, k_r, c, k_c, WIDE)[None, :], WIDE)
+                a = column(query, rows, nr, q_r, c, q_c, WIDE)[:, None]
+                square += w * tanh(a + column(key, keys, nk, k_r, c, k_c, WIDE)[None, :], WIDE)
             scores = square
         else:
             for c in range(0, C):
-                x, _ = apart(query, key, weight, rest, rows, keys, L, S, c, q_r, q_c, k_r, k_c, WIDE)
+                x, _ = apart(query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, WIDE)
                 if KIND == LAPLACIAN:
                     square += tl.abs(x)
                 else:
@@ -158,21 +158,21 @@ def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def visible_pairs(
-    b, h, rows, keys, block, col, L, S,
+    b, h, r0, k0, rows, keys, block, col, nr, nk,
     start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
     SPANS: tl.constexpr, BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Return which pairs of a tile the mask shows, of those that exist."""
-    seen = (keys[None, :] < S) & (rows[:, None] < L)
+    seen = (keys[None, :] < nk) & (rows[:, None] < nr)
     if SPANS:
-        at = b * s_b + h * s_h + rows * s_r
-        first = tl.load(start + at, mask=rows < L, other=0)
-        last = tl.load(stop + at, mask=rows < L, other=0)
+        at = b * s_b + h * s_h + r0 * s_r + rows * s_r
+        first = (tl.load(start + at, mask=rows < nr, other=0) - k0).to(tl.int32)
+        last = (tl.load(stop + at, mask=rows < nr, other=0) - k0).to(tl.int32)
         seen = seen & (keys[None, :] >= first[:, None]) & (keys[None, :] < last[:, None])
     if BITS:
         tile = tl.load(tiles + b * t_b + h * t_h + block * t_r + col).to(tl.int64)
         local, bit = tl.arange(0, BM), tl.arange(0, BN)
-        at = words + (tile * BM + local[:, None]) * W + bit[None, :] // 32
+        at = words + tile * BM * W + (local[:, None] * W + bit[None, :] // 32)
         word = tl.load(at, mask=(tile >= 0) & (bit[None, :] >= 0), other=-1)
         seen = seen & (((word >> (bit[None, :] % 32)) & 1) == 1)
     return seen
@@ -180,25 +180,25 @@ def visible_pairs(
 
 @triton.jit
 def tile_scores(
-    q, k, query, key, weight, rest, b, h, rows, keys, block, col, L, S, C, q_r, q_c, k_r, k_c, scale, softcap,
-    start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
+    q, k, query, key, weight, rest, b, h, r0, k0, rows, keys, block, col, nr, nk, C, q_r, q_c, k_r, k_c,
+    scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     FAMILY: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SPANS: tl.constexpr, BITS: tl.constexpr,
     BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     W: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of a tile, −inf where hidden, what is visible, the squared distances, and the slope."""
     raw, seen, square = raw_scores(
-        q, k, query, key, weight, rest, rows, keys, L, S, C, q_r, q_c, k_r, k_c, FAMILY, KIND, PRECISION, WIDE, BM, BN
+        q, k, query, key, weight, rest, rows, keys, nr, nk, C, q_r, q_c, k_r, k_c, FAMILY, KIND, PRECISION, WIDE, BM, BN
     )
     scores, slope = scaled(raw, scale, softcap, SOFTCAP, WIDE)
     if MASKED:
         seen = seen & visible_pairs(
-            b, h, rows, keys, block, col, L, S, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
+            b, h, r0, k0, rows, keys, block, col, nr, nk, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
             SPANS, BITS, BM, BN, W,
         )  # fmt: skip
         if BIAS:
-            at = bias + b * b_b + h * b_h + rows[:, None] * b_r + keys[None, :] * b_c
-            added = tl.load(at, mask=(rows[:, None] < L) & (keys[None, :] < S), other=0.0).to(WIDE)
+            at = bias + (b * b_b + h * b_h + r0 * b_r + k0 * b_c) + (rows[:, None] * b_r + keys[None, :] * b_c)
+            added = tl.load(at, mask=(rows[:, None] < nr) & (keys[None, :] < nk), other=0.0).to(WIDE)
             seen = seen & (added != float("-inf"))
             scores += added
         scores = tl.where(seen, scores, float("-inf"))
@@ -211,14 +211,14 @@ def read(weights, v, seen, PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: 
     if MASKED:
         good = finite(v)
         out = tl.dot(weights.to(v.dtype), tl.where(good, v, 0.0), input_precision=PRECISION, out_dtype=WIDE)
-        if tl.min(good.to(tl.int32)) == 0:  # sums of the bad values that a row sees: NaN, inf or −inf
-            shown = seen.to(tl.float32)
-            high = tl.dot(shown, (v == float("inf")).to(tl.float32), input_precision="ieee")
-            low = tl.dot(shown, (v == float("-inf")).to(tl.float32), input_precision="ieee")
-            lost = tl.dot(shown, (v != v).to(tl.float32), input_precision="ieee")
-            out += tl.where(high > 0, float("inf"), 0.0)
-            out += tl.where(low > 0, float("-inf"), 0.0)
-            out += tl.where(lost > 0, float("nan"), 0.0)
+        if tl.min(good.to(tl.int32)) == 0:
+            # Count what a row sees, in digits of one number: inf, −inf and NaN.
+            code = tl.where(good, 0.0, tl.where(v == float("inf"), 1.0, tl.where(v == float("-inf"), 128.0, 16384.0)))
+            count = tl.dot(seen.to(tl.float16), code.to(tl.float16), out_dtype=tl.float32)
+            lost = count >= 16384
+            low, high = count >= 128, count - tl.floor(count * 0.0078125) * 128 > 0
+            bad = tl.where(lost | (low & high), float("nan"), tl.where(low, float("-inf"), float("inf")))
+            out = tl.where(count > 0, out + bad, out)
     else:
         out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
     return out
@@ -249,15 +249,16 @@ def forward(
     block = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // H, bh % H
-    query += b * q_b + h * q_h
+    r0 = block * BM
+    nr, rows, keys = (L - r0).to(tl.int32), tl.arange(0, BM), tl.arange(0, BN)
+    query += b * q_b + h * q_h + r0 * q_r
     key += b * k_b + h // R * k_h
     value += b * v_b + h // R * v_h
     weight += b * w_b + h * w_h
     rest += b * w_b + h * w_h
-    rows = block * BM + tl.arange(0, BM)
     q = 0
     if FAMILY == DOT:
-        q = load_rows(query, rows, L, q_r, C, q_c, BC, True)
+        q = load_rows(query, rows, nr, q_r, C, q_c, BC, True)
     peak = tl.full((BM,), float("-inf"), WIDE)
     total = tl.zeros((BM,), WIDE)
     out = tl.zeros((BM, BV), WIDE)
@@ -271,10 +272,11 @@ def forward(
     for visit in tl.static_range(HIDES, 2):
         for place in range(full * visit, last * visit + full * (1 - visit)):
             col = bh * 0 + (tl.load(lists + 2 + place) if LISTS else place)
-            keys = col * BN + tl.arange(0, BN)
-            k = load_rows(key, keys, S, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
+            k0 = col * BN
+            nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
+            k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, seen, _, _ = tile_scores(
-                q, k, query, key, weight, rest, b, h, rows, keys, block, col, L, S, C, q_r, q_c, k_r, k_c,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, nr, nk, C, q_r, q_c, k_r, k_c,
                 scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
                 FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, W, visit == 1,
             )  # fmt: skip
@@ -288,15 +290,15 @@ def forward(
             else:
                 weights = 1 / (1 + tl.exp(-scores))
             if DROPOUT:
-                weights = tl.where(kept(seed, bh, rows, keys, threshold), weights * keeping, 0.0)
-            v = load_rows(value, keys, S, v_r, V, v_c, BV, visit == 1)
+                weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
+            v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
             out += read(weights, v, seen, PRECISION, WIDE, visit == 1)
     if RULE == SOFTMAX:
         empty = total == 0
         shift = tl.where(empty, 0.0, peak)
         log = tl.log2(tl.where(empty, 1.0, total)) * LN_2 if BASE2 else tl.log(tl.where(empty, 1.0, total))
         lse = tl.where(empty, float("-inf"), (shift * LN_2 if BASE2 else shift) + log)
-        tl.store(statistic + bh * L + rows, lse, mask=rows < L)
+        tl.store(statistic + bh * L + r0 + rows, lse, mask=rows < nr)
         whole = tl.where(empty, 1.0, total)
         if SINK:
             z = tl.load(sink + b * z_b + h * z_h).to(WIDE) * (LOG2_E if BASE2 else 1.0)
@@ -306,8 +308,8 @@ def forward(
             whole = whole * factor + power(z - top, BASE2)
         out = tl.where(empty[:, None], 0.0, out / whole[:, None])
     cols = tl.arange(0, BV)
-    at = output + (bh * L + rows[:, None]) * V + cols[None, :]
-    tl.store(at, out.to(output.dtype.element_ty), mask=(rows[:, None] < L) & (cols[None, :] < V))
+    at = output + (bh * L + r0) * V + (rows[:, None] * V + cols[None, :])
+    tl.store(at, out.to(output.dtype.element_ty), mask=(rows[:, None] < nr) & (cols[None, :] < V))
 
 
 # Backward -------------------------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def slope_of_square(square, KIND: tl.constexpr):
 
 @triton.jit
 def pair_gradients(
-    gradient, square, query, key, weight, rest, rows, keys, L, S, c, q_r, q_c, k_r, k_c, seen,
+    gradient, square, query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
     FAMILY: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the gradients of feature c of the query (its negative, for kernels, is the key's) and of the weight.
@@ -340,11 +342,11 @@ def pair_gradients(
     """
     if FAMILY == ADDITIVE:
         w = tl.load(weight + c).to(WIDE)
-        a = column(query, rows, L, q_r, c, q_c, WIDE)[:, None]
-        t = tanh(a + column(key, keys, S, k_r, c, k_c, WIDE)[None, :], WIDE)
+        a = column(query, rows, nr, q_r, c, q_c, WIDE)[:, None]
+        t = tanh(a + column(key, keys, nk, k_r, c, k_c, WIDE)[None, :], WIDE)
         to_row, to_weight = gradient * (w * (1 - t * t)), gradient * t
     else:
-        x, inverse = apart(query, key, weight, rest, rows, keys, L, S, c, q_r, q_c, k_r, k_c, WIDE)
+        x, inverse = apart(query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, WIDE)
         if KIND == LAPLACIAN:
             sign = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
             to_row, to_weight = -gradient * sign * inverse, gradient * tl.abs(x) * inverse
@@ -358,7 +360,7 @@ def pair_gradients(
 
 @triton.jit
 def tile_gradients(
-    scores, seen, square, slope, lse, delta, d_out, v, seed, bh, rows, keys, threshold, keeping,
+    scores, seen, square, slope, lse, delta, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, BASE2: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -370,7 +372,7 @@ def tile_gradients(
         weights = 1 / (1 + tl.exp(-scores))
     read_weights = weights
     if DROPOUT:
-        keep = kept(seed, bh, rows, keys, threshold)
+        keep = kept(seed, bh, r0, k0, rows, keys, threshold)
         read_weights = tl.where(keep, weights * keeping, 0.0)
         d_weights = tl.where(keep, d_weights * keeping, 0.0)
     if RULE == SOFTMAX:
@@ -403,21 +405,22 @@ def backward_query(
     block = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // H, bh % H
-    query += b * q_b + h * q_h
+    r0 = block * BM
+    nr, rows, keys = (L - r0).to(tl.int32), tl.arange(0, BM), tl.arange(0, BN)
+    query += b * q_b + h * q_h + r0 * q_r
     key += b * k_b + h // R * k_h
     value += b * v_b + h // R * v_h
     weight += b * w_b + h * w_h
     rest += b * w_b + h * w_h
-    rows = block * BM + tl.arange(0, BM)
-    there = rows < L
+    there = rows < nr
     q = 0
     if FAMILY == DOT:
-        q = load_rows(query, rows, L, q_r, C, q_c, BC, True)
-    d_out = load_rows(d_output + bh * L * V, rows, L, V, V, 1, BV, True)
-    out = load_rows(output + bh * L * V, rows, L, V, V, 1, BV, True)
+        q = load_rows(query, rows, nr, q_r, C, q_c, BC, True)
+    d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
+    out = load_rows(output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
     delta = tl.sum(d_out.to(WIDE) * out.to(WIDE), 1)
-    tl.store(deltas + bh * L + rows, delta, mask=there)
-    lse = tl.load(statistic + bh * L + rows, mask=there, other=0.0)
+    tl.store(deltas + bh * L + r0 + rows, delta, mask=there)
+    lse = tl.load(statistic + bh * L + r0 + rows, mask=there, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse) * (LOG2_E if BASE2 else 1.0)
     cols = tl.arange(0, BC)
     d_rows = tl.zeros((BM, BC), WIDE)
@@ -432,21 +435,22 @@ def backward_query(
     for visit in tl.static_range(HIDES, 2):
         for place in range(full * visit, last * visit + full * (1 - visit)):
             col = bh * 0 + (tl.load(lists + 2 + place) if LISTS else place)
-            keys = col * BN + tl.arange(0, BN)
-            k = load_rows(key, keys, S, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
+            k0 = col * BN
+            nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
+            k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, seen, square, slope = tile_scores(
-                q, k, query, key, weight, rest, b, h, rows, keys, block, col, L, S, C, q_r, q_c, k_r, k_c,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, nr, nk, C, q_r, q_c, k_r, k_c,
                 scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
                 FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, W, visit == 1,
             )  # fmt: skip
-            v = load_rows(value, keys, S, v_r, V, v_c, BV, visit == 1)
+            v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
             _, d_scores, d_raw = tile_gradients(
-                scores, seen, square, slope, lse, delta, d_out, v, seed, bh, rows, keys, threshold, keeping,
+                scores, seen, square, slope, lse, delta, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
                 FAMILY, KIND, RULE, BASE2, DROPOUT, PRECISION, WIDE, visit == 1,
             )  # fmt: skip
             if TO_BIAS:
-                at = d_bias + (bh * L + rows[:, None]) * S + keys[None, :]
-                tl.store(at, d_scores, mask=there[:, None] & (keys[None, :] < S))
+                at = d_bias + ((bh * L + r0) * S + k0) + (rows[:, None] * S + keys[None, :])
+                tl.store(at, d_scores, mask=there[:, None] & (keys[None, :] < nk))
             if FAMILY == DOT:
                 if visit == 1:
                     k = tl.where(finite(k), k, 0.0)
@@ -454,13 +458,13 @@ def backward_query(
             else:
                 for c in range(0, C):
                     to_row, to_weight = pair_gradients(
-                        d_raw, square, query, key, weight, rest, rows, keys, L, S, c, q_r, q_c, k_r, k_c, seen,
+                        d_raw, square, query, key_k, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
                         FAMILY, KIND, WIDE, visit == 1,
                     )  # fmt: skip
                     d_rows += tl.where(cols[None, :] == c, tl.sum(to_row, 1)[:, None], 0.0)
                     d_sums += tl.where(cols == c, tl.sum(tl.sum(to_weight, 1), 0), 0.0)
     inside = there[:, None] & (cols[None, :] < C)
-    at = d_query + (bh * L + rows[:, None]) * C + cols[None, :]
+    at = d_query + (bh * L + r0) * C + (rows[:, None] * C + cols[None, :])
     tl.store(at, (d_rows * factor).to(d_query.dtype.element_ty), mask=inside)
     if FAMILY != DOT:
         tl.store(d_weight + (bh * blocks + block) * C + cols, d_sums * factor, mask=cols < C)
@@ -482,17 +486,18 @@ def backward_key(
     bg = (tl.program_id(0) // blocks).to(tl.int64)
     G = H // R
     b, g = bg // G, bg % G
-    key += b * k_b + g * k_h
-    value += b * v_b + g * v_h
-    keys = col * BN + tl.arange(0, BN)
+    k0 = col * BN
+    nk, rows, keys = (S - k0).to(tl.int32), tl.arange(0, BM), tl.arange(0, BN)
+    key += b * k_b + g * k_h + k0 * k_r
+    value += b * v_b + g * v_h + k0 * v_r
     k = 0
     if FAMILY == DOT:
-        k = load_rows(key, keys, S, k_r, C, k_c, BC, True)
-    v = load_rows(value, keys, S, v_r, V, v_c, BV, True)
+        k = load_rows(key, keys, nk, k_r, C, k_c, BC, True)
+    v = load_rows(value, keys, nk, v_r, V, v_c, BV, True)
     cols = tl.arange(0, BC)
     d_keys = tl.zeros((BN, BC), WIDE)
     d_values = tl.zeros((BN, BV), WIDE)
-    whole = (col + 1) * BN <= S
+    whole = nk >= BN
     for r in range(0, R):
         h = g * R + r
         bh = b * H + h
@@ -510,20 +515,22 @@ def backward_key(
         for visit in tl.static_range(HIDES, 2):
             for place in range(full * visit, last * visit + full * (1 - visit)):
                 block = bh * 0 + (tl.load(lists_h + 2 + place) if LISTS else place)
-                rows = block * BM + tl.arange(0, BM)
-                there = rows < L
-                q = load_rows(query_h, rows, L, q_r, C, q_c, BC, True) if FAMILY == DOT else 0
+                r0 = block * BM
+                nr = (L - r0).to(tl.int32)
+                there = rows < nr
+                query_r = query_h + r0 * q_r
+                q = load_rows(query_r, rows, nr, q_r, C, q_c, BC, True) if FAMILY == DOT else 0
                 scores, seen, square, slope = tile_scores(
-                    q, k, query_h, key, weight_h, rest_h, b, h, rows, keys, block, col, L, S, C, q_r, q_c, k_r, k_c,
-                    scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
+                    q, k, query_r, key, weight_h, rest_h, b, h, r0, k0, rows, keys, block, col, nr, nk, C,
+                    q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
                     FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, W, visit == 1,
                 )  # fmt: skip
-                d_out = load_rows(d_output + bh * L * V, rows, L, V, V, 1, BV, True)
-                delta = tl.load(deltas + bh * L + rows, mask=there, other=0.0)
-                lse = tl.load(statistic + bh * L + rows, mask=there, other=0.0)
+                d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
+                delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)
+                lse = tl.load(statistic + bh * L + r0 + rows, mask=there, other=0.0)
                 lse = tl.where(lse == float("-inf"), 0.0, lse) * (LOG2_E if BASE2 else 1.0)
                 weights, _, d_raw = tile_gradients(
-                    scores, seen, square, slope, lse, delta, d_out, v, seed, bh, rows, keys, threshold, keeping,
+                    scores, seen, square, slope, lse, delta, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
                     FAMILY, KIND, RULE, BASE2, DROPOUT, PRECISION, WIDE, visit == 1,
                 )  # fmt: skip
                 d_values += tl.dot(
@@ -536,15 +543,15 @@ def backward_key(
                 else:
                     for c in range(0, C):
                         to_row, _ = pair_gradients(
-                            d_raw, square, query_h, key, weight_h, rest_h, rows, keys, L, S, c, q_r, q_c, k_r, k_c,
+                            d_raw, square, query_r, key, weight_h, rest_h, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c,
                             seen, FAMILY, KIND, WIDE, visit == 1,
                         )  # fmt: skip
                         d_keys += tl.where(cols[None, :] == c, tl.sum(to_row, 0)[:, None], 0.0)
     if FAMILY != DOT and FAMILY != ADDITIVE:  # a kernel's score depends on the difference
         d_keys = -d_keys
-    inside = (keys[:, None] < S) & (cols[None, :] < C)
-    at = d_key + (bg * S + keys[:, None]) * C + cols[None, :]
+    inside = (keys[:, None] < nk) & (cols[None, :] < C)
+    at = d_key + (bg * S + k0) * C + (keys[:, None] * C + cols[None, :])
     tl.store(at, (d_keys * factor).to(d_key.dtype.element_ty), mask=inside)
     cols = tl.arange(0, BV)
-    at = d_value + (bg * S + keys[:, None]) * V + cols[None, :]
-    tl.store(at, d_values.to(d_value.dtype.element_ty), mask=(keys[:, None] < S) & (cols[None, :] < V))
+    at = d_value + (bg * S + k0) * V + (keys[:, None] * V + cols[None, :])
+    tl.store(at, d_values.to(d_value.dtype.element_ty), mask=(keys[:, None] < nk) & (cols[None, :] < V))

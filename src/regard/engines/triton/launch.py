@@ -63,7 +63,7 @@ def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, interpreted: boo
     if family != DOT:
         return Shape(32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 4, 1)
     if size == 2:
-        return Shape(64, 32, 8, 1) if width > 128 else Shape(128, 64, 8, 2) if width > 64 else Shape(128, 64, 4, 2)
+        return Shape(64, 32, 8, 1) if width > 128 else Shape(128, 64, 8, 2)
     if size == 4:
         return Shape(32, 32, 8, 1) if width > 128 else Shape(64, 32, 8, 1)
     return Shape(16, 16, 4, 1) if width > 64 else Shape(32, 32, 8, 1)

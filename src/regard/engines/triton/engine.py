@@ -103,9 +103,13 @@ class Triton(Engine):
 def _visible(problem: Problem) -> VisibleKeys:
     family = family_of(problem.score)
     assert family is not None
-    C = problem.query.shape[-1]
-    shape = tile_shape(family, problem.value.dtype, C, problem.value.shape[-1], is_interpreted())
-    return VisibleKeys.of(problem, (shape.rows, shape.cols))
+    C, V = problem.query.shape[-1], problem.value.shape[-1]
+
+    def tile(biased: bool) -> tuple[int, int]:
+        shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted())
+        return shape.rows, shape.cols
+
+    return VisibleKeys.of(problem, tile)
 
 
 def _attend(visible: VisibleKeys | None, problem: Problem) -> EngineOutput:

@@ -47,7 +47,11 @@ def tanh(x, WIDE: tl.constexpr):
         same = (u == 1) | (u == 0)
         minus = tl.where(u == 1, -2 * a, (u - 1) * (-2 * a / tl.where(same, -1, tl.log(tl.where(same, 0.5, u)))))
         minus = tl.where(u == 0, -1, minus)
-        found = -minus / (2 + minus)
+        s = x * x
+        small = 0.00059002744094558595 * s - 0.0014558343870513183
+        small = s * (s * (s * small + 0.0035921280365724810) - 0.0088632355299021966) + 0.021869488536155203
+        small = a * (1 + s * (s * (s * (s * small - 0.053968253968253968) + 0.13333333333333333) - 0.33333333333333333))
+        found = tl.where(a < 0.2, small, -minus / (2 + minus))
     else:
         u = tl.exp(-2 * a)
         s = x * x
@@ -158,9 +162,9 @@ def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def visible_pairs(
-    b, h, r0, k0, rows, keys, block, col, nr, nk,
+    b, h, r0, k0, rows, keys, block, col, part, nr, nk,
     start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
-    SPANS: tl.constexpr, BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, W: tl.constexpr,
+    SPANS: tl.constexpr, BITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Return which pairs of a tile the mask shows, of those that exist."""
     seen = (keys[None, :] < nk) & (rows[:, None] < nr)
@@ -172,7 +176,7 @@ def visible_pairs(
     if BITS:
         tile = tl.load(tiles + b * t_b + h * t_h + block * t_r + col).to(tl.int64)
         local, bit = tl.arange(0, BM), tl.arange(0, BN)
-        at = words + tile * BM * W + (local[:, None] * W + bit[None, :] // 32)
+        at = words + (tile * ROWS + part) * W + (local[:, None] * W + bit[None, :] // 32)
         word = tl.load(at, mask=(tile >= 0) & (bit[None, :] >= 0), other=-1)
         seen = seen & (((word >> (bit[None, :] % 32)) & 1) == 1)
     return seen
@@ -180,11 +184,11 @@ def visible_pairs(
 
 @triton.jit
 def tile_scores(
-    q, k, query, key, weight, rest, b, h, r0, k0, rows, keys, block, col, nr, nk, C, q_r, q_c, k_r, k_c,
+    q, k, query, key, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C, q_r, q_c, k_r, k_c,
     scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     FAMILY: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SPANS: tl.constexpr, BITS: tl.constexpr,
     BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    W: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of a tile, −inf where hidden, what is visible, the squared distances, and the slope."""
     raw, seen, square = raw_scores(
@@ -193,8 +197,8 @@ def tile_scores(
     scores, slope = scaled(raw, scale, softcap, SOFTCAP, WIDE)
     if MASKED:
         seen = seen & visible_pairs(
-            b, h, r0, k0, rows, keys, block, col, nr, nk, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
-            SPANS, BITS, BM, BN, W,
+            b, h, r0, k0, rows, keys, block, col, part, nr, nk, start, stop, s_b, s_h, s_r, tiles, words,
+            t_b, t_h, t_r, SPANS, BITS, BM, BN, ROWS, W,
         )  # fmt: skip
         if BIAS:
             at = bias + (b * b_b + h * b_h + r0 * b_r + k0 * b_c) + (rows[:, None] * b_r + keys[None, :] * b_c)
@@ -208,19 +212,35 @@ def tile_scores(
 @triton.jit
 def read(weights, v, seen, PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
     """Return the product of weights and values; values that are not finite reach the rows that see them alone."""
+    bad = 0
     if MASKED:
+        bad = tl.max(tl.max((~finite(v)).to(tl.int32), 1), 0)
+    if bad == 0:
+        out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
+    else:
         good = finite(v)
         out = tl.dot(weights.to(v.dtype), tl.where(good, v, 0.0), input_precision=PRECISION, out_dtype=WIDE)
-        if tl.min(good.to(tl.int32)) == 0:
-            # Count what a row sees, in digits of one number: inf, −inf and NaN.
-            code = tl.where(good, 0.0, tl.where(v == float("inf"), 1.0, tl.where(v == float("-inf"), 128.0, 16384.0)))
-            count = tl.dot(seen.to(tl.float16), code.to(tl.float16), out_dtype=tl.float32)
-            lost = count >= 16384
-            low, high = count >= 128, count - tl.floor(count * 0.0078125) * 128 > 0
-            bad = tl.where(lost | (low & high), float("nan"), tl.where(low, float("-inf"), float("inf")))
-            out = tl.where(count > 0, out + bad, out)
+        # Count what a row sees, in digits of one number: inf, −inf and NaN.
+        code = tl.where(good, 0.0, tl.where(v == float("inf"), 1.0, tl.where(v == float("-inf"), 128.0, 16384.0)))
+        count = tl.dot(seen.to(tl.float16), code.to(tl.float16), out_dtype=tl.float32)
+        lost = count >= 16384
+        low, high = count >= 128, count - tl.floor(count * 0.0078125) * 128 > 0
+        added = tl.where(lost | (low & high), float("nan"), tl.where(low, float("-inf"), float("inf")))
+        out = tl.where(count > 0, out + added, out)
+    return out
+
+
+@triton.jit
+def sums(gradients, rows, PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
+    """Return the product of gradients, which are 0 where hidden, and rows that may not be finite."""
+    bad = 0
+    if MASKED:
+        bad = tl.max(tl.max((~finite(rows)).to(tl.int32), 1), 0)
+    if bad == 0:
+        out = tl.dot(gradients.to(rows.dtype), rows, input_precision=PRECISION, out_dtype=WIDE)
     else:
-        out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
+        clean = tl.where(finite(rows), rows, 0.0)
+        out = tl.dot(gradients.to(rows.dtype), clean, input_precision=PRECISION, out_dtype=WIDE)
     return out
 
 
@@ -241,7 +261,7 @@ def forward(
     H, R, L, S, C, V, blocks, scale, softcap, seed, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
-    SINK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    SINK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LARGEST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write the output (B, H, L, V) and the log-sum-exp (B, H, L), without the sink, of a block of queries."""
@@ -259,9 +279,6 @@ def forward(
     q = 0
     if FAMILY == DOT:
         q = load_rows(query, rows, nr, q_r, C, q_c, BC, True)
-    peak = tl.full((BM,), float("-inf"), WIDE)
-    total = tl.zeros((BM,), WIDE)
-    out = tl.zeros((BM, BV), WIDE)
     if LISTS:
         lists += b * n_b + h * n_h + block * n_r
         full, last = tl.load(lists), tl.load(lists + 1)
@@ -269,34 +286,47 @@ def forward(
         full, last = S // BN, (S + BN - 1) // BN
     if HIDES:
         full = full * 0
-    for visit in tl.static_range(HIDES, 2):
-        for place in range(full * visit, last * visit + full * (1 - visit)):
-            col = bh * 0 + (tl.load(lists + 2 + place) if LISTS else place)
-            k0 = col * BN
-            nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
-            k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
-            scores, seen, _, _ = tile_scores(
-                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, nr, nk, C, q_r, q_c, k_r, k_c,
-                scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, W, visit == 1,
-            )  # fmt: skip
-            if RULE == SOFTMAX:
-                new = tl.maximum(peak, tl.max(scores, 1))
-                shift = tl.where(new == float("-inf"), 0.0, new)
-                weights, factor = power(scores - shift[:, None], BASE2), power(peak - shift, BASE2)
-                total = total * factor + tl.sum(weights, 1)
-                out = out * factor[:, None]
-                peak = new
-            else:
-                weights = 1 / (1 + tl.exp(-scores))
-            if DROPOUT:
-                weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
-            v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
-            out += read(weights, v, seen, PRECISION, WIDE, visit == 1)
+    # Sums of large values may overflow. They are then computed again, of weights that are smaller by a factor of 2³².
+    peak, total = tl.full((BM,), float("-inf"), WIDE), tl.zeros((BM,), WIDE)
+    out = tl.zeros((BM, BV), WIDE)
+    lift, again = 0.0, 1
+    while again > 0:
+        peak, total = tl.full((BM,), float("-inf"), WIDE), tl.zeros((BM,), WIDE)
+        out = tl.zeros((BM, BV), WIDE)
+        for visit in tl.static_range(HIDES, 2):
+            for place in range(full * visit, last * visit + full * (1 - visit)):
+                col = bh * 0 + (tl.load(lists + 2 + place) if LISTS else place)
+                k0 = col * BN
+                nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
+                k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
+                scores, seen, _, _ = tile_scores(
+                    q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C, q_r, q_c, k_r, k_c,
+                    scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
+                    FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
+                )  # fmt: skip
+                if RULE == SOFTMAX:
+                    new = tl.maximum(peak, tl.max(scores, 1))
+                    shift = tl.where(new == float("-inf"), 0.0, new)
+                    weights, factor = power(scores - (shift + lift)[:, None], BASE2), power(peak - shift, BASE2)
+                    total = total * factor + tl.sum(weights, 1)
+                    out = out * factor[:, None]
+                    peak = new
+                else:
+                    weights = 1 / (1 + tl.exp(-scores))
+                if DROPOUT:
+                    weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
+                v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
+                out += read(weights, v, seen, PRECISION, WIDE, visit == 1)
+        again = 0
+        if RULE == SOFTMAX and value.dtype.element_ty != tl.float16:
+            over = finite(total)[:, None] & ~finite(out)
+            again = tl.where(lift == 0, tl.max(tl.max(over.to(tl.int32), 1), 0), 0)
+            lift = tl.where(again > 0, 32.0 if BASE2 else 22.18070977791825, lift)
     if RULE == SOFTMAX:
         empty = total == 0
         shift = tl.where(empty, 0.0, peak)
         log = tl.log2(tl.where(empty, 1.0, total)) * LN_2 if BASE2 else tl.log(tl.where(empty, 1.0, total))
+        shift += lift
         lse = tl.where(empty, float("-inf"), (shift * LN_2 if BASE2 else shift) + log)
         tl.store(statistic + bh * L + r0 + rows, lse, mask=rows < nr)
         whole = tl.where(empty, 1.0, total)
@@ -306,7 +336,9 @@ def forward(
             factor = power(shift - top, BASE2)
             out = out * factor[:, None]
             whole = whole * factor + power(z - top, BASE2)
+        held = finite(out)  # an average of finite values is finite, but for its rounding
         out = tl.where(empty[:, None], 0.0, out / whole[:, None])
+        out = tl.where(held, tl.minimum(tl.maximum(out, -LARGEST), LARGEST), out)
     cols = tl.arange(0, BV)
     at = output + (bh * L + r0) * V + (rows[:, None] * V + cols[None, :])
     tl.store(at, out.to(output.dtype.element_ty), mask=(rows[:, None] < nr) & (cols[None, :] < V))
@@ -439,9 +471,9 @@ def backward_query(
             nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
             k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, seen, square, slope = tile_scores(
-                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, nr, nk, C, q_r, q_c, k_r, k_c,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C, q_r, q_c, k_r, k_c,
                 scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, W, visit == 1,
+                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
             )  # fmt: skip
             v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
             _, d_scores, d_raw = tile_gradients(
@@ -452,9 +484,7 @@ def backward_query(
                 at = d_bias + ((bh * L + r0) * S + k0) + (rows[:, None] * S + keys[None, :])
                 tl.store(at, d_scores, mask=there[:, None] & (keys[None, :] < nk))
             if FAMILY == DOT:
-                if visit == 1:
-                    k = tl.where(finite(k), k, 0.0)
-                d_rows += tl.dot(d_raw.to(k.dtype), k, input_precision=PRECISION, out_dtype=WIDE)
+                d_rows += sums(d_raw, k, PRECISION, WIDE, visit == 1)
             else:
                 for c in range(0, C):
                     to_row, to_weight = pair_gradients(
@@ -479,15 +509,18 @@ def backward_key(
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of a block of keys and values: sums over the queries of all heads of their group."""
+    """Write the gradients of a block of keys and values: sums over the queries of all heads of their group.
+
+    A tile is computed in parts of BQ queries.
+    """
     col = (tl.program_id(0) % blocks).to(tl.int64)
     bg = (tl.program_id(0) // blocks).to(tl.int64)
     G = H // R
     b, g = bg // G, bg % G
     k0 = col * BN
-    nk, rows, keys = (S - k0).to(tl.int32), tl.arange(0, BM), tl.arange(0, BN)
+    nk, rows, keys = (S - k0).to(tl.int32), tl.arange(0, BQ), tl.arange(0, BN)
     key += b * k_b + g * k_h + k0 * k_r
     value += b * v_b + g * v_h + k0 * v_r
     k = 0
@@ -513,17 +546,18 @@ def backward_key(
         if HIDES:
             full = full * 0
         for visit in tl.static_range(HIDES, 2):
-            for place in range(full * visit, last * visit + full * (1 - visit)):
+            for step in range(full * visit * (BM // BQ), (last * visit + full * (1 - visit)) * (BM // BQ)):
+                place, part = step // (BM // BQ), step % (BM // BQ) * BQ
                 block = bh * 0 + (tl.load(lists_h + 2 + place) if LISTS else place)
-                r0 = block * BM
+                r0 = block * BM + part
                 nr = (L - r0).to(tl.int32)
                 there = rows < nr
                 query_r = query_h + r0 * q_r
                 q = load_rows(query_r, rows, nr, q_r, C, q_c, BC, True) if FAMILY == DOT else 0
                 scores, seen, square, slope = tile_scores(
-                    q, k, query_r, key, weight_h, rest_h, b, h, r0, k0, rows, keys, block, col, nr, nk, C,
+                    q, k, query_r, key, weight_h, rest_h, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                     q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                    FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, W, visit == 1,
+                    FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
                 )  # fmt: skip
                 d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
                 delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)
@@ -537,9 +571,7 @@ def backward_key(
                     tl.trans(weights.to(d_out.dtype)), d_out, input_precision=PRECISION, out_dtype=WIDE
                 )
                 if FAMILY == DOT:
-                    if visit == 1:
-                        q = tl.where(finite(q), q, 0.0)
-                    d_keys += tl.dot(tl.trans(d_raw.to(q.dtype)), q, input_precision=PRECISION, out_dtype=WIDE)
+                    d_keys += sums(tl.trans(d_raw), q, PRECISION, WIDE, visit == 1)
                 else:
                     for c in range(0, C):
                         to_row, _ = pair_gradients(

@@ -46,27 +46,31 @@ class Shape:
     ----------
     rows, cols : int
         Queries and keys of a tile.
+    part : int
+        Queries that the kernel of keys' gradients takes at once.
     warps, stages : int
     """
 
     rows: int
     cols: int
+    part: int
     warps: int
     stages: int
 
 
-def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, interpreted: bool) -> Shape:
-    """Return the tiles for rows of C features and V values."""
+def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool) -> Shape:
+    """Return the tiles for rows of C features and V values, with or without a bias."""
     if interpreted:
-        return Shape(*INTERPRETED_TILE, 4, 1)
+        rows, cols = INTERPRETED_TILE
+        return Shape(rows, cols, max(rows // 2, 1), 4, 1)
     size, width = dtype.itemsize, max(padded(C), padded(V))
     if family != DOT:
-        return Shape(32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 4, 1)
+        return Shape(32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 4, 1)
     if size == 2:
-        return Shape(64, 32, 8, 1) if width > 128 else Shape(128, 64, 8, 2)
+        return Shape(64, 32, 32, 8, 1) if width > 128 else Shape(64 if biased else 128, 64, 32, 8, 2)
     if size == 4:
-        return Shape(32, 32, 8, 1) if width > 128 else Shape(64, 32, 8, 1)
-    return Shape(16, 16, 4, 1) if width > 64 else Shape(32, 32, 8, 1)
+        return Shape(32, 32, 32, 8, 1) if width > 128 else Shape(64, 32, 32, 8, 1)
+    return Shape(16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 32, 8, 1)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Arguments:
         (B, H, L, C), (G, S), V = query.shape, key.shape[1:3], value.shape[-1]
         self.sizes = B, H, L, C, G, S, V
         self.setting, self.visible = setting, visible
-        self.shape = tile_shape(setting.family, value.dtype, C, V, is_interpreted())
+        self.shape = tile_shape(setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted())
         self.base_2 = setting.base_2(visible.bias is not None)
         inverse, rest = (weight, weight) if setting.family != DISTANCE else inverse_of(weight)
         if setting.family == DOT:
@@ -149,8 +153,8 @@ class Arguments:
             "HIDES": visible.bias is not None or compact, "SINK": sink is not None,
             "DROPOUT": setting.dropout_p > 0, "PRECISION": "tf32" if exact else "ieee",
             "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
-            "BM": self.shape.rows, "BN": self.shape.cols, "BC": padded(C), "BV": padded(V),
-            "W": -(-self.shape.cols // WORD),
+            "BM": self.shape.rows, "BQ": self.shape.part, "BN": self.shape.cols, "BC": padded(C), "BV": padded(V),
+            "W": -(-self.shape.cols // WORD), "LARGEST": torch.finfo(value.dtype).max,
         }  # fmt: skip
         self.wide = wide
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,8 +45,8 @@ class VisibleKeys:
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, problem: Problem, tile: tuple[int, int]) -> VisibleKeys:
-        """Convert a problem's mask, for tiles of so many queries and keys."""
+    def of(cls, problem: Problem, tile_of: Callable[[bool], tuple[int, int]]) -> VisibleKeys:
+        """Convert a problem's mask; ``tile_of`` returns the queries and keys of a tile, with or without a bias."""
         mask, extent, device = problem.mask, problem.extent, problem.query.device
         if mask is None:
             return cls()
@@ -53,7 +54,7 @@ class VisibleKeys:
         bias, rest = _split(mask, extent, device, problem.compute_dtype)
         if rest is None:
             return cls(bias=bias)
-        spans = rest.intervals(extent)
+        tile, spans = tile_of(bias is not None), rest.intervals(extent)
         if spans is not None:
             return replace(_between(*spans, extent, tile, device), bias=bias)
         if is_traced(problem.query):

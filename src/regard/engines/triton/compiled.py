@@ -89,7 +89,7 @@ def _compilation(case: _Case, name: str) -> Compilation:
         "BC": padded(case.C), "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
         "LARGEST": torch.finfo(case.dtype).max,
     }  # fmt: skip
-    switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS")
+    switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS", "REPAIRS")
     constants |= dict.fromkeys(switches, False) | case.options
     signature, attributes = {}, {}
     for place, argument in enumerate(kernel.arg_names):

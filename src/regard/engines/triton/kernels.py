@@ -5,7 +5,7 @@ A program of :func:`forward` and :func:`backward_query` owns BM queries of a hea
 
 ``lists`` name the tiles that a program visits: for each block, the number of full tiles, the number of all visible
 tiles, then the tiles, full ones first. Full tiles need no mask. In the others nothing that is hidden may enter a
-product, because 0 times NaN is NaN.
+product, because 0 times NaN is NaN; what did so in a forward pass shows in the output, which a second kernel repairs.
 
 Names: b sequence, h query head, g key head, r row, c column of a tensor in a stride; rows are queries, keys are keys.
 """
@@ -210,10 +210,10 @@ def tile_scores(
 
 
 @triton.jit
-def read(weights, v, seen, PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
-    """Return the product of weights and values; values that are not finite reach the rows that see them alone."""
+def read(weights, v, seen, PRECISION: tl.constexpr, WIDE: tl.constexpr, CARE: tl.constexpr):
+    """Return the product of weights and values; with CARE, bad values reach the rows that see them alone."""
     bad = 0
-    if MASKED:
+    if CARE:
         bad = tl.max(tl.max((~finite(v)).to(tl.int32), 1), 0)
     if bad == 0:
         out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
@@ -261,10 +261,15 @@ def forward(
     H, R, L, S, C, V, blocks, scale, softcap, seed, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
-    SINK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, LARGEST: tl.constexpr,
+    SINK: tl.constexpr, DROPOUT: tl.constexpr, REPAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, LARGEST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write the output (B, H, L, V) and the log-sum-exp (B, H, L), without the sink, of a block of queries."""
+    """Write the output (B, H, L, V) and the log-sum-exp (B, H, L), without the sink, of a block of queries.
+
+    Sums of large values may overflow, and 0 times a hidden NaN is NaN. The kernel that REPAIRS outputs computes those
+    that are not finite again: with care, and of weights that are smaller by a factor of 2³².
+    """
     # The last blocks come first: with a causal mask they take longest.
     block = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
@@ -276,6 +281,14 @@ def forward(
     value += b * v_b + h // R * v_h
     weight += b * w_b + h * w_h
     rest += b * w_b + h * w_h
+    cols = tl.arange(0, BV)
+    at = output + (bh * L + r0) * V + (rows[:, None] * V + cols[None, :])
+    there = (rows[:, None] < nr) & (cols[None, :] < V)
+    if REPAIRS:
+        before = tl.load(at, mask=there, other=0.0)
+        if tl.min(tl.min(finite(before).to(tl.int32), 1), 0) == 1:
+            return
+    SMALL: tl.constexpr = 1.0 if value.dtype.element_ty == tl.float16 else 2.3283064365386963e-10
     q = 0
     if FAMILY == DOT:
         q = load_rows(query, rows, nr, q_r, C, q_c, BC, True)
@@ -286,62 +299,52 @@ def forward(
         full, last = S // BN, (S + BN - 1) // BN
     if HIDES:
         full = full * 0
-    # Sums of large values may overflow. They are then computed again, of weights that are smaller by a factor of 2³².
     peak, total = tl.full((BM,), float("-inf"), WIDE), tl.zeros((BM,), WIDE)
     out = tl.zeros((BM, BV), WIDE)
-    lift, again = 0.0, 1
-    while again > 0:
-        peak, total = tl.full((BM,), float("-inf"), WIDE), tl.zeros((BM,), WIDE)
-        out = tl.zeros((BM, BV), WIDE)
-        for visit in tl.static_range(HIDES, 2):
-            for place in range(full * visit, last * visit + full * (1 - visit)):
-                col = bh * 0 + (tl.load(lists + 2 + place) if LISTS else place)
-                k0 = col * BN
-                nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
-                k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
-                scores, seen, _, _ = tile_scores(
-                    q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C, q_r, q_c, k_r, k_c,
-                    scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                    FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
-                )  # fmt: skip
-                if RULE == SOFTMAX:
-                    new = tl.maximum(peak, tl.max(scores, 1))
-                    shift = tl.where(new == float("-inf"), 0.0, new)
-                    weights, factor = power(scores - (shift + lift)[:, None], BASE2), power(peak - shift, BASE2)
-                    total = total * factor + tl.sum(weights, 1)
-                    out = out * factor[:, None]
-                    peak = new
-                else:
-                    weights = 1 / (1 + tl.exp(-scores))
-                if DROPOUT:
-                    weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
-                v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
-                out += read(weights, v, seen, PRECISION, WIDE, visit == 1)
-        again = 0
-        if RULE == SOFTMAX and value.dtype.element_ty != tl.float16:
-            over = finite(total)[:, None] & ~finite(out)
-            again = tl.where(lift == 0, tl.max(tl.max(over.to(tl.int32), 1), 0), 0)
-            lift = tl.where(again > 0, 32.0 if BASE2 else 22.18070977791825, lift)
+    for visit in tl.static_range(HIDES, 2):
+        for place in range(full * visit, last * visit + full * (1 - visit)):
+            col = bh * 0 + (tl.load(lists + 2 + place) if LISTS else place)
+            k0 = col * BN
+            nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
+            k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
+            scores, seen, _, _ = tile_scores(
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C, q_r, q_c, k_r, k_c,
+                scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
+                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
+            )  # fmt: skip
+            if RULE == SOFTMAX:
+                new = tl.maximum(peak, tl.max(scores, 1))
+                shift = tl.where(new == float("-inf"), 0.0, new)
+                weights, factor = power(scores - shift[:, None], BASE2), power(peak - shift, BASE2)
+                if REPAIRS:
+                    weights *= SMALL
+                total = total * factor + tl.sum(weights, 1)
+                out = out * factor[:, None]
+                peak = new
+            else:
+                weights = 1 / (1 + tl.exp(-scores))
+            if DROPOUT:
+                weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
+            v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
+            out += read(weights, v, seen, PRECISION, WIDE, REPAIRS and visit == 1)
     if RULE == SOFTMAX:
         empty = total == 0
         shift = tl.where(empty, 0.0, peak)
         log = tl.log2(tl.where(empty, 1.0, total)) * LN_2 if BASE2 else tl.log(tl.where(empty, 1.0, total))
-        shift += lift
         lse = tl.where(empty, float("-inf"), (shift * LN_2 if BASE2 else shift) + log)
-        tl.store(statistic + bh * L + r0 + rows, lse, mask=rows < nr)
+        if not REPAIRS:
+            tl.store(statistic + bh * L + r0 + rows, lse, mask=rows < nr)
         whole = tl.where(empty, 1.0, total)
         if SINK:
             z = tl.load(sink + b * z_b + h * z_h).to(WIDE) * (LOG2_E if BASE2 else 1.0)
             top = tl.maximum(shift, z)
             factor = power(shift - top, BASE2)
             out = out * factor[:, None]
-            whole = whole * factor + power(z - top, BASE2)
+            whole = whole * factor + power(z - top, BASE2) * (SMALL if REPAIRS else 1.0)
         held = finite(out)  # an average of finite values is finite, but for its rounding
         out = tl.where(empty[:, None], 0.0, out / whole[:, None])
         out = tl.where(held, tl.minimum(tl.maximum(out, -LARGEST), LARGEST), out)
-    cols = tl.arange(0, BV)
-    at = output + (bh * L + r0) * V + (rows[:, None] * V + cols[None, :])
-    tl.store(at, out.to(output.dtype.element_ty), mask=(rows[:, None] < nr) & (cols[None, :] < V))
+    tl.store(at, out.to(output.dtype.element_ty), mask=there)
 
 
 # Backward -------------------------------------------------------------------------------------------------------------

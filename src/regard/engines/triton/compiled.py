@@ -85,7 +85,7 @@ def _compilation(case: _Case, name: str) -> Compilation:
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {
         "FAMILY": case.family, "KIND": case.kind, "RULE": 0, "BASE2": case.family == DOT, "PRECISION": "ieee",
-        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BQ": shape.part, "BN": shape.cols,
+        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BN": shape.cols,
         "BC": padded(case.C), "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
         "LARGEST": torch.finfo(case.dtype).max,
     }  # fmt: skip

@@ -233,15 +233,9 @@ def read(weights, v, seen, PRECISION: tl.constexpr, WIDE: tl.constexpr, CARE: tl
 @triton.jit
 def sums(gradients, rows, PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
     """Return the product of gradients, which are 0 where hidden, and rows that may not be finite."""
-    bad = 0
     if MASKED:
-        bad = tl.max(tl.max((~finite(rows)).to(tl.int32), 1), 0)
-    if bad == 0:
-        out = tl.dot(gradients.to(rows.dtype), rows, input_precision=PRECISION, out_dtype=WIDE)
-    else:
-        clean = tl.where(finite(rows), rows, 0.0)
-        out = tl.dot(gradients.to(rows.dtype), clean, input_precision=PRECISION, out_dtype=WIDE)
-    return out
+        rows = tl.where(finite(rows), rows, 0.0)
+    return tl.dot(gradients.to(rows.dtype), rows, input_precision=PRECISION, out_dtype=WIDE)
 
 
 @triton.jit
@@ -431,17 +425,18 @@ def backward_query(
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     SINK: tl.constexpr, DROPOUT: tl.constexpr, TO_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of a block of queries, their δ = Σ weight · d weight, and their part of the weight's.
+    """Write the gradients of BQ queries of a tile, their δ = Σ weight · d weight, and their part of the weight's.
 
     ``factor`` is the scale of the scores in natural units.
     """
-    block = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
+    own = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
+    block, part = own * BQ // BM, own * BQ % BM
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // H, bh % H
-    r0 = block * BM
-    nr, rows, keys = (L - r0).to(tl.int32), tl.arange(0, BM), tl.arange(0, BN)
+    r0 = own * BQ
+    nr, rows, keys = (L - r0).to(tl.int32), tl.arange(0, BQ), tl.arange(0, BN)
     query += b * q_b + h * q_h + r0 * q_r
     key += b * k_b + h // R * k_h
     value += b * v_b + h // R * v_h
@@ -458,7 +453,7 @@ def backward_query(
     lse = tl.load(statistic + bh * L + r0 + rows, mask=there, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse) * (LOG2_E if BASE2 else 1.0)
     cols = tl.arange(0, BC)
-    d_rows = tl.zeros((BM, BC), WIDE)
+    d_rows = tl.zeros((BQ, BC), WIDE)
     d_sums = tl.zeros((BC,), WIDE)
     if LISTS:
         lists += b * n_b + h * n_h + block * n_r
@@ -474,9 +469,9 @@ def backward_query(
             nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
             k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, seen, square, slope = tile_scores(
-                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C, q_r, q_c, k_r, k_c,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C, q_r, q_c, k_r, k_c,
                 scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
+                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
             )  # fmt: skip
             v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
             _, d_scores, d_raw = tile_gradients(
@@ -500,7 +495,7 @@ def backward_query(
     at = d_query + (bh * L + r0) * C + (rows[:, None] * C + cols[None, :])
     tl.store(at, (d_rows * factor).to(d_query.dtype.element_ty), mask=inside)
     if FAMILY != DOT:
-        tl.store(d_weight + (bh * blocks + block) * C + cols, d_sums * factor, mask=cols < C)
+        tl.store(d_weight + (bh * blocks + own) * C + cols, d_sums * factor, mask=cols < C)
 
 
 @triton.jit(do_not_specialize=["seed", "threshold"])

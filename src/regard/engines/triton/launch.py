@@ -46,14 +46,15 @@ class Shape:
     ----------
     rows, cols : int
         Queries and keys of a tile.
-    part : int
-        Queries that the kernel of keys' gradients takes at once.
+    query_part, key_part : int
+        Queries that the kernels of queries' and of keys' gradients take at once.
     warps, stages : int
     """
 
     rows: int
     cols: int
-    part: int
+    query_part: int
+    key_part: int
     warps: int
     stages: int
 
@@ -62,15 +63,16 @@ def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, in
     """Return the tiles for rows of C features and V values, with or without a bias."""
     if interpreted:
         rows, cols = INTERPRETED_TILE
-        return Shape(rows, cols, max(rows // 2, 1), 4, 1)
+        return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1)
     size, width = dtype.itemsize, max(padded(C), padded(V))
     if family != DOT:
-        return Shape(32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 4, 1)
+        return Shape(32, 32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 32, 4, 1)
     if size == 2:
-        return Shape(64, 32, 32, 8, 1) if width > 128 else Shape(64 if biased else 128, 64, 32, 8, 2)
+        rows = 64 if biased else 128
+        return Shape(64, 32, 32, 32, 8, 1) if width > 128 else Shape(rows, 64, 64 if width <= 64 else 32, 32, 8, 2)
     if size == 4:
-        return Shape(32, 32, 32, 8, 1) if width > 128 else Shape(64, 32, 32, 8, 1)
-    return Shape(16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 32, 8, 1)
+        return Shape(32, 32, 16, 16, 8, 1) if width > 128 else Shape(64, 32, 32, 16, 8, 1)
+    return Shape(16, 16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 16, 16, 8, 1)
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class Arguments:
             "HIDES": visible.bias is not None or compact, "SINK": sink is not None,
             "DROPOUT": setting.dropout_p > 0, "PRECISION": "tf32" if exact else "ieee",
             "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
-            "BM": self.shape.rows, "BQ": self.shape.part, "BN": self.shape.cols, "BC": padded(C), "BV": padded(V),
+            "BM": self.shape.rows, "BN": self.shape.cols, "BC": padded(C), "BV": padded(V),
             "W": -(-self.shape.cols // WORD), "LARGEST": torch.finfo(value.dtype).max,
         }  # fmt: skip
         self.wide = wide
@@ -170,8 +172,9 @@ class Arguments:
         kernel = getattr(kernels(), name)
         lists = self.visible.by_key if by_key else self.visible.by_query
         self._strides("n", lists, 3)
-        blocks = -(-S // self.shape.cols) if by_key else -(-L // self.shape.rows)
-        given = {**self.tensors, **self.numbers, **self.constants, **(tensors or {}), **constants, "blocks": blocks}
+        part = self.shape.key_part if by_key else self.shape.query_part
+        blocks = -(-S // self.shape.cols) if by_key else -(-L // (self.shape.rows if name == "forward" else part))
+        given = {**self.tensors, **self.numbers, **self.constants, **(tensors or {}), **constants, "blocks": blocks, "BQ": part}
         if lists is not None:
             given["lists"] = lists
         given = {each: given[each] for each in kernel.arg_names}
@@ -230,7 +233,7 @@ def run_backward(
     whole = lse.contiguous() if sink is None else torch.logaddexp(lse, sink.to(wide).unsqueeze(-1))
     deltas = torch.empty_like(whole, memory_format=torch.contiguous_format)
     d_query, d_key, d_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-    blocks = -(-L // arguments.shape.rows)
+    blocks = -(-L // arguments.shape.query_part)
     features = setting.family in (ADDITIVE, DISTANCE)
     d_weight = value.new_empty(B, H, blocks, C, dtype=wide) if features else d_query
     d_bias = value.new_zeros(B, H, L, S, dtype=wide) if to_bias else d_query

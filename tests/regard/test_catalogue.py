@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from engines_here import HERE
 import torch
 
 import regard
@@ -62,7 +63,7 @@ def test_every_engine_takes_every_mask() -> None:
     rows = torch.zeros(2, 2, 5, 8)
     for name, made in MASKS.items():
         problem = Problem.of(Call(rows, rows, rows, made()))
-        for engine in engines.TABLE.values():
+        for engine in map(engines.TABLE.__getitem__, HERE):
             assert engine.refusal(problem) is None, (name, engine)
 
 

@@ -79,7 +79,14 @@ class Triton(Engine):
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = 4 * e.B * e.H * e.L * (V + 2)
-        flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(problem.query.shape[-1]) + 2 * V + 8)
+        flops = (
+            e.B
+            * e.H
+            * e.L
+            * e.S
+            * problem.visible_share
+            * (problem.score.pair_flops(problem.query.shape[-1]) + 2 * V + 8)
+        )
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
@@ -93,7 +100,11 @@ class Triton(Engine):
         return partial(_attend, visible)
 
     def partial_backward(
-        self, problem: Problem, output: Tensor, lse: Tensor, runner: Runner | None = None  # noqa: ARG002
+        self,
+        problem: Problem,
+        output: Tensor,
+        lse: Tensor,
+        runner: Runner | None = None,  # noqa: ARG002
     ) -> Tensor | None:
         if is_traced(problem.query) or problem.dropout_p or not problem.is_softmax:
             return None
@@ -141,4 +152,3 @@ def _computed(
 
 def _differentiates(given: tuple[object, ...]) -> bool:
     return any(isinstance(t, Tensor) and t.requires_grad for t in given)
-

@@ -18,8 +18,7 @@ from regard.scores.kernels import Distance, kernels
 DOT, ADDITIVE, DISTANCE = 0, 1, 2
 #: The distances by theirs.
 KINDS: dict[type[Score], int] = {
-    kernels()[name]: kind
-    for kind, name in enumerate(("gaussian", "laplacian", "boxcar", "triangular", "epanechnikov"))
+    kernels()[name]: kind for kind, name in enumerate(("gaussian", "laplacian", "boxcar", "triangular", "epanechnikov"))
 }
 #: The normalizers by theirs.
 RULES: dict[type[Normalizer], int] = {Softmax: 0, SoftmaxSink: 0, Sigmoid: 1}

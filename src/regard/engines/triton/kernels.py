@@ -565,9 +565,7 @@ def backward_key(
                     scores, seen, square, slope, lse, delta, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
                     FAMILY, KIND, RULE, BASE2, DROPOUT, PRECISION, WIDE, visit == 1,
                 )  # fmt: skip
-                d_values += tl.dot(
-                    tl.trans(weights.to(d_out.dtype)), d_out, input_precision=PRECISION, out_dtype=WIDE
-                )
+                d_values += tl.dot(tl.trans(weights.to(d_out.dtype)), d_out, input_precision=PRECISION, out_dtype=WIDE)
                 if FAMILY == DOT:
                     d_keys += sums(tl.trans(d_raw), q, PRECISION, WIDE, visit == 1)
                 else:

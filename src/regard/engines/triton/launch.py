@@ -71,7 +71,7 @@ def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, in
         rows = 64 if biased else 128
         return Shape(64, 32, 32, 32, 8, 1) if width > 128 else Shape(rows, 64, 64 if width <= 64 else 32, 32, 8, 2)
     if size == 4:
-        return Shape(32, 32, 16, 16, 8, 1) if width > 128 else Shape(64, 32, 32, 16, 8, 1)
+        return Shape(32, 32, 16, 16, 8, 1) if width > 128 else Shape(64, 32, 32, 32, 8, 1)
     return Shape(16, 16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 16, 16, 8, 1)
 
 
@@ -174,7 +174,15 @@ class Arguments:
         self._strides("n", lists, 3)
         part = self.shape.key_part if by_key else self.shape.query_part
         blocks = -(-S // self.shape.cols) if by_key else -(-L // (self.shape.rows if name == "forward" else part))
-        given = {**self.tensors, **self.numbers, **self.constants, **(tensors or {}), **constants, "blocks": blocks, "BQ": part}
+        given = {
+            **self.tensors,
+            **self.numbers,
+            **self.constants,
+            **(tensors or {}),
+            **constants,
+            "blocks": blocks,
+            "BQ": part,
+        }
         if lists is not None:
             given["lists"] = lists
         given = {each: given[each] for each in kernel.arg_names}

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from engines_here import HERE
 import torch
+from engines_here import HERE
 
 import regard
 import regard.nn

@@ -67,7 +67,7 @@ def _cases() -> list[_Case]:
     found += [_Case(DOT, narrow, 64, 64, 0, options) for options in ({"BITS": True, "LISTS": True}, bias)]
     found += [_Case(DOT, torch.float16, 128, 128, 0, {"DROPOUT": True}), _Case(DOT, single, 64, 64, 0, spans)]
     found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans), _Case(DOT, double, 64, 64)]
-    return found + [_Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
+    return [*found, _Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
 
 
 def kernels_to_compile() -> list[Compilation]:
@@ -85,13 +85,14 @@ def _compilation(case: _Case, name: str) -> Compilation:
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {
         "FAMILY": case.family, "KIND": case.kind, "RULE": 0, "BASE2": case.family == DOT, "PRECISION": "ieee",
-        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BN": shape.cols,
-        "BC": padded(case.C), "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
+        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols,
+        "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BC": padded(case.C), "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
         "LARGEST": torch.finfo(case.dtype).max,
     }  # fmt: skip
     switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS", "REPAIRS")
     constants |= dict.fromkeys(switches, False) | case.options
-    signature, attributes = {}, {}
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
     for place, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument] = "constexpr"

@@ -42,7 +42,7 @@ def log1p(x):
 def tanh(x, WIDE: tl.constexpr):
     """Return tanh with a small relative error."""
     a = tl.abs(x)
-    if WIDE == tl.float64:  # by exp(−2a) − 1, whose rounding error cancels in the quotient with its logarithm
+    if tl.float64 == WIDE:  # by exp(−2a) − 1, whose rounding error cancels in the quotient with its logarithm
         u = tl.exp(-2 * a)
         same = (u == 1) | (u == 0)
         minus = tl.where(u == 1, -2 * a, (u - 1) * (-2 * a / tl.where(same, -1, tl.log(tl.where(same, 0.5, u)))))
@@ -302,9 +302,9 @@ def forward(
             nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
             k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, seen, _, _ = tile_scores(
-                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C, q_r, q_c, k_r, k_c,
-                scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C,
+                q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
+                bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
             )  # fmt: skip
             if RULE == SOFTMAX:
                 new = tl.maximum(peak, tl.max(scores, 1))
@@ -362,7 +362,7 @@ def slope_of_square(square, KIND: tl.constexpr):
 
 @triton.jit
 def pair_gradients(
-    gradient, square, query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
+    gradient, query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
     FAMILY: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the gradients of feature c of the query (its negative, for kernels, is the key's) and of the weight.
@@ -418,13 +418,13 @@ def tile_gradients(
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def backward_query(
-    query, key, value, weight, rest, output, statistic, sink, d_output, d_query, d_weight, d_bias, deltas,
-    q_b, q_h, q_r, q_c, k_b, k_h, k_r, k_c, v_b, v_h, v_r, v_c, w_b, w_h, z_b, z_h,
+    query, key, value, weight, rest, output, statistic, d_output, d_query, d_weight, d_bias, deltas,
+    q_b, q_h, q_r, q_c, k_b, k_h, k_r, k_c, v_b, v_h, v_r, v_c, w_b, w_h,
     start, stop, s_b, s_h, s_r, lists, n_b, n_h, n_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     H, R, L, S, C, V, blocks, scale, factor, softcap, seed, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
-    SINK: tl.constexpr, DROPOUT: tl.constexpr, TO_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DROPOUT: tl.constexpr, TO_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of BQ queries of a tile, their δ = Σ weight · d weight, and their part of the weight's.
@@ -469,9 +469,9 @@ def backward_query(
             nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
             k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, seen, square, slope = tile_scores(
-                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C, q_r, q_c, k_r, k_c,
-                scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
+                q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
+                bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
             )  # fmt: skip
             v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
             _, d_scores, d_raw = tile_gradients(
@@ -486,7 +486,7 @@ def backward_query(
             else:
                 for c in range(0, C):
                     to_row, to_weight = pair_gradients(
-                        d_raw, square, query, key_k, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
+                        d_raw, query, key_k, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
                         FAMILY, KIND, WIDE, visit == 1,
                     )  # fmt: skip
                     d_rows += tl.where(cols[None, :] == c, tl.sum(to_row, 1)[:, None], 0.0)
@@ -554,8 +554,8 @@ def backward_key(
                 q = load_rows(query_r, rows, nr, q_r, C, q_c, BC, True) if FAMILY == DOT else 0
                 scores, seen, square, slope = tile_scores(
                     q, k, query_r, key, weight_h, rest_h, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
-                    q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
-                    FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
+                    q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
+                    bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
                 )  # fmt: skip
                 d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
                 delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)
@@ -571,7 +571,7 @@ def backward_key(
                 else:
                     for c in range(0, C):
                         to_row, _ = pair_gradients(
-                            d_raw, square, query_r, key, weight_h, rest_h, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c,
+                            d_raw, query_r, key, weight_h, rest_h, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c,
                             seen, FAMILY, KIND, WIDE, visit == 1,
                         )  # fmt: skip
                         d_keys += tl.where(cols[None, :] == c, tl.sum(to_row, 0)[:, None], 0.0)

@@ -125,7 +125,8 @@ class Arguments:
         exact = value.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
         none = query  # a pointer that is never read
         self.tensors: dict[str, Any] = {
-            "query": query, "key": key, "value": value, "weight": inverse, "rest": rest, "sink": none if sink is None else sink,
+            "query": query, "key": key, "value": value, "weight": inverse, "rest": rest,
+            "sink": none if sink is None else sink,
             "start": none, "stop": none, "tiles": none, "words": none, "bias": none, "lists": none,
         }  # fmt: skip
         for name in ("start", "stop", "tiles", "words", "bias"):

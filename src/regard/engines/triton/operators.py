@@ -117,7 +117,8 @@ def _backward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
     count = _TENSORS + _RESULTS
     tensors = _folded(info, in_dims, arguments[:count])
     found = triton_backward(*tensors, *arguments[count:])
-    results, dims = [], []
+    results: list[Tensor] = []
+    dims: list[int | None] = []
     for gradient, given, dim in zip(found, arguments, in_dims):
         if gradient.numel() == 0 and gradient.dim() == 1:
             results.append(gradient)

@@ -86,7 +86,8 @@ def _compilation(case: _Case, name: str) -> Compilation:
     constants: dict[str, Any] = {
         "FAMILY": case.family, "KIND": case.kind, "RULE": 0, "BASE2": case.family == DOT, "PRECISION": "ieee",
         "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols,
-        "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BC": padded(case.C), "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
+        "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BC": padded(case.C),
+        "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
         "LARGEST": torch.finfo(case.dtype).max,
     }  # fmt: skip
     switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS", "REPAIRS")

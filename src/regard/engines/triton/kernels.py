@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources as OutOfResources
 
 # Values of the constants FAMILY, KIND and RULE; ``families.py`` and ``rules.py`` have their meaning.
 DOT = tl.constexpr(0)
@@ -304,7 +305,8 @@ def forward(
             scores, seen, _, _ = tile_scores(
                 q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
-                bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BM, BN, BM, W, visit == 1,
+                bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
+                BM, BN, BM, W, visit == 1,
             )  # fmt: skip
             if RULE == SOFTMAX:
                 new = tl.maximum(peak, tl.max(scores, 1))
@@ -471,7 +473,8 @@ def backward_query(
             scores, seen, square, slope = tile_scores(
                 q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
-                bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
+                bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
+                BQ, BN, BM, W, visit == 1,
             )  # fmt: skip
             v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
             _, d_scores, d_raw = tile_gradients(
@@ -555,7 +558,8 @@ def backward_key(
                 scores, seen, square, slope = tile_scores(
                     q, k, query_r, key, weight_h, rest_h, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                     q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
-                    bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE, BQ, BN, BM, W, visit == 1,
+                    bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
+                    BQ, BN, BM, W, visit == 1,
                 )  # fmt: skip
                 d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
                 delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)

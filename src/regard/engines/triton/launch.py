@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -188,7 +189,16 @@ class Arguments:
             given["lists"] = lists
         given = {each: given[each] for each in kernel.arg_names}
         grid = (blocks * B * (G if by_key else H),)
-        kernel[grid](**given, num_warps=self.shape.warps, num_stages=self.shape.stages)
+        device = self.tensors["query"].device
+        current = nullcontext() if device.type == "cpu" else torch.get_device_module(device.type).device(device)
+        try:
+            with current:
+                kernel[grid](**given, num_warps=self.shape.warps, num_stages=self.shape.stages)
+        except kernels().OutOfResources as error:
+            raise RuntimeError(
+                f"attention: engine 'triton' needs {error.required} of {error.name}, and {device} has {error.limit}; "
+                "use engine='streaming' or engine='reference'."
+            ) from error
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.runtime.errors import OutOfResources as OutOfResources
+from triton.runtime.errors import OutOfResources  # noqa: F401 (of launch.py)
 
 # Values of the constants FAMILY, KIND and RULE; ``families.py`` and ``rules.py`` have their meaning.
 DOT = tl.constexpr(0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engines_here import HERE
 from pairwise import across
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -274,13 +275,13 @@ def test_autocast() -> None:
         assert same(query, key.bfloat16(), value.half(), is_causal=True).dtype == torch.bfloat16
         assert same(query.double(), key.double(), value.double()).dtype == torch.float64
         same(query, key, value, normal(7, 7))
-        for engine in engines.TABLE:
+        for engine in HERE:
             assert regard.attention(query, key, value, engine=engine).dtype == torch.bfloat16
         with pytest.raises(TypeError, match=r"attention: key must have query's dtype torch.float64"):
             regard.attention(query.double(), key, value)
 
 
-@pytest.mark.parametrize("engine", ["auto", *engines.TABLE])
+@pytest.mark.parametrize("engine", ["auto", *HERE])
 def test_meta_tensors(engine: str) -> None:
     query, key, value = (t.to("meta") for t in triple((2, 4), 6, 7, V=5))
     lengths = torch.empty(2, dtype=torch.long, device="meta")
@@ -299,7 +300,7 @@ def test_meta_tensors(engine: str) -> None:
     assert regard.attention(query, key, value, is_causal=True).shape == sdpa(query, key, value, is_causal=True).shape
 
 
-@pytest.mark.parametrize("engine", ["auto", *engines.TABLE])
+@pytest.mark.parametrize("engine", ["auto", *HERE])
 def test_vmap(engine: str) -> None:
     query, key, value = triple((3, 2, 4), 6, 7, V=5)
     mask = normal(3, 6, 7, seed=9)
@@ -325,7 +326,7 @@ def test_vmap(engine: str) -> None:
     torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["auto", *engines.TABLE])
+@pytest.mark.parametrize("engine", ["auto", *HERE])
 def test_aux_under_vmap(engine: str) -> None:
     query, key, value = triple((3, 2, 4), 6, 7)
     request = AuxRequest(lse=True, entropy=True, max=True, received=True, topk=2)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engines_here import HERE
 from tests.regard.test_onnx import answers, exported
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import engines, masks
+from regard import masks
 from regard.nn import MultiheadAttention, TransformerEncoderLayer
 
 pytestmark = pytest.mark.slow
@@ -194,7 +195,7 @@ def test_a_vit_traces_and_trains() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("engine", engines.TABLE)
+@pytest.mark.parametrize("engine", HERE)
 def test_the_flop_counter_counts_every_engine(engine: str) -> None:
     B, H, L, S, E, V = 2, 4, 9, 9, 8, 8
     q, k, v = torch.randn(3, B, H, L, E, requires_grad=True).unbind(0)

@@ -8,9 +8,10 @@ from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
 from regard.engines.sdpa import Sdpa
 from regard.engines.streaming import Streaming
+from regard.engines.triton.engine import Triton
 
 #: Every engine by name. ``auto`` chooses among these.
-TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Streaming(), Reference())}
+TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Triton(), Streaming(), Reference())}
 
 
 flops.register()
@@ -42,5 +43,6 @@ __all__ = [
     "Reference",
     "Sdpa",
     "Streaming",
+    "Triton",
     "register",
 ]

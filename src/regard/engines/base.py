@@ -155,7 +155,7 @@ class Engine(ABC):
 
 
 #: Names of engines, for editors and type checkers.
-EngineName = Literal["auto", "fused", "reference", "sdpa", "streaming"]
+EngineName = Literal["auto", "fused", "reference", "sdpa", "streaming", "triton"]
 
 #: A name, including names registered elsewhere, or an Engine.
 EngineLike = EngineName | str | Engine

@@ -1,4 +1,4 @@
-"""Register the fused operators, and torch's own on the CPU, with torch's FLOP counter."""
+"""Register the operators of our kernels, and torch's own on the CPU, with torch's FLOP counter."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils.flop_counter import (
 )
 
 from regard.engines.fused.operators import fused_backward, fused_forward
+from regard.engines.triton.operators import triton_backward, triton_forward
 
 _ATEN: Any = torch.ops.aten
 
@@ -27,11 +28,16 @@ def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **named: Any
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
+def _backward_of_rows(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:  # noqa: ARG001
+    """Count the same for the operator of engine "triton", whose 13th argument is the output."""
+    return sdpa_backward_flop_count(rest[9], query, key, value)
+
+
 def register() -> None:
     """Register the operators with torch's FLOP counter, except those it knows already."""
-    forward = (fused_forward, _ATEN._scaled_dot_product_flash_attention_for_cpu)
+    forward = (fused_forward, triton_forward, _ATEN._scaled_dot_product_flash_attention_for_cpu)
     backward = (fused_backward, _ATEN._scaled_dot_product_flash_attention_for_cpu_backward)
-    for formula, operators in ((_forward, forward), (_backward, backward)):
+    for formula, operators in ((_forward, forward), (_backward, backward), (_backward_of_rows, (triton_backward,))):
         for operator in operators:
             if operator not in flop_registry:
                 register_flop_formula(operator)(formula)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from engine_calls import inputs, normal
+from engines_here import HERE
 from torch import Tensor
 
 import regard
-from regard import engines, masks, scores
+from regard import masks, scores
 
 B, H, L, S = 2, 4, 23, 29
 
@@ -48,7 +49,7 @@ def raised_or_right(output: Tensor, leaves: list[Tensor], right: tuple[Tensor, .
         assert torch.equal(a, b), "a gradient silently belongs to other numbers than the output"
 
 
-@pytest.mark.parametrize("engine", engines.TABLE)
+@pytest.mark.parametrize("engine", HERE)
 @pytest.mark.parametrize("name", HELD)
 def test_a_tensor_that_a_part_holds(
     name: str, engine: str, small_tiles: Callable[..., None], small_strips: Callable[..., None]
@@ -63,7 +64,7 @@ def test_a_tensor_that_a_part_holds(
     raised_or_right(output, leaves, right)
 
 
-@pytest.mark.parametrize("engine", ["auto", *engines.TABLE])
+@pytest.mark.parametrize("engine", ["auto", *HERE])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_an_input(index: int, engine: str, small_tiles: Callable[..., None], small_strips: Callable[..., None]) -> None:
     small_tiles()
@@ -77,7 +78,7 @@ def test_an_input(index: int, engine: str, small_tiles: Callable[..., None], sma
         raised_or_right(output, leaves, right)
 
 
-@pytest.mark.parametrize("engine", ["auto", *engines.TABLE])
+@pytest.mark.parametrize("engine", ["auto", *HERE])
 @pytest.mark.parametrize("V", [3, 8, 11])
 def test_an_output_can_be_viewed_flat(V: int, engine: str) -> None:
     query, key, value = inputs(B, H, H, L, S, V=V)
@@ -86,7 +87,7 @@ def test_an_output_can_be_viewed_flat(V: int, engine: str) -> None:
         assert output.view(B, H, L * V).shape == (B, H, L * V)
 
 
-@pytest.mark.parametrize("engine", ["auto", *engines.TABLE])
+@pytest.mark.parametrize("engine", ["auto", *HERE])
 def test_arguments_are_left_as_they_came(engine: str) -> None:
     leaves, mask = inputs(B, H, H, L, S), normal(L, S)
     before = [t.detach().clone() for t in (*leaves, mask)]

@@ -1,0 +1,118 @@
+"""Which kernels to compile ahead of time, for checks without a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT
+from regard.engines.triton.launch import Shape, kernels, padded, tile_shape
+from regard.engines.triton.visible import WORD
+
+_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_INT32 = ("start", "stop", "lists", "tiles", "words")
+_WIDE = ("statistic", "deltas", "d_weight", "d_bias", "bias", "sink", "weight", "rest")
+_REALS = ("scale", "factor", "softcap", "keeping")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A kernel with the types of its arguments, as ``triton.compiler.ASTSource`` takes them.
+
+    Attributes
+    ----------
+    name : str
+    kernel : triton.JITFunction
+    signature, constants : dict
+        The type of each argument, and the values of those that are constant.
+    attributes : dict
+        Which arguments are multiples of 16.
+    warps, stages : int
+    """
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    attributes: dict[tuple[int, ...], Any]
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A family of scores, the widths of rows, and what else a kernel does."""
+
+    family: int
+    dtype: torch.dtype
+    C: int
+    V: int
+    kind: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        family = ("dot", "additive", f"distance {self.kind}")[self.family]
+        rest = ", ".join(self.options)
+        return f"{family} {_TYPES[self.dtype]} {self.C}×{self.V}" + (f" {rest}" if rest else "")
+
+
+def _cases() -> list[_Case]:
+    narrow, single, double = torch.bfloat16, torch.float32, torch.float64
+    spans = {"SPANS": True, "LISTS": True}
+    bias = {"BIAS": True, "HIDES": True, "BASE2": False}
+    found = [_Case(DOT, narrow, C, C, 0, spans) for C in (64, 128, 256)]
+    found += [_Case(DOT, narrow, 64, 64, 0, options) for options in ({"BITS": True, "LISTS": True}, bias)]
+    found += [_Case(DOT, torch.float16, 128, 128, 0, {"DROPOUT": True}), _Case(DOT, single, 64, 64, 0, spans)]
+    found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans), _Case(DOT, double, 64, 64)]
+    return [*found, _Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
+
+
+def kernels_to_compile() -> list[Compilation]:
+    """Return every kernel at the default shapes: what a user is likely to run.
+
+    Triton's interpreter must be off when Triton is imported.
+    """
+    return [_compilation(case, name) for case in _cases() for name in ("forward", "backward_query", "backward_key")]
+
+
+def _compilation(case: _Case, name: str) -> Compilation:
+    kernel, tl = getattr(kernels(), name), kernels().tl
+    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, "BIAS" in case.options, False)
+    wide = "fp64" if case.dtype == torch.float64 else "fp32"
+    rows = _TYPES[case.dtype] if case.family == DOT else wide
+    constants: dict[str, Any] = {
+        "FAMILY": case.family, "KIND": case.kind, "RULE": 0, "BASE2": case.family == DOT, "PRECISION": "ieee",
+        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols,
+        "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BC": padded(case.C),
+        "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
+        "LARGEST": torch.finfo(case.dtype).max,
+    }  # fmt: skip
+    switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS", "REPAIRS")
+    constants |= dict.fromkeys(switches, False) | case.options
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for place, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument] = "constexpr"
+            continue
+        pointer = argument in ("query", "key", "d_query", "d_key", "value", "output", "d_output", "d_value")
+        if argument in ("query", "key", "d_query", "d_key"):
+            signature[argument] = f"*{rows}"
+        elif pointer:
+            signature[argument] = f"*{_TYPES[case.dtype]}"
+        elif argument in _INT32:
+            signature[argument] = "*i32"
+        elif argument in _WIDE:
+            signature[argument] = f"*{wide}"
+        elif argument in _REALS:
+            signature[argument] = "fp32"
+        else:
+            signature[argument] = "i64" if argument in ("seed", "threshold") else "i32"
+        aligned = signature[argument].startswith("*") or (argument[1:] in ("_b", "_h", "_r") and case.C % 16 == 0)
+        if aligned:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    used = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return Compilation(f"{name}: {case.name}", kernel, signature, used, attributes, shape.warps, shape.stages)

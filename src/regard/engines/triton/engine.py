@@ -1,0 +1,154 @@
+"""Engine ``triton``: fused kernels for GPUs, of every score, mask and normalizer that engine ``fused`` has."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import astuple, replace
+from functools import cache, partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from regard._utils.torch_private import in_forward_mode
+from regard._utils.tracing import is_exported_to_onnx, is_traced
+from regard.engines import dense
+from regard.engines.aux import AuxRequest
+from regard.engines.base import Cost, Engine, EngineOutput, Runner
+from regard.engines.problem import Problem
+from regard.engines.triton.families import KINDS, RULES, SOFTMAX, Rows, family_of
+from regard.engines.triton.launch import Setting, is_interpreted, tile_shape
+from regard.engines.triton.operators import Attend, triton_forward
+from regard.engines.triton.visible import VisibleKeys
+
+#: The devices that Triton compiles for; ``cuda`` is also that of ROCm.
+DEVICES = ("cuda", "xpu")
+#: The largest number of features and values of a row.
+LARGEST = 256
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Triton(Engine):
+    """Kernels that visit tiles of scores once, forward and backward, in O(L + S) memory, on GPUs.
+
+    Dot products, additive and concat scores, and kernels of a distance, in float16, bfloat16, float32 and float64.
+    Hidden tiles are skipped. A float tensor is read where it is; other biases, such as ALiBi's, take L×S memory.
+    ``TRITON_INTERPRET=1``, set before the first call, runs the kernels on the CPU, for tests.
+    """
+
+    name = "triton"
+    keeps_lse = True
+    drops_when_traced = False
+
+    def refusal(self, problem: Problem) -> str | None:
+        if not _is_installed():
+            return "Triton is not installed"
+        if is_exported_to_onnx():
+            return "its kernels cannot be exported to ONNX"
+        device = problem.query.device.type
+        if device not in DEVICES and not (device == "cpu" and _interprets()):
+            return f"GPUs only, not {device}"
+        if type(problem.normalizer) not in RULES:
+            return f"softmax and sigmoid only, not {type(problem.normalizer).__name__}"
+        family = family_of(problem.score)
+        if family is None:
+            return f"no kernel for {type(problem.score).__name__}"
+        widest = max(problem.query.shape[-1], problem.key.shape[-1], problem.value.shape[-1])
+        if widest > LARGEST:
+            return f"rows of at most {LARGEST} features, not {widest}"
+        if problem.dropout_p and is_traced(problem.query):
+            return "no dropout in traced calls (engines 'streaming' and 'reference' have it)"
+        if in_forward_mode():
+            return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
+        return None
+
+    def grows(self, problem: Problem) -> bool:  # noqa: ARG002
+        return False
+
+    def cost(self, problem: Problem) -> Cost:
+        e = problem.extent
+        V = problem.value.shape[-1]
+        ends = (problem.query, problem.key, problem.value)
+        moved = sum(t.numel() * t.element_size() for t in ends)
+        kept = 4 * e.B * e.H * e.L * (V + 2)
+        flops = (
+            e.B
+            * e.H
+            * e.L
+            * e.S
+            * problem.visible_share
+            * (problem.score.pair_flops(problem.query.shape[-1]) + 2 * V + 8)
+        )
+        return Cost(float(flops), float(moved), float(kept), grows=False)
+
+    def fields(self, problem: Problem) -> frozenset[str]:
+        return frozenset(("lse",)) if RULES[type(problem.normalizer)] == SOFTMAX else frozenset()
+
+    def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
+        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+            return dense.attend_nothing
+        fixed = problem.mask is None or problem.mask.is_fixed
+        visible = _visible(problem) if fixed and not is_traced(problem.query) else None
+        return partial(_attend, visible)
+
+    def partial_backward(
+        self,
+        problem: Problem,
+        output: Tensor,
+        lse: Tensor,
+        runner: Runner | None = None,  # noqa: ARG002
+    ) -> Tensor | None:
+        if is_traced(problem.query) or problem.dropout_p or not problem.is_softmax:
+            return None
+        return _computed(problem, _visible(problem), (output.detach(), lse.detach()))[0]
+
+
+def _visible(problem: Problem) -> VisibleKeys:
+    family = family_of(problem.score)
+    assert family is not None
+    C, V = problem.query.shape[-1], problem.value.shape[-1]
+
+    def tile(biased: bool) -> tuple[int, int]:
+        shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted())
+        return shape.rows, shape.cols
+
+    return VisibleKeys.of(problem, tile)
+
+
+def _attend(visible: VisibleKeys | None, problem: Problem) -> EngineOutput:
+    output, lse = _computed(problem, _visible(problem) if visible is None else visible, (None, None))
+    return EngineOutput(output.to(problem.query.dtype), lse if RULES[type(problem.normalizer)] == SOFTMAX else None)
+
+
+def _computed(
+    problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tensor] | tuple[None, None]
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp, or attach known ones to the graph."""
+    if problem.query.dtype == torch.bfloat16 and is_interpreted():  # Triton's interpreter computes it wrongly
+        query, key, value = (t.float() for t in (problem.query, problem.key, problem.value))
+        problem = replace(problem, query=query, key=key, value=value)
+    rows = Rows.of(problem)
+    family = family_of(problem.score)
+    assert family is not None
+    seed = int(torch.randint(2**62, ())) if problem.dropout_p else 0
+    rule, kind = RULES[type(problem.normalizer)], KINDS.get(type(problem.score), 0)
+    setting = Setting(family, kind, rule, problem.scale, problem.softcap or 0.0, problem.dropout_p, seed)
+    lists = (visible.start, visible.stop, visible.by_query, visible.by_key, visible.tiles, visible.words)
+    given = (rows.query, rows.key, rows.value, rows.weight, visible.bias, rows.sink, *lists, *astuple(setting))
+    if known[0] is None and not (torch.is_grad_enabled() and _differentiates(given)):
+        found: tuple[Tensor, Tensor] = triton_forward(*given)
+        return found
+    output, lse = Attend.apply(*given, *known)
+    return output, lse
+
+
+def _differentiates(given: tuple[object, ...]) -> bool:
+    return any(isinstance(t, Tensor) and t.requires_grad for t in given)

@@ -1,0 +1,277 @@
+"""Launch the kernels: tile sizes, arguments and grids."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SOFTMAX
+from regard.engines.triton.visible import WORD, VisibleKeys
+
+#: Rows and columns of a tile in Triton's interpreter, which takes as long for few pairs as for many.
+INTERPRETED_TILE = (16, 16)
+#: Features and values of which a kernel has at least so many: the least of a matrix product.
+LEAST_WIDTH = 16
+LOG2_E = 1 / math.log(2)
+
+
+@cache
+def kernels() -> Any:
+    """Return the module of the kernels, which imports Triton."""
+    return import_module("regard.engines.triton.kernels")
+
+
+@cache
+def is_interpreted() -> bool:
+    """Whether the kernels run in Triton's interpreter: ``TRITON_INTERPRET=1`` when Triton was imported."""
+    return type(kernels().forward).__name__ == "InterpretedFunction"
+
+
+def padded(width: int) -> int:
+    """Return the number of columns of which a kernel holds a row of this width."""
+    return max(1 << max(width - 1, 0).bit_length(), LEAST_WIDTH)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of the tiles of a problem, and how the kernels are compiled.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Queries and keys of a tile.
+    query_part, key_part : int
+        Queries that the kernels of queries' and of keys' gradients take at once.
+    warps, stages : int
+    """
+
+    rows: int
+    cols: int
+    query_part: int
+    key_part: int
+    warps: int
+    stages: int
+
+
+def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool) -> Shape:
+    """Return the tiles for rows of C features and V values, with or without a bias."""
+    if interpreted:
+        rows, cols = INTERPRETED_TILE
+        return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1)
+    size, width = dtype.itemsize, max(padded(C), padded(V))
+    if family != DOT:
+        return Shape(32, 32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 32, 4, 1)
+    if size == 2:
+        rows = 64 if biased else 128
+        return Shape(64, 32, 32, 32, 8, 1) if width > 128 else Shape(rows, 64, 64 if width <= 64 else 32, 32, 8, 2)
+    if size == 4:
+        return Shape(32, 32, 16, 16, 8, 1) if width > 128 else Shape(64, 32, 32, 32, 8, 1)
+    return Shape(16, 16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 16, 16, 8, 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What does not depend on tensors.
+
+    Attributes
+    ----------
+    family, kind, rule : int
+        Constants of ``families``.
+    scale, softcap : float
+        A softcap of 0 is none.
+    dropout_p : float
+    seed : int
+        Of the random numbers of dropout.
+    """
+
+    family: int
+    kind: int
+    rule: int
+    scale: float
+    softcap: float
+    dropout_p: float
+    seed: int
+
+    def base_2(self, bias: bool) -> bool:
+        """Whether scores are held in units of log 2, which saves a product if nothing is added to them."""
+        plain = self.family == DOT and self.rule == SOFTMAX and not self.softcap and not bias
+        return plain and abs(self.scale) * LOG2_E <= 1  # the largest scores must not overflow
+
+
+class Arguments:
+    """The arguments that all kernels share, by name."""
+
+    def __init__(
+        self, setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
+        visible: VisibleKeys,
+    ) -> None:  # fmt: skip
+        (B, H, L, C), (G, S), V = query.shape, key.shape[1:3], value.shape[-1]
+        self.sizes = B, H, L, C, G, S, V
+        self.setting, self.visible = setting, visible
+        self.shape = tile_shape(setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted())
+        self.base_2 = setting.base_2(visible.bias is not None)
+        inverse, rest = (weight, weight) if setting.family != DISTANCE else inverse_of(weight)
+        if setting.family == DOT:
+            inverse = rest = query
+        compact = setting.family == DISTANCE and setting.kind > 1
+        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+        tl = kernels().tl
+        exact = value.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        none = query  # a pointer that is never read
+        self.tensors: dict[str, Any] = {
+            "query": query, "key": key, "value": value, "weight": inverse, "rest": rest,
+            "sink": none if sink is None else sink,
+            "start": none, "stop": none, "tiles": none, "words": none, "bias": none, "lists": none,
+        }  # fmt: skip
+        for name in ("start", "stop", "tiles", "words", "bias"):
+            if getattr(visible, name) is not None:
+                self.tensors[name] = getattr(visible, name)
+        self.numbers: dict[str, Any] = {"H": H, "R": H // G, "L": L, "S": S, "C": C, "V": V}
+        for name, tensor in (("q", query), ("k", key), ("v", value)):
+            self.numbers.update(zip((f"{name}_b", f"{name}_h", f"{name}_r", f"{name}_c"), tensor.stride()))
+        self._strides("w", inverse if setting.family != DOT else None, 2)
+        self._strides("z", sink, 2)
+        self._strides("s", visible.start, 3)
+        self._strides("t", visible.tiles, 3)
+        self._strides("b", visible.bias, 4)
+        threshold = min(round(setting.dropout_p * 2**32), 2**32 - 1)
+        self.numbers |= {
+            "scale": setting.scale * (LOG2_E if self.base_2 else 1.0),
+            "factor": setting.scale,
+            "softcap": setting.softcap or 1.0,
+            "seed": setting.seed,
+            "threshold": threshold,
+            "keeping": 1 / (1 - setting.dropout_p) if setting.dropout_p < 1 else 0.0,
+        }
+        self.constants: dict[str, Any] = {
+            "FAMILY": setting.family, "KIND": setting.kind, "RULE": setting.rule, "SOFTCAP": bool(setting.softcap),
+            "BASE2": self.base_2, "SPANS": visible.start is not None, "BITS": visible.tiles is not None,
+            "BIAS": visible.bias is not None, "LISTS": visible.by_query is not None,
+            "HIDES": visible.bias is not None or compact, "SINK": sink is not None,
+            "DROPOUT": setting.dropout_p > 0, "PRECISION": "tf32" if exact else "ieee",
+            "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
+            "BM": self.shape.rows, "BN": self.shape.cols, "BC": padded(C), "BV": padded(V),
+            "W": -(-self.shape.cols // WORD), "LARGEST": torch.finfo(value.dtype).max,
+        }  # fmt: skip
+        self.wide = wide
+
+    def _strides(self, name: str, tensor: Tensor | None, dims: int) -> None:
+        """Set strides, 0 along dimensions of size 1."""
+        for dim, letter in enumerate("bhrc"[:dims]):
+            step = 0 if tensor is None or tensor.shape[dim] == 1 else tensor.stride(dim)
+            self.numbers[f"{name}_{letter}"] = step
+
+    def launch(self, name: str, by_key: bool = False, tensors: dict[str, Any] | None = None, **constants: Any) -> None:
+        """Run a kernel, of which a program takes a block of queries, or of keys."""
+        B, H, L, _, G, S, _ = self.sizes
+        kernel = getattr(kernels(), name)
+        lists = self.visible.by_key if by_key else self.visible.by_query
+        self._strides("n", lists, 3)
+        part = self.shape.key_part if by_key else self.shape.query_part
+        blocks = -(-S // self.shape.cols) if by_key else -(-L // (self.shape.rows if name == "forward" else part))
+        given = {
+            **self.tensors,
+            **self.numbers,
+            **self.constants,
+            **(tensors or {}),
+            **constants,
+            "blocks": blocks,
+            "BQ": part,
+        }
+        if lists is not None:
+            given["lists"] = lists
+        given = {each: given[each] for each in kernel.arg_names}
+        grid = (blocks * B * (G if by_key else H),)
+        device = self.tensors["query"].device
+        current = nullcontext() if device.type == "cpu" else torch.get_device_module(device.type).device(device)
+        try:
+            with current:
+                kernel[grid](**given, num_warps=self.shape.warps, num_stages=self.shape.stages)
+        except kernels().OutOfResources as error:
+            raise RuntimeError(
+                f"attention: engine 'triton' needs {error.required} of {error.name}, and {device} has {error.limit}; "
+                "use engine='streaming' or engine='reference'."
+            ) from error
+
+
+def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1 / width as a sum of two numbers, so that multiplication is as accurate as division."""
+    width = width.detach()
+    if width.dtype == torch.float64:  # the remainder of a division, by products of halves
+        inverse = 1 / width
+        rest = _remainder(width, inverse) * inverse
+    else:
+        exact = 1 / width.double()
+        inverse = exact.to(width.dtype)
+        rest = (exact - inverse.double()).to(width.dtype)
+    return inverse.contiguous(), torch.where(rest.isfinite(), rest, 0.0).contiguous()
+
+
+def _remainder(a: Tensor, b: Tensor) -> Tensor:
+    """Return 1 − a · b in float64, without the rounding of the product (Dekker 1971)."""
+    split = 134217729.0
+    (a_high, b_high) = (t * split - (t * split - t) for t in (a, b))
+    a_low, b_low = a - a_high, b - b_high
+    product = a * b
+    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return (1 - product) - error
+
+
+def run_forward(
+    setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
+    visible: VisibleKeys,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the output (B, H, L, V) and the log-sum-exp (B, H, L) of keys; it is empty for other rules."""
+    arguments = Arguments(setting, query, key, value, weight, sink, visible)
+    B, H, L, *_ = arguments.sizes
+    output = value.new_empty(B, H, L, value.shape[-1])
+    lse = value.new_zeros(B, H, L, dtype=arguments.wide)
+    found = {"output": output, "statistic": lse}
+    arguments.launch("forward", tensors=found, REPAIRS=False)
+    masked = arguments.constants["HIDES"] or visible.by_query is not None
+    if masked or (setting.rule == SOFTMAX and value.dtype != torch.float16):  # float16 is summed in float32
+        arguments.launch("forward", tensors=found, REPAIRS=True)
+    return output, lse
+
+
+def run_backward(
+    setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
+    visible: VisibleKeys, output: Tensor, lse: Tensor, grad: Tensor, to_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of query, key, value, weight, bias (empty if not needed) and sink (empty without one)."""
+    arguments = Arguments(setting, query, key, value, weight, sink, visible)
+    B, H, L, C, _, S, _ = arguments.sizes
+    wide = arguments.wide
+    whole = lse.contiguous() if sink is None else torch.logaddexp(lse, sink.to(wide).unsqueeze(-1))
+    deltas = torch.empty_like(whole, memory_format=torch.contiguous_format)
+    d_query, d_key, d_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    blocks = -(-L // arguments.shape.query_part)
+    features = setting.family in (ADDITIVE, DISTANCE)
+    d_weight = value.new_empty(B, H, blocks, C, dtype=wide) if features else d_query
+    d_bias = value.new_zeros(B, H, L, S, dtype=wide) if to_bias else d_query
+    shared = {
+        "output": output.contiguous(), "statistic": whole, "d_output": grad.to(value.dtype).contiguous(),
+        "deltas": deltas, "d_query": d_query, "d_key": d_key, "d_value": d_value, "d_weight": d_weight,
+        "d_bias": d_bias,
+    }  # fmt: skip
+    arguments.launch("backward_query", tensors=shared, TO_BIAS=to_bias)
+    arguments.launch("backward_key", by_key=True, tensors=shared)
+    sums = weight.new_empty(weight.shape)
+    if features:
+        total = d_weight.sum(2).sum_to_size(weight.shape) if weight.shape[0] == 1 else d_weight.sum(2)
+        sums = total.to(weight.dtype)
+    added = value.new_empty(0)
+    if to_bias and visible.bias is not None:
+        added = d_bias.sum_to_size(visible.bias.shape).to(visible.bias.dtype)
+    d_sink = value.new_empty(0)
+    if sink is not None:
+        share = torch.where(lse == -torch.inf, 0.0, torch.exp(sink.to(wide).unsqueeze(-1) - whole))
+        d_sink = -(share * deltas).sum(-1).sum_to_size(sink.shape).to(sink.dtype)
+    return d_query, d_key, d_value, sums, added, d_sink

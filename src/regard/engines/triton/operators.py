@@ -1,0 +1,176 @@
+"""The kernels as operators of ``torch.library``, and as a differentiable function of a problem's rows.
+
+To compilers and transforms an operator is opaque. Every tensor has the size B or 1 in its first dimension, into which
+``vmap`` folds its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engines.triton.launch import Setting, run_backward, run_forward
+from regard.engines.triton.visible import VisibleKeys
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    by_query: Tensor | None,
+    by_key: Tensor | None,
+    tiles: Tensor | None,
+    words: Tensor | None,
+    family: int,
+    kind: int,
+    rule: int,
+    scale: float,
+    softcap: float,
+    dropout_p: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """Return output (B, H, L, V) and log-sum-exp (B, H, L)."""
+    visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
+    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed)
+    return run_forward(setting, query, key, value, weight, sink, visible)
+
+
+def _forward_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+    shape = query.shape[:3]
+    return value.new_empty(*shape, value.shape[-1]), value.new_empty(shape, dtype=wide)
+
+
+def _backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    by_query: Tensor | None,
+    by_key: Tensor | None,
+    tiles: Tensor | None,
+    words: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    to_bias: bool,
+    family: int,
+    kind: int,
+    rule: int,
+    scale: float,
+    softcap: float,
+    dropout_p: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key, value, weight, bias (empty if not needed) and sink (empty without one)."""
+    visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
+    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed)
+    return run_backward(setting, query, key, value, weight, sink, visible, output, lse, grad, to_bias)
+
+
+def _backward_shapes(query, key, value, weight, bias, sink, *rest):  # type: ignore[no-untyped-def]
+    to_bias = rest[9]
+
+    def like(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    added = like(bias) if to_bias else value.new_empty(0)
+    return *(like(t) for t in (query, key, value, weight)), added, value.new_empty(0) if sink is None else like(sink)
+
+
+#: Number of the first arguments of both operators that are tensors or None, and of further ones of the second.
+_TENSORS, _RESULTS = 12, 3
+
+
+def _folded(info: Any, in_dims: Sequence[int | None], given: Sequence[Any]) -> list[Any]:
+    """Fold a vmapped dimension of tensors (B or 1, ...) into the first; ``words`` belong to no sequence."""
+    N, found = info.batch_size, []
+    for tensor, dim in zip(given, in_dims):
+        if isinstance(tensor, Tensor):
+            moved = tensor.unsqueeze(0).expand(N, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            found.append(moved)
+        else:
+            found.append(tensor)
+    B = found[0].shape[1]
+    return [t.expand(N, B, *t.shape[2:]).flatten(0, 1) if isinstance(t, Tensor) else t for t in found]
+
+
+def _forward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
+    tensors = _folded(info, in_dims, arguments[:_TENSORS])
+    found = triton_forward(*tensors, *arguments[_TENSORS:])
+    return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0, 0)
+
+
+def _backward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
+    count = _TENSORS + _RESULTS
+    tensors = _folded(info, in_dims, arguments[:count])
+    found = triton_backward(*tensors, *arguments[count:])
+    results: list[Tensor] = []
+    dims: list[int | None] = []
+    for gradient, given, dim in zip(found, arguments, in_dims):
+        if gradient.numel() == 0 and gradient.dim() == 1:
+            results.append(gradient)
+            dims.append(None)
+            continue
+        by_sample = gradient.unflatten(0, (info.batch_size, -1))
+        shared = given.shape[0] if dim is None else given.movedim(dim, 0).shape[1]
+        results.append(by_sample.sum(1, keepdim=True) if shared == 1 else by_sample)
+        dims.append(0)
+    return tuple(results), tuple(dims)
+
+
+def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
+    """Define an operator, of all devices.
+
+    ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
+    """
+    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    torch.library.impl(name, ("cpu", "cuda", "xpu"), torch.no_grad()(function))
+    torch.library.register_fake(name, shapes)
+    torch.library.register_vmap(name, batch)
+    return getattr(torch.ops.regard, name.split("::")[1])
+
+
+triton_forward = _defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
+triton_backward = _defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
+
+
+class Attend(torch.autograd.Function):
+    """:func:`triton_forward` with its gradient.
+
+    The last two arguments are an output and a log-sum-exp that were computed elsewhere, or None.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        *given, output, lse = arguments
+        return triton_forward(*given) if output is None else (output.clone(), lse.clone())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.constants = inputs[_TENSORS:-2]
+        ctx.save_for_backward(*inputs[:_TENSORS], *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+        to_bias = ctx.needs_input_grad[4]
+        found = triton_backward(*ctx.saved_tensors, grad, to_bias, *ctx.constants)
+        d_query, d_key, d_value, d_weight, d_bias, d_sink = found
+        d_bias, d_sink = d_bias if to_bias else None, d_sink if ctx.needs_input_grad[5] else None
+        rest = [None] * (_TENSORS - 6 + len(ctx.constants) + 2)
+        return d_query, d_key, d_value, d_weight, d_bias, d_sink, *rest

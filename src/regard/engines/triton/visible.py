@@ -1,0 +1,173 @@
+"""Convert a mask for the kernels: an interval of keys per query, or bits of mixed tiles; a bias; and lists of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard._utils.tracing import is_traced
+from regard.engines.problem import Problem
+from regard.masks import Dense
+from regard.masks.base import EMPTY, FULL, MIXED, PAIRS_AT_ONCE, AndMask, Extent, Mask
+from regard.masks.padding import KeyPadding
+
+#: Number of bits of a word.
+WORD = 32
+
+
+@dataclass(frozen=True)
+class VisibleKeys:
+    """What the queries of a problem see.
+
+    Attributes
+    ----------
+    start, stop : Tensor (B or 1, H or 1, L), int32, or None
+        The interval of each query.
+    by_query, by_key : Tensor (B or 1, H or 1, blocks, 2 + blocks), int32, or None
+        For each block of queries, or of keys: the number of full tiles, that of visible ones, and their places.
+    tiles : Tensor (B or 1, H or 1, query blocks, key blocks), int32, or None
+        Which of ``words`` a tile has, −1 for none.
+    words : Tensor (n, rows, words), int32, or None
+        A bit for each pair of a mixed tile.
+    bias : Tensor (B or 1, H or 1, L or 1, S or 1), or None
+        It is added to scores, and −inf where it hides.
+    """
+
+    start: Tensor | None = None
+    stop: Tensor | None = None
+    by_query: Tensor | None = None
+    by_key: Tensor | None = None
+    tiles: Tensor | None = None
+    words: Tensor | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, tile_of: Callable[[bool], tuple[int, int]]) -> VisibleKeys:
+        """Convert a problem's mask; ``tile_of`` returns the queries and keys of a tile, with or without a bias."""
+        mask, extent, device = problem.mask, problem.extent, problem.query.device
+        if mask is None:
+            return cls()
+        mask = mask.cast(problem.compute_dtype)
+        bias, rest = _split(mask, extent, device, problem.compute_dtype)
+        if rest is None:
+            return cls(bias=bias)
+        tile, spans = tile_of(bias is not None), rest.intervals(extent)
+        if spans is not None:
+            return replace(_between(*spans, extent, tile, device), bias=bias)
+        if is_traced(problem.query):
+            return cls(bias=_matrix(mask, extent, device, problem.compute_dtype))
+        return replace(_evaluated(rest, extent, tile, device), bias=bias)
+
+
+def _index(extent: Extent, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
+    return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx
+
+
+def _matrix(mask: Mask, extent: Extent, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return mask.matrix(*_index(extent, device), dtype)
+
+
+def _split(mask: Mask, extent: Extent, device: torch.device, dtype: torch.dtype) -> tuple[Tensor | None, Mask | None]:
+    """Split a mask into what is added to scores, (B or 1, H or 1, L or 1, S or 1), and the part that hides pairs.
+
+    A float tensor, and keys that are hidden from all queries, are added as they are.
+    """
+    parts = mask.masks if isinstance(mask, AndMask) else (mask,)
+    added: list[Tensor] = []
+    rest: list[Mask] = []
+    for part in parts:
+        if isinstance(part, Dense) and part.has_bias:
+            added.append(part.values[(None,) * (4 - part.values.dim())].to(dtype))
+            continue
+        if isinstance(part, KeyPadding):
+            keep = torch.atleast_2d(part.keep)[:, None, None]
+            added.append(torch.zeros(keep.shape, dtype=dtype, device=device).masked_fill(~keep, -torch.inf))
+            continue
+        if part.has_bias:
+            found = part.bias(*_index(extent, device))
+            if found is not None:
+                added.append(found.to(dtype)[(None,) * (4 - found.dim())])
+        if part.hides:
+            rest.append(part)
+    bias = sum(added[1:], start=added[0]) if added else None
+    return bias, (AndMask(tuple(rest)) if len(rest) > 1 else rest[0]) if rest else None
+
+
+# Intervals ------------------------------------------------------------------------------------------------------------
+
+
+def _between(start: Tensor, stop: Tensor, extent: Extent, tile: tuple[int, int], device: torch.device) -> VisibleKeys:
+    """Return the visible keys of intervals, (B or 1, H or 1, L or 1) each."""
+    start, stop = torch.broadcast_tensors(start.to(device), stop.to(device))
+    start, stop = (t.expand(*t.shape[:2], extent.L).to(torch.int32).contiguous() for t in (start, stop))
+    rows, cols = tile
+    S, extra = extent.S, (0, -extent.L % rows)
+    empty = start >= stop
+
+    def blocks(tensor: Tensor, fill: int) -> Tensor:
+        return torch.nn.functional.pad(tensor, extra, value=fill).unflatten(-1, (-1, rows))
+
+    first = blocks(start.masked_fill(empty, S), S).amin(-1, keepdim=True)
+    last = blocks(stop.masked_fill(empty, 0), 0).amax(-1, keepdim=True)
+    # A row that is no query makes its tiles mixed.
+    inner_first = blocks(start, S).amax(-1, keepdim=True)
+    inner_last = blocks(stop.masked_fill(empty, 0), 0).amin(-1, keepdim=True)
+    low = torch.arange(0, S, cols, device=device, dtype=torch.int32)
+    some = (low < last) & (low + cols > first)
+    every = (low >= inner_first) & (low + cols <= inner_last)
+    states = some.to(torch.int8) + (some & every)
+    return VisibleKeys(start, stop, listed(states), listed(states.mT))
+
+
+def listed(states: Tensor) -> Tensor:
+    """Return the tiles that each block visits, from their states (b, h, n, m): (b, h, n, 2 + m), int32.
+
+    Nothing waits for the device: the lists have room for all tiles.
+    """
+    order = states.sort(stable=True, dim=-1, descending=True).indices
+    full, seen = (states == FULL).sum(-1, keepdim=True), (states != EMPTY).sum(-1, keepdim=True)
+    return torch.cat((full, seen, order), -1).to(torch.int32).contiguous()
+
+
+# Other masks: the bits of mixed tiles ---------------------------------------------------------------------------------
+
+
+def _evaluated(mask: Mask, extent: Extent, tile: tuple[int, int], device: torch.device) -> VisibleKeys:
+    """Return the visible keys of a mask without intervals. The number of mixed tiles is read on the host."""
+    rows, cols = tile
+    states = mask.tiles(extent, rows, cols, exact=True, device=device)
+    if extent.L % rows:  # rows that are no queries
+        states[:, :, -1].clamp_(max=MIXED)
+    if extent.S % cols:
+        states[..., -1].clamp_(max=MIXED)
+    mixed = (states == MIXED).nonzero()
+    tiles = torch.full(states.shape, -1, dtype=torch.int32, device=device)
+    tiles[tuple(mixed.unbind(1))] = torch.arange(len(mixed), dtype=torch.int32, device=device)
+    at_once = max(PAIRS_AT_ONCE // (rows * cols), 1)
+    words = [_bits(mask, extent, tile, some) for some in mixed.split(at_once)] if len(mixed) else []
+    empty = torch.zeros(1, rows, -(-cols // WORD), dtype=torch.int32, device=device)
+    return VisibleKeys(
+        by_query=listed(states),
+        by_key=listed(states.mT),
+        tiles=tiles.contiguous(),
+        words=torch.cat(words) if words else empty,
+    )
+
+
+def _bits(mask: Mask, extent: Extent, tile: tuple[int, int], some: Tensor) -> Tensor:
+    """Evaluate some tiles (n, 4) of sequence, head, block of queries and of keys: (n, rows, words)."""
+    rows, cols = tile
+    b, h, block, col = (place.view(-1, 1, 1, 1) for place in some.unbind(1))
+    q_idx = block * rows + torch.arange(rows, device=some.device).view(1, 1, -1, 1)
+    kv_idx = col * cols + torch.arange(cols, device=some.device).view(1, 1, 1, -1)
+    visible = mask.visible(b, h, q_idx.clamp(max=extent.L - 1), kv_idx.clamp(max=extent.S - 1))
+    assert visible is not None
+    visible = visible.expand(len(some), 1, rows, cols).squeeze(1)
+    visible = torch.nn.functional.pad(visible, (0, -cols % WORD)).unflatten(-1, (-1, WORD))
+    powers = torch.ones((), dtype=torch.int64, device=some.device) << torch.arange(WORD, device=some.device)
+    packed = (visible * powers).sum(-1)
+    return torch.where(packed >= 1 << (WORD - 1), packed - (1 << WORD), packed).to(torch.int32)

@@ -1,0 +1,152 @@
+"""Checks of engine ``triton`` in Triton's interpreter, one a process: ``python interpreted_attention.py NAME``.
+
+``TRITON_INTERPRET=1`` must be set before Triton is imported, which is why these are no tests of pytest's process.
+"""
+
+import sys
+
+import torch
+
+import regard
+from regard import masks, scores
+from regard.engines.triton.kernels import forward
+from regard.normalizers import SoftmaxSink
+from regard.testing.campaign import Plan, entries
+
+L, S, E, V = 19, 21, 8, 5
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def rows(dtype=torch.float64, E=E, V=V, heads=2, groups=1):
+    made = normal(1, heads, L, E), normal(1, groups, S, E, seed=1), normal(1, groups, S, V, seed=2)
+    return [t.to(dtype).requires_grad_() for t in made]
+
+
+def agrees(dtype=torch.float64, rtol=1e-12, E=E, V=V, **named):
+    """Compare output and gradients with the plain formula in float64."""
+    given = rows(dtype, E, V)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    grad = normal(1, 2, L, V, seed=3)
+    ours = regard.attention(*given, enable_gqa=True, engine="triton", **named)
+    right = regard.attention(*exact, enable_gqa=True, engine="reference", **named)
+    found = ours, *torch.autograd.grad(ours, given, grad.to(dtype))
+    wanted = right, *torch.autograd.grad(right, exact, grad)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, rtol=rtol, atol=rtol * 10)
+
+
+def families():
+    for score in (scores.Dot(), scores.Cosine(0.5), scores.General(normal(E, E)), scores.Additive(normal(E))):
+        agrees(score=score, softcap=3.0)
+    for score in (scores.Gaussian(2.0), scores.Laplacian(normal(3).abs() + 1)):
+        agrees(E=3, score=score)
+    for score in (scores.Boxcar(2.5), scores.Triangular(4.0), scores.Epanechnikov(4.0)):
+        agrees(E=3, score=score, attn_mask=masks.causal("upper_left"))
+
+
+def masks_of_every_kind():
+    packed = masks.document(torch.arange(L) // 9, torch.arange(S) // 10)
+    for mask in (
+        masks.causal("upper_left"), masks.window(5, 0, "lower_right"), packed, masks.dilated(3, "upper_left"),
+        masks.causal("upper_left") & ~masks.sinks(2) | masks.prefix(4), masks.key_padding(normal(1, S) > 0),
+        masks.dense(normal(2, L, S) > 0), masks.dense(normal(1, 1, 1, S)), masks.alibi(2, align="upper_left"),
+        masks.causal("upper_left") & masks.alibi(2, align="upper_left"), ~masks.everything(),
+    ):  # fmt: skip
+        agrees(attn_mask=mask)
+
+
+def dtypes():
+    for dtype, rtol in ((torch.float32, 1e-5), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)):
+        agrees(dtype, rtol, attn_mask=masks.causal("upper_left"))
+
+
+def normalizers():
+    agrees(normalizer="sigmoid", attn_mask=masks.causal("upper_left"))
+    agrees(normalizer=SoftmaxSink(normal(2)), attn_mask=masks.window(3, 3, "upper_left"))
+    query, key, value = rows()
+    request = regard.AuxRequest(lse="grad", entropy=True, topk=3, received=True)
+    named = {"enable_gqa": True, "return_aux": request, "attn_mask": masks.causal("upper_left")}
+    ours, theirs = (regard.attention(query, key, value, engine=name, **named) for name in ("triton", "reference"))
+    assert torch.equal(ours[0], regard.attention(query, key, value, None, 0.0, True, enable_gqa=True, engine="triton"))
+    torch.testing.assert_close(ours[1].lse, theirs[1].lse)
+    grads = [torch.autograd.grad(aux.lse.sum(), (query, key)) for _, aux in (ours, theirs)]
+    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(ours[1].topk.weights, theirs[1].topk.weights)
+
+
+def learned_parts():
+    """Gradients of what a score, a mask and a normalizer hold."""
+    query, key, value = rows(E=3)
+    for make in (
+        lambda w: {"score": scores.Gaussian(w[0].abs() + 1)},
+        lambda w: {"score": scores.Laplacian(w[:3].abs() + 1)},
+        lambda w: {"score": scores.Additive(w[:3])},
+        lambda w: {"attn_mask": masks.alibi(w[:2], align="upper_left")},
+        lambda w: {"attn_mask": masks.dense(w[: L * S].view(L, S))},
+        lambda w: {"normalizer": SoftmaxSink(w[:2])},
+    ):
+        found = []
+        for engine in ("triton", "reference"):
+            held = normal(L * S).requires_grad_()
+            output = regard.attention(query, key, value, enable_gqa=True, engine=engine, **make(held))
+            found.append(torch.autograd.grad(output.square().sum(), held)[0])
+        torch.testing.assert_close(*found)
+
+
+def dropout():
+    query, key, value = rows()
+    torch.manual_seed(0)
+    output = regard.attention(query, key, value, dropout_p=0.3, enable_gqa=True, engine="triton")
+    torch.manual_seed(0)
+    ones = torch.eye(S, dtype=torch.float64).expand(1, 1, S, S)
+    weights = regard.attention(query.detach(), key.detach(), ones, dropout_p=0.3, enable_gqa=True, engine="triton")
+    by_head = value.repeat_interleave(2, 1)
+    torch.testing.assert_close(output, weights @ by_head)
+    assert 0.2 < float((weights == 0).double().mean()) < 0.4
+    upstream = normal(1, 2, L, V, seed=3)  # the backward pass drops the same weights
+    found = torch.autograd.grad(output, value, upstream)[0]
+    torch.testing.assert_close(found, (weights.mT @ upstream).sum(1, keepdim=True))
+
+
+def compiled():
+    query, key, value = rows(torch.float32)
+
+    def run(query, key, value):
+        return regard.attention(query, key, value, is_causal=True, enable_gqa=True, engine="triton")
+
+    made = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(made(query, key, value), run(query, key, value))
+    torch.autograd.grad(made(query, key, value).sum(), (query, key, value))
+
+
+def refusals():
+    plain = normal(1, 1, 3, 4)
+    for named, reason in (
+        ({"normalizer": "sparsemax"}, "softmax and sigmoid only, not Sparsemax"),
+        ({"score": lambda score, *_: score * 2}, "no kernel for ScoreMod"),
+        ({"order": 1}, "order=0 only"),
+    ):
+        try:
+            regard.attention(plain, plain, plain, engine="triton", **named)
+        except ValueError as error:
+            assert f"'triton': {reason}" in str(error), error
+        else:
+            raise AssertionError(named)
+    wide = normal(1, 1, 3, 257)
+    assert "256 features, not 257" in regard.explain(wide, wide, wide).others["triton"]
+
+
+def laws(first):
+    """A slice of the campaign: every law, on random cases."""
+    plan = Plan(seed=7, engines=("triton",))
+    broken = [each for each in entries(plan, range(20 * first, 20 * first + 20)) if each.is_broken]
+    assert not broken, "\n".join(each.reason for each in broken)
+
+
+if __name__ == "__main__":
+    assert type(forward).__name__ == "InterpretedFunction"
+    globals()[sys.argv[1]](*map(int, sys.argv[2:]))

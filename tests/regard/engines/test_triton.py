@@ -1,0 +1,63 @@
+"""Engine ``triton``: its kernels in Triton's interpreter, and what it says where there is no device for it."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+
+#: Checks of ``interpreted_attention.py``.
+CHECKS = (
+    "families", "masks_of_every_kind", "dtypes", "normalizers", "learned_parts", "dropout", "compiled", "refusals",
+)  # fmt: skip
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
+
+
+def interpreted(*arguments):
+    script = Path(__file__).with_name("interpreted_attention.py")
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    run = subprocess.run(
+        [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_kernels_in_the_interpreter(check):
+    interpreted(check)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.campaign(keep=3)
+@pytest.mark.parametrize("part", range(20))
+def test_laws_in_the_interpreter(part):
+    interpreted("laws", str(part))
+
+
+def test_without_a_device():
+    query = torch.zeros(1, 1, 3, 4)
+    reason = regard.explain(query, query, query).others["triton"]
+    wanted = "GPUs only, not cpu" if find_spec("triton") else "Triton is not installed"
+    assert reason == f"unsupported, {wanted}"
+    with pytest.raises(ValueError, match=f"attention: engine must be able to run this call, got 'triton': {wanted}"):
+        regard.attention(query, query, query, engine="triton")
+
+
+def test_a_call_on_the_cpu_does_not_load_the_kernels():
+    code = "import regard, sys, torch; regard.attention(*torch.zeros(3, 1, 1, 2, 2)); print('regard.engines.triton.kernels' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False"]

@@ -111,6 +111,8 @@ def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times:
         return f"unsupported, {refusal}"
     if named:
         return f"not chosen, engine={chosen.name!r} was given"
+    if (reserve := other.not_automatic(problem)) is not None:
+        return f"not chosen, {reserve}"
     if other.grows(problem) and not chosen.grows(problem):
         return "not chosen, its workspace grows with L×S"
     if chosen.name == SDPA and is_plain_sdpa(problem):

@@ -5,6 +5,7 @@ No other module uses private names of torch; tests/regard/test_torch_internals.p
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from types import FrameType, FunctionType
@@ -210,15 +211,36 @@ def assert_when_it_runs(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def flex_definition(query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, scale: float) -> Any:
+    """Return output and log-sum-exp of FlexAttention's definition: all scores in plain torch, differentiable.
+
+    The public function compiles this, and refuses gradients on a CPU.
+    """
+    from torch._higher_order_ops.flex_attention import math_attention
+
+    output, lse, *_ = math_attention(query, key, value, score_mod, block_mask.as_tuple(), scale, {})
+    return output, lse * math.log(2)
+
+
+def compilation_errors() -> tuple[type[Exception], ...]:
+    """Return what ``torch.compile`` raises if it cannot compile something; there are no public names for it."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    return TorchDynamoException, InductorError
+
+
 __all__ = [
     "Observer",
     "OutProjection",
     "as_plain_tensors",
     "assert_when_it_runs",
     "changes_of",
+    "compilation_errors",
     "flash_attention",
     "flash_attention_backward",
     "flattened",
+    "flex_definition",
     "functorch_derivatives",
     "fused_attention",
     "fused_layer",

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from regard.engines import flops
 from regard.engines.base import Cost, Engine, EngineLike, EngineName, EngineOutput
+from regard.engines.flex import Flex
 from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
 from regard.engines.sdpa import Sdpa
 from regard.engines.streaming import Streaming
 
 #: Every engine by name. ``auto`` chooses among these.
-TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Streaming(), Reference())}
+TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Streaming(), Flex(), Reference())}
 
 
 flops.register()
@@ -38,6 +39,7 @@ __all__ = [
     "EngineLike",
     "EngineName",
     "EngineOutput",
+    "Flex",
     "Fused",
     "Reference",
     "Sdpa",

@@ -78,6 +78,8 @@ class Engine(ABC):
     fits_lines: ClassVar[bool] = False
     #: Whether traced calls may have dropout.
     drops_when_traced: ClassVar[bool] = True
+    #: Whether transforms of ``torch.func`` work; if not, :meth:`refusal` says so inside one.
+    has_transforms: ClassVar[bool] = True
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:
@@ -88,6 +90,10 @@ class Engine(ABC):
         if problem.order is not None and not self.fits_lines:
             return "order=0 only"
         return self.refusal(problem)
+
+    def not_automatic(self, problem: Problem) -> str | None:  # noqa: ARG002
+        """Return why ``auto`` does not consider this engine although it can run the problem, or None if it does."""
+        return None
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
@@ -152,7 +158,7 @@ class Engine(ABC):
 
 
 #: Names of engines, for editors and type checkers.
-EngineName = Literal["auto", "fused", "reference", "sdpa", "streaming"]
+EngineName = Literal["auto", "flex", "fused", "reference", "sdpa", "streaming"]
 
 #: A name, including names registered elsewhere, or an Engine.
 EngineLike = EngineName | str | Engine

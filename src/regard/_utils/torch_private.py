@@ -230,6 +230,16 @@ def compilation_errors() -> tuple[type[Exception], ...]:
     return TorchDynamoException, InductorError
 
 
+def distinct_sizes() -> Any:
+    """Return a context in which compilers take sizes that happen to be equal for different ones.
+
+    A function is then not compiled again when there are no longer as many blocks as sequences.
+    """
+    from torch.fx.experimental import _config
+
+    return _config.patch(use_duck_shape=False)
+
+
 __all__ = [
     "Observer",
     "OutProjection",
@@ -239,6 +249,7 @@ __all__ = [
     "compilation_errors",
     "flash_attention",
     "flash_attention_backward",
+    "distinct_sizes",
     "flattened",
     "flex_definition",
     "functorch_derivatives",

@@ -13,10 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import logsigmoid, pad
 
 from regard import masks
-from regard._utils.torch_private import compilation_errors, flex_definition, in_forward_mode, in_functorch
+from regard._utils.torch_private import (
+    compilation_errors,
+    distinct_sizes,
+    flex_definition,
+    in_forward_mode,
+    in_functorch,
+)
 from regard._utils.tracing import is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest
@@ -127,11 +133,17 @@ def _states_of_edges(start: Tensor, stop: Tensor, extent: Extent, block: int) ->
 
 
 def _lists(states: Tensor) -> tuple[Tensor, ...]:
-    """Return the lists of mixed and of full blocks, by query and by key."""
+    """Return the lists of mixed and of full blocks, by query and by key.
+
+    There are at least two rows and columns, if need be empty ones: compilers specialize on sizes of 1.
+    """
+    rows, columns = states.shape[2:]
+    if rows == 1 or columns == 1:
+        states = pad(states, (0, int(columns == 1), 0, int(rows == 1)))
     found: list[Tensor] = []
     for by_key in (False, True):
         for state in (MIXED, FULL):
-            marked = (states.mT if by_key else states) == state
+            marked = ((states.mT if by_key else states) == state).contiguous()
             found.append(marked.sum(-1, dtype=torch.int32))
             found.append(marked.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32))
     return tuple(found)
@@ -173,8 +185,8 @@ class Features:
     query: Tensor
     key: Tensor
     value: Tensor
-    offset: Tensor | None
-    exact: bool
+    offset: Tensor | None  # see DotForm
+    exact: bool  # whether scores have the precision of the log-sum-exp that aux fields promise
 
 
 #: Least width of a row for the kernel's matrix products; narrower rows are padded with zeros.
@@ -203,11 +215,15 @@ def features(problem: Problem) -> Features:
     else:
         form = score.cast(wide).as_dot(problem.query.to(wide), problem.key.to(wide))
         query, key, offset = form.query, form.key, form.offset
+        if offset is not None and (problem.softcap is not None or type(problem.score) is ScoreMod):
+            # What depends on the query alone cancels in softmax, and not in a function of the score.
+            query = torch.cat((query, offset.unsqueeze(-1)), -1)
+            key = torch.cat((key, torch.ones_like(key[..., :1])), -1)
         if offset is None:
             query, key = query.to(dtype), key.to(dtype)
         else:  # lifted rows cancel, and keep float32
             query, key, value = query.to(wide), key.to(wide), value.to(wide)
-        exact = dtype == wide and offset is None
+        exact = dtype == wide
     width = max(query.shape[-1], LEAST_WIDTH)
     query, key = (_padded(rows, width) for rows in (query, key))
     return Features(query, key, _padded(value, max(value.shape[-1], LEAST_WIDTH)), offset, exact)
@@ -312,12 +328,16 @@ def attend_by_definition(
     function = _unchanged if change is None else score_mod(change)
     if lowered is None:
         empty = torch.zeros(1, 1, 1, dtype=torch.int32, device=query.device)
-        block_mask = BlockMask.from_kv_blocks(empty, empty.unsqueeze(-1), mask_mod=_everywhere)
+        lists = empty, empty.unsqueeze(-1), None, None, None, None, None, None
+        block_mask = BlockMask((extent.L, extent.S), *lists, mask_mod=_everywhere)
     else:
         block_mask = lowered.block_mask(mask_mod(lowered.edges, lowered.mask), extent)
         listed = masks.as_mask(block_mask)
         block_mask = lowered.block_mask(listed.visible, extent)
-    return flex_definition(query, key, value, function, block_mask, scale)
+    # The definition rounds weights and their gradients to 16 bits, where values can overflow that the kernel holds.
+    wide = torch.promote_types(query.dtype, torch.float32)
+    output, lse = flex_definition(query.to(wide), key.to(wide), value.to(wide), function, block_mask, scale)
+    return output.to(value.dtype), lse
 
 
 def _unchanged(value: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
@@ -328,31 +348,40 @@ def _everywhere(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor: 
     return q_idx.new_ones((), dtype=torch.bool)
 
 
-# Compiled functions: one for each kind of call, for all sizes ---------------------------------------------------------
+# Compiled functions: one for each kind of call ------------------------------------------------------------------------
 
 
 #: Maximum number of compiled functions that are kept.
 MOST_KERNELS = 256
+#: The compiler, by the name that ``torch.compile`` has for it.
+BACKEND: Any = "inductor"
 
 _kernels: dict[Any, Function] = {}
-#: Why kinds of calls could not be compiled.
-_failures: dict[Any, str] = {}
 
 
-def kind_of(value: Any) -> Any:
-    """Return what a compiler specializes a value on, as a key: types and numbers, but no sizes and contents."""
+def has_dynamic_sizes(device: torch.device) -> bool:
+    """Whether one compiled function serves all lengths.
+
+    Not on a CPU: torch's code for symbolic sizes confuses them there (up to 2.13, it replaces their names as text).
+    """
+    return device.type != "cpu"
+
+
+def kind_of(value: Any, dynamic: bool) -> Any:
+    """Return what a compiler specializes a value on, as a key: types, numbers, and which sizes are 1."""
     if isinstance(value, Tensor):
-        return value.dtype, value.dim(), value.requires_grad
+        sizes = tuple([size == 1 for size in value.shape]) if dynamic else tuple(value.shape)
+        return value.dtype, sizes, value.requires_grad
     if isinstance(value, (tuple, list)):
-        return tuple([kind_of(item) for item in value])
+        return tuple([kind_of(item, dynamic) for item in value])
     if isinstance(value, FunctionType):
         return value.__code__
     if isinstance(value, (bool, int, float, str, torch.dtype, torch.device)) or value is None:
         return value
-    return type(value), *[kind_of(item) for item in getattr(value, "__dict__", {}).values()]
+    return type(value), *[kind_of(item, dynamic) for item in getattr(value, "__dict__", {}).values()]
 
 
-def kernel(kind: Any) -> Function:
+def kernel(kind: Any, dynamic: bool) -> Function:
     """Return the compiled function for a kind of calls.
 
     Each has its own code object: torch limits how often one is compiled again.
@@ -360,8 +389,8 @@ def kernel(kind: Any) -> Function:
     found = _kernels.get(kind)
     if found is None:
         code = attend.__code__.replace(co_name=f"attend_{len(_kernels)}")
-        found = torch.compile(FunctionType(code, attend.__globals__), fullgraph=True, dynamic=True)
-        _kernels[kind] = found
+        twin = FunctionType(code, attend.__globals__)
+        found = _kernels[kind] = torch.compile(twin, fullgraph=True, dynamic=dynamic, backend=BACKEND)
         while len(_kernels) > MOST_KERNELS:
             _kernels.pop(next(iter(_kernels)), None)
     return found
@@ -383,9 +412,11 @@ def run_compiled(
     """
     given = query, key, value, scale, change, lowered
     widths = query.shape[1], key.shape[1], query.shape[3], value.shape[3]
-    kind = kind_of((*given, query.device, widths, torch.is_grad_enabled()))
+    dynamic = has_dynamic_sizes(query.device)
+    kind = kind_of((*given, query.device, widths, torch.is_grad_enabled()), dynamic)
     try:
-        found: tuple[Tensor, Tensor | None] = kernel(kind)(*given)
+        with distinct_sizes():
+            found: tuple[Tensor, Tensor | None] = kernel(kind, dynamic)(*given)
     except compilation_errors() as error:
         reason = str(error).strip().partition("\n")[0]
         raise CompilationError(
@@ -412,8 +443,8 @@ class Flex(Engine):
     On a CPU the kernel has no backward pass and returns no log-sum-exp. ``auto`` chooses this engine on CUDA devices
     only, where it is estimated to be the fastest.
 
-    The first call of a kind takes seconds, in which torch compiles it; other lengths, other masks of that kind and
-    other contents of tensors compile nothing.
+    The first call of a kind takes seconds, in which torch compiles it. Other lengths, other masks of that kind and other
+    contents of tensors compile nothing, except that each length is compiled by itself on a CPU.
     """
 
     name = "flex"
@@ -565,13 +596,15 @@ def _finished(problem: Problem, given: Features, lowered: Lowered | None, call: 
     """Run the kernel and return its output without padding, after the sink, with the log-sum-exp."""
     output, lse = call(given.query, given.key, given.value, problem.scale, Change.of(problem), lowered)
     output = output[..., : problem.value.shape[-1]]
-    if lse is not None and given.offset is not None:
+    cancels = problem.softcap is None and type(problem.score) is not ScoreMod
+    if lse is not None and given.offset is not None and cancels:
         lse = lse + problem.scale * given.offset.to(lse.dtype)
     if isinstance(problem.normalizer, SoftmaxSink):
         assert lse is not None
         sink = problem.normalizer.logits(lse.unsqueeze(-1)).reshape(-1, 1)
         empty = lse == -torch.inf
-        share = torch.where(empty, 0.0, torch.sigmoid(torch.where(empty, 0.0, lse) - sink))
+        # The derivative of this sigmoid keeps its digits where the sink takes little.
+        share = torch.where(empty, 0.0, torch.exp(logsigmoid(torch.where(empty, 0.0, lse) - sink)))
         output = output * share.unsqueeze(-1).to(output.dtype)
     return EngineOutput(output.to(problem.query.dtype), None if lse is None else lse.detach())
 

@@ -17,7 +17,7 @@ from regard._utils.torch_private import functorch_derivatives
 from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, values_unavailable
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
-from regard.engines.base import Runner
+from regard.engines.base import EngineOutput, KernelError, Runner
 from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import (
     Call,
@@ -85,8 +85,11 @@ class Plan:
     def of(cls, problem: Problem, call: Call) -> Plan:
         """Plan a problem built from this call."""
         chosen, request = choose_engine(problem, call.engine), call.return_aux
+        run = chosen.prepare(problem, request)
+        if chosen.can_fail and resolve_engine(call.engine) is None:
+            run = _or_another(run, request)
         return cls(
-            chosen, chosen.prepare(problem, request), None if request is None else _aux_engine(problem, request),
+            chosen, run, None if request is None else _aux_engine(problem, request),
             _if_fixed(problem.score), _if_fixed(problem.mask), _if_fixed(problem.normalizer),
             problem.mask is not None, problem.scale, problem.softcap, problem.dropout_p, problem.extent, problem.lead,
             problem.headless, problem.order,
@@ -123,6 +126,18 @@ class Plan:
             self.headless,
             self.order,
         )
+
+
+def _or_another(run: Runner, request: AuxRequest | None) -> Runner:
+    """Return a runner of ``auto`` that chooses again if a kernel cannot be compiled: its engine then refuses."""
+
+    def run_or_another(problem: Problem) -> EngineOutput:
+        try:
+            return run(problem)
+        except KernelError:
+            return _or_another(choose_engine(problem, "auto").prepare(problem, request), request)(problem)
+
+    return run_or_another
 
 
 def _if_fixed(part: Any) -> Any:
@@ -268,7 +283,7 @@ def is_plain_sdpa(problem: Problem) -> bool:
 
 def estimated_seconds(among: list[Engine], problem: Problem) -> dict[str, float]:
     """Return estimated times in seconds, for the engines that have an estimate."""
-    if problem.query.device.type != "cpu" or values_unavailable(problem.query):
+    if values_unavailable(problem.query):
         return {}
     return cost_model.seconds([candidate.name for candidate in among], problem)
 

@@ -66,6 +66,10 @@ class Cost:
 Runner = Callable[[Problem], EngineOutput]
 
 
+class KernelError(RuntimeError):
+    """A kernel that could not be compiled. Its engine refuses such problems from then on."""
+
+
 class Engine(ABC):
     """An implementation of attention. Engines depend on the interfaces of the parts, not on each other."""
 
@@ -80,6 +84,8 @@ class Engine(ABC):
     drops_when_traced: ClassVar[bool] = True
     #: Whether transforms of ``torch.func`` work; if not, :meth:`refusal` says so inside one.
     has_transforms: ClassVar[bool] = True
+    #: Whether a run may raise :class:`KernelError`.
+    can_fail: ClassVar[bool] = False
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:

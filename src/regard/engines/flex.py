@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +27,7 @@ from regard._utils.torch_private import (
 from regard._utils.tracing import is_traced
 from regard.engines import dense, nonfinite
 from regard.engines.aux import AuxRequest
-from regard.engines.base import Cost, Engine, EngineOutput, Runner
+from regard.engines.base import Cost, Engine, EngineOutput, KernelError, Runner
 from regard.engines.problem import Problem
 from regard.masks.base import FULL, MIXED, Extent, Mask, Predicate, lookup
 from regard.normalizers import Softmax, SoftmaxSink
@@ -357,6 +358,9 @@ MOST_KERNELS = 256
 BACKEND: Any = "inductor"
 
 _kernels: dict[Any, Function] = {}
+_names = count()
+#: Why torch could not compile a kind of problems; ``auto`` then chooses another engine.
+_failures: dict[Any, str] = {}
 
 
 def has_dynamic_sizes(device: torch.device) -> bool:
@@ -388,16 +392,12 @@ def kernel(kind: Any, dynamic: bool) -> Function:
     """
     found = _kernels.get(kind)
     if found is None:
-        code = attend.__code__.replace(co_name=f"attend_{len(_kernels)}")
+        code = attend.__code__.replace(co_name=f"attend_{next(_names)}")
         twin = FunctionType(code, attend.__globals__)
         found = _kernels[kind] = torch.compile(twin, fullgraph=True, dynamic=dynamic, backend=BACKEND)
         while len(_kernels) > MOST_KERNELS:
             _kernels.pop(next(iter(_kernels)), None)
     return found
-
-
-class CompilationError(RuntimeError):
-    """FlexAttention could not be compiled for a call."""
 
 
 def run_compiled(
@@ -407,7 +407,7 @@ def run_compiled(
 
     Raises
     ------
-    CompilationError
+    KernelError
         If torch cannot compile the call.
     """
     given = query, key, value, scale, change, lowered
@@ -419,7 +419,7 @@ def run_compiled(
             found: tuple[Tensor, Tensor | None] = kernel(kind, dynamic)(*given)
     except compilation_errors() as error:
         reason = str(error).strip().partition("\n")[0]
-        raise CompilationError(
+        raise KernelError(
             f"attention: torch could not compile FlexAttention for this call ({type(error).__name__}: {reason}); "
             "use engine='streaming', or another that regard.explain lists."
         ) from error
@@ -450,6 +450,7 @@ class Flex(Engine):
     name = "flex"
     keeps_lse = True
     has_transforms = False
+    can_fail = True
 
     def refusal(self, problem: Problem) -> str | None:
         return (
@@ -457,6 +458,7 @@ class Flex(Engine):
             or _transform_refusal()
             or _gradient_refusal(problem)
             or (_device_refusal(problem) if is_compiled() else None)
+            or (_failures.get(_problem_kind(problem)) if _failures else None)
         )
 
     def not_automatic(self, problem: Problem) -> str | None:
@@ -494,7 +496,11 @@ class Flex(Engine):
             lowered = fixed or Lowered.of(problem, reads=True)
 
             def once(problem: Problem) -> EngineOutput | None:
-                return _run(problem, lowered, call)
+                try:
+                    return _run(problem, lowered, call)
+                except KernelError:
+                    _failures[_problem_kind(problem)] = "torch could not compile FlexAttention for such a call before"
+                    raise
 
             if lowered is not None and wants_grad and dense.needs_care(problem):
                 return nonfinite.contained(problem, once)  # a backward pass multiplies hidden values by 0
@@ -505,6 +511,13 @@ class Flex(Engine):
             return outcome
 
         return run
+
+
+def _problem_kind(problem: Problem) -> Any:
+    """Return what decides whether the kernel of a problem can be compiled, as a key."""
+    ends = problem.query, problem.key, problem.value
+    parts = problem.score, problem.mask, problem.softcap, problem.wants_grad
+    return kind_of((*parts, *[(t.dtype, t.shape[1], t.shape[3]) for t in ends], problem.query.device), True)
 
 
 def _parts_refusal(problem: Problem) -> str | None:

@@ -38,6 +38,7 @@ softcap 30, dropout 0.1
   workspace   {workspace} does not grow with L×S
   sdpa: unsupported, softmax only, not Entmax15
   streaming: not chosen, fused is preferred where there are no time estimates
+  flex: unsupported, softmax only, not Entmax15
   reference: not chosen, its workspace grows with L×S"""
 
 

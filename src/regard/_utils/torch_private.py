@@ -85,9 +85,14 @@ def functorch_derivatives() -> int:
     return sum(level.key() in _DERIVATIVES for level in stack)
 
 
-# Compilers evaluate these at compile time; the public decorator imports the compiler, which takes a second.
-in_functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
-functorch_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def evaluated_by_compilers(function: Any) -> Any:
+    """Let compilers evaluate a function at compile time; the public decorator imports the compiler (a second)."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+evaluated_by_compilers(in_functorch)
+evaluated_by_compilers(functorch_derivatives)
 
 
 def in_forward_mode() -> bool:
@@ -250,6 +255,7 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "distinct_sizes",
+    "evaluated_by_compilers",
     "flattened",
     "flex_definition",
     "functorch_derivatives",

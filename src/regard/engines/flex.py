@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -20,6 +19,7 @@ from regard import masks
 from regard._utils.torch_private import (
     compilation_errors,
     distinct_sizes,
+    evaluated_by_compilers,
     flex_definition,
     in_forward_mode,
     in_functorch,
@@ -41,6 +41,7 @@ from regard.scores.dot_products import DotLike
 MODE = "REGARD_FLEX"
 
 
+@evaluated_by_compilers
 def is_compiled() -> bool:
     """Whether calls run on the compiled kernel; the definition, for tests, is for those who ask for it."""
     return os.environ.get(MODE) != "uncompiled"
@@ -561,18 +562,22 @@ def _device_refusal(problem: Problem) -> str | None:
     if device.type == "meta":
         return None
     if device.type == "cuda":
-        return _cuda_refusal(device)
+        refusal: str | None = _cuda_refusal(str(device))
+        return refusal
     if problem.wants_grad:
         return "no gradients on a CPU, where FlexAttention has no backward pass"
     if isinstance(problem.normalizer, SoftmaxSink):
         return "no sink on a CPU, where FlexAttention returns no log-sum-exp"
-    if sys.platform == "darwin" or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        return "on a CPU, FlexAttention needs one with AVX2, and Linux or Windows"
-    return None
+    return None if _runs_on_cpus() else "on a CPU, FlexAttention needs one with AVX2, and Linux or Windows"
 
 
-@lru_cache
-def _cuda_refusal(device: torch.device) -> str | None:
+@evaluated_by_compilers
+def _runs_on_cpus() -> bool:
+    return sys.platform != "darwin" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+@evaluated_by_compilers
+def _cuda_refusal(device: str) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "FlexAttention needs Triton, which is not installed"
     major, minor = torch.cuda.get_device_capability(device)
@@ -608,7 +613,8 @@ def _run(problem: Problem, lowered: Lowered | None, call: Function) -> EngineOut
 def _finished(problem: Problem, given: Features, lowered: Lowered | None, call: Function) -> EngineOutput:
     """Run the kernel and return its output without padding, after the sink, with the log-sum-exp."""
     output, lse = call(given.query, given.key, given.value, problem.scale, Change.of(problem), lowered)
-    output = output[..., : problem.value.shape[-1]]
+    if output.shape[-1] != problem.value.shape[-1]:
+        output = output[..., : problem.value.shape[-1]].contiguous()
     cancels = problem.softcap is None and type(problem.score) is not ScoreMod
     if lse is not None and given.offset is not None and cancels:
         lse = lse + problem.scale * given.offset.to(lse.dtype)

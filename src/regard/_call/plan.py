@@ -135,6 +135,7 @@ def _or_another(run: Runner, request: AuxRequest | None) -> Runner:
         try:
             return run(problem)
         except KernelError:
+            clear_plans()
             return _or_another(choose_engine(problem, "auto").prepare(problem, request), request)(problem)
 
     return run_or_another

@@ -211,6 +211,11 @@ def changes_of(tensor: Tensor) -> int:
     return int(tensor._version)
 
 
+def is_view(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of another, which compilers tell apart."""
+    return tensor._base is not None
+
+
 def assert_when_it_runs(condition: Tensor, message: str) -> None:
     """Raise RuntimeError at run time in a compiled function, in which Python assertions are traced away."""
     torch._assert_async(condition, message)
@@ -274,6 +279,7 @@ __all__ = [
     "is_forced_eager",
     "is_jit_tracing",
     "is_proxied",
+    "is_view",
     "joined",
     "recording",
     "replaced",

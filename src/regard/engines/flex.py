@@ -23,6 +23,7 @@ from regard._utils.torch_private import (
     flex_definition,
     in_forward_mode,
     in_functorch,
+    is_view,
 )
 from regard._utils.tracing import is_traced
 from regard.engines import dense, nonfinite
@@ -30,6 +31,7 @@ from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, EngineOutput, KernelError, Runner
 from regard.engines.problem import Problem
 from regard.masks.base import FULL, MIXED, Extent, Mask, Predicate, lookup
+from regard.masks.matrix import BlockSparse
 from regard.normalizers import Softmax, SoftmaxSink
 from regard.scores import Score, ScoreMod
 from regard.scores.dot_products import DotLike
@@ -71,7 +73,7 @@ class Lowered:
         Numbers and indices of mixed and full blocks, by query and, for the backward pass, by key: the first eight
         tensors of torch's BlockMask.
     edges : (Tensor, Tensor), or None
-        The interval of visible keys of each query, (B or 1, H or 1, L or 1): one predicate for all such masks, so that
+        The interval of visible keys of each query, (B or 1, H or 1, L): one predicate for all such masks, so that
         another mask compiles nothing.
     mask : Mask or None
         The mask, if each query's keys are no interval.
@@ -90,8 +92,9 @@ class Lowered:
             return None
         edges = problem.intervals if reads else None
         if edges is not None:
-            start, stop = (edge.to(device) for edge in edges)
-            block = _block_size(extent, max(start.shape[0], stop.shape[0]), max(start.shape[1], stop.shape[1]))
+            shape = (*torch.broadcast_shapes(*[edge.shape[:2] for edge in edges]), extent.L)
+            start, stop = (edge.to(device).expand(shape).clone(memory_format=torch.contiguous_format) for edge in edges)
+            block = _block_size(extent, *shape[:2])
             return cls(block, _lists(_states_of_edges(start, stop, extent, block)), (start, stop), None)
         B, H = (size or 1 for size in mask.sizes()[:2])
         block = _block_size(extent, B, H)
@@ -114,8 +117,6 @@ def _block_size(extent: Extent, B: int, H: int) -> int:
 
 def _states_of_edges(start: Tensor, stop: Tensor, extent: Extent, block: int) -> Tensor:
     """Return the state of each block, (B or 1, H or 1, rows, columns), from intervals: no pair is evaluated."""
-    shape = (*torch.broadcast_shapes(start.shape[:2], stop.shape[:2]), extent.L)
-    start, stop = start.expand(shape), stop.expand(shape)
     some = start < stop  # rows without keys empty no block, and fill none
     rows = -(-extent.L // block)
     past = (0, rows * block - extent.L)
@@ -333,9 +334,16 @@ def attend_by_definition(
         lists = empty, empty.unsqueeze(-1), None, None, None, None, None, None
         block_mask = BlockMask((extent.L, extent.S), *lists, mask_mod=_everywhere)
     else:
-        block_mask = lowered.block_mask(mask_mod(lowered.edges, lowered.mask), extent)
-        listed = masks.as_mask(block_mask)
-        block_mask = lowered.block_mask(listed.visible, extent)
+        predicate = mask_mod(lowered.edges, lowered.mask)
+        listed = masks.as_mask(lowered.block_mask(predicate, extent))
+        assert isinstance(listed, BlockSparse)
+        rows, columns = (torch.arange(n, device=query.device) // lowered.block for n in (extent.L, extent.S))
+
+        def shown(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            state = lookup(listed.states, b, h, lookup(rows, q_idx), lookup(columns, kv_idx))
+            return (state == FULL) | ((state == MIXED) & predicate(b, h, q_idx, kv_idx))
+
+        block_mask = lowered.block_mask(shown, extent)
     # The definition rounds weights and their gradients to 16 bits, where values can overflow that the kernel holds.
     wide = torch.promote_types(query.dtype, torch.float32)
     output, lse = flex_definition(query.to(wide), key.to(wide), value.to(wide), function, block_mask, scale)
@@ -376,7 +384,7 @@ def kind_of(value: Any, dynamic: bool) -> Any:
     """Return what a compiler specializes a value on, as a key: types, numbers, and which sizes are 1."""
     if isinstance(value, Tensor):
         sizes = tuple([size == 1 for size in value.shape]) if dynamic else tuple(value.shape)
-        return value.dtype, sizes, value.requires_grad
+        return value.dtype, sizes, value.requires_grad, is_view(value)
     if isinstance(value, (tuple, list)):
         return tuple([kind_of(item, dynamic) for item in value])
     if isinstance(value, FunctionType):
@@ -643,4 +651,4 @@ def _traced(problem: Problem) -> EngineOutput:
         used = used.view(B, G, -1, S).any(2).unsqueeze(-1)
         key, value = (torch.where(used, rows, 0.0) for rows in (problem.key, problem.value))
         problem = replace(problem, key=key, value=value)
-    return _finished(problem, features(problem), lowered, attend if is_compiled() else attend_by_definition)
+    return _finished(problem, features(problem), lowered, attend)

@@ -81,7 +81,7 @@ class Aligned(Mask):
         if isinstance(self.offset, Tensor):
             return self.cast(dtype)
         twin = self._twin()
-        twin.align, twin.offset = None, torch.tensor(self._shift or 0, device=device)
+        twin.align, twin.offset, twin._shift = None, torch.tensor(self._shift or 0, device=device), None
         return twin.cast(dtype)
 
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:

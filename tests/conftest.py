@@ -16,7 +16,7 @@ from regard.engines.flex import MODE
 collect_ignore = ["conftest.py", "regard/nn/layer_samples"]
 
 #: Compiling FlexAttention takes ten seconds for each kind of call on a CPU: all tests but those in engines/test_flex.py
-#: run torch's definition of it. It is part of the environment, so that processes started by tests do the same.
+#: compute what it is documented to. It is part of the environment, so that processes started by tests do the same.
 os.environ[MODE] = "uncompiled"
 
 #: Cases of one test that the quick tier runs, the first and the last of them among these.

@@ -5,7 +5,6 @@ No other module uses private names of torch; tests/regard/test_torch_internals.p
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from types import FrameType, FunctionType
@@ -221,17 +220,6 @@ def assert_when_it_runs(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-def flex_definition(query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, scale: float) -> Any:
-    """Return output and log-sum-exp of FlexAttention's definition: all scores in plain torch, differentiable.
-
-    The public function compiles this, and refuses gradients on a CPU.
-    """
-    from torch._higher_order_ops.flex_attention import math_attention
-
-    output, lse, *_ = math_attention(query, key, value, score_mod, block_mask.as_tuple(), scale, {})
-    return output, lse * math.log(2)
-
-
 def compilation_errors() -> tuple[type[Exception], ...]:
     """Return what ``torch.compile`` raises if it cannot compile something; there are no public names for it."""
     from torch._dynamo.exc import TorchDynamoException
@@ -262,7 +250,6 @@ __all__ = [
     "distinct_sizes",
     "evaluated_by_compilers",
     "flattened",
-    "flex_definition",
     "functorch_derivatives",
     "fused_attention",
     "fused_layer",

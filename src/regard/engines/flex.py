@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from regard import masks
+from regard._utils.elementwise import Kind, per_element
 from regard._utils.torch_private import (
     compilation_errors,
     distinct_sizes,
     evaluated_by_compilers,
-    flex_definition,
     in_forward_mode,
     in_functorch,
     is_view,
@@ -36,10 +36,10 @@ from regard.normalizers import Softmax, SoftmaxSink
 from regard.scores import Score, ScoreMod
 from regard.scores.dot_products import DotLike
 
-# The mode: compiled, or torch's definition, which the tests run -------------------------------------------------------
+# The mode: compiled, or by definition, which the tests run -----------------------------------------------------------
 
 
-#: Environment variable: "uncompiled" runs the definition that torch has of its kernel, with all scores in memory.
+#: Environment variable: with "uncompiled", calls compute what the kernel is documented to, with all scores in memory.
 MODE = "REGARD_FLEX"
 
 
@@ -324,38 +324,32 @@ def attend(
 def attend_by_definition(
     query: Tensor, key: Tensor, value: Tensor, scale: float, change: Change | None, lowered: Lowered | None
 ) -> tuple[Tensor, Tensor]:
-    """Call the definition that torch has of its kernel, under the lists of blocks that the kernel would follow."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    extent = Extent(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    function = _unchanged if change is None else score_mod(change)
-    if lowered is None:
-        empty = torch.zeros(1, 1, 1, dtype=torch.int32, device=query.device)
-        lists = empty, empty.unsqueeze(-1), None, None, None, None, None, None
-        block_mask = BlockMask((extent.L, extent.S), *lists, mask_mod=_everywhere)
-    else:
+    """Compute what FlexAttention is documented to, with all scores in memory, under the same lists of blocks."""
+    (B, H, L, _), S = query.shape, key.shape[2]
+    device, wide = query.device, torch.promote_types(query.dtype, torch.float32)
+    sizes = ((B, 1, 1, 1), (H, 1, 1), (L, 1), (S,))
+    index = tuple([torch.arange(max(shape), device=device).view(shape) for shape in sizes])
+    key, value = (rows.to(wide).repeat_interleave(H // rows.shape[1], 1) for rows in (key, value))
+    scores = query.to(wide) @ key.mT * scale
+    if change is not None:
+        given = scores, *index
+        scores = _evaluated(score_mod(change), given, change.score is not None, "float").to(wide)
+    if lowered is not None:
         predicate = mask_mod(lowered.edges, lowered.mask)
-        listed = masks.as_mask(lowered.block_mask(predicate, extent))
+        foreign = lowered.mask is not None and lowered.mask.calls_a_function()
+        listed = masks.as_mask(lowered.block_mask(predicate, Extent(B, H, L, S)))
         assert isinstance(listed, BlockSparse)
-        rows, columns = (torch.arange(n, device=query.device) // lowered.block for n in (extent.L, extent.S))
-
-        def shown(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            state = lookup(listed.states, b, h, lookup(rows, q_idx), lookup(columns, kv_idx))
-            return (state == FULL) | ((state == MIXED) & predicate(b, h, q_idx, kv_idx))
-
-        block_mask = lowered.block_mask(shown, extent)
-    # The definition rounds weights and their gradients to 16 bits, where values can overflow that the kernel holds.
-    wide = torch.promote_types(query.dtype, torch.float32)
-    output, lse = flex_definition(query.to(wide), key.to(wide), value.to(wide), function, block_mask, scale)
-    return output.to(value.dtype), lse
+        state = lookup(listed.states, *index[:2], index[2] // lowered.block, index[3] // lowered.block)
+        seen = (state == FULL) | ((state == MIXED) & _evaluated(predicate, index, foreign, "bool"))
+        scores = torch.where(seen, scores, -torch.inf)
+    empty = (scores == -torch.inf).all(-1)
+    lse = torch.where(empty.unsqueeze(-1), 0.0, scores).logsumexp(-1).masked_fill(empty, -torch.inf)
+    return (Softmax().weights(scores) @ value).to(query.dtype), lse
 
 
-def _unchanged(value: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
-    return value
-
-
-def _everywhere(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
-    return q_idx.new_ones((), dtype=torch.bool)
+def _evaluated(function: Function, given: tuple[Tensor, ...], foreign: bool, kind: Kind) -> Tensor:
+    """Call a function for all pairs: functions of the caller are promised single ones."""
+    return per_element(function, *given, kind=kind, blame=("attention", "score")) if foreign else function(*given)
 
 
 # Compiled functions: one for each kind of call ------------------------------------------------------------------------

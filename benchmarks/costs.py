@@ -1,4 +1,7 @@
-"""Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``."""
+"""Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``.
+
+With ``--device cuda`` it measures in bfloat16 on that device and writes the device's own file beside it.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +51,14 @@ class Setting:
     normalizer: str = "softmax"
 
 
-def settings() -> Iterator[Setting]:
-    """Yield the grid."""
+def settings(on_cpu: bool = True) -> Iterator[Setting]:
+    """Yield the grid; devices other than CPUs also get larger calls, which keep them busy."""
     sizes = (
         *((1, 8, 8), (1, 64, 64), (1, 1, 512), (1, 256, 256), (1, 1024, 1024), (1, 64, 2048), (1, 4096, 4096)),
         *((128, 12, 12), (32, 50, 50)),
+        *(() if on_cpu else ((4, 4096, 4096), (1, 16384, 16384))),
     )
+    largest = LARGEST if on_cpu else 200 * LARGEST
     several = ((128, 12, 12), (32, 50, 50), (64, 1, 128), (8, 256, 256), (4, 1024, 512))
     cases = [(mask, size) for mask in ("all", "structure", "bias", "matrix") for size in sizes]
     cases += [("ragged", size) for size in several]
@@ -66,7 +71,7 @@ def settings() -> Iterator[Setting]:
         }
         for C, V in widths.get(score, ((1, 1), (3, 1), (3, 64), (16, 16), (64, 64))):
             H = 8 if score == "dot" else 1
-            if B * H * L * S * max(C, V) <= LARGEST / (4 if score != "dot" else 1):
+            if B * H * L * S * max(C, V) <= largest / (4 if score != "dot" else 1):
                 yield Setting(score, mask, B, L, S, H, C, V, backward)
     steps = ((1, 1, 64), (1, 1, 1024), (1, 1, 8192), (8, 1, 512), (4, 1, 2048), (1, 4, 1024))
     for mask, (B, L, S), C, group in itertools.product(
@@ -90,12 +95,13 @@ def other_settings() -> Iterator[Setting]:
             yield Setting("dot", mask, B, L, S, 2, width, width, backward, normalizer=normalizer)
 
 
-def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def made(s: Setting, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a call's arguments."""
     generator = torch.Generator().manual_seed(0)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
     def new(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).requires_grad_(s.backward)
+        return torch.randn(*shape, generator=generator).to(device, dtype).requires_grad_(s.backward)
 
     ends = new(s.B, s.group * s.H, s.L, s.C), new(s.B, s.H, s.S, s.C), new(s.B, s.H, s.S, s.V)
     score: scores.Score | None = None
@@ -108,20 +114,25 @@ def made(s: Setting) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "all": None,
         "structure": masks.causal(align="lower_right") & window,
         "bias": masks.causal(align="lower_right")
-        & masks.alibi(torch.rand(s.group * s.H, generator=generator), align="lower_right"),
-        "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator)),
-        "matrix": masks.dense(torch.rand(s.L, s.S, generator=generator) < 0.5),
+        & masks.alibi(torch.rand(s.group * s.H, generator=generator).to(device), align="lower_right"),
+        "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator).to(device)),
+        "matrix": masks.dense((torch.rand(s.L, s.S, generator=generator) < 0.5).to(device)),
     }[s.mask]
     return ends, {"attn_mask": mask, "score": score, "normalizer": s.normalizer, "enable_gqa": s.group > 1}
 
 
-def measured(s: Setting, clock: Callable[[], float]) -> Iterator[tuple[str, tuple[float, ...], float]]:
-    """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
-    ends, options = made(s)
+def measured(
+    s: Setting, clock: Callable[[], float], device: torch.device
+) -> Iterator[tuple[str, tuple[float, ...], float]]:
+    """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn.
+
+    Engines that ``auto`` does not choose on the device are left out.
+    """
+    ends, options = made(s, device)
     problem = Problem.of(Call(*ends, **options))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
-        if engine.why_not(problem) is None and not engine.grows(problem):
+        if engine.why_not(problem) is None and not engine.grows(problem) and not engine.not_automatic(problem):
             calls[name] = _call(ends, {**options, "engine": name}, s.backward)
     best = dict.fromkeys(calls, float("inf"))
     loops: dict[str, int] = {}
@@ -133,6 +144,16 @@ def measured(s: Setting, clock: Callable[[], float]) -> Iterator[tuple[str, tupl
             best[name] = min(best[name], sample(call, loops[name], clock))
     for name, seconds in best.items():
         yield f"{name}/{cost_model.cost_key(problem)}", cost_model.terms(problem), seconds
+
+
+def synchronized(device: torch.device) -> Callable[[], float]:
+    """Return a clock that waits for a device."""
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
 
 
 def _call(ends: tuple[Any, ...], options: dict[str, Any], backward: bool) -> Callable[[], object]:
@@ -168,20 +189,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure the CPU time of one thread, which other processes disturb less"
     )
-    parser.add_argument("--out", type=Path, default=TARGET, help="where to write")
+    parser.add_argument("--device", default="cpu", help="where to measure: cpu, or cuda for the device of that name")
+    parser.add_argument("--out", type=Path, help="where to write (default: the file of the device)")
     options = parser.parse_args(argv)
-    every = [*other_settings()] if options.others else [*settings(), *other_settings()]
+    device = torch.device(options.device)
+    name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    target = TARGET.with_name(cost_model.file_name(name))
+    out = target if options.out is None else options.out
+    every = [*other_settings()] if options.others else [*settings(device.type == "cpu"), *other_settings()]
     every = [s for s in every if options.score in (None, s.score)]
     grid = [s for s in every if random.Random(repr(s)).random() < options.share]
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     times: defaultdict[str, list[float]] = defaultdict(list)
     began = time.monotonic()
     clock = time.process_time if options.cpu_time else time.perf_counter
+    if device.type != "cpu":
+        clock = synchronized(device)
     if options.cpu_time:
         torch.set_num_threads(1)
     for i, setting in enumerate(grid):
         print(f"\r{i + 1} of {len(grid)}: {setting}".ljust(140)[:140], end="", file=sys.stderr)
-        for lane, terms, seconds in measured(setting, clock):
+        for lane, terms, seconds in measured(setting, clock, device):
             rows[lane].append(terms)
             times[lane].append(seconds)
     lanes = {lane: fitted(rows[lane], times[lane]) for lane in sorted(rows)}
@@ -189,20 +217,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         ratios = np.array(rows[lane]) @ np.array(rates) / np.array(times[lane])
         print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
     if options.score is not None:
-        old = json.loads(TARGET.read_text(encoding="utf-8"))
+        old = json.loads(target.read_text(encoding="utf-8"))
         body = old | {"lanes": dict(sorted((old["lanes"] | lanes).items()))}
-        options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return 0
     where = facts() | {
         "command": " ".join(["python -m benchmarks.costs", *(sys.argv[1:] if argv is None else argv)]),
         "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
     }
     body: dict[str, Any] = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
+    if device.type != "cpu":  # of float32, only the estimate is known
+        body["wide"] = json.loads(TARGET.with_name("costs_cuda.json").read_text(encoding="utf-8"))["wide"]
     if options.others:
-        body = json.loads(TARGET.read_text(encoding="utf-8"))
+        body = json.loads(target.read_text(encoding="utf-8"))
         kept = {key: rates for key, rates in body["lanes"].items() if key not in lanes}
         body |= {"machine of other normalizers": where, "lanes": dict(sorted((kept | lanes).items()))}
-    options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 

@@ -261,7 +261,9 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
 
 def engine_candidates(problem: Problem) -> list[Engine]:
     """Return the engines that ``auto`` chooses from, in order of preference if there are no time estimates."""
-    able = [each for each in engines.TABLE.values() if each.why_not(problem) is None and not each.not_automatic(problem)]
+    able = [
+        each for each in engines.TABLE.values() if each.why_not(problem) is None and not each.not_automatic(problem)
+    ]
     # Compilers cannot trace operator derivatives under ``torch.func``, and some operators have only a first one.
     if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
         able = [candidate for candidate in able if candidate.twice_differentiable]

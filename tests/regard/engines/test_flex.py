@@ -36,32 +36,32 @@ def ends(L: int, S: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return normal(B, H, L, E, seed=seed), normal(B, G, S, E, seed=seed + 1), normal(B, G, S, V, seed=seed + 2)
 
 
-def near(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
+def near(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return score - 0.1 * h * (q_idx - kv_idx).abs()
 
 
-def third(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
+def third(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return (q_idx + kv_idx + h) % 3 == 0
 
 
 #: Masks of so many queries and keys, by name; each query of the first ones sees one run of keys.
 MASKS: dict[str, Callable[[int, int], Any]] = {
-    "causal": lambda L, S: masks.causal(align="lower_right"),  # noqa: ARG005
-    "window": lambda L, S: masks.window(30, 20, offset=-5),  # noqa: ARG005
-    "padding": lambda L, S: masks.padding(torch.tensor([S, S // 3])),  # noqa: ARG005
-    "causal & padding": lambda L, S: masks.causal(align="lower_right") & masks.padding(torch.tensor([S // 2, S])),  # noqa: ARG005
-    "prefix": lambda L, S: masks.prefix(9) | masks.causal(align="upper_left"),  # noqa: ARG005
+    "causal": lambda L, S: masks.causal(align="lower_right"),
+    "window": lambda L, S: masks.window(30, 20, offset=-5),
+    "padding": lambda L, S: masks.padding(torch.tensor([S, S // 3])),
+    "causal & padding": lambda L, S: masks.causal(align="lower_right") & masks.padding(torch.tensor([S // 2, S])),
+    "prefix": lambda L, S: masks.prefix(9) | masks.causal(align="upper_left"),
     "documents": lambda L, S: masks.document(torch.arange(L) // 40, torch.arange(S) // 50),
-    "empty rows": lambda L, S: masks.window(3, 0, offset=-(L // 2)),  # noqa: ARG005
-    "dilated": lambda L, S: masks.dilated(3, align="lower_right") & ~masks.window(9, 9, align="lower_right"),  # noqa: ARG005
-    "sinks": lambda L, S: masks.window(10, 0, align="lower_right") | masks.sinks(4),  # noqa: ARG005
+    "empty rows": lambda L, S: masks.window(3, 0, offset=-(L // 2)),
+    "dilated": lambda L, S: masks.dilated(3, align="lower_right") & ~masks.window(9, 9, align="lower_right"),
+    "sinks": lambda L, S: masks.window(10, 0, align="lower_right") | masks.sinks(4),
     "dense": lambda L, S: masks.dense(normal(H, L, S, seed=5) > 0),
-    "others": lambda L, S: ~masks.window(0, 0, align="upper_left"),  # noqa: ARG005
-    "keys of a sequence": lambda L, S: masks.key_padding(normal(B, S, seed=6) > 0),  # noqa: ARG005
-    "function": lambda L, S: third,  # noqa: ARG005
-    "function & causal": lambda L, S: masks.as_mask(third) & masks.causal(align="lower_right"),  # noqa: ARG005
-    "alibi": lambda L, S: masks.causal(align="lower_right") & masks.alibi(H, align="lower_right"),  # noqa: ARG005
-    "relative": lambda L, S: masks.relative(normal(H, 9, seed=7), align="upper_left"),  # noqa: ARG005
+    "others": lambda L, S: ~masks.window(0, 0, align="upper_left"),
+    "keys of a sequence": lambda L, S: masks.key_padding(normal(B, S, seed=6) > 0),
+    "function": lambda L, S: third,
+    "function & causal": lambda L, S: masks.as_mask(third) & masks.causal(align="lower_right"),
+    "alibi": lambda L, S: masks.causal(align="lower_right") & masks.alibi(H, align="lower_right"),
+    "relative": lambda L, S: masks.relative(normal(H, 9, seed=7), align="upper_left"),
     "bias": lambda L, S: masks.dense(normal(H, L, S, seed=8)),
 }
 RUNS = ("causal", "window", "padding", "causal & padding", "documents", "empty rows")
@@ -163,7 +163,9 @@ def test_it_equals_the_reference(name: str | None, monkeypatch: pytest.MonkeyPat
     for score in (None, "cosine", near):
         for options in ({}, {"softcap": 2.0}, {"normalizer": SoftmaxSink(torch.tensor([0.0, 1.0, -1.0, 2.0]))}):
             named = {"enable_gqa": True, "score": score, **options}
-            right = regard.attention(*(t.double() for t in args), mask_in(mask, torch.float64), engine="reference", **named)
+            right = regard.attention(
+                *(t.double() for t in args), mask_in(mask, torch.float64), engine="reference", **named
+            )
             found = regard.attention(*args, mask, engine="flex", **named)
             torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=2e-6)
 
@@ -174,10 +176,10 @@ def mask_in(mask: Any, dtype: torch.dtype) -> Any:
 
 def test_functions_with_tensors_and_block_masks_of_the_caller_run_as_they_are() -> None:
     args, table, ids = ends(37, 50), normal(H, 50, seed=3), torch.arange(50) // 7
-    made = create_block_mask(lambda b, h, q, k: ids[q] == ids[k], None, None, 37, 50, device="cpu", BLOCK_SIZE=16)  # noqa: ARG005
+    made = create_block_mask(lambda b, h, q, k: ids[q] == ids[k], None, None, 37, 50, device="cpu", BLOCK_SIZE=16)
     learned = table.clone().requires_grad_()
-    for mask in (lambda b, h, q, k: ids[q] != ids[k], made):  # noqa: ARG005
-        for score in (None, lambda score, b, h, q, k: score + learned[h, k]):  # noqa: ARG005
+    for mask in (lambda b, h, q, k: ids[q] != ids[k], made):
+        for score in (None, lambda score, b, h, q, k: score + learned[h, k]):
             found, right = (
                 regard.attention(*args, mask, score=score, enable_gqa=True, engine=engine)
                 for engine in ("flex", "reference")
@@ -221,7 +223,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": "sparsemax"}, "softmax only, not Sparsemax"),
     ({"normalizer": "sigmoid"}, "softmax only, not Sigmoid"),
     ({"dropout_p": 0.1}, "no dropout"),
-    ({"score": scores.Additive(torch.ones(E))}, "Additive is not a dot product of features of the query and of the key"),
+    (
+        {"score": scores.Additive(torch.ones(E))},
+        "Additive is not a dot product of features of the query and of the key",
+    ),
     ({"score": scores.Laplacian(1.0)}, "Laplacian is not a dot product of features of the query and of the key"),
     ({"score": scores.Boxcar(1.0)}, "Boxcar is not a dot product of features of the query and of the key"),
     ({"score": scores.ScoreMod(near, scores.Laplacian(1.0))}, "Laplacian is not a dot product of features"),
@@ -268,7 +273,10 @@ def test_wide_rows_derivatives_and_transforms_are_refused() -> None:
     names = r"\(engines 'streaming' and 'reference' have"
     with pytest.raises(ValueError, match=rf"no transforms of torch.func {names} them\)"):
         torch.func.vmap(run)(query.unsqueeze(0))
-    with pytest.raises(ValueError, match=rf"no forward-mode derivative {names} one\)"), torch.autograd.forward_ad.dual_level():
+    with (
+        pytest.raises(ValueError, match=rf"no forward-mode derivative {names} one\)"),
+        torch.autograd.forward_ad.dual_level(),
+    ):
         run(torch.autograd.forward_ad.make_dual(query, query))
     output = run(query.requires_grad_())
     with pytest.raises(RuntimeError, match="engine 'flex' has no second derivative"):
@@ -284,7 +292,7 @@ class Counted:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, graph: Any, example: Any) -> Any:  # noqa: ARG002
+    def __call__(self, graph: Any, example: Any) -> Any:
         self.count += 1
         return graph.forward
 
@@ -294,7 +302,7 @@ def compiled_by(backend: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool = T
     """Compile with another backend inside the block, for all sizes at once if ``dynamic``, as on CUDA devices."""
     monkeypatch.delenv(MODE, raising=False)
     monkeypatch.setattr(flex, "BACKEND", backend)
-    monkeypatch.setattr(flex, "has_dynamic_sizes", lambda device: dynamic)  # noqa: ARG005
+    monkeypatch.setattr(flex, "has_dynamic_sizes", lambda device: dynamic)
     monkeypatch.setattr(flex, "_kernels", {})
     monkeypatch.setattr(flex, "_failures", {})
     torch.compiler.reset()
@@ -320,7 +328,9 @@ def test_other_lengths_compile_nothing(name: str | None, monkeypatch: pytest.Mon
             assert counted.count == 1, f"lengths {L, S} compiled again"
 
 
-def test_other_masks_of_runs_compile_nothing_and_lambdas_of_the_same_code_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_masks_of_runs_compile_nothing_and_lambdas_of_the_same_code_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counted, args = Counted(), ends(40, 50)
 
     def run(mask: Any) -> None:
@@ -337,24 +347,28 @@ def test_other_masks_of_runs_compile_nothing_and_lambdas_of_the_same_code_share(
         assert counted.count == 1
         for i in range(3):
             ids = torch.arange(50) // (i + 2)
-            run(lambda b, h, q, k, ids=ids: ids[q] != ids[k])  # noqa: ARG005
+            run(lambda b, h, q, k, ids=ids: ids[q] != ids[k])
         for offset in range(3):
             run(masks.dilated(2, offset=offset))
         # One for the functions, one for the dilated masks: their numbers are tensors.
         assert counted.count == 3
 
 
-def test_a_kernel_that_cannot_be_compiled_is_one_sentence_and_auto_chooses_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_compiled_is_one_sentence_and_auto_chooses_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     args = ends(40, 50)
 
     def fails(graph: Any, example: Any) -> Any:
         raise RuntimeError("no shared memory\nand more")
 
-    def quick(names: list[str], problem: Problem) -> dict[str, float]:  # noqa: ARG001
+    def quick(names: list[str], problem: Problem) -> dict[str, float]:
         return {name: 0.0 if name == "flex" else 1.0 for name in names}
 
     with compiled_by(fails, monkeypatch):
-        with pytest.raises(KernelError, match=r"^attention: torch could not compile FlexAttention for this call \(") as error:
+        with pytest.raises(
+            KernelError, match=r"^attention: torch could not compile FlexAttention for this call \("
+        ) as error:
             regard.attention(*args, third, enable_gqa=True, engine="flex")
         assert "\n" not in str(error.value)
         assert "use engine='streaming'" in str(error.value)
@@ -362,7 +376,7 @@ def test_a_kernel_that_cannot_be_compiled_is_one_sentence_and_auto_chooses_again
             regard.explain(*args, third, enable_gqa=True)
         )
         flex._failures.clear()
-        monkeypatch.setattr(flex.Flex, "not_automatic", lambda self, problem: None)  # noqa: ARG005
+        monkeypatch.setattr(flex.Flex, "not_automatic", lambda self, problem: None)
         monkeypatch.setattr(cost_model, "seconds", quick)
         _plan.clear_plans()
         assert regard.explain(*args, third, enable_gqa=True).engine.name == "flex"
@@ -413,7 +427,7 @@ def test_compilers_trace_into_flex_attention(name: str | None, monkeypatch: pyte
 
     right = regard.attention(*args, mask, enable_gqa=True, engine="reference")
     with compiled_by(counted, monkeypatch):
-        monkeypatch.setattr(functional, "is_recorded", lambda query: False)  # noqa: ARG005
+        monkeypatch.setattr(functional, "is_recorded", lambda query: False)
         torch.testing.assert_close(torch.compile(run, fullgraph=True, backend=counted)(*args), right)
     assert counted.count == 1
 
@@ -448,12 +462,14 @@ def test_explain_says_that_auto_does_not_choose_it_on_a_cpu(monkeypatch: pytest.
     assert plan.basis == ""
 
 
-def explained(monkeypatch: pytest.MonkeyPatch, mask: Any, dtype: torch.dtype = torch.bfloat16, L: int = 8192, **named: Any) -> Any:
+def explained(
+    monkeypatch: pytest.MonkeyPatch, mask: Any, dtype: torch.dtype = torch.bfloat16, L: int = 8192, **named: Any
+) -> Any:
     """Explain a call on a CUDA device that is not there: tensors are fake, and those of masks are on the CPU."""
     monkeypatch.delenv(MODE, raising=False)
-    monkeypatch.setattr(_plan, "values_unavailable", lambda tensor: False)  # noqa: ARG005
-    monkeypatch.setattr(sdpa, "is_traced", lambda tensor: False)  # noqa: ARG005
-    monkeypatch.setattr(flex, "_cuda_refusal", lambda device: None)  # noqa: ARG005
+    monkeypatch.setattr(_plan, "values_unavailable", lambda tensor: False)
+    monkeypatch.setattr(sdpa, "is_traced", lambda tensor: False)
+    monkeypatch.setattr(flex, "_cuda_refusal", lambda device: None)
     with FakeTensorMode():
         query = torch.empty(2, 16, L, 64, dtype=dtype, device="cuda")
         return regard.explain(query, query, query, mask, **named)

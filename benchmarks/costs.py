@@ -218,14 +218,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
     if options.score is not None:
         old = json.loads(target.read_text(encoding="utf-8"))
-        body = old | {"lanes": dict(sorted((old["lanes"] | lanes).items()))}
+        body: dict[str, Any] = old | {"lanes": dict(sorted((old["lanes"] | lanes).items()))}
         out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return 0
     where = facts() | {
         "command": " ".join(["python -m benchmarks.costs", *(sys.argv[1:] if argv is None else argv)]),
         "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
     }
-    body: dict[str, Any] = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
+    body = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
     if device.type != "cpu":  # of float32, only the estimate is known
         body["wide"] = json.loads(TARGET.with_name("costs_cuda.json").read_text(encoding="utf-8"))["wide"]
     if options.others:

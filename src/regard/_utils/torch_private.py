@@ -235,7 +235,8 @@ def distinct_sizes() -> Any:
     """
     from torch.fx.experimental import _config
 
-    return _config.patch(use_duck_shape=False)
+    settings: Any = _config
+    return settings.patch(use_duck_shape=False)
 
 
 __all__ = [

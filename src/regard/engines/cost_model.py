@@ -1,9 +1,10 @@
 """Estimated times of engines, from a model fitted to measurements; ``engine="auto"`` uses them.
 
 ``costs.json`` has those of CPUs. Each CUDA device that was measured has a file of its own, ``costs_<device>.json``;
-others have ``costs_cuda.json``, estimates from published numbers that nothing was fitted to. A file holds, for each key (engine, family of scores and, unless it is softmax, of normalizers, kind of mask,
-with or without a backward pass), the seconds per unit of each of :data:`TERMS`. ``python -m benchmarks.costs`` measures
-them and rewrites the file; with ``--device cuda``, that of the device.
+others have ``costs_cuda.json``, estimates from published numbers that nothing was fitted to. A file holds, for each key
+(engine, family of scores and, unless it is softmax, of normalizers, kind of mask, with or without a backward pass), the
+seconds per unit of each of :data:`TERMS`. ``python -m benchmarks.costs`` measures them and rewrites the file; with
+``--device cuda``, that of the device.
 """
 
 from __future__ import annotations

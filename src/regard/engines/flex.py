@@ -59,6 +59,8 @@ MOST_BLOCKS = 1 << 20
 
 #: A predicate or a change of scores, of single elements: FlexAttention's ``mask_mod`` and ``score_mod``.
 Function = Callable[..., Tensor]
+#: Calls FlexAttention, or its definition: see :func:`attend`.
+Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,9 @@ class Lowered:
         """Return torch's BlockMask."""
         from torch.nn.attention.flex_attention import BlockMask  # its import takes a second
 
-        return BlockMask((extent.L, extent.S), *self.lists, BLOCK_SIZE=(self.block, self.block), mask_mod=predicate)
+        block = self.block, self.block
+        made: Any = BlockMask
+        return made((extent.L, extent.S), *self.lists, BLOCK_SIZE=block, mask_mod=predicate)
 
 
 def _block_size(extent: Extent, B: int, H: int) -> int:
@@ -360,7 +364,7 @@ MOST_KERNELS = 256
 #: The compiler, by the name that ``torch.compile`` has for it.
 BACKEND: Any = "inductor"
 
-_kernels: dict[Any, Function] = {}
+_kernels: dict[Any, Attend] = {}
 _names = count()
 #: Why torch could not compile a kind of problems; ``auto`` then chooses another engine.
 _failures: dict[Any, str] = {}
@@ -388,7 +392,7 @@ def kind_of(value: Any, dynamic: bool) -> Any:
     return type(value), *[kind_of(item, dynamic) for item in getattr(value, "__dict__", {}).values()]
 
 
-def kernel(kind: Any, dynamic: bool) -> Function:
+def kernel(kind: Any, dynamic: bool) -> Attend:
     """Return the compiled function for a kind of calls.
 
     Each has its own code object: torch limits how often one is compiled again.
@@ -419,7 +423,7 @@ def run_compiled(
     kind = kind_of((*given, query.device, widths, torch.is_grad_enabled()), dynamic)
     try:
         with distinct_sizes():
-            found: tuple[Tensor, Tensor | None] = kernel(kind, dynamic)(*given)
+            found = kernel(kind, dynamic)(*given)
     except compilation_errors() as error:
         reason = str(error).strip().partition("\n")[0]
         raise KernelError(
@@ -446,8 +450,8 @@ class Flex(Engine):
     On a CPU the kernel has no backward pass and returns no log-sum-exp. ``auto`` chooses this engine on CUDA devices
     only, where it is estimated to be the fastest.
 
-    The first call of a kind takes seconds, in which torch compiles it. Other lengths, other masks of that kind and other
-    contents of tensors compile nothing, except that each length is compiled by itself on a CPU.
+    The first call of a kind takes seconds, in which torch compiles it. Other lengths, masks of that kind and contents
+    of tensors compile nothing, except that each length is compiled by itself on a CPU.
     """
 
     name = "flex"
@@ -492,7 +496,7 @@ class Flex(Engine):
         if is_traced(problem.query):
             return _traced
         wants_grad, on_cpu = problem.wants_grad, problem.query.is_cpu
-        call = run_compiled if is_compiled() else attend_by_definition
+        call: Attend = run_compiled if is_compiled() else attend_by_definition
         fixed = Lowered.of(problem, reads=True) if problem.mask is not None and problem.mask.is_fixed else None
 
         def run(problem: Problem) -> EngineOutput:
@@ -599,7 +603,7 @@ def _is_biased(problem: Problem) -> bool:
     return biased and problem.wants_grad
 
 
-def _run(problem: Problem, lowered: Lowered | None, call: Function) -> EngineOutput | None:
+def _run(problem: Problem, lowered: Lowered | None, call: Attend) -> EngineOutput | None:
     """Run the kernel; None if float32 has too few digits for lifted keys, or for the log-sum-exp of large biases."""
     given = features(problem)
     if given.offset is not None and float(given.offset.detach().abs().amax()) * abs(problem.scale) > FAR:
@@ -612,7 +616,7 @@ def _run(problem: Problem, lowered: Lowered | None, call: Function) -> EngineOut
     return outcome if given.exact else EngineOutput(outcome.output)
 
 
-def _finished(problem: Problem, given: Features, lowered: Lowered | None, call: Function) -> EngineOutput:
+def _finished(problem: Problem, given: Features, lowered: Lowered | None, call: Attend) -> EngineOutput:
     """Run the kernel and return its output without padding, after the sink, with the log-sum-exp."""
     output, lse = call(given.query, given.key, given.value, problem.scale, Change.of(problem), lowered)
     if output.shape[-1] != problem.value.shape[-1]:

@@ -176,10 +176,8 @@ def waiting() -> float:
 
 def target(device: str) -> Path:
     """Return the file of a device."""
-    if device == "cpu":
-        return TARGET
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
-    return TARGET.with_name(f"costs_{slug(name).replace('-', '_')}.json")
+    return TARGET.with_name(cost_model.file_name(name))
 
 
 def on_device(device: str, share: float, clock: Callable[[], float]) -> dict[str, Any]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
 from regard._call import plan as _plan
+from regard.engines.flex import MODE
 
 #: No doctests are sought here: two conftest.py cannot both be modules, and samples that are imported twice are tested
 #: twice.
 collect_ignore = ["conftest.py", "regard/nn/layer_samples"]
+
+#: Compiling FlexAttention takes ten seconds for each kind of call on a CPU: all tests but those in engines/test_flex.py
+#: compute what it is documented to. It is part of the environment, so that processes started by tests do the same.
+os.environ[MODE] = "uncompiled"
 
 #: Cases of one test that the quick tier runs, the first and the last of them among these.
 FEW = 2

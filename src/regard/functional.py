@@ -239,6 +239,7 @@ def explain(call: Call) -> Explanation:
       workspace   3.52 MiB, does not grow with L×S
       sdpa: unsupported, softmax only, not Argmax
       fused: unsupported, softmax, sigmoid and entmax only, not Argmax
+      flex: unsupported, softmax only, not Argmax
       reference: not chosen, its workspace grows with L×S
     """
     check_request(call.return_aux)

@@ -40,6 +40,7 @@ softcap 30, dropout 0.1
   sdpa: unsupported, softmax only, not Entmax15
   triton: unsupported, GPUs only, not cpu
   streaming: not chosen, fused is preferred where there are no time estimates
+  flex: unsupported, softmax only, not Entmax15
   reference: not chosen, its workspace grows with L×S"""
 
 

@@ -145,3 +145,22 @@ def test_no_private_name_of_torch_is_used_elsewhere() -> None:
         if private.search(line.split("#")[0])
     ]
     assert not found, "\n".join(found)
+
+
+def test_what_the_compiler_raises_and_takes_for_equal() -> None:
+    def fails(graph: object, example: object) -> object:
+        raise RuntimeError("no")
+
+    with pytest.raises(_torch.compilation_errors()):
+        torch.compile(lambda x: x + 1, backend=fails, fullgraph=True)(torch.ones(3))
+    graphs: list[object] = []
+    for context, compiled in ((ExitStack(), 2), (_torch.distinct_sizes(), 1)):
+        graphs.clear()
+        torch.compiler.reset()
+        summed = torch.compile(lambda x, y: x.sum() + y.sum(), backend=lambda g, _: graphs.append(g) or g, dynamic=True)
+        with context:
+            summed(torch.ones(3), torch.ones(3, 5))
+            summed(torch.ones(4), torch.ones(6, 5))
+        assert len(graphs) == compiled
+    assert _torch.is_view(torch.ones(3)[:2])
+    assert not _torch.is_view(torch.ones(3))

@@ -10,7 +10,7 @@ from regard import engines
 from regard._call.operator import why_not_operator
 from regard._call.plan import SDPA, choose_engine, engine_candidates, estimated_seconds, is_plain_sdpa, resolve_engine
 from regard._utils.tracing import values_unavailable
-from regard.engines import Cost, Engine
+from regard.engines import Cost, Engine, cost_model
 from regard.engines.problem import Problem
 from regard.masks import Mask
 
@@ -28,7 +28,8 @@ class Explanation:
         The chosen engine.
     seconds : float or None
         Estimated time in seconds: forward, plus backward if gradients are needed. None if there is no estimate: on
-        devices other than the CPU, and with normalizers other than softmax, with or without a sink, sigmoid and entmax.
+        devices other than CPUs and CUDA devices, and with normalizers other than softmax, with or without a sink,
+        sigmoid and entmax.
     visible : float or None
         The fraction of (query, key) pairs that the mask leaves visible, estimated from a sample of rows if there are
         many. None if tensor values are unavailable, as under ``torch.compile``.
@@ -40,6 +41,9 @@ class Explanation:
         What runs instead under ``torch.compile``, and why; empty if the same engine runs.
     call : str
         A summary of the call.
+    basis : str
+        What the estimated times are made from, unless they were measured: those of CUDA devices without a file of
+        their own are estimates from published numbers.
     """
 
     engine: Engine
@@ -49,10 +53,12 @@ class Explanation:
     others: dict[str, str]
     compiled: str
     call: str
+    basis: str = ""
 
     def __str__(self) -> str:
         cost = self.cost
         time = "" if self.seconds is None else f", estimated {_time(self.seconds)}"
+        time += f" ({self.basis})" if time and self.basis else ""
         lines = [
             self.call,
             f"  engine      {self.engine.name}{time}",
@@ -101,6 +107,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
         others,
         _compiled(problem, mask, engine, chosen),
         _describe(problem),
+        cost_model.basis(problem.query.device) if times else "",
     )
 
 
@@ -111,6 +118,8 @@ def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times:
         return f"unsupported, {refusal}"
     if named:
         return f"not chosen, engine={chosen.name!r} was given"
+    if (reserve := other.not_automatic(problem)) is not None:
+        return f"not chosen, {reserve}"
     if other.grows(problem) and not chosen.grows(problem):
         return "not chosen, its workspace grows with L×S"
     if chosen.name == SDPA and is_plain_sdpa(problem):

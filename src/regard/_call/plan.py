@@ -17,7 +17,7 @@ from regard._utils.torch_private import functorch_derivatives
 from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, values_unavailable
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
-from regard.engines.base import Runner, Shortcut
+from regard.engines.base import EngineOutput, KernelError, Runner, Shortcut
 from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import (
     Call,
@@ -89,6 +89,8 @@ class Plan:
         """Plan a problem built from this call."""
         chosen, request = choose_engine(problem, call.engine), call.return_aux
         run = chosen.prepare(problem, request)
+        if chosen.can_fail and resolve_engine(call.engine) is None:
+            run = _or_another(run, request)
         as_given = [t.shape for t in call[:3]] == [t.shape for t in (problem.query, problem.key, problem.value)]
         autocast = autocast_is_active(problem.query.device.type)
         own = type(problem.mask) is not Dense or (type(call.attn_mask) in _TENSORS and len(problem.lead) == 1)
@@ -130,6 +132,19 @@ class Plan:
             self.headless,
             self.order,
         )
+
+
+def _or_another(run: Runner, request: AuxRequest | None) -> Runner:
+    """Return a runner of ``auto`` that chooses again if a kernel cannot be compiled: its engine then refuses."""
+
+    def run_or_another(problem: Problem) -> EngineOutput:
+        try:
+            return run(problem)
+        except KernelError:
+            clear_plans()
+            return _or_another(choose_engine(problem, "auto").prepare(problem, request), request)(problem)
+
+    return run_or_another
 
 
 def _if_fixed(part: Any) -> Any:
@@ -251,7 +266,9 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
 
 def engine_candidates(problem: Problem) -> list[Engine]:
     """Return the engines that ``auto`` chooses from, in order of preference if there are no time estimates."""
-    able = [candidate for candidate in engines.TABLE.values() if candidate.why_not(problem) is None]
+    able = [
+        each for each in engines.TABLE.values() if each.why_not(problem) is None and not each.not_automatic(problem)
+    ]
     # Compilers cannot trace operator derivatives under ``torch.func``, and some operators have only a first one.
     if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
         able = [candidate for candidate in able if candidate.twice_differentiable]
@@ -274,7 +291,7 @@ def is_plain_sdpa(problem: Problem) -> bool:
 
 def estimated_seconds(among: list[Engine], problem: Problem) -> dict[str, float]:
     """Return estimated times in seconds, for the engines that have an estimate."""
-    if problem.query.device.type != "cpu" or values_unavailable(problem.query):
+    if values_unavailable(problem.query):
         return {}
     return cost_model.seconds([candidate.name for candidate in among], problem)
 

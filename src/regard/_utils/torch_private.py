@@ -84,9 +84,14 @@ def functorch_derivatives() -> int:
     return sum(level.key() in _DERIVATIVES for level in stack)
 
 
-# Compilers evaluate these at compile time; the public decorator imports the compiler, which takes a second.
-in_functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
-functorch_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def evaluated_by_compilers(function: Any) -> Any:
+    """Let compilers evaluate a function at compile time; the public decorator imports the compiler (a second)."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+evaluated_by_compilers(in_functorch)
+evaluated_by_compilers(functorch_derivatives)
 
 
 def in_forward_mode() -> bool:
@@ -205,9 +210,33 @@ def changes_of(tensor: Tensor) -> int:
     return int(tensor._version)
 
 
+def is_view(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of another, which compilers tell apart."""
+    return tensor._base is not None
+
+
 def assert_when_it_runs(condition: Tensor, message: str) -> None:
     """Raise RuntimeError at run time in a compiled function, in which Python assertions are traced away."""
     torch._assert_async(condition, message)
+
+
+def compilation_errors() -> tuple[type[Exception], ...]:
+    """Return what ``torch.compile`` raises if it cannot compile something; there are no public names for it."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    return TorchDynamoException, InductorError
+
+
+def distinct_sizes() -> Any:
+    """Return a context in which compilers take sizes that happen to be equal for different ones.
+
+    A function is then not compiled again when there are no longer as many blocks as sequences.
+    """
+    from torch.fx.experimental import _config
+
+    settings: Any = _config
+    return settings.patch(use_duck_shape=False)
 
 
 __all__ = [
@@ -216,6 +245,9 @@ __all__ = [
     "as_plain_tensors",
     "assert_when_it_runs",
     "changes_of",
+    "compilation_errors",
+    "distinct_sizes",
+    "evaluated_by_compilers",
     "flash_attention",
     "flash_attention_backward",
     "flattened",
@@ -235,6 +267,7 @@ __all__ = [
     "is_forced_eager",
     "is_jit_tracing",
     "is_proxied",
+    "is_view",
     "joined",
     "recording",
     "replaced",

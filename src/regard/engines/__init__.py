@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from regard.engines import flops
 from regard.engines.base import Cost, Engine, EngineLike, EngineName, EngineOutput
+from regard.engines.flex import Flex
 from regard.engines.fused.engine import Fused
 from regard.engines.reference import Reference
 from regard.engines.sdpa import Sdpa
@@ -11,7 +12,9 @@ from regard.engines.streaming import Streaming
 from regard.engines.triton.engine import Triton
 
 #: Every engine by name. ``auto`` chooses among these.
-TABLE: dict[str, Engine] = {engine.name: engine for engine in (Sdpa(), Fused(), Triton(), Streaming(), Reference())}
+TABLE: dict[str, Engine] = {
+    engine.name: engine for engine in (Sdpa(), Fused(), Triton(), Streaming(), Flex(), Reference())
+}
 
 
 flops.register()
@@ -39,6 +42,7 @@ __all__ = [
     "EngineLike",
     "EngineName",
     "EngineOutput",
+    "Flex",
     "Fused",
     "Reference",
     "Sdpa",

@@ -69,6 +69,10 @@ Runner = Callable[[Problem], EngineOutput]
 Shortcut = Callable[[Tensor, Tensor, Tensor, Any], Tensor | None]
 
 
+class KernelError(RuntimeError):
+    """A kernel that could not be compiled. Its engine refuses such problems from then on."""
+
+
 class Engine(ABC):
     """An implementation of attention. Engines depend on the interfaces of the parts, not on each other."""
 
@@ -81,6 +85,10 @@ class Engine(ABC):
     fits_lines: ClassVar[bool] = False
     #: Whether traced calls may have dropout.
     drops_when_traced: ClassVar[bool] = True
+    #: Whether transforms of ``torch.func`` work; if not, :meth:`refusal` says so inside one.
+    has_transforms: ClassVar[bool] = True
+    #: Whether a run may raise :class:`KernelError`.
+    can_fail: ClassVar[bool] = False
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:
@@ -91,6 +99,10 @@ class Engine(ABC):
         if problem.order is not None and not self.fits_lines:
             return "order=0 only"
         return self.refusal(problem)
+
+    def not_automatic(self, problem: Problem) -> str | None:  # noqa: ARG002
+        """Return why ``auto`` does not consider this engine although it can run the problem, or None if it does."""
+        return None
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
@@ -155,7 +167,7 @@ class Engine(ABC):
 
 
 #: Names of engines, for editors and type checkers.
-EngineName = Literal["auto", "fused", "reference", "sdpa", "streaming", "triton"]
+EngineName = Literal["auto", "flex", "fused", "reference", "sdpa", "streaming", "triton"]
 
 #: A name, including names registered elsewhere, or an Engine.
 EngineLike = EngineName | str | Engine

@@ -1,16 +1,20 @@
-"""Estimated times of engines on the CPU, from a model fitted to measurements; ``engine="auto"`` uses them.
+"""Estimated times of engines, from a model fitted to measurements; ``engine="auto"`` uses them.
 
-``costs.json`` holds, for each key (engine, family of scores and, unless it is softmax, of normalizers, kind of mask,
-with or without a backward pass), the seconds per unit of each of :data:`TERMS`. ``python -m benchmarks.costs`` measures
-them and rewrites the file.
+``costs.json`` has those of CPUs. Each CUDA device that was measured has a file of its own, ``costs_<device>.json``;
+others have ``costs_cuda.json``, estimates from published numbers that nothing was fitted to. A file holds, for each key
+(engine, family of scores and, unless it is softmax, of normalizers, kind of mask, with or without a backward pass), the
+seconds per unit of each of :data:`TERMS`. ``python -m benchmarks.costs`` measures them and rewrites the file; with
+``--device cuda``, that of the device.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from operator import mul
+from typing import Any
 
 import torch
 
@@ -132,14 +136,52 @@ def reads_mask_values(problem: Problem) -> bool:
     """Whether the estimate depends on the visible share of the mask."""
     if problem.mask is None or isinstance(problem.mask, masks.Dense) or listed_share(problem) is not None:
         return False
+    if not problem.query.is_cpu and not problem.mask.is_fixed:
+        return False  # a device would have to be waited for in every call
     e = problem.extent
     return float(e.B * e.H * e.L * e.S) * (problem.query.shape[-1] + problem.value.shape[-1]) > SMALL
 
 
 @cache
-def table() -> dict[str, list[float]]:
-    """Return the seconds per unit of the terms, by key."""
-    return dict(json.loads(files("regard.engines").joinpath("costs.json").read_text(encoding="utf-8"))["lanes"])
+def table(name: str = "cpu") -> dict[str, list[float]]:
+    """Return the seconds per unit of the terms, by key, for CPUs or a device of this name."""
+    return dict(_contents(name)["lanes"])
+
+
+def file_name(device: str) -> str:
+    """Return the name of the file for a device by its name, as torch has it; for CPUs, of the one file.
+
+    Examples
+    --------
+    >>> file_name("NVIDIA H100 80GB HBM3"), file_name("cpu")
+    ('costs_nvidia_h100_80gb_hbm3.json', 'costs.json')
+    """
+    return "costs.json" if device == "cpu" else f"costs_{re.sub('[^a-z0-9]+', '_', device.lower())}.json"
+
+
+#: The name of the file for CUDA devices that have none of their own.
+UNMEASURED = "cuda"
+
+
+@cache
+def _contents(name: str) -> dict[str, Any]:
+    return dict(json.loads(files("regard.engines").joinpath(file_name(name)).read_text(encoding="utf-8")))
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    """Return the name under which a device has costs; the empty string if no engine was measured on its kind."""
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda":
+        return ""
+    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else UNMEASURED
+    return name if files("regard.engines").joinpath(file_name(name)).is_file() else UNMEASURED
+
+
+def basis(device: torch.device) -> str:
+    """Return what the estimates for a device are made from, in words; the empty string where they were measured."""
+    return str(_contents(name).get("basis", "")) if (name := device_name(device)) else ""
 
 
 @cache
@@ -150,10 +192,11 @@ def _has_amx() -> bool:
 
 def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     """Return the estimated seconds of a call on each of these engines, omitting engines without measurements."""
-    if problem.order is not None:  # not measured
+    device = device_name(problem.query.device)
+    if problem.order is not None or not device:  # not measured
         return {}
-    key = cost_key(problem)
-    rates = {name: found for name in names if (found := table().get(f"{name}/{key}")) is not None}
+    key, lanes = cost_key(problem), table(device)
+    rates = {name: found for name in names if (found := lanes.get(f"{name}/{key}")) is not None}
     listed = listed_share(problem)
     amounts = {name: terms(problem, listed if listed is None or name == "fused" else 1.0) for name in rates}
     times = {name: sum(map(mul, found, amounts[name])) for name, found in rates.items()}
@@ -162,6 +205,9 @@ def seconds(names: list[str], problem: Problem) -> dict[str, float]:
     for option in (option for option, used in options.items() if used):
         for name in times:
             times[name] += OPTIONS[option].get(name, (0.0, 0.0))[problem.wants_grad] * amounts[name][PAIRS]
+    if device != "cpu":  # the lanes of CUDA devices are of 16-bit inputs
+        wide: dict[str, float] = _contents(device)["wide"] if problem.query.itemsize > 2 else {}
+        return {name: time * wide.get(name, 1.0) for name, time in times.items()}
     tiled = problem.query.dtype == torch.bfloat16 and _has_amx()
     if family(problem) == "step":
         narrow = {name: NARROW_STEP.get(name, {}).get(problem.query.dtype, 1.0) for name in times}

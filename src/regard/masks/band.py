@@ -76,6 +76,14 @@ class Aligned(Mask):
         twin._shift = S - L if self.align == "lower_right" else 0
         return twin
 
+    def in_tensors(self, dtype: torch.dtype, device: torch.device) -> Mask:
+        """Return the mask with a tensor as its offset."""
+        if isinstance(self.offset, Tensor):
+            return self.cast(dtype)
+        twin = self._twin()
+        twin.align, twin.offset, twin._shift = None, torch.tensor(self._shift or 0, device=device), None
+        return twin.cast(dtype)
+
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
         """Return the mask with one offset per sequence, if its alignment depends on the lengths."""
         if self.offset is not None or self.align == "upper_left":

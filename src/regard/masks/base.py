@@ -314,6 +314,13 @@ class Mask(Part, ABC):
         """Resolve the alignment for this extent; raise ValueError if a tensor of the mask has the wrong size."""
         return self
 
+    def in_tensors(self, dtype: torch.dtype, device: torch.device) -> Mask:  # noqa: ARG002
+        """Return the bound mask, cast to this dtype, with numbers that change from call to call as tensors.
+
+        Compilers compile again for another number, and not for another tensor.
+        """
+        return self.cast(dtype)
+
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:  # noqa: ARG002
         """Return the mask for padded sequences with these numbers of queries and keys (B,).
 
@@ -794,6 +801,9 @@ class _Node(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         return type(self)(tuple([mask.fit(extent, device) for mask in self.masks]))
 
+    def in_tensors(self, dtype: torch.dtype, device: torch.device) -> Mask:
+        return type(self)(tuple([mask.in_tensors(dtype, device) for mask in self.masks]))
+
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
         return type(self)(tuple([mask.for_lengths(queries, keys) for mask in self.masks]))
 
@@ -961,6 +971,10 @@ class NotMask(Mask):
     def fit(self, extent: Extent, device: torch.device) -> Mask:
         """Fit the mask inside."""
         return NotMask(self.mask.fit(extent, device))
+
+    def in_tensors(self, dtype: torch.dtype, device: torch.device) -> Mask:
+        """Return the complement of the mask with tensors."""
+        return NotMask(self.mask.in_tensors(dtype, device))
 
     def for_lengths(self, queries: Tensor, keys: Tensor) -> Mask:
         """Return the mask inside for these lengths, negated."""

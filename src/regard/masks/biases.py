@@ -213,6 +213,14 @@ class Alibi(PositionBias):
             twin._dtype = dtype
         return twin
 
+    def in_tensors(self, dtype: torch.dtype, device: torch.device) -> Mask:
+        """Return the mask with tensors as its offset and slopes."""
+        made = super().in_tensors(dtype, device)
+        assert isinstance(made, Alibi)
+        if isinstance(made.slopes, Tensor):
+            return made
+        return Alibi(torch.tensor(made.slopes, dtype=dtype, device=device), None, made.offset)
+
     def differs(self, dtype: torch.dtype) -> bool:
         """Whether the slopes have another dtype."""
         return self._dtype != dtype if isinstance(self.slopes, tuple) else super().differs(dtype)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from regard import engines
 from regard._call.plan import clear_plans
-from regard.engines import Engine, aux_pass, sdpa, tiles
+from regard.engines import Engine, aux_pass, flex, sdpa, tiles
 from regard.normalizers import entmax
 from regard.testing.case import Case, CaseCall, Recipe, normalizer_names, score_names
 from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
@@ -41,6 +41,7 @@ def tiny_tiles(rows: int = 4, cols: int = 4) -> Iterator[None]:
     with (
         patch.object(tiles, "tile_shape", shape),
         patch.multiple(sdpa, ROWS=rows, BLOCK=max(cols // 2, 1), FULL_RUN=2, MASKED_RUN=3),
+        patch.object(flex, "BLOCK", rows),
         patch.object(aux_pass, "GROUP", 2),
         patch.multiple(entmax, FEW=4, GROUP=2),
     ):

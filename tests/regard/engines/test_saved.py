@@ -49,8 +49,11 @@ def raised_or_right(output: Tensor, leaves: list[Tensor], right: tuple[Tensor, .
         assert torch.equal(a, b), "a gradient silently belongs to other numbers than the output"
 
 
-@pytest.mark.parametrize("engine", HERE)
-@pytest.mark.parametrize("name", HELD)
+#: All but a Gaussian of float32, which engine flex does not run.
+PAIRS = [(name, engine) for name in HELD for engine in HERE if (name, engine) != ("bandwidth", "flex")]
+
+
+@pytest.mark.parametrize(("name", "engine"), PAIRS)
 def test_a_tensor_that_a_part_holds(
     name: str, engine: str, small_tiles: Callable[..., None], small_strips: Callable[..., None]
 ) -> None:

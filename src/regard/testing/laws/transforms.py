@@ -348,7 +348,10 @@ def _batched(case: Case) -> Case | None:
 
 @law("vmap", "vmap over the inputs, and grad inside it, equal a loop.", _batched, share=0.3)
 def vmap(case: Case, engine: Engine) -> None:
-    """``torch.func.vmap`` and ``grad`` against the oracle of each call; for lines, an error may name another engine."""
+    """``torch.func.vmap`` and ``grad`` against the oracle of each call.
+
+    For lines, and from engines without transforms, an error may name another engine.
+    """
     call = CaseCall.of(case)
     count = 2
     stacked = [
@@ -364,7 +367,8 @@ def vmap(case: Case, engine: Engine) -> None:
     try:
         outputs = torch.func.vmap(run)(*stacked)
     except ValueError as error:
-        require(case.ridge and "engines 'streaming'" in str(error), f"vmap raises {error}")
+        refuses = case.ridge or not engine.has_transforms
+        require(refuses and "engines 'streaming'" in str(error), f"vmap raises {error}")
         return
     trials = [Trial(call.but(query=q, key=k, value=v), keeps_lse=keeps_lse(engine)) for q, k, v in zip(*stacked)]
     for trial, output in zip(trials, outputs):

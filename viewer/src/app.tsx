@@ -60,6 +60,7 @@ export function App({ page, fetch, address }: Props) {
   const [hovered, setHovered] = useState<Cell | null>(null);
   const [search, setSearch] = useState("");
   const [help, setHelp] = useState(false);
+  const [visited, setVisited] = useState(initial.open);
   const [known, setKnown] = useState<(Overview | null)[]>(() => page.layers.map(() => null));
   const [failed, setFailed] = useState("");
   const camera = useMemo(() => new Camera(), []);
@@ -209,6 +210,7 @@ export function App({ page, fetch, address }: Props) {
   const enter = (number: number): void => {
     choose(number);
     setOpen(true);
+    setVisited(true);
     root.current?.focus();
   };
   const leave = (): void => {
@@ -335,7 +337,7 @@ export function App({ page, fetch, address }: Props) {
   const sections = contents.sections(run);
   const strip = isPicture ? page.heads.map((_, at) => at) : contents.ofLayer(item.layer);
   const orders = (Object.keys(ORDERS) as Order[]).filter((each) => each !== "label" || items.some((of) => of.summary));
-  const cells = { page, contents, run, overviews: known, scale, theme, order, chosen, compared, onCompare: setCompared };
+  const cells = { page, contents, run, overviews: known, scale, theme, order, chosen, compared, visited, onCompare: setCompared };
   const runName = (at: number): string => {
     const { record, sequence, name } = runs[at];
     const parts = [page.records.length > 1 ? page.records[record] : "",
@@ -350,13 +352,12 @@ export function App({ page, fetch, address }: Props) {
   };
   const explained = isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
     : layer.kind === "rollout" ? layer.name
-    : layer.kind === "cross" ? "Each row is a query: a token of the output. Each column is a key: a token of the input that it may attend to. A row adds up to 1."
-    : "Each row is a query: a token that looks. Each column is a key: a token that it may attend to. A row adds up to 1.";
+    : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. A row adds up to 1."
+    : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. A row adds up to 1.";
   return (
     <div class="app" data-theme={theme} ref={root} tabIndex={-1} onKeyDown={key}>
       <header>
-        {open && !alone && <button type="button" class="back" onClick={leave}>‹ All {isPicture ? "pictures" : "heads"}</button>}
-        <h1>{page.title}</h1>
+        <h1 title={page.title}>{page.title}</h1>
         <div class="tools">
           {runs.length > 1 && (
             <label>
@@ -373,31 +374,6 @@ export function App({ page, fetch, address }: Props) {
                 {orders.map((each) => <option key={each} value={each}>{ORDERS[each]}</option>)}
               </select>
             </label>
-          )}
-          {open && !alone && !isPicture && (
-            <>
-              <label>
-                <span class="hidden">Layer </span>
-                <select aria-label="Layer" value={items[chosen].layer} onChange={(event) => {
-                  const to = contents.ofLayer(Number(event.currentTarget.value));
-                  choose(to.find((at) => items[at].head === items[chosen].head) ?? to[0]);
-                }}>
-                  {sections.map((each) => (
-                    <optgroup key={each.title} label={each.title || "Layers"}>
-                      {each.layers.map((at) => <option key={at} value={at}>{page.layers[at].kind === "rollout" ? "rollout" : contents.layerName(at)}</option>)}
-                    </optgroup>
-                  ))}
-                </select>
-              </label>
-              <label>
-                <span class="hidden">Head </span>
-                <select aria-label="Head" value={chosen} onChange={(event) => choose(Number(event.currentTarget.value))}>
-                  {contents.ofLayer(items[chosen].layer).map((at) => (
-                    <option key={at} value={at}>{items[at].head === null ? "mean of heads" : layer.kind === "rollout" ? "all" : `head ${items[at].head}`}</option>
-                  ))}
-                </select>
-              </label>
-            </>
           )}
           {open && !alone && (
             <label>
@@ -456,16 +432,44 @@ export function App({ page, fetch, address }: Props) {
         </main>
       ) : (
         <div class="body">
-          <main class={shownMatrices.length > 1 ? "two" : ""} aria-label="Attention weights">
-            {strip.length > 1 && (
-              <nav class="strip" aria-label={isPicture ? "Pictures" : "Heads of this layer"}>
+          {!alone && (
+            <nav aria-label={isPicture ? "Pictures" : "Heads of this layer"}>
+              <button type="button" class="back" onClick={leave}>‹ All {isPicture ? "pictures" : "heads"}</button>
+                {!isPicture && (
+            <>
+              <label>
+                <span class="hidden">Layer </span>
+                <select aria-label="Layer" value={items[chosen].layer} onChange={(event) => {
+                  const to = contents.ofLayer(Number(event.currentTarget.value));
+                  choose(to.find((at) => items[at].head === items[chosen].head) ?? to[0]);
+                }}>
+                  {sections.map((each) => (
+                    <optgroup key={each.title} label={each.title || "Layers"}>
+                      {each.layers.map((at) => <option key={at} value={at}>{page.layers[at].kind === "rollout" ? "rollout" : contents.layerName(at)}</option>)}
+                    </optgroup>
+                  ))}
+                </select>
+              </label>
+              <label>
+                <span class="hidden">Head </span>
+                <select aria-label="Head" value={chosen} onChange={(event) => choose(Number(event.currentTarget.value))}>
+                  {contents.ofLayer(items[chosen].layer).map((at) => (
+                    <option key={at} value={at}>{items[at].head === null ? "mean of heads" : layer.kind === "rollout" ? "all" : `head ${items[at].head}`}</option>
+                  ))}
+                </select>
+              </label>
+            </>
+          )}
+              <div class={isPicture ? "strip named" : "strip"}>
                 {strip.map((at) => (
                   <HeadCell {...cells} key={at} at={at} item={items[at]} focused side={36} onChoose={choose}
                     label={isPicture ? items[at].title : items[at].head === null ? "mean" : String(items[at].head)}
                     pressed={at === chosen ? "chosen" : at === compared ? "compared" : ""} />
                 ))}
-              </nav>
-            )}
+              </div>
+            </nav>
+          )}
+          <main class={shownMatrices.length > 1 ? "two" : ""} aria-label="Attention weights">
             {shownMatrices.map(({ matrix, of }, at) => (
               <Plot key={at} matrix={matrix} queries={side(page.layers[of.layer].queries)} keys={side(page.layers[of.layer].keys)}
                 camera={camera} look={look} title={titleOf(of) + (of.head === null || isPicture || !page.layers[of.layer].name || layer.kind === "rollout" ? "" : ` · ${page.layers[of.layer].name}`)}
@@ -488,7 +492,7 @@ export function App({ page, fetch, address }: Props) {
             )}
             <section class="list">
               <h2>
-                {asked === null ? "Largest weights" : asked.side === "query"
+                {asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
                   ? <>“{name(queries, asked.at)}” ({asked.at}) attends to</> : <>“{name(keys, asked.at)}” ({asked.at}) is attended to by</>}
               </h2>
               <ol class="largest">

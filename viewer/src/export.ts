@@ -84,8 +84,9 @@ export function savePng(views: View[], figure: Figure): void {
 export function saveSvg(views: View[], figure: Figure): void {
   const layout = arranged(views);
   const [paper, ink] = views[0].colors();
-  const colors = steps(figure.theme, figure.signed);
-  const stops = colors.map((color, at) => `<stop offset="${at / (colors.length - 1)}" stop-color="${color}"/>`);
+  const colors = steps(figure.theme, figure.signed, BAR / 4);
+  const bar = colors.map((color, at) =>
+    `<rect x="${12 + (at * BAR) / colors.length}" y="${layout.bottom + 22}" width="${BAR / colors.length + 0.5}" height="16" fill="${color}"/>`);
   const around = texts(figure, layout).map(({ text, x, y, size, anchor, strong }) => written(text, {
     x: String(x), y: String(y), "font-size": String(size), "text-anchor": anchor, "dominant-baseline": "central",
     ...(strong ? { "font-weight": "600" } : {}),
@@ -94,9 +95,8 @@ export function saveSvg(views: View[], figure: Figure): void {
   const drawn =
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${layout.width} ${layout.height}" width="${layout.width}" ` +
     `height="${layout.height}" font-family="system-ui, sans-serif" font-size="12" fill="${ink}">` +
-    `<defs><linearGradient id="scale">${stops.join("")}</linearGradient></defs>` +
     `<rect width="100%" height="100%" fill="${paper}"/>${inside.join("")}` +
-    `<rect x="12" y="${layout.bottom + 22}" width="${BAR}" height="16" fill="url(#scale)"/>` +
+    `<g class="bar">${bar.join("")}</g>` +
     `<image x="${BAR + 28}" y="${layout.bottom + 22}" width="16" height="16" href="${stripes(figure.theme).toDataURL()}"/>` +
     `${around.join("")}</svg>`;
   save(new Blob([drawn], { type: "image/svg+xml" }), `${figure.title} ${figure.captions.join(" ")}.svg`);

@@ -5,7 +5,6 @@ import { DECODED } from "./blocks";
 import { along, palette, type Scale, shade, type Theme } from "./colors";
 import { type Contents, type Item, type Overview, type Section, thumbnail } from "./overview";
 import type { Layer, Page } from "./schema";
-import { stripes } from "./view";
 
 export type Order = "layer" | "entropy" | "offDiagonal" | "sink" | "like" | "label";
 export const ORDERS: Record<Order, string> = {
@@ -28,6 +27,8 @@ interface Props {
   order: Order;
   chosen: number;
   compared: number | null;
+  /** Whether the chosen head was opened. */
+  visited: boolean;
   onChoose(item: number): void;
   onCompare(item: number | null): void;
 }
@@ -62,7 +63,7 @@ function correlation(page: Page, item: Item, overview: Overview, chosen: Item, o
 }
 
 /** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them. */
-const [SMALLEST, LARGEST, HEADING, ABOVE] = [22, 132, 92, 34];
+const [SMALLEST, LARGEST, HEADING, ABOVE, GAP] = [22, 132, 92, 62, 28];
 
 export function Grid(props: Props) {
   const { page, contents, run, overviews, order, chosen, compared } = props;
@@ -76,13 +77,17 @@ export function Grid(props: Props) {
   const sections = contents.sections(run);
   const shown = sections.flatMap((each) => each.layers);
   const ready = shown.every((layer) => overviews[layer]);
-  const across = Math.max(...shown.map((layer) => contents.ofLayer(layer).length), 1);
-  const headings = sections.length * ABOVE + (sections.length > 1 ? sections.length * 26 : 0);
-  const side = Math.floor(Math.min(Math.max(Math.min((room[0] - HEADING) / across - 3, (room[1] - headings) / shown.length - 3), SMALLEST), LARGEST));
+  // Sections lie one below the other, or side by side if that makes their pictures larger.
+  const sizes = sections.map((each) => [each.layers.length, Math.max(...each.layers.map((layer) => contents.ofLayer(layer).length))]);
+  const [down, across] = [0, 1].map((at) => sizes.map((each) => each[at]));
+  const sum = (values: number[]): number => values.reduce((total, each) => total + each, 0);
+  const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE) / sum(down));
+  const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across), (room[1] - ABOVE) / Math.max(...down));
+  const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, SMALLEST), LARGEST));
   const focus = shown.includes(contents.items[chosen].layer) ? chosen : contents.ofLayer(shown[0])[0];
   const cell = (at: number, label = "") => (
     <Cell {...props} key={at} at={at} item={contents.items[at]} label={label} focused={at === focus} side={side}
-      pressed={at === chosen ? "chosen" : at === compared ? "compared" : ""} />
+      pressed={props.visited && at === chosen ? "chosen" : at === compared ? "compared" : ""} />
   );
   const move = (event: KeyboardEvent): void => {
     const delta = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
@@ -92,9 +97,10 @@ export function Grid(props: Props) {
     event.stopPropagation();
     nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], delta as [number, number])?.focus();
   };
+  const wide = beside > stacked && order === "layer";
   const pictures = shown.every((layer) => page.layers[layer].kind === "picture");
   return (
-    <div class="grid" ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
+    <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
       {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], page.layers[layer].name))}</div>
         : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={cell} />)
         : ranked(props, shown).map(([title, found]) => (
@@ -139,10 +145,10 @@ function Layers({ section, page, contents, cell }: Props & { section: Section; c
         {!alone && (
           <thead>
             <tr>
-              <td />
+              <td class="corner"><span>layer ↓</span> <span>head →</span></td>
               {mean && <th scope="col">mean</th>}
               {Array.from({ length: heads }, (_, head) => (
-                <th scope="col" key={head}><span class="hidden">head </span>{head === 0 && <span aria-hidden="true" class="head">head </span>}{head}</th>
+                <th scope="col" key={head}><span class="hidden">head </span>{head}</th>
               ))}
             </tr>
           </thead>
@@ -207,20 +213,17 @@ export function Thumbnail({ layer, at, overview, scale, theme }: ThumbnailProps)
     const context = canvas.current!.getContext("2d")!;
     const image = context.createImageData(cols, rows);
     const pixels = new Uint32Array(image.data.buffer);
-    for (let row = 0, i = 0; row < rows; row++)
-      for (let col = 0; col < cols; col++, i++)
-        // A cell without weight is transparent: masked, or too small to see.
-        if (codes[i]) pixels[i] = colors[shade(along(scale, DECODED[codes[i]], facts[row]), false)];
+    const size = Math.ceil(layer.shape[1] / cols);
+    for (let row = 0; row < rows; row++) {
+      // What is masked stays transparent: there the style has a colour.
+      const last = Math.min(Math.ceil(overview.stops[row] / size), cols);
+      for (let col = Math.floor(overview.starts[row] / size), i = row * cols + col; col < last; col++, i++)
+        pixels[i] = colors[shade(along(scale, DECODED[codes[i]], facts[row]), false)];
+    }
     context.putImageData(image, 0, 0);
   }, [layer, at, overview, scale, theme]);
-  useEffect(() => void (canvas.current!.style.backgroundImage = `url(${stripesOf(theme)})`), [theme]);
   return <canvas ref={canvas} width={cols} height={rows} aria-hidden="true" />;
 }
-
-function stripesOf(theme: Theme): string {
-  return (addresses[theme] ??= stripes(theme).toDataURL());
-}
-const addresses: Partial<Record<Theme, string>> = {};
 
 /** Return the element that is nearest to another in a direction. */
 function nearest(from: HTMLElement, all: HTMLElement[], [dx, dy]: [number, number]): HTMLElement | null {

@@ -13,7 +13,9 @@ export interface Overview {
   diagonal: Float32Array;
   /** The key that takes most of the attention of most queries, of each head; −1 where there is none. */
   sinks: Int32Array;
-  /** How many keys a query of each row of a thumbnail sees. */
+  /** The first key that queries of each row of a thumbnail see, the one behind the last, and their mean number. */
+  starts: Int32Array;
+  stops: Int32Array;
   counts: Int32Array;
   /** How evenly the rows of thumbnails are spread, in 255ths. */
   spread: Uint8Array;
@@ -45,8 +47,10 @@ export class Overviews {
     let at = 0;
     const next = (size: number): Uint8Array => bytes.slice(at, (at += size));
     const [entropy, received, diagonal] = [0, 0, 0].map(() => floats(next(4 * heads), "float32"));
+    const sinks = integers(next(4 * heads));
+    const [starts, stops, counts] = [0, 0, 0].map(() => integers(next(4 * rows)));
     return {
-      entropy, received, diagonal, sinks: integers(next(4 * heads)), counts: integers(next(4 * rows)),
+      entropy, received, diagonal, sinks, starts, stops, counts,
       spread: next(heads * rows), thumbnails: bytes.subarray(at),
     };
   }
@@ -140,7 +144,10 @@ export function contents(page: Page): Contents {
       short: `${names[layer].replace("layer ", "")}·mean`, summary: null });
   });
   const byLayer = new Map<number, number[]>();
-  items.forEach((item, at) => byLayer.set(item.layer, [...(byLayer.get(item.layer) ?? []), at]));
+  items.forEach((item, at) => {
+    const others = byLayer.get(item.layer) ?? [];
+    byLayer.set(item.layer, item.head === null ? [at, ...others] : [...others, at]);
+  });
   return {
     items,
     layerName: (layer) => names[layer],

@@ -109,11 +109,12 @@ function Patches({ image, number, places, tones, signed, theme, pinned, onPin }:
     const context = canvas.current!.getContext("2d")!;
     context.clearRect(0, 0, DETAIL, DETAIL);
     const colors = palette(theme, signed);
-    // Where patches overlap, the largest weight is on top.
+    // The brightest patch is the one with the largest weight; where patches overlap, that is on top.
+    const most = tones ? Math.max(...patches.map((each) => Math.abs(tones[each.at] || 0))) || 1 : 1;
     const sorted = tones ? [...patches].sort((a, b) => Math.abs(tones[a.at] || 0) - Math.abs(tones[b.at] || 0)) : [];
     for (const { at, x, y, width, height } of sorted) {
       const box = [x, y, width, height].map((each) => each * scale) as [number, number, number, number];
-      const tone = tones![at] || 0;
+      const tone = (tones![at] || 0) / most;
       context.globalAlpha = 1;
       context.clearRect(...box);
       // What gets no attention lies in the dark; a difference has colours.

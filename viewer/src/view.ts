@@ -281,7 +281,7 @@ export class View {
       const last = Math.min(Math.floor((room - from) / scale - 0.5), count - 1);
       for (let at = first; at <= last; at += every) {
         const name = named(side, at);
-        add(at, every === 1 || side.times?.[at] || name === String(at) ? name : `${name} ${at}`);
+        add(at, every === 1 || side.times?.[at] || /\d/.test(name) ? name : `${name} ${at}`);
       }
     };
     const isPinned = (side: string, at: number): boolean => this.pinned?.side === side && this.pinned.at === at;

@@ -66,7 +66,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.goto(f"file://{address}" if isinstance(address, Path) else address)
-        page.wait_for_selector(".room canvas")
+        page.wait_for_selector(".room canvas, .grid[data-state=complete]")
         page.wait_for_timeout(300)
         return page
 
@@ -82,6 +82,13 @@ def record() -> Record:
     with capture(model) as found, torch.no_grad():
         model(torch.arange(10)[None])
     return found.describe(Text(tuple(WORDS), (0,)), title="A <model>")
+
+
+def opened(page: Any, head: int = 0) -> Any:
+    """The page with a head of its grid opened."""
+    page.locator(f'[data-head="{head}"]').click()
+    page.wait_for_selector(".room canvas[data-state=complete]")
+    return page
 
 
 def cell(page: Any, row: int, col: int, at: int = 0) -> tuple[float, float]:
@@ -102,7 +109,7 @@ def status(page: Any) -> str:
 
 
 def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     weights = record[0].weights(batch=0, head=0)
     for row, col in ((9, 2), (4, 4), (3, 0)):
         page.mouse.move(*cell(page, row, col))
@@ -127,9 +134,9 @@ def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None
 
 
 def test_tokens_are_data(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     spans = page.locator(".tokens span").all_text_contents()
-    assert spans == [*WORDS[:7], "�it␇", *WORDS[8:]]
+    assert spans == [*WORDS[:7], "⟨RLO⟩it␇", *WORDS[8:]]
     assert page.locator(".tokens b").count() == 0 and page.locator("h1").text_content() == "A <model>"
     page.locator(".tokens span").nth(6).click()
     assert "<b>mat</b> (6) is pinned" in status(page)
@@ -151,7 +158,7 @@ def test_long_tokens_are_cut_before_they_are_measured(visit, tmp_path: Path) -> 
         rows = torch.zeros(1, 1, 3, 4)
         torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
     record.describe(["a", "W" * 8000, "b"])
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     page.evaluate(COUNTING)
     page.mouse.move(*cell(page, 1, 1))
     page.keyboard.press("+")
@@ -209,7 +216,7 @@ def test_a_matrix_that_is_whole_in_view_stays_there(visit, tmp_path: Path) -> No
 
 
 def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     page.locator('[data-head="6"]').click()
     page.wait_for_timeout(200)
     page.mouse.move(*cell(page, 9, 2))
@@ -239,7 +246,7 @@ def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) ->
 
 
 def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     page.select_option('[aria-label="Compare with"]', "5")
     page.wait_for_timeout(300)
     assert page.locator(".room canvas").count() == 2
@@ -259,7 +266,7 @@ def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Pa
 
 
 def test_search_and_sinks(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     page.keyboard.press("/")
     page.keyboard.type("AT")
     assert page.locator(".found").all_text_contents() == ["cat", "sat", "<b>mat</b>"]
@@ -278,7 +285,7 @@ def test_search_and_sinks(visit, record: Record, tmp_path: Path) -> None:
 
 
 def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     with page.expect_download() as download:
         page.get_by_role("button", name="PNG").click()
     picture = Image.open(download.value.path())

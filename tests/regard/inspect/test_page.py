@@ -37,7 +37,7 @@ def attended(*, L: int = 9, S: int = 9, heads: int = 2, seed: int = 0, **options
 
 def exact(record: Record, most: float = 1e-5) -> Page:
     page = Page(str(record.to_html()))
-    heads = iter(page.described["heads"])
+    heads = iter(page.heads())
     for layer, run in enumerate(record):
         expected = run.weights(batch=0).double().numpy()
         for number in range(run.shape[1]):
@@ -46,8 +46,10 @@ def exact(record: Record, most: float = 1e-5) -> Page:
             found = page.weights(head)
             assert found.shape == expected[number].shape
             assert np.abs(found - expected[number]).max() < most
-            whole, bare = (np.frombuffer(page.block(each), "<f4") for each in head["rowMax"])
-            assert np.allclose(whole, expected[number].max(1), atol=1e-6) and (bare <= whole + 1e-6).all()
+            whole, bare, entropy = page.rows(head)
+            assert np.allclose(whole, expected[number].max(1), rtol=2**-10, atol=1e-6) and (bare <= whole).all()
+            positive = np.where(expected[number] > 0, expected[number], 1)
+            assert np.allclose(entropy, -(positive * np.log(positive)).sum(1), rtol=2**-9, atol=1e-4)
     assert next(heads, None) is None
     return page
 
@@ -59,7 +61,7 @@ def test_weights_of_decoders(name: str) -> None:
     with capture(model) as record:
         model(tokens(1))
     page = exact(record)
-    assert all(head["weights"]["kind"] == "products" for head in page.described["heads"])
+    assert all(head["weights"]["kind"] == "products" for head in page.heads())
 
 
 @torch.no_grad()
@@ -114,12 +116,16 @@ def test_products_need_no_matrix(options: dict[str, object]) -> None:
 def test_any_shape(shape: tuple[int, int]) -> None:
     record = attended(L=shape[0], S=shape[1])
     page = exact(record)
-    entropy, sinks, thumbnails = page.overview(0)
-    expected = record[0].entropy().mean((0, 2)).numpy()
-    assert np.allclose(entropy, expected, atol=1e-5) and (sinks == -1).all()
-    block = -(-max(shape) // 48)
-    for head, thumbnail in zip(page.described["heads"], thumbnails):
-        found, whole = decoded(thumbnail), pooled(page.weights(head), block)
+    grid = page.overview(0)
+    weights = [page.weights(head) for head in page.heads()]
+    weights.append(np.mean(weights, 0))
+    expected = [-(each * np.log(each)).sum(1).mean() for each in weights]
+    assert np.allclose(grid["entropy"], expected, atol=1e-5) and (grid["sinks"] == -1).all()
+    assert np.allclose(grid["received"], [each.mean(0).max() for each in weights], atol=1e-5)
+    block = tuple(-(-each // 48) for each in shape)
+    assert (grid["counts"] == shape[1]).all() and (grid["starts"] == 0).all() and (grid["stops"] == shape[1]).all()
+    for thumbnail, each in zip(grid["thumbnails"], weights, strict=True):
+        found, whole = decoded(thumbnail), pooled(each, block)
         assert found.shape == whole.shape
         assert np.allclose(found, whole, rtol=0.035, atol=2.0**-24)
 
@@ -135,18 +141,18 @@ def test_a_large_matrix_is_pooled_with_its_sinks_apart() -> None:
     record.describe(Text(tuple(map(str, range(length))), special))
     page = exact(record)
     (head,) = page.described["heads"]
-    size, (_, sinks, _) = head["pooled"]["size"], page.overview(0)
-    assert size == 2 and sinks.tolist() == [33]
+    size, sinks = head["pooled"]["size"], page.overview(0)["sinks"]
+    assert size == [2, 2] and sinks.tolist() == [33]
     whole = page.weights(head)
     hidden = sorted({*special, 33})
     bare = whole.copy()
     bare[:, hidden] = 0
-    rows = -(-length // size)
+    rows = -(-length // 2)
     blocks = np.frombuffer(page.block(head["pooled"]["blocks"]), np.uint8).reshape(rows, rows)
     assert np.allclose(decoded(blocks), pooled(bare, size), rtol=0.035, atol=2.0**-24)
     apart = np.frombuffer(page.block(head["pooled"]["sinks"]), np.uint8).reshape(rows, len(hidden))
-    assert np.allclose(decoded(apart)[:, 2], pooled(whole[:, [33]], size)[:, 0], rtol=0.035, atol=2.0**-24)
-    assert np.allclose(np.frombuffer(page.block(head["rowMax"][1]), "<f4"), bare.max(1), atol=1e-6)
+    assert np.allclose(decoded(apart)[:, 2], pooled(whole[:, [33]], (2, 1))[:, 0], rtol=0.035, atol=2.0**-24)
+    assert np.allclose(page.rows(head)[1], bare.max(1), rtol=2**-10, atol=1e-6)
 
 
 def test_codes_are_steps_of_the_logarithm() -> None:
@@ -302,7 +308,7 @@ def test_our_decoder(tmp_path: Path) -> None:
     model = DecoderLM(DecoderLMConfig(20, width=16, layers=2, heads=4)).eval()
     with capture(model) as record, torch.no_grad():
         model(torch.arange(7)[None])
-    assert len(exact(record).described["heads"]) == 8
+    assert len(exact(record).heads()) == 8
 
 
 def test_damaged_records_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,14 +202,19 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
     spans = _spans(run, batch)
     masked = cache(lambda: _masked(run, batch)) if spans is None else None
 
-    def counts() -> Tensor | None:
+    def seen() -> Tensor | None:
         if spans is not None:
-            return (spans[1] - spans[0]).clamp_min(0)
+            return torch.stack([*spans, (spans[1] - spans[0]).clamp_min(0)])
         assert masked is not None
         hidden = masked()
-        return None if hidden is None else (~hidden).any(0).sum(-1)
+        if hidden is None:
+            return None
+        visible, at = (~hidden).any(0), torch.arange(1, S + 1)
+        stop = (visible * at).amax(-1)
+        start = torch.where(visible, at, S + 1).amin(-1) - 1
+        return torch.stack([start, stop, visible.sum(-1)])
 
-    compute = partial(overview, rows, (H + (H > 1), L, S), counts=counts)
+    compute = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
     lazy = _LazyOverview(compute, partial(_received, run, batch), keys.special, small=min(L, S) <= _SMALL)
     weights = None if spans is None else _products(data, run, batch, spans)
     if weights is None:
@@ -273,7 +278,7 @@ class _LazyOverview:
         found = self.all
         numbers = torch.stack([found.entropy, self.received[0].float().cpu(), found.diagonal])
         sinks = torch.tensor(self.sinks, dtype=torch.int32)
-        parts = (numbers, sinks, found.counts.int(), found.spread, found.thumbnails)
+        parts = (numbers, sinks, found.spans.int(), found.spread, found.thumbnails)
         return b"".join(map(_bytes, parts))
 
     def rows(self, head: int) -> bytes:
@@ -482,10 +487,10 @@ class Overview:
         The mean weight within one position of the query's own; NaN unless queries and keys are as many.
     row_max, bare_max, row_entropy : Tensor (H, L)
         The largest weight of each row, with and without sinks, and its entropy in nats.
-    counts : Tensor (rows,)
-        How many keys a query of each row of a thumbnail sees, on average.
+    spans : Tensor (3, rows)
+        The first key that queries of each row of a thumbnail see, the one after the last, and their mean number.
     spread : Tensor (H, rows) of uint8
-        The mean entropy of each row of a thumbnail, in 255ths of the logarithm of ``counts``.
+        The mean entropy of each row of a thumbnail, in 255ths of the logarithm of the number of keys.
     thumbnails : Tensor (H, rows, cols) of uint8
         The largest weights of the blocks of a thumbnail, as :func:`codes`.
     pooled : Tensor (H, rows, cols) of uint8
@@ -499,7 +504,7 @@ class Overview:
     row_max: Tensor
     bare_max: Tensor
     row_entropy: Tensor
-    counts: Tensor
+    spans: Tensor
     spread: Tensor
     thumbnails: Tensor
     pooled: Tensor
@@ -527,7 +532,7 @@ def pooled_block(length: int) -> int:
 
 def overview(
     rows: Callable[[int, int], Tensor], shape: tuple[int, int, int], hidden: Sequence[Sequence[int]],
-    counts: Callable[[], Tensor | None] = lambda: None,
+    seen: Callable[[], Tensor | None] = lambda: None,
 ) -> Overview:  # fmt: skip
     """Read a layer's matrices once, some rows at a time.
 
@@ -539,8 +544,8 @@ def overview(
         H, L and S.
     hidden : sequence of sequences of int
         For each head, the keys that are sinks, sorted.
-    counts : callable
-        Returns how many keys each query sees (L,), or None if it sees all.
+    seen : callable
+        Returns the first key that each query sees, the one after its last, and how many it sees (3, L); None if all.
     """
     H, L, S = shape
     size, small = (pooled_block(L), pooled_block(S)), (thumbnail_block(L), thumbnail_block(S))
@@ -569,31 +574,42 @@ def overview(
         if large:
             _fold(pooled, first, size, weights)
     diagonal /= max(L, 1)
-    seen = counts()
-    means, spread = _spread(row_entropy, torch.full((L,), S) if seen is None else seen.cpu(), thumbnails.shape[1])
+    spans, spread = _spread(row_entropy, _all_of(L, S) if (some := seen()) is None else some.cpu(), thumbnails.shape[1])
     return Overview(
-        row_entropy.sum(1) / max(L, 1), diagonal, row_max, bare_max, row_entropy, means, spread,
+        row_entropy.sum(1) / max(L, 1), diagonal, row_max, bare_max, row_entropy, spans, spread,
         codes(thumbnails), codes(pooled), tuple(map(codes, sinks)),
     )  # fmt: skip
 
 
-def _spread(entropy: Tensor, counts: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the mean number of keys that queries see in each row of a thumbnail, and the share of evenness (H, rows).
+def _all_of(L: int, S: int) -> Tensor:
+    """Return the first key, the one after the last, and the number of keys (3, L) of queries that see all."""
+    return torch.tensor([0, S, S])[:, None].expand(3, L)
+
+
+def _spread(entropy: Tensor, seen: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return which keys queries see in each row of a thumbnail (3, rows), and how even they are (H, rows).
 
     Parameters
     ----------
     entropy : Tensor (H, L)
-    counts : Tensor (L,)
+    seen : Tensor (3, L)
+        The first key that each query sees, the one after its last, and how many it sees.
     rows : int
     """
-    L = len(counts)
+    L = seen.shape[1]
     if L == 0:
-        return counts, torch.zeros(len(entropy), 0, dtype=torch.uint8)
+        return torch.zeros(3, 0), torch.zeros(len(entropy), 0, dtype=torch.uint8)
     at = torch.arange(L) // -(-L // rows)
+    starts, stops, counts = seen.float()
     share = (entropy / counts.clamp_min(2).log()).clamp(0, 1)
     size = torch.bincount(at, minlength=rows)
     spread = torch.zeros(len(entropy), rows).index_add(1, at, share) / size
-    return torch.bincount(at, counts, minlength=rows) / size, (255 * spread).round().to(torch.uint8)
+    found = torch.stack([
+        torch.zeros(rows).scatter_reduce(0, at, starts, "amin", include_self=False),
+        torch.zeros(rows).scatter_reduce(0, at, stops, "amax", include_self=False),
+        torch.zeros(rows).index_add(0, at, counts) / size,
+    ])  # fmt: skip
+    return found, (255 * spread).round().to(torch.uint8)
 
 
 def summary_thumbnail(run: AttentionSummary) -> Level:
@@ -613,11 +629,11 @@ def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequenc
     sinks = tuple(torch.zeros(base.shape[1], len(columns), dtype=torch.uint8) for columns in hidden)
     entropy, small = run.entropy()[batch].float(), summary_thumbnail(run).max[batch]
     H, L = entropy.shape
-    means, spread = _spread(entropy, torch.full((L,), run.shape[3]), small.shape[1])
+    spans, spread = _spread(entropy, _all_of(L, run.shape[3]), small.shape[1])
     apart = (keys - torch.arange(L)[:, None]).abs() <= 1
     near = (weights * apart).sum((1, 2)) / L if run.shape[3] == L else torch.full((H,), math.nan)
     return Overview(
-        entropy.mean(-1), near, weights.amax(-1), bare, entropy, means, spread, codes(small), codes(base), sinks
+        entropy.mean(-1), near, weights.amax(-1), bare, entropy, spans, spread, codes(small), codes(base), sinks
     )
 
 

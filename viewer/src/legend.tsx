@@ -36,7 +36,7 @@ export function says(scale: Scale, signed: boolean): string {
 export function Legend({ scale, theme, signed, facts, whose, striped, onScale }: Props) {
   const [light, dark] = MASKED[theme];
   return (
-    <div class="legend">
+    <section class="legend" aria-label="Colour scale">
       <label>
         Colour{" "}
         <select aria-label="Scale" value={scale} onChange={(event) => onScale(event.currentTarget.value as Scale)}>
@@ -52,6 +52,6 @@ export function Legend({ scale, theme, signed, facts, whose, striped, onScale }:
       {!signed && <span class="key"><i style={{ background: css(palette(theme, false), shade(0, false)) }} />zero</span>}
       <span class="key"><i style={{ background: `repeating-linear-gradient(135deg, ${light} 0 2px, ${dark} 2px 4px)` }} />{striped}</span>
       <span class="says">{says(scale, signed)}{whose && ` Numbers: ${whose}.`}</span>
-    </div>
+    </section>
   );
 }

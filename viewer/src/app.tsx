@@ -416,9 +416,9 @@ export function App({ page, fetch, address }: Props) {
         whose={open && first && focusRow !== null && facts && !signed && (scale === "even" || scale === "row" || scale === "entropy")
           ? `row “${named(queries, focusRow)}”, ${facts.count.toLocaleString("en")} keys` : ""} />
       {help && (
-        <dl class="help">
-          {KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}
-        </dl>
+        <section class="help" aria-label="Keyboard shortcuts">
+          <dl>{KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}</dl>
+        </section>
       )}
       {failed && <p class="failed" role="alert">{failed}</p>}
       {!open ? (

@@ -122,12 +122,12 @@ export function contents(page: Page): Contents {
     return `layer ${distinct ? own(each) : mine.indexOf(each)}`;
   });
   const named = new Set(kinds.filter((each) => each !== "picture" && each !== "rollout")).size > 1;
-  const items: Item[] = page.heads.map(({ layer, head }) => {
+  const items: Item[] = page.heads.map(({ layer, head, summary }) => {
     const of = page.layers[layer];
     const alone = of.kind === "picture" || of.kind === "rollout";
     const title = alone ? (of.kind === "rollout" ? "rollout" : of.name) : `${title_(layer)}, head ${head}`;
     const short = alone ? title : `${names[layer].replace("layer ", "")}·${head}`;
-    return { layer, head, at: head, title, short, summary: of.summary?.[head] ?? null };
+    return { layer, head, at: head, title, short, summary: summary ?? null };
   });
   function title_(layer: number): string {
     const { record, run } = page.layers[layer];

@@ -73,7 +73,6 @@ export interface Layer {
   thumbnail: [number, number];
   /** The mean over heads, whose weights follow from theirs. */
   mean?: Facts | null;
-  summary?: (Summary | null)[];
 }
 
 export interface Facts {
@@ -89,6 +88,7 @@ export interface Head extends Facts {
   /** Its number among those of the layer. */
   head: number;
   weights: Products | Table | Largest;
+  summary?: Summary;
 }
 
 /** Weights exp(score − lse), computed on demand. */

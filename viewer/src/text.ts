@@ -25,7 +25,7 @@ export function sideOf(text: Text, merged: boolean): Side {
   const [images, places] = pictures(text);
   const of = <T>(each: T[]): T[] => (groups ? groups.map(([first]) => each[first]) : each);
   const special = new Set(text.special);
-  const labels = groups ? text.wordTexts! : patchNames(text.labels ?? text.tokens, places);
+  const labels = groups ? text.wordTexts! : patchNames(text.labels ?? text.tokens, places, images);
   const begins = text.words && new Set(text.words.map(([first]) => first));
   const isSpecial = groups ? groups.flatMap(([first, last], at) => (last === first + 1 && special.has(first) ? [at] : [])) : special;
   const times = text.seconds ? of(text.seconds) : null;
@@ -47,14 +47,16 @@ function pictures(text: Text): [Picture[], (Place | null)[]] {
 }
 
 /** Give patches that are all called the same a number. */
-function patchNames(labels: string[], places: (Place | null)[]): string[] {
+function patchNames(labels: string[], places: (Place | null)[], images: Picture[]): string[] {
   const mine = labels.filter((_, at) => places[at]);
   if (mine.length < 2 || new Set(mine).size > 1) return labels;
   let count = 0;
   return labels.map((label, at) => {
     const place = places[at];
     if (!place) return label;
-    return place.frame === undefined ? `patch ${count++}` : `frame ${place.frame}, patch ${count++}`;
+    const of = place.seconds !== undefined ? `${+place.seconds.toFixed(2)} s, ` : place.frame !== undefined ? `frame ${place.frame}, `
+      : images.length > 1 ? `${images[place.image].name}, ` : "";
+    return `${of}patch ${count++}`;
   });
 }
 

@@ -489,7 +489,16 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
     cells = root.findall(".//*[@shape-rendering='crispEdges']/*")
     assert len(cells) == len(WORDS) ** 2 and {each.tag.rpartition("}")[2] for each in cells} == {"rect"}
     said = [each.text for each in root.iter() if each.tag.endswith("text")]
-    assert {"</script>", "cat", "日本", "A <model>", "queries ↓", "compared with an even split", "masked", "0.1"} <= set(said)
+    assert {
+        "</script>",
+        "cat",
+        "日本",
+        "A <model>",
+        "queries ↓",
+        "compared with an even split",
+        "masked",
+        "0.1",
+    } <= set(said)
     assert any(each.startswith("layer 0, head 0") for each in said)
     assert download.value.suggested_filename.endswith(".svg") and "<" not in download.value.suggested_filename
 

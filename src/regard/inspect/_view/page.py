@@ -435,15 +435,19 @@ def _bytes(values: Tensor, dtype: torch.dtype | None = None) -> bytes:
 
 
 def _text(text: Text) -> dict[str, Any]:
-    image = None
+    image, placed = None, set()
     if (patches := text.patches) is not None:
         source = f"data:{patches.media_type};base64,{base64.b64encode(patches.image).decode()}"
         image = {"source": source, "rows": patches.rows, "cols": patches.cols, "first": patches.first}
-    return {"tokens": list(text.tokens), "special": list(text.special), "image": image} | _words(text)
+        placed = set(range(patches.first, patches.first + patches.rows * patches.cols))
+    return {"tokens": list(text.tokens), "special": list(text.special), "image": image} | _words(text, placed)
 
 
-def _words(text: Text) -> dict[str, Any]:
-    """Return how tokens read without their tokenizer's marks, and the words that they form; nothing without marks."""
+def _words(text: Text, placed: set[int]) -> dict[str, Any]:
+    """Return how tokens read without their tokenizer's marks, and the words that they form; nothing without marks.
+
+    Patches of an image (``placed``) stay apart.
+    """
     tokens = [each.encode(errors="replace").decode() for each in text.tokens]
     scheme = scheme_of(tokens)
     if scheme == "none":
@@ -453,15 +457,11 @@ def _words(text: Text) -> dict[str, Any]:
     alone = {each: words_of([each], scheme)[1][0] for each in set(tokens)}
     labels = [each if "�" in alone[each] else alone[each] for each in tokens]
     groups, words = words_of(tokens, scheme)
-    if text.patches is not None:  # patches stay apart
-        first, count = text.patches.first, text.patches.rows * text.patches.cols
-        apart = [(group, i if first <= i < first + count else -1) for i, group in enumerate(groups)]
-        words = [labels[i] if i >= 0 else words[group] for group, i in dict.fromkeys(apart)]
-        numbers = {each: number for number, each in enumerate(dict.fromkeys(apart))}
-        groups = [numbers[each] for each in apart]
-    first_of = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
-    ranges = [[first, last] for first, last in zip(first_of, [*first_of[1:], len(groups)])]
-    return {"labels": labels, "words": ranges, "wordTexts": words}
+    apart = [(group, i if i in placed else -1) for i, group in enumerate(groups)]
+    starts = [i for i, each in enumerate(apart) if i == 0 or each != apart[i - 1]]
+    ranges = [[first, last] for first, last in zip(starts, [*starts[1:], len(groups)])]
+    texts = [words[groups[first]] if first not in placed else labels[first] for first in starts]
+    return {"labels": labels, "words": ranges, "wordTexts": texts}
 
 
 # An overview of a matrix of any size: the entropy of its rows, and the largest weights of blocks ----------------------

@@ -40,6 +40,14 @@ export abstract class Matrix {
   /** How many keys a query sees. */
   abstract count(row: number): number;
 
+  /** Whether what these rows follow from is there; what is not is requested. */
+  ready(_first: number, _last: number): boolean {
+    return true;
+  }
+
+  /** The most rows that are read for a row of a tile: fewer than there are, where all take too long. */
+  protected read = Infinity;
+
   /** The weights of a query, 0 where masked; not to be written into. */
   row(row: number): Float32Array {
     if (this.#last?.row !== row) {
@@ -87,7 +95,9 @@ export abstract class Matrix {
     const end = Math.min(((down + 1) * TILE) << ups, this.rows);
     const buffer = new Float32Array(Math.max(last - first, 0));
     let work = 0;
-    for (let row = (down * TILE) << ups; row < end; row++) {
+    const step = Math.max((1 << ups) / this.read, 1);
+    for (let row = (down * TILE) << ups; row < end; row += step) {
+      while (!this.ready(row, row + 1)) yield;
       this.fill(row, first, last, buffer);
       if (bare) for (const col of this.sinks) if (col >= first && col < last) buffer[col - first] = NaN;
       const at = ((row >> ups) - down * TILE) * TILE;
@@ -150,7 +160,13 @@ interface Rows {
   /** The first key that a query sees, and the one behind the last. */
   span(row: number): [number, number];
   count(row: number): number;
+  ready?(first: number, last: number): boolean;
 }
+
+/** Rows that share a block of log-sum-exps, where there are several, and that are read for a row of a tile then. */
+const CHUNK = 1024;
+const READ = 4;
+const LARGE = 1 << 28;
 
 async function tableRows(table: Table, { shape: [rows, cols] }: Layer, fetch: Fetch): Promise<Rows> {
   const values = floats(await fetch(table.block), "float16");
@@ -189,25 +205,46 @@ async function largestRows({ count, weights, keys }: Largest, { shape: [, length
 
 async function productRows(given: Products, layer: Layer, fetch: Fetch): Promise<Rows> {
   const { width, scale, softcap } = given;
+  const blocks = Array.isArray(given.lse) ? given.lse : null;
   const [query, key, lse, start, stop] = await Promise.all([
     fetch(given.query).then((bytes) => floats(bytes, given.format)),
     fetch(given.key).then((bytes) => floats(bytes, given.format)),
-    fetch(given.lse).then((bytes) => floats(bytes, "float32")),
+    Array.isArray(given.lse) ? new Float32Array(layer.shape[0]).fill(NaN) : fetch(given.lse).then((bytes) => floats(bytes, "float32")),
     fetch(given.start).then(integers),
     fetch(given.stop).then(integers),
   ]);
   const cols = layer.shape[1];
-  const weight = (row: number, col: number): number => {
-    if (col < start[row] || col >= stop[row]) return NaN;
+  const requested = new Set<number>();
+  /** Request the log-sum-exps of a row's chunk; return whether they are there. */
+  const known = (row: number): boolean => {
+    const chunk = Math.floor(row / CHUNK);
+    if (blocks && !requested.has(chunk)) {
+      requested.add(chunk);
+      fetch(blocks[chunk]).then((bytes) => lse.set(floats(bytes, "float32"), chunk * CHUNK), () => requested.delete(chunk));
+    }
+    return !blocks || lse[row] === lse[row];
+  };
+  const scored = (row: number, col: number): number => {
     let score = 0;
     for (let e = 0, q = row * width, k = col * width; e < width; e++) score += query[q + e] * key[k + e];
     score *= scale;
-    if (softcap) score = softcap * Math.tanh(score / softcap);
-    return Math.exp(score - lse[row]);
+    return softcap ? softcap * Math.tanh(score / softcap) : score;
+  };
+  const weight = (row: number, col: number): number => {
+    if (col < start[row] || col >= stop[row]) return NaN;
+    if (!known(row)) sum(row);
+    return Math.exp(scored(row, col) - lse[row]);
+  };
+  /** Compute the log-sum-exp of a row that is wanted before its block is there. */
+  const sum = (row: number): void => {
+    const scores = new Float64Array(Math.max(stop[row] - start[row], 0)).map((_, at) => scored(row, start[row] + at));
+    const most = scores.reduce((max, score) => Math.max(max, score), -Infinity);
+    lse[row] = most + Math.log(scores.reduce((total, score) => total + Math.exp(score - most), 0));
   };
   const fill = (row: number, first: number, last: number, into: Float32Array): void => {
     into.fill(NaN, 0, last - first);
     const end = Math.min(last, stop[row]);
+    if (!known(row)) sum(row);
     for (let col = Math.max(first, start[row]); col < end; col++) {
       // Four sums, which the processor can keep apart.
       let a = 0, b = 0, c = 0, d = 0;
@@ -226,7 +263,12 @@ async function productRows(given: Products, layer: Layer, fetch: Fetch): Promise
     }
   };
   const span = (row: number): [number, number] => [start[row], Math.min(stop[row], cols)];
-  return { cost: width / 8 + 1, weight, fill, span, count: (row) => Math.max(Math.min(stop[row], cols) - start[row], 0) };
+  const ready = (first: number, last: number): boolean => {
+    let all = true;
+    for (let row = first; row < last; row++) all = known(row) && all;
+    return all;
+  };
+  return { cost: width / 8 + 1, weight, fill, span, ready: blocks ? ready : undefined, count: (row) => Math.max(Math.min(stop[row], cols) - start[row], 0) };
 }
 
 function meanRows(heads: Weights[]): Rows {
@@ -246,6 +288,7 @@ function meanRows(heads: Weights[]): Rows {
     },
     span: (row) => first.span(row),
     count: (row) => first.count(row),
+    ready: (from, to) => heads.map((head) => head.ready(from, to)).every(Boolean),
   };
 }
 
@@ -292,6 +335,11 @@ export class Weights extends Matrix {
   ) {
     super(rows, cols, signed, sinks, partial);
     this.cost = values.cost;
+    if (values.ready && pooled && rows * cols > LARGE) this.read = READ;
+  }
+
+  override ready(first: number, last: number): boolean {
+    return this.values.ready?.(first, last) ?? true;
   }
 
   weight(row: number, col: number): number {

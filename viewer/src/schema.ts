@@ -96,7 +96,8 @@ export interface Products {
   kind: "products";
   query: number;
   key: number;
-  lse: number;
+  /** One block, or one for each 1,024 queries where computing all takes too long. */
+  lse: number | number[];
   /** First key that a query sees, and the one behind the last (int32). */
   start: number;
   stop: number;

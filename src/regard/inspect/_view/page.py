@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
 from importlib.resources import files
@@ -44,6 +44,9 @@ _EXACT, _LARGEST = 8 << 20, 1 << 24
 _SINK, _SMALL = 0.3, 3
 #: The largest record (bytes) all of whose sequences and runs go into a file.
 _OTHERS = 8 << 20
+#: The largest matrix (pairs) that is read whole for its overview, and how many queries share a block of log-sum-exps
+#: in a larger one.
+_READ, _CHUNK = 1 << 28, 1024
 #: The longest sequence with a rollout when blocks are loaded on demand, and in a file.
 _ROLLED, _ROLLED_INSIDE = 4096, 256
 
@@ -214,11 +217,17 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
         start = torch.where(visible, at, S + 1).amin(-1) - 1
         return torch.stack([start, stop, visible.sum(-1)])
 
-    compute = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
-    lazy = _LazyOverview(compute, partial(_received, run, batch), keys.special, small=min(L, S) <= _SMALL)
-    weights = None if spans is None else _products(data, run, batch, spans)
+    large = spans is not None and L * S > _READ and run.calls[0].sinks is None
+    sampled = _Sampled(run, batch, spans, pooled_block(L)) if spans is not None and large else None
+    weights = None if spans is None else _products(data, run, batch, spans, sampled)
     if weights is None:
         weights = [_table(data, partial(_marked, run, batch, head, masked), run) for head in range(H)]
+    compute: Callable[[list[list[int]]], Overview] = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
+    received: Callable[[], tuple[Tensor, Tensor]] = partial(_received, run, batch)
+    if sampled is not None:
+        compute, received = sampled.overview, sampled.received
+        data.add_note(f"From afar, the largest matrices show one of {sampled.every} queries; zoomed in, they show all.")
+    lazy = _LazyOverview(compute, received, keys.special, small=min(L, S) <= _SMALL)
     _add_whole(data, layer | {"mean": H > 1}, lazy, weights)
 
 
@@ -358,8 +367,80 @@ def _marked(run: AttentionRecord, batch: int, head: int, masked: Callable[[], Te
     return torch.where(hidden[head % len(hidden)] & (weights == 0), -0.0, weights)
 
 
+@dataclass
+class _Sampled:
+    """Some queries of a softmax of dot products that is too large to read whole, evenly spaced."""
+
+    run: AttentionRecord
+    batch: int
+    spans: tuple[Tensor, Tensor]
+    every: int
+
+    @cached_property
+    def key(self) -> Tensor:
+        return self.run.key[self.batch].float()
+
+    @cached_property
+    def query(self) -> Tensor:
+        return torch.cat([each.query[self.batch] for each in self.run.calls], 1)
+
+    def scored(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores (H, n, S) of n queries and their log-sum-exp (H, n)."""
+        call, (G, S, E) = self.run.calls[0], self.key.shape
+        query = self.query[:, at].float() * (1 / math.sqrt(E) if call.scale is None else call.scale)
+        scores = (query.unflatten(0, (G, -1)) @ self.key[:, None].mT).flatten(0, 1)
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        start, stop = (each[at, None] for each in self.spans)
+        keys = torch.arange(S)
+        scores = scores.masked_fill_((keys < start) | (keys >= stop), -math.inf)
+        return scores, scores.logsumexp(-1)
+
+    def lse(self, head: int, first: int) -> bytes:
+        """Return the log-sum-exps of a chunk of a head's queries."""
+        return _bytes(self._chunk(first)[head])
+
+    def _chunk(self, first: int) -> Tensor:
+        if first not in self._chunks:
+            at = torch.arange(first, min(first + _CHUNK, self.query.shape[1]))
+            self._chunks[first] = torch.cat([self.scored(each)[1] for each in at.split(self._step)], 1)
+        return self._chunks[first]
+
+    def __post_init__(self) -> None:
+        self._chunks: dict[int, Tensor] = {}
+        self._step = max(_AT_ONCE // (self.run.shape[1] * self.run.shape[3]), 1)
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self.every // 2, self.query.shape[1], self.every)
+
+    def rows(self, at: Tensor) -> Tensor:
+        """Return the weights of queries (H, n, S), and their mean over heads as the last."""
+        scores, lse = self.scored(at)
+        weights = torch.where(lse.isinf()[..., None], 0.0, (scores - lse[..., None]).exp_())
+        return torch.cat([weights, weights.mean(0, keepdim=True)]) if len(weights) > 1 else weights
+
+    def received(self) -> tuple[Tensor, Tensor]:
+        """Estimate the share of the key that receives most, and which it is, from few queries."""
+        at = self.positions[:: max(len(self.positions) // 256, 1)]
+        total = torch.stack([self.rows(each).sum(1) for each in at.split(self._step)]).sum(0)
+        share, key = (total / len(at)).max(-1)
+        return share, key
+
+    def overview(self, hidden: Sequence[Sequence[int]]) -> Overview:
+        """Return the overview of these queries, each for those around it."""
+        at, (_, H, L, S) = self.positions, self.run.shape
+        starts, stops = (each[at] for each in self.spans)
+        seen = torch.stack([starts, stops, (stops - starts).clamp_min(0)])
+        shape = H + (H > 1), len(at), S
+        found = overview(lambda first, last: self.rows(at[first:last]), shape, hidden, seen=lambda: seen)
+        of = torch.arange(L).div(self.every, rounding_mode="floor").clamp_max(len(at) - 1)
+        names = ("row_max", "bare_max", "row_entropy")
+        return replace(found, **{name: getattr(found, name)[:, of] for name in names})
+
+
 def _products(
-    data: PageData, run: AttentionRecord, batch: int, spans: tuple[Tensor, Tensor]
+    data: PageData, run: AttentionRecord, batch: int, spans: tuple[Tensor, Tensor], sampled: _Sampled | None
 ) -> list[dict[str, Any]] | None:
     """Describe each head by its queries and keys; None if its weights are not exp(score − lse) of dot products."""
     calls = run.calls
@@ -386,13 +467,18 @@ def _products(
             return found
         return torch.logaddexp(found, torch.cat([_sinks(each, batch) for each in calls], 1))
 
+    def lse_at(head: int) -> int | list[int]:
+        if sampled is None:
+            return data.block(lambda: _bytes(lse()[head]))
+        return [data.block(partial(sampled.lse, head, at)) for at in range(0, run.shape[2], _CHUNK)]
+
     span = [data.span(each.int()) for each in spans]
     groups = [data.block(partial(_bytes, run.key[batch, group], dtype)) for group in range(G)]
     return [
         {
             "kind": "products", "key": groups[head * G // H],
             "query": data.block(partial(queries, head)),
-            "lse": data.block(lambda head=head: _bytes(lse()[head])), "start": span[0], "stop": span[1], "width": E,
+            "lse": lse_at(head), "start": span[0], "stop": span[1], "width": E,
             "format": "float32" if dtype == torch.float32 else "float16",
             "scale": 1 / math.sqrt(E) if first.scale is None else float(first.scale),
             "softcap": None if first.softcap is None else float(first.softcap),

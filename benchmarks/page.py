@@ -4,9 +4,9 @@
 
 Chromium without a network opens pages written by :func:`regard.inspect.render_html` or served by ``regard view``. A
 page is open once its grid of heads, or its only matrix, is drawn in full detail; a head, once its matrix is. A step is
-one turn of the wheel or one drag, timed until the resulting frame is drawn. Weights shown under the pointer are compared
-with a float64 softmax of the original queries and keys. BertViz shows random weights for as many heads; the three
-libraries that it would download are served locally.
+one turn of the wheel or one drag, timed until the resulting frame is drawn. Weights shown under the pointer are
+compared with a float64 softmax of the original queries and keys. BertViz shows random weights for as many heads; the
+three libraries that it would download are served locally.
 """
 
 from __future__ import annotations

@@ -189,10 +189,10 @@ export function App({ page, fetch, address }: Props) {
   const tones = useMemo(() => {
     if (!first || !values) return null;
     const used = scale === "entropy" ? "even" : scale;
+    const facts = askedSide === "query" ? first.facts(askedAt, bare) : null;
     return values.map((value, at) => {
-      const row = askedSide === "query" ? askedAt : at;
-      const hidden = bare && first.sinks.has(askedSide === "query" ? at : askedAt);
-      return hidden ? 0 : along(used, value, first.facts(row, bare), signed);
+      const hidden = bare && first.sinks.has(facts ? at : askedAt);
+      return hidden || !value ? 0 : along(used, value, facts ?? first.facts(at, bare), signed);
     });
   }, [first, values, scale, bare]);
   const hidden = first && bare && askedSide === "query" ? first.sinks : null;
@@ -327,8 +327,15 @@ export function App({ page, fetch, address }: Props) {
   const listedSide = askedSide === "query" ? keys : queries;
   const largest = useMemo(() => {
     if (!values) return [];
-    const found = Array.from(values.keys()).filter((at) => values[at] !== 0 && !hidden?.has(at));
-    return found.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, LISTED);
+    const found: number[] = [];
+    for (let at = 0; at < values.length; at++) {
+      const size = Math.abs(values[at]);
+      if (!size || hidden?.has(at) || (found.length === LISTED && size <= Math.abs(values[found[LISTED - 1]]))) continue;
+      const behind = found.findIndex((each) => Math.abs(values[each]) < size);
+      found.splice(behind < 0 ? found.length : behind, 0, at);
+      found.length = Math.min(found.length, LISTED);
+    }
+    return found;
   }, [values, hidden]);
   const hiddenShare = values && hidden ? [...hidden].reduce((sum, at) => sum + values[at], 0) : 0;
   const most = largest.length && values ? Math.abs(values[largest[0]]) : 1;

@@ -17,6 +17,8 @@ interface Props {
   onPin(item: number): void;
 }
 
+/** Items that are laid out at once: around the pinned one, where there are more. */
+const LAID_OUT = 20_000;
 /** Colours below this share of the scale are not drawn. */
 const FAINT = 0.004;
 
@@ -24,34 +26,40 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
   const place = useRef<HTMLDivElement>(null);
   const spans = useRef<HTMLElement[]>([]);
   const painted = useRef<Set<number>>(new Set());
+  const count = side.labels.length;
+  const half = LAID_OUT / 2;
+  const first = count <= LAID_OUT ? 0 : Math.max(Math.min(Math.round(((pinned ?? 0) - half) / half) * half, count - LAID_OUT), 0);
+  const last = Math.min(first + LAID_OUT, count);
   useEffect(() => {
-    const made = side.labels.map((label, at) => {
+    const made: HTMLElement[] = [];
+    const parts = document.createDocumentFragment();
+    for (let at = first; at < last; at++) {
       const span = document.createElement("span");
-      span.textContent = shown(label) || " ";
+      span.textContent = shown(side.labels[at]) || " ";
       span.dataset.token = String(at);
       if (side.places[at]) span.hidden = true;
-      return span;
-    });
-    const parts = made.flatMap((span, at) => [
-      ...(side.spaced[at] && !span.hidden ? [" "] : []), span, ...(span.textContent === "⏎" ? [document.createElement("br")] : []),
-    ]);
-    place.current!.replaceChildren(...parts);
+      if (side.spaced[at] && !span.hidden && at > first) parts.append(" ");
+      parts.append(span);
+      if (span.textContent === "⏎") parts.append(document.createElement("br"));
+      made[at] = span;
+    }
+    place.current!.replaceChildren(parts);
     spans.current = made;
     painted.current = new Set();
-  }, [side]);
+  }, [side, first]);
   useEffect(() => {
     const colors = palette(theme, signed);
     for (const at of painted.current) spans.current[at]?.removeAttribute("style");
     painted.current = new Set();
     if (!tones) return;
-    for (let at = 0; at < spans.current.length; at++) {
+    for (let at = first; at < last; at++) {
       if (!(Math.abs(tones[at]) >= FAINT)) continue;
       const index = shade(tones[at], signed);
       spans.current[at].style.background = css(colors, index);
       spans.current[at].style.color = ink(colors, index);
       painted.current.add(at);
     }
-  }, [side, tones, signed, theme]);
+  }, [side, first, tones, signed, theme]);
   useEffect(() => {
     const span = pinned === null ? null : spans.current[pinned];
     span?.classList.add("pinned");
@@ -59,20 +67,20 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
     if (span && (span.offsetTop < box.scrollTop || span.offsetTop > box.scrollTop + box.clientHeight - 24))
       box.scrollTop = span.offsetTop - box.clientHeight / 2;
     return () => span?.classList.remove("pinned");
-  }, [side, pinned]);
+  }, [side, first, pinned]);
   useEffect(() => {
     for (const at of marked) spans.current[at]?.classList.add("found");
     return () => {
       for (const at of marked) spans.current[at]?.classList.remove("found");
     };
-  }, [side, marked]);
+  }, [side, first, marked]);
   const click = (event: MouseEvent): void => {
     const at = (event.target as HTMLElement).dataset.token;
     if (at !== undefined) onPin(Number(at));
   };
   return (
     <section class="reading">
-      <h2>{heading}</h2>
+      <h2>{heading}{count > LAID_OUT && `: ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")} of ${count.toLocaleString("en")} tokens`}</h2>
       {side.images.length > 0 && (
         <div class="images">
           {side.images.map((image, number) => (
@@ -81,7 +89,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
           ))}
         </div>
       )}
-      <div class="tokens live" ref={place} onClick={click} tabIndex={0} role="group" aria-label={heading} />
+      <div class="tokens live" ref={place} onClick={click} tabIndex={0} role="group" aria-label={heading} dir="auto" />
     </section>
   );
 }

@@ -20,7 +20,7 @@ from transformers import AutoModelForSeq2SeqLM
 import regard
 from regard import masks
 from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, save_html
-from regard.inspect._view.page import HONEST, codes
+from regard.inspect._view.page import HONEST, codes, describe_page
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"0" * 20
@@ -348,3 +348,33 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, inner in pairs:
         yield (*at, key)
         yield from places(inner, (*at, key))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": masks.window(300, 20)}], ids=str)
+def test_a_matrix_too_large_to_read_whole(monkeypatch: pytest.MonkeyPatch, options: dict[str, object]) -> None:
+    """Evenly spaced queries stand for the others; log-sum-exps come in chunks, as exact as ever."""
+    L = 2100
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, heads, L, 8, generator=generator) * 2 for heads in (4, 2))
+    with capture() as record:
+        regard.attention(query, key, key, enable_gqa=True, **options)  # type: ignore[call-overload]
+    monkeypatch.setattr("regard.inspect._view.page._READ", 1000)
+    data = describe_page(record)
+    assert "show one of 2 queries" in data.described["note"]
+    (layer,), heads = data.described["layers"], data.described["heads"]
+    weights = record[0].weights(batch=0)
+    for number, head in enumerate(heads):
+        chunks = head["weights"]["lse"]
+        assert len(chunks) == 3
+        lse = np.concatenate([np.frombuffer(data.blocks[each](), "<f4") for each in chunks])
+        assert np.allclose(lse, record[0].lse()[0, number].numpy(), atol=1e-4)
+        at = torch.arange(1, L, 2)
+        rows = np.frombuffer(data.blocks[head["rows"]](), "<f2").reshape(3, L)
+        assert np.allclose(rows[0, 1::2], weights[number, at].amax(-1), rtol=2**-9, atol=1e-6)
+        assert (rows[:, 0::2] == rows[:, 1::2]).all()
+        assert head["pooled"]["size"] == [2, 2]
+        blocks = np.frombuffer(data.blocks[head["pooled"]["blocks"]](), np.uint8).reshape(L // 2, L // 2)
+        expected = weights[number, at].unflatten(1, (-1, 2)).amax(-1).numpy()
+        assert np.allclose(decoded(blocks), expected, rtol=0.035, atol=2.0**-24)
+    mean = np.frombuffer(data.blocks[layer["mean"]["rows"]](), "<f2").reshape(3, L)
+    assert np.allclose(mean[0, 1::2], weights.mean(0)[1::2].amax(-1), rtol=2**-9, atol=1e-6)

@@ -191,8 +191,12 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at
     if isinstance(run, AttentionSummary):
-        compute = partial(summary_overview, run, batch)
-        lazy = _LazyOverview(compute, partial(_received, run, batch), keys.special, small=min(L, S) <= _SMALL)
+        lazy = _LazyOverview(
+            partial(summary_overview, run, batch),
+            partial(_received, run, batch),
+            keys.special,
+            small=min(L, S) <= _SMALL,
+        )
         thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
         _add_heads(data, layer, lazy, _largest(data, run, batch), thumbnail, (size, size), is_pooled=True)
         return
@@ -222,7 +226,7 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
     weights = None if spans is None else _products(data, run, batch, spans, sampled)
     if weights is None:
         weights = [_table(data, partial(_marked, run, batch, head, masked), run) for head in range(H)]
-    compute: Callable[[list[list[int]]], Overview] = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
+    compute: Callable[[Sequence[Sequence[int]]], Overview] = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
     received: Callable[[], tuple[Tensor, Tensor]] = partial(_received, run, batch)
     if sampled is not None:
         compute, received = sampled.overview, sampled.received
@@ -263,7 +267,7 @@ def _add_alignment(data: PageData, alignment: Alignment) -> None:
 class _LazyOverview:
     """A layer's overview and its sinks, computed on first use."""
 
-    compute: Callable[[list[list[int]]], Overview]
+    compute: Callable[[Sequence[Sequence[int]]], Overview]
     find_received: Callable[[], tuple[Tensor, Tensor]]
     special: tuple[int, ...]
     small: bool = False
@@ -385,14 +389,14 @@ class _Sampled:
         return torch.cat([each.query[self.batch] for each in self.run.calls], 1)
 
     def scored(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores (H, n, S) of n queries and their log-sum-exp (H, n)."""
-        call, (G, S, E) = self.run.calls[0], self.key.shape
+        """Return the scores (H, n, s) of n queries, up to the last key that they see, and their log-sum-exp (H, n)."""
+        call, (G, _, E) = self.run.calls[0], self.key.shape
+        start, stop = (each[at, None] for each in self.spans)
+        keys = torch.arange(int(stop.max()))
         query = self.query[:, at].float() * (1 / math.sqrt(E) if call.scale is None else call.scale)
-        scores = (query.unflatten(0, (G, -1)) @ self.key[:, None].mT).flatten(0, 1)
+        scores = (query.unflatten(0, (G, -1)) @ self.key[:, None, : len(keys)].mT).flatten(0, 1)
         if call.softcap is not None:
             scores = call.softcap * torch.tanh(scores / call.softcap)
-        start, stop = (each[at, None] for each in self.spans)
-        keys = torch.arange(S)
         scores = scores.masked_fill_((keys < start) | (keys >= stop), -math.inf)
         return scores, scores.logsumexp(-1)
 
@@ -418,6 +422,7 @@ class _Sampled:
         """Return the weights of queries (H, n, S), and their mean over heads as the last."""
         scores, lse = self.scored(at)
         weights = torch.where(lse.isinf()[..., None], 0.0, (scores - lse[..., None]).exp_())
+        weights = F.pad(weights, (0, self.key.shape[1] - weights.shape[-1]))
         return torch.cat([weights, weights.mean(0, keepdim=True)]) if len(weights) > 1 else weights
 
     def received(self) -> tuple[Tensor, Tensor]:

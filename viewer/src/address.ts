@@ -16,7 +16,7 @@ export const hash: Address = {
   write(state) {
     const text = new URLSearchParams(state).toString();
     // A frame without an address of its own has none to keep a state in.
-    if (location.protocol === "about:" || text === location.hash.slice(1)) return;
+    if (!/^(https?|file):$/.test(location.protocol) || text === location.hash.slice(1)) return;
     history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
   },
   listen(changed) {

@@ -357,7 +357,8 @@ export function App({ page, fetch, address }: Props) {
     const like = contents.ofLayer(layers.find((at) => page.layers[at].number === number) ?? layers[0]);
     choose(like.find((at) => items[at].head === items[chosen].head) ?? like[0]);
   };
-  const explained = isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
+  const explained = signed && subtract ? "Each cell is the weight in the first minus that in the second."
+    : isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
     : layer.kind === "rollout" ? layer.name
     : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. A row adds up to 1."
     : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. A row adds up to 1.";

@@ -116,7 +116,8 @@ export function Grid(props: Props) {
 /** Return heads in the chosen order, under headings, each with its label. */
 function ranked({ page, contents, overviews, order, chosen }: Props, shown: number[]): [string, [number, string][]][] {
   const of = contents.items[chosen];
-  const found = shown.flatMap((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null)).map((at) => {
+  const layers = shown.filter((layer) => page.layers[layer].kind !== "rollout");
+  const found = layers.flatMap((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null)).map((at) => {
     const item = contents.items[at];
     const [value, says] = score(order, page, item, overviews[item.layer], of, overviews[of.layer]);
     return { at, value, says: `${item.short} ${says}`, group: item.summary?.label ?? "no summary" };

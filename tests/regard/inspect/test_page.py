@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 import regard
 from regard import masks
-from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, save_html
+from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, rollout, save_html
 from regard.inspect._view.page import HONEST, codes, describe_page
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
@@ -378,3 +378,57 @@ def test_a_matrix_too_large_to_read_whole(monkeypatch: pytest.MonkeyPatch, optio
         assert np.allclose(decoded(blocks), expected, rtol=0.035, atol=2.0**-24)
     mean = np.frombuffer(data.blocks[layer["mean"]["rows"]](), "<f2").reshape(3, L)
     assert np.allclose(mean[0, 1::2], weights.mean(0)[1::2].amax(-1), rtol=2**-9, atol=1e-6)
+
+
+def test_masked_pairs_differ_from_weights_of_zero() -> None:
+    gaps = torch.arange(81).view(9, 9) % 3 > 0
+    page = Page(str(attended(attn_mask=gaps, normalizer="sparsemax").to_html()))
+    for head in page.heads():
+        values = np.frombuffer(page.block(head["weights"]["block"]), "<f2").reshape(9, 9)
+        assert (np.signbit(values) == ~gaps.numpy()).all() and (values[gaps.numpy()] == 0).any()
+    grid = page.overview(0)
+    assert (grid["counts"] == gaps.sum(1).numpy()).all()
+    page = Page(str(attended(L=96, S=96, attn_mask=masks.window(4, 0)).to_html()))
+    grid, at = page.overview(0), np.arange(0, 96, 2)
+    assert (grid["starts"] == np.maximum(at - 4, 0)).all() and (grid["stops"] == at + 2).all()
+    assert (grid["counts"][2:] == 5).all()
+
+
+def test_words_of_a_text() -> None:
+    tokens = ["[CLS]", "un", "##believ", "##able", "!"]
+    (text,) = Page(str(attended(L=5, S=5).describe(tokens).to_html())).described["texts"]
+    assert text["tokens"] == tokens and text["labels"] == ["[CLS]", "un", "believ", "able", "!"]
+    assert text["words"] == [[0, 1], [1, 4], [4, 5]] and text["wordTexts"] == ["[CLS]", "unbelievable", "!"]
+    (text,) = Page(str(attended(L=3, S=3).describe(["a", "##b", "##c"]).to_html())).described["texts"]
+    assert text["wordTexts"] == ["abc"]
+    patches = Text(("Ġa", "x", "x", "b", "c"), (), Patches(PIXEL, 1, 2, 1))
+    (text,) = Page(str(attended(L=5, S=5).describe(patches).to_html())).described["texts"]
+    assert text["words"] == [[0, 1], [1, 2], [2, 3], [3, 5]]  # patches stay apart
+    (text,) = Page(str(attended(L=3, S=3).describe(["The", " un", "able"]).to_html())).described["texts"]
+    assert text["wordTexts"] == ["The", "unable"]
+    (text,) = Page(str(attended(L=2, S=2).describe(["a", "b"]).to_html())).described["texts"]
+    assert not {"labels", "words", "wordTexts"} & set(text)
+
+
+def test_every_sequence_and_run_and_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
+    model = nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False).eval()
+    with capture(model) as record, torch.no_grad():
+        for length in (4, 5):
+            model(torch.randn(3, length, 8))
+    page = Page(render_html(record, batch=1))
+    runs = page.described["runs"]
+    assert [(each["sequence"], each["run"]) for each in runs] == [(1, 1), (1, 0), (0, 1), (2, 1), (0, 0), (2, 0)]
+    for head in page.heads():
+        layer = page.layer(head)
+        expected = record.runs(layer["number"])[runs[layer["run"]]["run"]].weights(
+            batch=runs[layer["run"]]["sequence"], head=head["head"]
+        )
+        assert np.abs(page.weights(head) - expected.numpy()).max() < 1e-6
+    rolled = [head for head in page.described["heads"] if page.layer(head)["kind"] == "rollout"]
+    assert [page.described["runs"][page.layer(head)["run"]]["sequence"] for head in rolled] == [1, 0, 2]
+    assert np.abs(page.weights(rolled[1]) - rollout(record, batch=0).numpy()).max() < 1e-3
+    monkeypatch.setattr("regard.inspect._view.page._OTHERS", 10)
+    alone = Page(render_html(record, batch=1)).described
+    assert len(alone["runs"]) == 1 and "one of 6 sequences and runs" in alone["note"]
+    assert len(describe_page(record).described["runs"]) == 6

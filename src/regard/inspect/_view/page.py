@@ -343,7 +343,7 @@ def _spans(run: AttentionRecord, batch: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _masked(run: AttentionRecord, batch: int) -> Tensor | None:
-    """Return which pairs (H or 1, L, S) are masked; None if the calls do not say."""
+    """Return which pairs (H, L, S) are masked, (1, L, S) if heads share one mask; None if the calls do not say."""
     S, parts = run.shape[3], []
     for call in run.calls:
         if call.given is not None:
@@ -358,6 +358,7 @@ def _masked(run: AttentionRecord, batch: int) -> Tensor | None:
         if call.is_causal:
             hidden = hidden | torch.ones(L, keys, dtype=torch.bool).triu(1)
         parts.append(F.pad(hidden, (call.first, S - call.first - keys), value=True))
+    parts = [each[:1] if bool((each == each[:1]).all()) else each for each in parts]
     heads = max(len(each) for each in parts)
     return torch.cat([each.expand(heads, -1, -1) for each in parts], 1)
 

@@ -117,8 +117,8 @@ function Patches({ image, number, places, tones, signed, theme, pinned, onPin }:
     const context = canvas.current!.getContext("2d")!;
     context.clearRect(0, 0, DETAIL, DETAIL);
     const colors = palette(theme, signed);
-    // The brightest patch is the one with the largest weight; where patches overlap, that is on top.
-    const most = tones ? Math.max(...patches.map((each) => Math.abs(tones[each.at] || 0))) || 1 : 1;
+    // The brightest patch of all images is the one with the largest weight; where patches overlap, that is on top.
+    const most = places.reduce((max, place, at) => (place && tones ? Math.max(max, Math.abs(tones[at] || 0)) : max), 0) || 1;
     const sorted = tones ? [...patches].sort((a, b) => Math.abs(tones[a.at] || 0) - Math.abs(tones[b.at] || 0)) : [];
     for (const { at, x, y, width, height } of sorted) {
       const box = [x, y, width, height].map((each) => each * scale) as [number, number, number, number];

@@ -490,6 +490,22 @@ def test_frames_of_a_video_and_times_of_a_recording(visit, tmp_path: Path) -> No
         assert status(page).startswith("0.06 s (3) → 0.04 s (2): ")
 
 
+def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
+    data = describe_page(record)
+    for number, label in ((1, "previous"), (6, "previous"), (3, "first")):
+        text = f"attends to the {label} token: 0.{number} of its weight"
+        data.described["heads"][number]["summary"] = {"label": label, "score": number / 10, "text": text}
+    with served(data) as address:
+        page = visit(address)
+        page.select_option('[aria-label="Order of heads"]', label="by what heads do")
+        assert page.locator(".grid h2").all_text_contents() == ["first", "previous", "no summary"]
+        second = page.locator(".grid section").nth(1)
+        assert second.locator(".thumbnail span").all_text_contents() == ["0·1 0.10", "1·2 0.60"]
+        second.get_by_label("layer 1, head 2: attends to the previous token").click()
+        page.wait_for_selector(".room canvas[data-state=complete]")
+        assert page.locator(".note").text_content() == "attends to the previous token: 0.6 of its weight"
+
+
 @contextmanager
 def served(data: PageData) -> Iterator[str]:
     with PageServer(data) as server:

@@ -79,7 +79,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
     if (at !== undefined) onPin(Number(at));
   };
   return (
-    <section class="reading">
+    <section class={side.images.length ? "reading shown" : "reading"}>
       <h2>{heading}{count > LAID_OUT && `: ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")} of ${count.toLocaleString("en")} tokens`}</h2>
       {side.images.length > 0 && (
         <div class="images">
@@ -89,7 +89,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
           ))}
         </div>
       )}
-      <div class="tokens live" ref={place} onClick={click} tabIndex={0} role="group" aria-label={heading} dir="auto" />
+      <div class="tokens live" ref={place} onClick={click} tabIndex={0} role="group" aria-label={heading} />
     </section>
   );
 }

@@ -506,6 +506,22 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
         assert page.locator(".note").text_content() == "attends to the previous token: 0.6 of its weight"
 
 
+def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> None:
+    key = torch.zeros(1, 1, 30_000, 4)
+    with capture() as found:
+        F.scaled_dot_product_attention(key[..., :1, :], key, key)
+    page = visit(found.to_html(tmp_path / "a.html"))
+    keys = page.locator(".reading").nth(1)
+    assert keys.locator("h2").text_content() == "Keys: the input: 0 to 19,999 of 30,000 tokens"
+    assert keys.locator("span").count() == 20_000
+    page.keyboard.press("/")
+    page.keyboard.type("29999")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(300)
+    assert "29999 (29999) is pinned as a key" in status(page)
+    assert keys.locator(".pinned").text_content() == "29999"
+
+
 @contextmanager
 def served(data: PageData) -> Iterator[str]:
     with PageServer(data) as server:

@@ -356,6 +356,7 @@ def test_the_address_keeps_the_view(visit, record: Record, tmp_path: Path) -> No
     page.select_option('[aria-label="Scale"]', "log")
     page.locator(".tokens span").nth(4).click()
     page.get_by_label("Hide sinks").check()
+    page.wait_for_url("**hide=sinks**")
     address = page.url
     again = visit(address)
     assert "layer 1, head 1" in again.locator("figcaption").text_content()

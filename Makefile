@@ -13,7 +13,7 @@ DEMO_SECONDS ?= 170
 # The sources of the CPU kernels, which installing compiles.
 KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences demo-time docs numbers site docs-serve gallery notebook viewer viewer-check campaign gpu clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences demo-time docs numbers site docs-serve gallery notebook viewer viewer-check screenshots campaign gpu clean
 
 # What pip is silent about: compiling the kernels is most of an installation once the packages are here.
 define install
@@ -110,6 +110,10 @@ viewer:
 
 viewer-check: viewer
 	git diff --exit-code --stat -- src/regard/inspect/bundle
+
+# The pictures of the page in README and docs, light and dark; needs Chromium.
+screenshots: $(READY)
+	$(BIN)/python -m benchmarks.screenshots
 
 # The teaching notebook, executed where it lies, with its pictures inside. One thread: the same numbers on every run.
 notebook: $(NOTEBOOK_READY)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import regard
-from benchmarks.machine import facts, slug
+from benchmarks.machine import facts
 from benchmarks.measure import loops_for, sample
 from regard import masks, scores
 from regard.engines import TABLE, cost_model

@@ -35,16 +35,30 @@ def written(folder: Path) -> Path:
     return folder / "page.html"
 
 
-def shown(chromium: Any, path: Path, scheme: str) -> Any:
-    """Return the page with a head chosen and a token pinned."""
+def opened(chromium: Any, path: Path, scheme: str) -> Any:
+    """Return the page with its grid of heads."""
     page = chromium.new_page(viewport=SIZE, color_scheme=scheme)
     page.goto(path.as_uri())
-    page.wait_for_selector(".room canvas[data-state=complete]")
-    page.select_option('[aria-label="Order of heads"]', "entropy")
+    page.wait_for_selector(".grid[data-state=complete]")
+    page.wait_for_timeout(300)
+    return page
+
+
+def chosen(page: Any) -> Any:
+    """Open a head, hide sinks, and pin a token."""
     page.locator('[data-head="21"]').click()
+    page.wait_for_selector(".room canvas[data-state=complete]")
     page.get_by_label("Hide sinks").check()
     page.locator(".tokens span").filter(has_text="them").first.click()
+    page.mouse.move(5, 5)
     page.wait_for_timeout(300)
+    return page
+
+
+def compared(page: Any) -> Any:
+    """Show another head beside the chosen one."""
+    page.select_option('[aria-label="Compare with"]', label="layer 1, head 8")
+    page.wait_for_timeout(500)
     return page
 
 
@@ -56,11 +70,11 @@ def main(arguments: list[str]) -> None:
     out = parser.parse_args(arguments).out
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
         path = written(Path(folder))
-        shown(chromium, path, "light").screenshot(path=out / "inspector.png")
-        page = shown(chromium, path, "dark")
-        page.select_option('[aria-label="Compare with"]', "20")
-        page.wait_for_timeout(300)
-        page.screenshot(path=out / "inspector-compared.png")
+        for scheme, ending in (("light", ""), ("dark", "-dark")):
+            page = opened(chromium, path, scheme)
+            page.screenshot(path=out / f"inspector{ending}.png")
+            chosen(page).screenshot(path=out / f"inspector-head{ending}.png")
+            compared(page).screenshot(path=out / f"inspector-compared{ending}.png")
 
 
 if __name__ == "__main__":

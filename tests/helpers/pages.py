@@ -73,13 +73,32 @@ class Page(HTMLParser):
         with np.errstate(over="ignore", invalid="ignore"):
             return np.where(seen, np.exp(scores - lse[:, None]), 0)
 
-    def overview(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Entropies, sinks and thumbnails of a layer's heads."""
+    def heads(self) -> list[dict[str, Any]]:
+        """The heads of layers: without what was computed from all of them."""
+        page = self.described
+        return [head for head in page["heads"] if page["layers"][head["layer"]]["kind"] != "rollout"]
+
+    def rows(self, facts: dict[str, Any]) -> np.ndarray:
+        """The largest weight of each row of a head, the same without sinks, and its entropy."""
+        return np.frombuffer(self.block(facts["rows"]), "<f2").reshape(3, -1).astype(float)
+
+    def overview(self, layer: int) -> dict[str, np.ndarray]:
+        """What the grid shows of a layer's heads and, last, of their mean."""
         described = self.described["layers"][layer]
-        heads = sum(head["layer"] == layer for head in self.described["heads"])
-        block = self.block(described["overview"])
-        thumbnails = np.frombuffer(block[8 * heads :], np.uint8).reshape(heads, *described["thumbnail"])
-        return np.frombuffer(block[: 4 * heads], "<f4"), np.frombuffer(block[4 * heads : 8 * heads], "<i4"), thumbnails
+        heads = sum(head["layer"] == layer for head in self.described["heads"]) + bool(described["mean"])
+        rows, cols = described["thumbnail"]
+        block, found = self.block(described["overview"]), {}
+        for name, kind, count in (
+            ("entropy", "<f4", heads), ("received", "<f4", heads), ("diagonal", "<f4", heads), ("sinks", "<i4", heads),
+            ("starts", "<i4", rows), ("stops", "<i4", rows), ("counts", "<i4", rows), ("spread", "u1", heads * rows),
+            ("thumbnails", "u1", heads * rows * cols),
+        ):  # fmt: skip
+            size = count * np.dtype(kind).itemsize
+            found[name], block = np.frombuffer(block[:size], kind), block[size:]
+        assert not block
+        found["spread"] = found["spread"].reshape(heads, rows)
+        found["thumbnails"] = found["thumbnails"].reshape(heads, rows, cols)
+        return found
 
 
 def decoded(codes: np.ndarray) -> np.ndarray:
@@ -87,12 +106,12 @@ def decoded(codes: np.ndarray) -> np.ndarray:
     return np.where(codes == 0, 0, 2.0 ** ((codes.astype(float) - 1) / 254 * 24 - 24))
 
 
-def pooled(weights: np.ndarray, size: int) -> np.ndarray:
-    """The largest weights of square blocks."""
-    rows, cols = (math.ceil(each / size) for each in weights.shape)
-    padded = np.zeros((rows * size, cols * size))
+def pooled(weights: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The largest weights of blocks."""
+    rows, cols = (math.ceil(each / by) for each, by in zip(weights.shape, size))
+    padded = np.zeros((rows * size[0], cols * size[1]))
     padded[: weights.shape[0], : weights.shape[1]] = weights
-    return padded.reshape(rows, size, cols, size).max((1, 3))
+    return padded.reshape(rows, size[0], cols, size[1]).max((1, 3))
 
 
 def addresses(text: str) -> list[str]:

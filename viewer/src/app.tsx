@@ -1,155 +1,286 @@
-// The page: heads to choose from, one or two matrices, and the text.
+// The page: a grid of heads to choose from, one or two matrices, and the text.
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Address, State } from "./address";
 import type { Fetch } from "./blocks";
 import { Camera } from "./camera";
-import { type Scale, SCALES, type Theme } from "./colors";
-import { savePng, saveSvg } from "./export";
-import { Heads, headTitle } from "./heads";
-import { Difference, load, type Matrix } from "./matrix";
-import { type Overview, Overviews } from "./overview";
+import { along, type RowFacts, type Scale, SCALES, type Theme } from "./colors";
+import { type Figure, savePng, saveSvg } from "./export";
+import { Cell as HeadCell, Grid, type Order, ORDERS } from "./grid";
+import { Legend } from "./legend";
+import { Difference, load, loadMean, type Matrix, Merged, MERGED, type Weights } from "./matrix";
+import { contents as contentsOf, type Overview, Overviews } from "./overview";
 import { Plot } from "./plot";
 import { Reading } from "./reading";
-import type { Head, Page } from "./schema";
-import { label } from "./tokens";
-import type { Cell, View } from "./view";
+import type { Page } from "./schema";
+import { named, type Side, sideOf } from "./text";
+import type { Cell, Pin, View } from "./view";
 
 /** How many of the largest weights are listed. */
 const LISTED = 8;
 
 const KEYS: [string, string][] = [
-  ["arrows", "move the pinned query, or the view"],
+  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view"],
+  ["Escape", "unpin; then back to all heads"],
+  ["k", "pin queries (what a word attends to) or keys (what attends to a word)"],
   ["+ −", "zoom; 0 fits the whole matrix"],
   ["[ ]", "previous or next head"],
   ["{ }", "previous or next layer"],
-  ["/", "search for a token; Enter finds the next match"],
-  ["s", "next scale"],
+  ["/", "search for a token; Enter finds the next match, Escape returns"],
+  ["s", "next colour scale"],
   ["h", "hide special tokens and sinks"],
+  ["w", "whole words or tokens"],
   ["d", "dark mode on or off"],
   ["e E", "save the view as PNG or SVG"],
-  ["Escape", "unpin"],
 ];
 
-export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
-  const [chosen, setChosen] = useState(0);
-  const [compared, setCompared] = useState<number | null>(null);
-  const [subtract, setSubtract] = useState(false);
-  const [scale, setScale] = useState<Scale>(page.layers[0].kind === "picture" ? "absolute" : "row");
+interface Props {
+  page: Page;
+  fetch: Fetch;
+  address: Address;
+}
+
+export function App({ page, fetch, address }: Props) {
+  const contents = useMemo(() => contentsOf(page), [page]);
+  const { items } = contents;
+  const runs = page.runs;
+  const alone = items.length === 1;
+  const initial = useMemo(() => readState(address.read(), page, contents), []);
+  const [open, setOpen] = useState(initial.open || alone);
+  const [chosen, setChosen] = useState(initial.chosen);
+  const [compared, setCompared] = useState<number | null>(initial.compared);
+  const [subtract, setSubtract] = useState(initial.subtract);
+  const [scale, setScale] = useState<Scale>(initial.scale);
+  const [order, setOrder] = useState<Order>(initial.order);
   const [theme, setTheme] = useState<Theme>(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  const [bare, setBare] = useState(false);
-  const [pinned, setPinned] = useState<number | null>(null);
+  const [bare, setBare] = useState(initial.bare);
+  const [merged, setMerged] = useState(initial.merged);
+  const [direction, setDirection] = useState<Pin["side"]>(initial.pinned?.side ?? "query");
+  const [pinned, setPinned] = useState<Pin | null>(initial.pinned);
   const [hovered, setHovered] = useState<Cell | null>(null);
   const [search, setSearch] = useState("");
   const [help, setHelp] = useState(false);
+  const [visited, setVisited] = useState(initial.open);
   const [known, setKnown] = useState<(Overview | null)[]>(() => page.layers.map(() => null));
   const [failed, setFailed] = useState("");
   const camera = useMemo(() => new Camera(), []);
   const views = useRef<(View | null)[]>([null, null]);
   const root = useRef<HTMLDivElement>(null);
   const searched = useRef<HTMLInputElement>(null);
-  const cache = useMemo(() => new Map<number, Promise<Matrix>>(), [page]);
+  const cache = useMemo(() => new Map<number, Promise<Weights>>(), [page]);
   const overviews = useMemo(() => new Overviews(page, fetch), [page, fetch]);
+  const run = page.layers[items[chosen].layer].run;
+  const fail = (error: unknown): void => setFailed(String(error instanceof Error ? error.message : error));
 
   const matrixOf = useCallback(
-    (number: number) => {
+    (number: number): Promise<Weights> => {
       if (!cache.has(number)) {
         if (cache.size > 24) cache.clear();
-        cache.set(number, load(page, page.heads[number], overviews, fetch));
+        const { layer, head } = items[number];
+        const heads = contents.ofLayer(layer).filter((at) => items[at].head !== null);
+        const made = head === null
+          ? Promise.all(heads.map(matrixOf)).then((all) => loadMean(page, layer, all, overviews, fetch))
+          : load(page, page.heads[number], overviews, fetch);
+        cache.set(number, made);
+        made.catch(() => cache.delete(number));
       }
       return cache.get(number)!;
     },
     [page, fetch],
   );
-  const fail = (error: unknown): void => setFailed(String(error instanceof Error ? error.message : error));
   const [matrices, setMatrices] = useState<{ numbers: number[]; all: Matrix[] } | null>(null);
   useEffect(() => {
+    if (!open) return;
     let current = true;
     const numbers = compared === null ? [chosen] : [chosen, compared];
     Promise.all(numbers.map(matrixOf)).then((all) => current && setMatrices({ numbers, all }), fail);
     return () => void (current = false);
-  }, [chosen, compared, matrixOf]);
+  }, [open, chosen, compared, matrixOf]);
 
-  // Load layers one after the other, so that requests for visible data do not wait for all of them.
-  const ready = matrices !== null;
+  // Read the layers of the grid one after the other; behind a matrix, once that is there.
+  const ready = !open || matrices !== null;
   useEffect(() => {
     let current = true;
     const read = async (): Promise<void> => {
-      for (let layer = 0; layer < page.layers.length && current; layer++) {
-        const found = await overviews.of(layer);
-        if (page.blocks === "served" || layer % 16 === 15) await new Promise((done) => setTimeout(done));
-        setKnown((before) => before.map((each, at) => (at === layer ? found : each)));
+      const wanted = contents.sections(run).flatMap((each) => each.layers);
+      const found: [number, Overview][] = [];
+      const show = (): void => setKnown((before) => {
+        const next = [...before];
+        for (const [layer, overview] of found) next[layer] = overview;
+        return next;
+      });
+      for (const layer of wanted) {
+        if (!current) return;
+        found.push([layer, await overviews.of(layer)]);
+        if (page.blocks === "served") show();
       }
+      if (current) show();
     };
     if (ready) read().catch(fail);
     return () => void (current = false);
-  }, [ready, page, overviews]);
+  }, [ready, page, overviews, run]);
 
-  const head = page.heads[matrices ? matrices.numbers[0] : chosen];
-  const other = matrices && matrices.all.length > 1 ? page.heads[matrices.numbers[1]] : null;
-  const layer = page.layers[head.layer];
+  useEffect(() => {
+    const parts: [string, string | false][] = [
+      ["head", (open || chosen !== contents.sections(0)[0].layers.flatMap(contents.ofLayer)[0]) && String(chosen)],
+      ["view", open && !alone && "matrix"], ["compare", compared !== null && String(compared)], ["difference", subtract && "1"],
+      ["scale", scale !== initial.usual && scale], ["order", order !== "layer" && order], ["hide", bare && "sinks"],
+      ["words", merged && "1"], [pinned?.side ?? "query", pinned !== null && String(pinned.at)],
+    ];
+    address.write(Object.fromEntries(parts.filter(([, value]) => value !== false)) as State);
+  }, [open, chosen, compared, subtract, scale, order, bare, merged, pinned]);
+  useEffect(() => address.listen(() => {
+    const state = readState(address.read(), page, contents);
+    setOpen(state.open || alone);
+    setChosen(state.chosen);
+    setCompared(state.compared);
+    setSubtract(state.subtract);
+    setScale(state.scale);
+    setOrder(state.order);
+    setBare(state.bare);
+    setMerged(state.merged);
+    setPinned(state.pinned);
+  }), [page]);
+
+  const current = matrices?.numbers[0] ?? chosen;
+  const item = items[current];
+  const other = matrices && matrices.all.length > 1 ? items[matrices.numbers[1]] : null;
+  const layer = page.layers[item.layer];
+  const isPicture = layer.kind === "picture";
   const same = other !== null && String(layer.shape) === String(page.layers[other.layer].shape);
+  const hasWords = page.texts.some((each) => each.words && each.words.length < each.tokens.length);
+  const small = layer.shape[0] * layer.shape[1] <= MERGED;
+  const whole = merged && hasWords && small;
+  const sides = useMemo(() => new Map<string, Side>(), [page]);
+  const side = (text: number): Side => {
+    const name = `${text}${whole}`;
+    if (!sides.has(name)) sides.set(name, sideOf(page.texts[text], whole));
+    return sides.get(name)!;
+  };
   const shownMatrices = useMemo(() => {
     if (!matrices) return [];
-    if (subtract && same) return [{ matrix: new Difference(matrices.all[0], matrices.all[1]) as Matrix, head }];
-    return matrices.all.map((matrix, i) => ({ matrix, head: page.heads[matrices.numbers[i]] }));
-  }, [matrices, subtract, same]);
+    const made = matrices.all.map((matrix, at) => {
+      const of = page.layers[items[matrices.numbers[at]].layer];
+      const groups = [side(of.queries).groups, side(of.keys).groups];
+      return whole && (groups[0] || groups[1]) ? new Merged(matrix, groups[0], groups[1]) : matrix;
+    });
+    if (subtract && same) return [{ matrix: new Difference(made[0], made[1]) as Matrix, of: item }];
+    return made.map((matrix, at) => ({ matrix, of: items[matrices.numbers[at]] }));
+  }, [matrices, subtract, same, whole]);
   const first = shownMatrices[0]?.matrix ?? null;
-  const queries = page.texts[layer.queries];
-  const keys = page.texts[layer.keys];
+  const signed = first?.signed ?? false;
+  const [queries, keys] = [side(layer.queries), side(layer.keys)];
   const look = useMemo(() => ({ scale, theme, bare }), [scale, theme, bare]);
   const matches = useMemo(() => {
     const wanted = search.trim().toLowerCase();
-    return new Set(wanted ? keys.tokens.flatMap((token, at) => (token.toLowerCase().includes(wanted) ? [at] : [])) : []);
+    return new Set(wanted ? keys.labels.flatMap((label, at) => (label.toLowerCase().includes(wanted) ? [at] : [])) : []);
   }, [search, keys]);
 
-  const row = first && pinned !== null && pinned < first.rows ? pinned : null;
-  const asked = row ?? hovered?.row ?? null;
-  const values = useMemo(() => (first && asked !== null && asked < first.rows ? first.row(asked).slice() : null), [first, asked]);
-  const hidden = first && bare ? first.sinks : null;
+  const fits = (pin: Pin | null): Pin | null =>
+    first && pin && pin.at < (pin.side === "query" ? first.rows : first.cols) ? pin : null;
+  const pin = fits(pinned);
+  const hover = first && hovered && hovered.row < first.rows && hovered.col < first.cols ? hovered : null;
+  const asked = pin ?? (hover && { side: direction, at: direction === "query" ? hover.row : hover.col });
+  const [askedSide, askedAt] = [asked?.side ?? "query", asked?.at ?? -1];
+  const values = useMemo(
+    () => (first && askedAt >= 0 ? (askedSide === "query" ? first.row(askedAt).slice() : first.column(askedAt)) : null),
+    [first, askedSide, askedAt],
+  );
+  const tones = useMemo(() => {
+    if (!first || !values) return null;
+    const used = scale === "entropy" ? "even" : scale;
+    const facts = askedSide === "query" ? first.facts(askedAt, bare) : null;
+    return values.map((value, at) => {
+      const hidden = bare && first.sinks.has(facts ? at : askedAt);
+      return hidden || !value ? 0 : along(used, value, facts ?? first.facts(at, bare), signed);
+    });
+  }, [first, values, scale, bare]);
+  const hidden = first && bare && askedSide === "query" ? first.sinks : null;
 
   const choose = (number: number): void => {
-    const { shape } = page.layers[page.heads[number].layer];
+    const { shape } = page.layers[items[number].layer];
     if (String(shape) !== String(layer.shape)) {
       setPinned(null);
       setHovered(null);
-      camera.fit(shape[0], shape[1], ...plotSize(views.current[0]));
+      const view = views.current[0];
+      if (view) camera.fit(shape[0], shape[1], view.plot.width, view.plot.height);
     }
     setChosen(number);
   };
-  const pin = (at: number | null, col: number | null = null): void => {
-    setPinned(at);
-    if (at !== null) views.current[0]?.reveal(at, col);
+  const enter = (number: number): void => {
+    choose(number);
+    setOpen(true);
+    setVisited(true);
+    root.current?.focus();
+  };
+  const leave = (): void => {
+    if (alone) return;
+    setOpen(false);
+    requestAnimationFrame(() => root.current?.querySelector<HTMLElement>(`[data-head="${chosen}"]`)?.focus());
+  };
+  const setPin = (next: Pin | null): void => {
+    setPinned(next);
+    if (next) views.current[0]?.reveal(next.side === "query" ? next.at : null, next.side === "key" ? next.at : null);
+  };
+  /** Pin a query or a key, or unpin it. */
+  const toggle = (which: Pin["side"], at: number): void => {
+    setDirection(which);
+    setPin(pin?.side === which && pin.at === at ? null : { side: which, at });
+  };
+  const pick = (row: number | null, col: number | null): void => {
+    if (row !== null && (col === null || direction === "query")) toggle("query", row);
+    else if (col !== null) toggle("key", col);
+  };
+  const turn = (to: Pin["side"]): void => {
+    setDirection(to);
+    if (pin) setPin(queries === keys ? { side: to, at: pin.at } : null);
   };
   const step = (by: number, layers: boolean): void => {
-    const count = page.heads.length;
-    let next = (chosen + by + count) % count;
-    if (layers) {
-      const from = page.heads[chosen].layer;
-      while (page.heads[next].layer === from && next !== chosen) next = (next + by + count) % count;
-      const to = page.heads[next].layer;
-      const wanted = page.heads.findIndex((each) => each.layer === to && each.head === head.head);
-      if (wanted >= 0) next = wanted;
+    const all = contents.sections(run).flatMap((each) => each.layers);
+    if (!layers) {
+      const heads = all.flatMap((each) => contents.ofLayer(each));
+      return choose(heads[(heads.indexOf(chosen) + by + heads.length) % heads.length]);
     }
-    choose(next);
+    const to = contents.ofLayer(all[(all.indexOf(items[chosen].layer) + by + all.length) % all.length]);
+    choose(to.find((at) => items[at].head === items[chosen].head) ?? to[0]);
   };
   const nextMatch = (): void => {
     const sorted = [...matches];
-    const after = sorted.find((at) => at > (pinned ?? -1)) ?? sorted[0];
+    const after = sorted.find((at) => at > (pin?.at ?? -1)) ?? sorted[0];
     if (after === undefined) return;
-    if (queries === keys) pin(after);
-    else views.current[0]?.reveal(pinned ?? 0, after);
+    if (!open) enter(chosen);
+    const which = queries === keys ? direction : "key";
+    setDirection(which);
+    setPin({ side: which, at: after });
   };
-  const name = `${page.title} ${headTitle(page, head)}`;
   const live = (): View[] => views.current.filter((view) => view !== null);
+  const titleOf = (of: typeof item): string => (subtract && same ? `${item.title} minus ${other!.title}` : of.title);
+  const striped = first?.partial ? "not among the largest" : bare ? "masked or hidden" : "masked";
+  const focusRow = first && first.rows ? (asked?.side === "query" ? asked.at : hover ? hover.row : first.rows - 1) : null;
+  const facts: RowFacts | null = first && focusRow !== null ? first.facts(focusRow, bare) : null;
+  const figure = (): Figure => ({
+    title: page.title, captions: shownMatrices.map(({ of }) => titleOf(of)), scale, signed, theme, striped,
+    facts: first!.facts(asked?.side === "query" ? asked.at : first!.rows - 1, bare),
+  });
+  const exporting = (save: typeof savePng): void => {
+    if (open && first && first.rows) save(live(), figure());
+  };
 
   const key = (event: KeyboardEvent): void => {
     const target = event.target as HTMLElement;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (target.tagName === "INPUT" || target.tagName === "SELECT") {
-      if (event.key === "Escape") target.blur();
+    if (target.tagName === "INPUT" && (target as HTMLInputElement).type === "search") {
+      if (event.key === "Escape") {
+        event.preventDefault();
+        root.current?.focus();
+      }
       return;
     }
-    const view = views.current[0];
+    if (target.tagName === "SELECT") {
+      if (event.key === "Escape") root.current?.focus();
+      return;
+    }
+    const view = open ? views.current[0] : null;
     const moves: Record<string, [number, number]> = {
       ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0],
     };
@@ -158,115 +289,267 @@ export function App({ page, fetch }: { page: Page; fetch: Fetch }) {
       "+": () => view?.zoom(1.5), "=": () => view?.zoom(1.5), "-": () => view?.zoom(1 / 1.5), "0": () => view?.fit(),
       "[": () => step(-1, false), "]": () => step(1, false), "{": () => step(-1, true), "}": () => step(1, true),
       "/": () => searched.current?.focus(), s: () => setScale(scales[(scales.indexOf(scale) + 1) % scales.length]),
-      h: () => setBare(!bare), d: () => setTheme(theme === "dark" ? "light" : "dark"),
-      e: () => savePng(live(), name), E: () => saveSvg(live(), name), "?": () => setHelp(!help),
-      Escape: () => (help ? setHelp(false) : setPinned(null)),
+      h: () => setBare(!bare), w: () => hasWords && rewrite(), k: () => turn(direction === "query" ? "key" : "query"),
+      d: () => setTheme(theme === "dark" ? "light" : "dark"),
+      e: () => exporting(savePng), E: () => exporting(saveSvg), "?": () => setHelp(!help),
+      Escape: () => (help ? setHelp(false) : open && pin ? setPinned(null) : open && leave()),
     };
     const move = moves[event.key];
-    if (move && row !== null && move[1]) pin(Math.min(Math.max(row + move[1], 0), layer.shape[0] - 1));
-    else if (move) camera.pan(-60 * move[0], -60 * move[1]);
+    if (move && !open) root.current?.querySelector<HTMLElement>('[data-head][tabindex="0"]')?.focus();
+    else if (move && first && pin && move[pin.side === "query" ? 1 : 0]) {
+      const [by, count] = pin.side === "query" ? [move[1], first.rows] : [move[0], first.cols];
+      setPin({ side: pin.side, at: Math.min(Math.max(pin.at + by, 0), count - 1) });
+    } else if (move) camera.pan(-60 * move[0], -60 * move[1]);
     else if (commands[event.key]) commands[event.key]();
     else return;
     event.preventDefault();
   };
-
-  const spoken = (cell: Cell): string => {
-    const [query, token] = [queries.tokens[cell.row] ?? "", keys.tokens[cell.col] ?? ""].map(label);
-    const said = first && cell.row < first.rows && cell.col < first.cols ? first.weight(cell.row, cell.col) : 0;
-    const text = (weight: number): string => (Number.isNaN(weight) ? "not among the largest" : weight.toPrecision(4));
-    const second = !first?.signed && same && matrices ? ` and ${text(matrices.all[1].weight(cell.row, cell.col))}` : "";
-    return `${query} (${cell.row}) → ${token} (${cell.col}): ${text(said)}${second}`;
+  const rewrite = (): void => {
+    setMerged(!merged);
+    setPinned(null);
+    setHovered(null);
   };
+  // What a matrix of another shape shows starts from the whole of it.
+  const shape = first ? `${first.rows} × ${first.cols}` : "";
+  useEffect(() => {
+    if (first) views.current[0]?.fit();
+  }, [shape]);
+
+  const name = (of: Side, at: number) => <bdi>{named(of, at)}</bdi>;
+  const spoken = (cell: Cell) => {
+    const text = (matrix: Matrix): string => {
+      const weight = matrix.weight(cell.row, cell.col);
+      return weight === weight ? weight.toPrecision(4) : matrix.partial ? "not among the largest" : "masked";
+    };
+    const second = !signed && same && shownMatrices[1] ? ` and ${text(shownMatrices[1].matrix)}` : "";
+    return <>{name(queries, cell.row)} ({cell.row}) → {name(keys, cell.col)} ({cell.col}): {first ? text(first) : ""}{second}</>;
+  };
+  const listedSide = askedSide === "query" ? keys : queries;
   const largest = useMemo(() => {
     if (!values) return [];
-    const cols = Array.from(values.keys()).filter((at) => values[at] !== 0 && !hidden?.has(at));
-    return cols.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, LISTED);
+    const found: number[] = [];
+    for (let at = 0; at < values.length; at++) {
+      const size = Math.abs(values[at]);
+      if (!size || hidden?.has(at) || (found.length === LISTED && size <= Math.abs(values[found[LISTED - 1]]))) continue;
+      const behind = found.findIndex((each) => Math.abs(values[each]) < size);
+      found.splice(behind < 0 ? found.length : behind, 0, at);
+      found.length = Math.min(found.length, LISTED);
+    }
+    return found;
   }, [values, hidden]);
+  const hiddenShare = values && hidden ? [...hidden].reduce((sum, at) => sum + values[at], 0) : 0;
+  const most = largest.length && values ? Math.abs(values[largest[0]]) : 1;
 
-  const plain = { signed: first?.signed ?? false, scale, theme, marked: matches };
-  const pinToken = (at: number): void => pin(at === pinned ? null : at);
+  const plain = { signed, theme, marked: matches };
+  const sections = contents.sections(run);
+  const strip = isPicture ? page.heads.map((_, at) => at) : contents.ofLayer(item.layer);
+  const orders = (Object.keys(ORDERS) as Order[]).filter((each) => each !== "label" || items.some((of) => of.summary));
+  const cells = { page, contents, run, overviews: known, scale, theme, order, chosen, compared, visited, onCompare: setCompared };
+  const runName = (at: number): string => {
+    const { record, sequence, name } = runs[at];
+    const parts = [page.records.length > 1 ? page.records[record] : "",
+      runs.some((each) => each.sequence) ? `sequence ${sequence}` : "", name];
+    return parts.filter(Boolean).join(", ");
+  };
+  const changeRun = (to: number): void => {
+    const layers = page.layers.flatMap((each, at) => (each.run === to ? [at] : []));
+    const number = page.layers[items[chosen].layer].number;
+    const like = contents.ofLayer(layers.find((at) => page.layers[at].number === number) ?? layers[0]);
+    choose(like.find((at) => items[at].head === items[chosen].head) ?? like[0]);
+  };
+  const explained = signed && subtract ? "Each cell is the weight in the first minus that in the second."
+    : isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
+    : layer.kind === "rollout" ? layer.name
+    : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. A row adds up to 1."
+    : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. A row adds up to 1.";
   return (
     <div class="app" data-theme={theme} ref={root} tabIndex={-1} onKeyDown={key}>
       <header>
-        <h1>{page.title}</h1>
+        <h1 title={page.title}>{page.title}</h1>
         <div class="tools">
-          <label>
-            Scale{" "}
-            <select aria-label="Scale" value={scale} onChange={(event) => setScale(event.currentTarget.value as Scale)}>
-              {Object.entries(SCALES).map(([value, text]) => <option key={value} value={value}>{text}</option>)}
-            </select>
-          </label>
-          {page.heads.length > 1 && (
+          {runs.length > 1 && (
+            <label>
+              Show{" "}
+              <select aria-label="Sequence and run" value={run} onChange={(event) => changeRun(Number(event.currentTarget.value))}>
+                {runs.map((_, at) => <option key={at} value={at}>{runName(at)}</option>)}
+              </select>
+            </label>
+          )}
+          {!open && !isPicture && (
+            <label>
+              Order{" "}
+              <select aria-label="Order of heads" value={order} onChange={(event) => setOrder(event.currentTarget.value as Order)}>
+                {orders.map((each) => <option key={each} value={each}>{ORDERS[each]}</option>)}
+              </select>
+            </label>
+          )}
+          {open && !alone && (
             <label>
               Compare with{" "}
               <select aria-label="Compare with" value={compared ?? ""}
                 onChange={(event) => setCompared(event.currentTarget.value === "" ? null : Number(event.currentTarget.value))}>
                 <option value="">nothing</option>
-                {page.heads.map((each, at) => <option key={at} value={at}>{headTitle(page, each)}</option>)}
+                {page.layers.map((_, at) => (
+                  <optgroup key={at} label={items[contents.ofLayer(at)[0]].title.replace(/, head.*/, "")}>
+                    {contents.ofLayer(at).map((number) => <option key={number} value={number}>{items[number].title}</option>)}
+                  </optgroup>
+                ))}
               </select>
             </label>
           )}
-          {same && (
+          {open && same && (
             <label><input type="checkbox" checked={subtract} onChange={() => setSubtract(!subtract)} /> Difference</label>
           )}
-          <label title="Special tokens, and the key that receives most of the attention">
-            <input type="checkbox" checked={bare} onChange={() => setBare(!bare)} /> Hide sinks
-          </label>
+          {open && hasWords && (
+            <label title={small ? "The tokens of a word become one: rows averaged, columns added" : "This matrix is too large"}>
+              <input type="checkbox" checked={whole} disabled={!small} onChange={rewrite} /> Whole words
+            </label>
+          )}
+          {open && (
+            <label title="Special tokens, and the key that receives most of the attention">
+              <input type="checkbox" checked={bare} onChange={() => setBare(!bare)} /> Hide sinks
+            </label>
+          )}
           <input ref={searched} type="search" placeholder="Search for a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />
-          {search && <span class="count">{matches.size}</span>}
-          <button type="button" onClick={() => savePng(live(), name)}>PNG</button>
-          <button type="button" onClick={() => saveSvg(live(), name)}>SVG</button>
-          <button type="button" aria-label="Dark mode" onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>◐</button>
+          {search && <span class="count" role="status">{matches.size} found</span>}
+          {open && <button type="button" title="Save the view as a picture" onClick={() => exporting(savePng)}>PNG</button>}
+          {open && <button type="button" title="Save the view as a drawing" onClick={() => exporting(saveSvg)}>SVG</button>}
+          <button type="button" aria-label="Dark mode" aria-pressed={theme === "dark"} onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>◐</button>
           <button type="button" aria-label="Keyboard shortcuts" aria-expanded={help} onClick={() => setHelp(!help)}>?</button>
         </div>
       </header>
+      <Legend scale={scale} theme={theme} signed={open && signed} facts={open ? facts : null} striped={open ? striped : "masked"} onScale={setScale}
+        whose={open && first && focusRow !== null && facts && !signed && (scale === "even" || scale === "row" || scale === "entropy")
+          ? `row “${named(queries, focusRow)}”, ${facts.count.toLocaleString("en")} keys` : ""} />
       {help && (
-        <dl class="help">
-          {KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}
-        </dl>
+        <section class="help" aria-label="Keyboard shortcuts">
+          <dl>{KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}</dl>
+        </section>
       )}
       {failed && <p class="failed" role="alert">{failed}</p>}
-      <div class="body">
-        <Heads page={page} overviews={known} theme={theme} chosen={chosen} compared={compared} onChoose={choose}
-          onCompare={setCompared} />
-        <main class={shownMatrices.length > 1 ? "two" : ""}>
-          {shownMatrices.map(({ matrix, head: of }, at) => (
-            <Plot key={at} matrix={matrix} queries={page.texts[page.layers[of.layer].queries]}
-              keys={page.texts[page.layers[of.layer].keys]} camera={camera} look={look}
-              title={subtract && same ? `${headTitle(page, head)} minus ${headTitle(page, other!)}` : plotTitle(page, of)}
-              pinned={row} hovered={hovered} marked={matches} onHover={setHovered}
-              onPin={(cell) => pin(cell.row === pinned ? null : cell.row)} onView={(view) => void (views.current[at] = view)} />
-          ))}
+      {!open ? (
+        <main class="heads" aria-label="All heads">
+          <p class="lead">
+            {isPicture ? "Each picture shows what every output (row) attends to among the inputs (columns)."
+              : "Each square is one attention head. Its rows are queries, the tokens that look; its columns are keys, the tokens they look at. Dark: much of a row's weight on one key."}{" "}
+            <b>Click one to open it.</b>
+          </p>
+          <Grid {...cells} onChoose={enter} />
         </main>
-        <div class="texts">
-          <output role="status">{hovered ? spoken(hovered) : row !== null ? `${label(queries.tokens[row] ?? "")} (${row}) is pinned` : "Point at a cell; click to pin its query"}</output>
-          <ol class="largest">
-            {largest.map((col) => (
-              <li key={col}><b>{label(keys.tokens[col] ?? "")}</b> <small>{col}</small> <span>{values![col].toFixed(4)}</span></li>
-            ))}
-          </ol>
-          {queries === keys ? (
-            <Reading {...plain} heading="Text" text={keys} values={values} hidden={hidden} pinned={asked} onPin={pinToken} />
-          ) : (
+      ) : (
+        <div class="body">
+          {!alone && (
+            <nav aria-label={isPicture ? "Pictures" : "Heads of this layer"}>
+              <button type="button" class="back" onClick={leave}>‹ All {isPicture ? "pictures" : "heads"}</button>
+                {!isPicture && (
             <>
-              <Reading {...plain} heading={layer.kind === "picture" ? "Output" : "Queries"} text={queries} values={null} hidden={null} pinned={asked} onPin={pinToken} />
-              <Reading {...plain} heading={layer.kind === "picture" ? "Input" : "Keys"} text={keys} values={values} hidden={hidden} pinned={null} onPin={null} />
+              <label>
+                <span class="hidden">Layer </span>
+                <select aria-label="Layer" value={items[chosen].layer} onChange={(event) => {
+                  const to = contents.ofLayer(Number(event.currentTarget.value));
+                  choose(to.find((at) => items[at].head === items[chosen].head) ?? to[0]);
+                }}>
+                  {sections.map((each) => (
+                    <optgroup key={each.title} label={each.title || "Layers"}>
+                      {each.layers.map((at) => <option key={at} value={at}>{page.layers[at].kind === "rollout" ? "rollout" : contents.layerName(at)}</option>)}
+                    </optgroup>
+                  ))}
+                </select>
+              </label>
+              <label>
+                <span class="hidden">Head </span>
+                <select aria-label="Head" value={chosen} onChange={(event) => choose(Number(event.currentTarget.value))}>
+                  {contents.ofLayer(items[chosen].layer).map((at) => (
+                    <option key={at} value={at}>{items[at].head === null ? "mean of heads" : layer.kind === "rollout" ? "all" : `head ${items[at].head}`}</option>
+                  ))}
+                </select>
+              </label>
             </>
           )}
+              <div class={isPicture ? "strip named" : "strip"}>
+                {strip.map((at) => (
+                  <HeadCell {...cells} key={at} at={at} item={items[at]} focused side={36} onChoose={choose}
+                    label={isPicture ? items[at].title : items[at].head === null ? "mean" : String(items[at].head)}
+                    pressed={at === chosen ? "chosen" : at === compared ? "compared" : ""} />
+                ))}
+              </div>
+            </nav>
+          )}
+          <main class={shownMatrices.length > 1 ? "two" : ""} aria-label="Attention weights">
+            {shownMatrices.map(({ matrix, of }, at) => (
+              <Plot key={at} matrix={matrix} queries={side(page.layers[of.layer].queries)} keys={side(page.layers[of.layer].keys)}
+                camera={camera} look={look} title={titleOf(of) + (of.head === null || isPicture || !page.layers[of.layer].name || layer.kind === "rollout" ? "" : ` · ${page.layers[of.layer].name}`)}
+                note={of.summary?.text ?? explained} pinned={pin} hovered={hover} marked={matches} onHover={setHovered} onPick={pick}
+                onView={(view) => void (views.current[at] = view)} />
+            ))}
+          </main>
+          <aside class="texts" aria-label="Text">
+            <output role="status">
+              {hover ? spoken(hover)
+                : pin ? <>{name(pin.side === "query" ? queries : keys, pin.at)} ({pin.at}) is pinned{pin.side === "key" ? " as a key" : ""}</>
+                : "Point at a cell for its weight. Click a word to see what it attends to."}
+            </output>
+            {queries === keys && (
+              <fieldset>
+                <legend class="hidden">A click on a word shows</legend>
+                <label><input type="radio" name="direction" checked={direction === "query"} onChange={() => turn("query")} /> what it attends to</label>
+                <label><input type="radio" name="direction" checked={direction === "key"} onChange={() => turn("key")} /> what attends to it</label>
+              </fieldset>
+            )}
+            <section class="list">
+              <h2>
+                {asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
+                  ? <>“{name(queries, asked.at)}” ({asked.at}) attends to</> : <>“{name(keys, asked.at)}” ({asked.at}) is attended to by</>}
+              </h2>
+              <ol class="largest">
+                {largest.map((at) => (
+                  <li key={at}>
+                    <button type="button" onClick={() => toggle(askedSide === "query" && queries !== keys ? "key" : askedSide === "key" && queries !== keys ? "query" : direction, at)}>
+                      <b><bdi>{named(listedSide, at)}</bdi></b> <small>{at}</small>
+                      <i style={{ width: `${(100 * Math.abs(values![at])) / most}%` }} aria-hidden="true" />
+                      {" "}<span>{values![at].toFixed(4)}</span>
+                    </button>
+                  </li>
+                ))}
+              </ol>
+              {hidden && hidden.size > 0 && values && (
+                <p class="share">Hidden: {[...hidden].slice(0, 4).map((at) => named(keys, at)).join(", ")}{hidden.size > 4 ? " …" : ""}, with {hiddenShare.toFixed(2)} of the weight</p>
+              )}
+            </section>
+            {queries === keys ? (
+              <Reading {...plain} heading="Text" side={keys} tones={tones} pinned={askedAt >= 0 ? askedAt : null}
+                onPin={(at) => toggle(keys.places[at] && keys.places.some((each, i) => !each && !keys.special.has(i)) ? "key" : direction, at)} />
+            ) : (
+              <>
+                <Reading {...plain} heading={layer.kind === "picture" ? "Output" : layer.kind === "cross" ? "Queries: the output" : "Queries"} side={queries}
+                  tones={askedSide === "key" ? tones : null} pinned={askedSide === "query" && askedAt >= 0 ? askedAt : null} onPin={(at) => toggle("query", at)} />
+                <Reading {...plain} heading={layer.kind === "picture" ? "Input" : layer.kind === "cross" ? "Keys: the input" : "Keys"} side={keys}
+                  tones={askedSide === "query" ? tones : null} pinned={askedSide === "key" && askedAt >= 0 ? askedAt : null} onPin={(at) => toggle("key", at)} />
+              </>
+            )}
+          </aside>
         </div>
-      </div>
+      )}
       <footer>{page.note}</footer>
     </div>
   );
 }
 
-function plotTitle(page: Page, head: Head): string {
-  const { kind, name } = page.layers[head.layer];
-  return headTitle(page, head) + (kind === "picture" || !name ? "" : ` · ${name}`);
-}
-
-function plotSize(view: View | null): [number, number] {
-  return view ? [view.plot.width, view.plot.height] : [600, 600];
+/** Return what an address says to show; what it does not say, or says wrongly, is as usual. */
+function readState(state: State, page: Page, contents: ReturnType<typeof contentsOf>) {
+  const number = (text: string | undefined, below: number): number | null =>
+    text !== undefined && /^\d+$/.test(text) && Number(text) < below ? Number(text) : null;
+  const count = contents.items.length;
+  const usual: Scale = page.layers[0].kind === "picture" ? "absolute" : "even";
+  const first = contents.sections(0)[0].layers.flatMap(contents.ofLayer)[0];
+  const most = Math.max(...page.texts.map((each) => each.tokens.length));
+  const [query, key] = [number(state.query, most), number(state.key, most)];
+  return {
+    open: state.view === "matrix", chosen: number(state.head, count) ?? first, compared: number(state.compare, count),
+    subtract: state.difference === "1", usual, scale: state.scale in SCALES ? (state.scale as Scale) : usual,
+    order: state.order in ORDERS ? (state.order as Order) : "layer" as Order, bare: state.hide === "sinks", merged: state.words === "1",
+    pinned: query !== null ? { side: "query", at: query } as Pin : key !== null ? { side: "key", at: key } as Pin : null,
+  };
 }

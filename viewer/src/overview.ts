@@ -1,18 +1,29 @@
-// An overview of a layer's heads.
+// What the grid shows of each head, and how layers and heads are named and arranged.
 
-import { type Fetch, floats, integers } from "./blocks";
-import type { Page } from "./schema";
+import { DECODED, type Fetch, floats, integers } from "./blocks";
+import type { RowFacts } from "./colors";
+import type { Layer, Page, Summary } from "./schema";
 
+/** A layer's heads, and their mean as the last of them. */
 export interface Overview {
   /** The mean entropy of each head's rows, in nats. */
   entropy: Float32Array;
+  /** The share of all attention that one key receives at most, and that within one position of the query's own. */
+  received: Float32Array;
+  diagonal: Float32Array;
   /** The key that takes most of the attention of most queries, of each head; −1 where there is none. */
   sinks: Int32Array;
-  /** Codes of the heads' thumbnails, one behind the other. */
+  /** The first key that queries of each row of a thumbnail see, the one behind the last, and their mean number. */
+  starts: Int32Array;
+  stops: Int32Array;
+  counts: Int32Array;
+  /** How evenly the rows of thumbnails are spread, in 255ths. */
+  spread: Uint8Array;
+  /** Codes of the thumbnails, one behind the other. */
   thumbnails: Uint8Array;
 }
 
-/** Overviews of a page's layers, each of which is asked for once. */
+/** Overviews of a page's layers, each of which is requested once. */
 export class Overviews {
   #known = new Map<number, Promise<Overview>>();
 
@@ -28,13 +39,130 @@ export class Overviews {
     return found;
   }
 
-  async #read(layer: number): Promise<Overview> {
-    const bytes = await this.fetch(this.page.layers[layer].overview);
-    const heads = this.page.heads.filter((each) => each.layer === layer).length;
+  async #read(number: number): Promise<Overview> {
+    const layer = this.page.layers[number];
+    const bytes = await this.fetch(layer.overview);
+    const heads = this.page.heads.filter((each) => each.layer === number).length + (layer.mean ? 1 : 0);
+    const [rows] = layer.thumbnail;
+    let at = 0;
+    const next = (size: number): Uint8Array => bytes.slice(at, (at += size));
+    const [entropy, received, diagonal] = [0, 0, 0].map(() => floats(next(4 * heads), "float32"));
+    const sinks = integers(next(4 * heads));
+    const [starts, stops, counts] = [0, 0, 0].map(() => integers(next(4 * rows)));
     return {
-      entropy: floats(bytes.slice(0, 4 * heads), "float32"),
-      sinks: integers(bytes.slice(4 * heads, 8 * heads)),
-      thumbnails: bytes.subarray(8 * heads),
+      entropy, received, diagonal, sinks, starts, stops, counts,
+      spread: next(heads * rows), thumbnails: bytes.subarray(at),
     };
   }
+}
+
+/** Return the codes of a head's thumbnail, and what colours of its rows follow from. */
+export function thumbnail(layer: Layer, overview: Overview, head: number): { codes: Uint8Array; facts: RowFacts[] } {
+  const [rows, cols] = layer.thumbnail;
+  const codes = overview.thumbnails.subarray(head * rows * cols, (head + 1) * rows * cols);
+  const facts = Array.from({ length: rows }, (_, row) => {
+    let most = 0;
+    for (let at = row * cols; at < (row + 1) * cols; at++) most = Math.max(most, codes[at]);
+    const count = overview.counts[row];
+    return { count, max: DECODED[most], entropy: (overview.spread[head * rows + row] / 255) * Math.log(Math.max(count, 2)) };
+  });
+  return { codes, facts };
+}
+
+/** A head, or the mean of a layer's heads, in the order of the grid: heads first, in the page's order. */
+export interface Item {
+  layer: number;
+  /** Its number among the layer's heads; null for their mean. */
+  head: number | null;
+  /** Its place in the layer's overview. */
+  at: number;
+  title: string;
+  /** A label of a few letters. */
+  short: string;
+  summary: Summary | null;
+}
+
+export interface Section {
+  title: string;
+  layers: number[];
+}
+
+/** What a page shows, with its names. */
+export interface Contents {
+  items: Item[];
+  sections(run: number): Section[];
+  /** What a layer is called in its section. */
+  layerName(layer: number): string;
+  ofLayer(layer: number): number[];
+}
+
+const KINDS: [string, string][] = [
+  ["cross", "Cross-attention: output looks at input"],
+  ["decoder", "Decoder: output looks at output"],
+  ["encoder", "Encoder: input looks at input"],
+];
+
+function section(page: Page, layer: Layer): string {
+  const others = page.layers.some((each) => each.kind === "cross") && layer.kind === "self";
+  return others ? (/decoder/i.test(layer.name) || layer.queries === crossed(page) ? "decoder" : "encoder") : layer.kind;
+}
+
+function crossed(page: Page): number {
+  return page.layers.find((each) => each.kind === "cross")!.queries;
+}
+
+export function contents(page: Page): Contents {
+  const kinds = page.layers.map((each) => section(page, each));
+  const names = page.layers.map((each, at) => {
+    if (each.kind === "picture" || each.kind === "rollout") return each.name;
+    const mine = page.layers.filter((other, i) => other.run === each.run && kinds[i] === kinds[at]);
+    const own = (of: Layer): string | undefined => /(?:^|\.)(\d+)(?=\.|$)/.exec(of.name)?.[1];
+    const distinct = new Set(mine.map(own)).size === mine.length && mine.every((other) => own(other) !== undefined);
+    return `layer ${distinct ? own(each) : mine.indexOf(each)}`;
+  });
+  const named = new Set(kinds.filter((each) => each !== "picture" && each !== "rollout")).size > 1;
+  const items: Item[] = page.heads.map(({ layer, head, summary }) => {
+    const of = page.layers[layer];
+    const alone = of.kind === "picture" || of.kind === "rollout";
+    const title = alone ? (of.kind === "rollout" ? "rollout" : of.name) : `${title_(layer)}, head ${head}`;
+    const short = alone ? title : `${names[layer].replace("layer ", "")}·${head}`;
+    return { layer, head, at: head, title, short, summary: summary ?? null };
+  });
+  function title_(layer: number): string {
+    const { record, run } = page.layers[layer];
+    const one = page.runs.filter((each) => each.record === record).length === 1;
+    const { sequence, name } = page.runs[run];
+    const which = one ? "" : `sequence ${sequence}${name && `, ${name}`}, `;
+    const kind = named ? `${kinds[layer]}${kinds[layer] === "encoder" || kinds[layer] === "decoder" ? "" : "-attention"}, ` : "";
+    return (page.records.length > 1 ? `${page.records[record]}: ` : "") + which + kind + names[layer];
+  }
+  page.layers.forEach((each, layer) => {
+    if (!each.mean) return;
+    const heads = page.heads.filter((head) => head.layer === layer).length;
+    items.push({ layer, head: null, at: heads, title: `${title_(layer)}, mean of ${heads} heads`,
+      short: `${names[layer].replace("layer ", "")}·mean`, summary: null });
+  });
+  const byLayer = new Map<number, number[]>();
+  items.forEach((item, at) => {
+    const others = byLayer.get(item.layer) ?? [];
+    byLayer.set(item.layer, item.head === null ? [at, ...others] : [...others, at]);
+  });
+  return {
+    items,
+    layerName: (layer) => names[layer],
+    ofLayer: (layer) => byLayer.get(layer)!,
+    sections(run) {
+      const found = new Map<string, number[]>();
+      page.layers.forEach((each, at) => {
+        if (each.run === run || each.kind === "picture") found.set(kinds[at], [...(found.get(kinds[at]) ?? []), at]);
+      });
+      const rank = (kind: string): number =>
+        kind === "rollout" ? 99 : KINDS.findIndex(([name]) => name === kind) + 1 || 50;
+      return [...found].sort(([a], [b]) => rank(a) - rank(b)).map(([kind, layers]) => ({
+        title: kind === "picture" ? "" : kind === "self" ? (found.size > 1 ? "Self-attention" : "") :
+          kind === "rollout" ? "All layers together" :
+          KINDS.find(([name]) => name === kind)?.[1] ?? kind, layers,
+      }));
+    },
+  };
 }

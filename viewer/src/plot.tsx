@@ -3,23 +3,25 @@
 import { useEffect, useRef } from "preact/hooks";
 import type { Camera } from "./camera";
 import type { Matrix } from "./matrix";
-import type { Text } from "./schema";
+import type { Side } from "./text";
 import type { Look } from "./tiles";
-import { type Cell, View } from "./view";
+import { type Cell, type Pin, View } from "./view";
 
 interface Props {
   title: string;
+  /** What the head does, in words, or what rows and columns are. */
+  note: string;
   matrix: Matrix;
-  queries: Text;
-  keys: Text;
+  queries: Side;
+  keys: Side;
   camera: Camera;
   look: Look;
-  pinned: number | null;
+  pinned: Pin | null;
   hovered: Cell | null;
   marked: Set<number>;
   onHover(cell: Cell | null): void;
-  onPin(cell: Cell): void;
-  /** Told of the view when it is there, and of null when it goes. */
+  onPick(row: number | null, col: number | null): void;
+  /** Gets the view once it is there, and null when it goes. */
   onView(view: View | null): void;
 }
 
@@ -30,9 +32,9 @@ export function Plot(props: Props) {
   latest.current = props;
   const { matrix, queries, keys, camera, look, pinned, hovered, marked } = props;
   useEffect(() => {
-    const made = new View(canvas.current!, camera, matrix, queries.tokens, keys.tokens, latest.current.look, {
+    const made = new View(canvas.current!, camera, matrix, queries, keys, latest.current.look, {
       hover: (cell) => latest.current.onHover(cell),
-      pin: (cell) => latest.current.onPin(cell),
+      pick: (row, col) => latest.current.onPick(row, col),
     });
     view.current = made;
     latest.current.onView(made);
@@ -49,8 +51,9 @@ export function Plot(props: Props) {
   return (
     <figure class="plot">
       <figcaption>{props.title}</figcaption>
+      <p class="note">{props.note}</p>
       <div class="room">
-        <canvas ref={canvas} role="img" aria-label={`Attention weights: ${props.title}`} />
+        <canvas ref={canvas} role="img" aria-label={`Attention weights of ${props.title}: ${matrix.rows} queries, ${matrix.cols} keys`} />
       </div>
     </figure>
   );

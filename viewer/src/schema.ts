@@ -1,41 +1,92 @@
-// What a page is given: src/regard/inspect/page_data.py writes it.
+// The page's data: src/regard/inspect/_view/page.py writes it.
 
-/** A sequence of tokens, and the image whose patches some of them are. */
-export interface Text {
-  tokens: string[];
-  /** Indices of special tokens, such as [CLS]. */
-  special: number[];
-  image: { source: string; rows: number; cols: number; first: number } | null;
+/** A rectangle of an image, in its pixels, that a token stands for. */
+export interface Place {
+  image: number;
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+  /** The frame of a video, and its time. */
+  frame?: number;
+  seconds?: number;
 }
 
-/** A layer, or a picture of its own: what its heads have in common. */
+export interface Picture {
+  name: string;
+  width: number;
+  height: number;
+  /** A data: address. */
+  data: string;
+}
+
+/** A sequence of tokens, and the images or the sound that some of them stand for. */
+export interface Text {
+  tokens: string[];
+  /** Tokens without their tokenizer's marks, if it has any. */
+  labels?: string[];
+  /** Words: their first token and the one behind the last, and what they read. */
+  words?: [number, number][];
+  wordTexts?: string[];
+  /** Indices of special tokens, such as [CLS]. */
+  special: number[];
+  /** Images, and each token's place in them. */
+  images?: Picture[];
+  places?: (Place | null)[];
+  /** When each token begins and ends in a recording, in seconds. */
+  seconds?: ([number, number] | null)[];
+}
+
+/** One sequence of one run of a record. */
+export interface Run {
+  record: number;
+  sequence: number;
+  run: number;
+  name: string;
+}
+
+/** What a head does, in words. */
+export interface Summary {
+  label: string;
+  score: number;
+  text: string;
+}
+
+/** A layer in one run, or a picture of its own: what its heads have in common. */
 export interface Layer {
   record: number;
+  run: number;
   /** Its place in the model. */
   number: number;
   /** Its name in the model, or a picture's title. */
   name: string;
-  kind: "self" | "cross" | "picture";
-  /** Numbers of the texts that queries and keys are of. */
+  kind: string;
+  /** Numbers of the texts of queries and keys. */
   queries: number;
   keys: number;
   shape: [number, number];
-  /** Block of what is known of its heads: entropies (float32), sinks (int32, −1 for none), thumbnails (codes). */
+  /** Block that the grid needs: see overview.ts. */
   overview: number;
   /** Rows and columns of a thumbnail. */
   thumbnail: [number, number];
+  /** The mean over heads, whose weights follow from theirs. */
+  mean?: Facts | null;
+}
+
+export interface Facts {
+  /** Block of each row's largest weight, the same without sinks, and its entropy (float16). */
+  rows: number;
+  /** The largest weights of blocks of cells, down and across, if the matrix is large or only these were recorded. */
+  pooled: { size: [number, number]; blocks: number; sinks: number } | null;
 }
 
 /** One head of a layer: the numbers of its blocks. */
-export interface Head {
+export interface Head extends Facts {
   layer: number;
   /** Its number among those of the layer. */
   head: number;
-  /** Blocks of the largest weight of each row (float32), among all keys and among those that are no sinks. */
-  rowMax: [number, number];
   weights: Products | Table | Largest;
-  /** The largest weights of square blocks of cells, where the matrix is large, or all that there is from afar. */
-  pooled: { size: number; blocks: number; sinks: number } | null;
+  summary?: Summary;
 }
 
 /** Weights exp(score − lse), computed on demand. */
@@ -43,7 +94,8 @@ export interface Products {
   kind: "products";
   query: number;
   key: number;
-  lse: number;
+  /** One block, or one for each 1,024 queries where computing all takes too long. */
+  lse: number | number[];
   /** First key that a query sees, and the one behind the last (int32). */
   start: number;
   stop: number;
@@ -53,7 +105,7 @@ export interface Products {
   softcap: number | null;
 }
 
-/** Weights that have been written out, in float16; those of a difference have signs. */
+/** Weights that have been written out, in float16, −0 where masked; those of a difference have signs. */
 export interface Table {
   kind: "table";
   signed: boolean;
@@ -69,10 +121,11 @@ export interface Largest {
 }
 
 export interface Page {
-  version: 1;
+  version: 2;
   title: string;
   note: string;
   records: string[];
+  runs: Run[];
   texts: Text[];
   layers: Layer[];
   heads: Head[];

@@ -1,7 +1,7 @@
 // Tiles of a matrix: computed a little in each frame, nearest first, and kept as pictures.
 
-import { along, palette, shade, type Scale, type Theme } from "./colors";
-import { type Matrix, TILE } from "./matrix";
+import { along, palette, type RowFacts, type Scale, shade, type Theme } from "./colors";
+import { type Levels, type Matrix, TILE } from "./matrix";
 
 /** Milliseconds of a frame in which tiles are computed, and how many are kept. */
 const SLICE = 8;
@@ -16,7 +16,7 @@ export interface Look {
 
 interface Wanted {
   key: string;
-  level: number;
+  levels: Levels;
   down: number;
   across: number;
   distance: number;
@@ -28,10 +28,11 @@ export class Tiles {
   #running: { key: string; steps: Generator<void, Float32Array> } | null = null;
   #wanted: Wanted[] = [];
   #scheduled = false;
-  readonly top: number;
+  /** The levels at which one tile holds the whole matrix. */
+  readonly top: Levels;
 
   constructor(readonly matrix: Matrix, private look: Look, private readonly changed: () => void) {
-    this.top = Math.max(0, Math.ceil(Math.log2(Math.max(matrix.rows, matrix.cols) / TILE)));
+    this.top = [matrix.rows, matrix.cols].map((each) => Math.max(0, Math.ceil(Math.log2(each / TILE)))) as Levels;
   }
 
   setLook(look: Look): void {
@@ -49,35 +50,37 @@ export class Tiles {
   }
 
   /** Ask for tiles of a level; what was asked for before and is not begun is forgotten. */
-  want(level: number, downs: [number, number], acrosses: [number, number]): void {
+  want(levels: Levels, downs: [number, number], acrosses: [number, number]): void {
     const middle = [(downs[0] + downs[1] - 1) / 2, (acrosses[0] + acrosses[1] - 1) / 2];
     this.#wanted = [];
     for (let down = downs[0]; down < downs[1]; down++)
       for (let across = acrosses[0]; across < acrosses[1]; across++) {
-        const key = `${level}/${down}/${across}`;
+        const key = `${levels}/${down}/${across}`;
         const distance = Math.hypot(down - middle[0], across - middle[1]);
-        if (!this.#values.has(key)) this.#wanted.push({ key, level, down, across, distance });
+        if (!this.#values.has(key)) this.#wanted.push({ key, levels, down, across, distance });
       }
     this.#wanted.sort((a, b) => b.distance - a.distance);
     if (this.#running && !this.#wanted.some((each) => each.key === this.#running!.key)) this.#running = null;
     this.#schedule();
   }
 
-  /** Draw a tile into a square, or the part of a coarser one that covers it; nothing where none is there yet. */
-  draw(context: CanvasRenderingContext2D, level: number, down: number, across: number, x: number, y: number, side: number): void {
-    for (let up = 0; level + up <= this.top; up++) {
-      const picture = this.#picture(level + up, down >> up, across >> up);
+  /** Draw a tile into a rectangle, or the part of a coarser one that covers it; nothing where none is there yet. */
+  draw(context: CanvasRenderingContext2D, levels: Levels, down: number, across: number, box: [number, number, number, number]): void {
+    const [ups, wides] = [0, 1].map((side) => Math.max(this.top[side] - levels[side], 0));
+    for (let up = 0; up <= Math.max(ups, wides); up++) {
+      const [high, wide] = [Math.min(up, ups), Math.min(up, wides)];
+      const picture = this.#picture([levels[0] + high, levels[1] + wide], down >> high, across >> wide);
       if (!picture) continue;
-      const part = TILE / 2 ** up;
-      const left = (across - ((across >> up) << up)) * part;
-      const top = (down - ((down >> up) << up)) * part;
-      context.drawImage(picture, left, top, part, part, x, y, side, side);
+      const [height, width] = [TILE / 2 ** high, TILE / 2 ** wide];
+      const left = (across - ((across >> wide) << wide)) * width;
+      const top = (down - ((down >> high) << high)) * height;
+      context.drawImage(picture, left, top, width, height, ...box);
       return;
     }
   }
 
-  #picture(level: number, down: number, across: number): HTMLCanvasElement | null {
-    const key = `${level}/${down}/${across}`;
+  #picture(levels: Levels, down: number, across: number): HTMLCanvasElement | null {
+    const key = `${levels}/${down}/${across}`;
     const known = this.#pictures.get(key);
     if (known) return known;
     const values = this.#values.get(key);
@@ -90,20 +93,28 @@ export class Tiles {
     const context = canvas.getContext("2d")!;
     const image = context.createImageData(TILE, TILE);
     const pixels = new Uint32Array(image.data.buffer);
-    const largest = scale === "row" ? this.matrix.rowMax(bare) : null;
-    const size = 1 << level;
     for (let row = 0; row < TILE; row++) {
-      let most = 0;
-      if (largest) {
-        const first = (down * TILE + row) * size;
-        for (let i = first; i < Math.min(first + size, largest.length); i++) most = Math.max(most, largest[i]);
-      }
+      const facts = this.#facts((down * TILE + row) << levels[0], 1 << levels[0], bare);
+      // What is masked stays transparent.
       for (let col = 0, at = row * TILE; col < TILE; col++, at++)
-        pixels[at] = colors[shade(along(scale, values[at], most), signed)];
+        if (values[at] === values[at]) pixels[at] = colors[shade(along(scale, values[at], facts, signed), signed)];
     }
     context.putImageData(image, 0, 0);
     this.#pictures.set(key, canvas);
     return canvas;
+  }
+
+  /** What the colours of some rows that are drawn as one follow from. */
+  #facts(first: number, size: number, bare: boolean): RowFacts {
+    const last = Math.min(first + size, this.matrix.rows);
+    const found = { count: 0, max: 0, entropy: 0 };
+    for (let row = first; row < last; row++) {
+      const { count, max, entropy } = this.matrix.facts(row, bare);
+      found.max = Math.max(found.max, max);
+      found.count += count / (last - first);
+      found.entropy += entropy / (last - first);
+    }
+    return found;
   }
 
   #schedule(): void {
@@ -123,7 +134,7 @@ export class Tiles {
         const next = this.#wanted.pop();
         if (!next) break;
         if (this.#values.has(next.key)) continue;
-        this.#running = { key: next.key, steps: this.matrix.tile(next.level, next.down, next.across, this.look.bare) };
+        this.#running = { key: next.key, steps: this.matrix.tile(next.levels, next.down, next.across, this.look.bare) };
       }
       const step = this.#running.steps.next();
       if (step.done) {

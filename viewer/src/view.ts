@@ -1,14 +1,20 @@
-// A matrix on a canvas: tiles, tokens along its sides, and the cell or the row that is pointed at.
+// A matrix on a canvas: tiles, tokens along its sides, and the cell, row or column that is pointed at.
 
 import type { Camera } from "./camera";
-import { along, css, ink, palette, shade } from "./colors";
-import { type Matrix, TILE } from "./matrix";
-import { label as tokenLabel } from "./tokens";
+import { along, css, ink, MASKED, palette, shade, type Theme } from "./colors";
+import { type Levels, type Matrix, TILE } from "./matrix";
+import { named, type Side } from "./text";
 import { type Look, Tiles } from "./tiles";
 
 export interface Cell {
   row: number;
   col: number;
+}
+
+/** A query or a key that stays chosen. */
+export interface Pin {
+  side: "query" | "key";
+  at: number;
 }
 
 /** A line of text in a picture, turned by an angle. */
@@ -21,16 +27,17 @@ export interface Label {
 }
 
 const FONT = (size: number): string => `${size}px system-ui, sans-serif`;
-/** Least pixels of a cell whose token is written, and whose weight is. */
+/** Least pixels of a cell whose token is written, between labels where not all are, and of a cell with its weight. */
 const READABLE = 9.5;
+const APART = 14;
 const NUMBERED = 34;
-const LEFT = 96;
-const TOP = 84;
+export const LEFT = 96;
+export const TOP = 84;
 
 export class View {
   readonly tiles: Tiles;
   hovered: Cell | null = null;
-  pinned: number | null = null;
+  pinned: Pin | null = null;
   marked: Set<number> = new Set();
   #drawn = 0;
   #ends: (() => void)[] = [];
@@ -39,10 +46,10 @@ export class View {
     readonly canvas: HTMLCanvasElement,
     readonly camera: Camera,
     readonly matrix: Matrix,
-    private readonly queries: string[],
-    private readonly keys: string[],
+    private readonly queries: Side,
+    private readonly keys: Side,
     private look: Look,
-    private readonly events: { hover(cell: Cell | null): void; pin(cell: Cell): void },
+    private readonly events: { hover(cell: Cell | null): void; pick(row: number | null, col: number | null): void },
   ) {
     this.tiles = new Tiles(matrix, look, () => this.refresh());
     this.#ends.push(camera.listen(() => this.refresh()));
@@ -86,11 +93,15 @@ export class View {
   }
 
   zoom(factor: number, x = this.plot.width / 2, y = this.plot.height / 2): void {
-    const least = Math.min(this.plot.width / this.matrix.cols, this.plot.height / this.matrix.rows, 8) / 2;
-    this.camera.zoom(factor, x, y, least);
+    const { width, height } = this.plot;
+    const fitted = [width / Math.max(this.matrix.cols, 1), height / Math.max(this.matrix.rows, 1)];
+    const square = Math.min(...fitted);
+    // Cells that were stretched keep their proportions.
+    const least = (this.camera.scaleX === this.camera.scaleY ? [square, square] : fitted).map((each) => Math.min(each, 8) / 2);
+    this.camera.zoom(factor, x, y, least as [number, number]);
   }
 
-  reveal(row: number, col: number | null): void {
+  reveal(row: number | null, col: number | null): void {
     this.camera.reveal(row, col, this.plot.width, this.plot.height);
   }
 
@@ -106,10 +117,15 @@ export class View {
     });
   }
 
+  /** Colours of the page: paper, ink, soft ink and marks. */
+  colors(): string[] {
+    const style = getComputedStyle(this.canvas);
+    return ["--paper", "--ink", "--soft", "--mark"].map((name) => style.getPropertyValue(name).trim());
+  }
+
   draw(context: CanvasRenderingContext2D): void {
     const { width, height } = this.plot;
-    const style = getComputedStyle(this.canvas);
-    const [paper, text, soft, mark] = ["--paper", "--ink", "--soft", "--mark"].map((name) => style.getPropertyValue(name));
+    const [paper, text, soft, mark] = this.colors();
     context.fillStyle = paper;
     context.fillRect(0, 0, width + LEFT, height + TOP);
     context.save();
@@ -118,21 +134,21 @@ export class View {
     context.clip();
     context.translate(LEFT, TOP);
     this.#drawTiles(context, soft);
-    if (this.camera.scale >= NUMBERED) this.#drawNumbers(context);
+    if (this.#numbered) this.#drawNumbers(context);
     this.#drawMarks(context, mark, text);
     context.restore();
     this.canvas.dataset.state = this.tiles.complete ? "complete" : "drawing";
-    context.font = FONT(12);
     context.textBaseline = "middle";
     context.textAlign = "left";
+    context.font = FONT(12);
     context.fillStyle = soft;
     context.fillText("queries ↓", 8, 14);
     context.fillText("keys →", 8, 30);
-    context.font = FONT(Math.min(12, Math.max(this.camera.scale, READABLE)));
     for (const label of this.labels()) {
       context.save();
       context.translate(label.x, label.y);
       if (label.turned) context.rotate(-Math.PI / 2);
+      context.font = FONT(Math.min(12, Math.max(label.turned ? this.camera.scaleX : this.camera.scaleY, READABLE)));
       context.textAlign = label.turned ? "left" : "right";
       context.fillStyle = label.strong ? mark : text;
       context.fillText(clip(context, label.text, label.turned ? TOP - 10 : LEFT - 10), 0, 0);
@@ -140,126 +156,150 @@ export class View {
     }
   }
 
-  #level(): number {
-    return Math.min(Math.max(Math.floor(-Math.log2(this.camera.scale) + 0.25), 0), this.tiles.top);
+  get #numbered(): boolean {
+    return Math.min(this.camera.scaleX, this.camera.scaleY * 1.8) >= NUMBERED;
+  }
+
+  #levels(): Levels {
+    const level = (scale: number, top: number): number => Math.min(Math.max(Math.floor(-Math.log2(scale) + 0.25), 0), top);
+    return [level(this.camera.scaleY, this.tiles.top[0]), level(this.camera.scaleX, this.tiles.top[1])];
   }
 
   #drawTiles(context: CanvasRenderingContext2D, border: string): void {
-    const { scale, x, y } = this.camera;
+    const { scaleX, scaleY, x, y } = this.camera;
     const { width, height } = this.plot;
-    const level = this.#level();
-    const side = TILE * 2 ** level * scale;
-    const along = (at: number, room: number, cells: number): [number, number] => {
+    const { rows, cols } = this.matrix;
+    const levels = this.#levels();
+    const [down, across] = [TILE * 2 ** levels[0] * scaleY, TILE * 2 ** levels[1] * scaleX];
+    const shown = (at: number, room: number, cells: number, level: number, side: number): [number, number] => {
       const count = Math.ceil(cells / (TILE * 2 ** level));
       return [Math.max(Math.floor(-at / side), 0), Math.min(Math.ceil((room - at) / side), count)];
     };
-    const [downs, acrosses] = [along(y, height, this.matrix.rows), along(x, width, this.matrix.cols)];
+    const downs = shown(y, height, rows, levels[0], down);
+    const acrosses = shown(x, width, cols, levels[1], across);
     context.imageSmoothingEnabled = false;
     context.save();
     context.beginPath();
-    context.rect(x, y, this.matrix.cols * scale, this.matrix.rows * scale);
+    context.rect(x, y, cols * scaleX, rows * scaleY);
     context.clip();
-    for (let down = downs[0]; down < downs[1]; down++)
-      for (let across = acrosses[0]; across < acrosses[1]; across++)
-        this.tiles.draw(context, level, down, across, x + across * side, y + down * side, side);
+    context.fillStyle = context.createPattern(stripes(this.look.theme), "repeat")!;
+    context.fillRect(Math.max(x, 0), Math.max(y, 0), width, height);
+    for (let i = downs[0]; i < downs[1]; i++)
+      for (let j = acrosses[0]; j < acrosses[1]; j++)
+        this.tiles.draw(context, levels, i, j, [x + j * across, y + i * down, across, down]);
     context.restore();
     context.strokeStyle = border;
     context.lineWidth = 1;
-    context.strokeRect(x - 0.5, y - 0.5, this.matrix.cols * scale + 1, this.matrix.rows * scale + 1);
-    this.tiles.want(level, downs, acrosses);
+    context.strokeRect(x - 0.5, y - 0.5, cols * scaleX + 1, rows * scaleY + 1);
+    this.tiles.want(levels, downs, acrosses);
   }
 
   /** The cells in view: rows and columns, from the first to behind the last. */
   #span(): [number, number, number, number] {
-    const { scale, x, y } = this.camera;
+    const { scaleX, scaleY, x, y } = this.camera;
     const { width, height } = this.plot;
     const { rows, cols } = this.matrix;
     return [
-      Math.max(Math.floor(-y / scale), 0), Math.min(Math.ceil((height - y) / scale), rows),
-      Math.max(Math.floor(-x / scale), 0), Math.min(Math.ceil((width - x) / scale), cols),
+      Math.max(Math.floor(-y / scaleY), 0), Math.min(Math.ceil((height - y) / scaleY), rows),
+      Math.max(Math.floor(-x / scaleX), 0), Math.min(Math.ceil((width - x) / scaleX), cols),
     ];
   }
 
-  #drawNumbers(context: CanvasRenderingContext2D): void {
-    const { scale, x, y } = this.camera;
+  /** Call a function with each cell in view whose weight is written, its place, its colour and its text. */
+  #numbers(run: (text: string, x: number, y: number, ink: string) => void): void {
+    const { scaleX, scaleY, x, y } = this.camera;
     const [top, bottom, left, right] = this.#span();
-    const colors = palette(this.look.theme, this.matrix.signed);
-    const largest = this.matrix.rowMax(this.look.bare);
-    context.font = FONT(11);
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    for (let row = top; row < bottom; row++)
+    const { signed } = this.matrix;
+    const colors = palette(this.look.theme, signed);
+    for (let row = top; row < bottom; row++) {
+      const facts = this.matrix.facts(row, this.look.bare);
       for (let col = left; col < right; col++) {
         if (this.look.bare && this.matrix.sinks.has(col)) continue;
         const weight = this.matrix.weight(row, col);
         if (!(Math.abs(weight) >= 0.005)) continue;
-        const t = along(this.look.scale, weight, largest[row]);
-        context.fillStyle = ink(colors, shade(t, this.matrix.signed));
-        context.fillText(weight.toFixed(2).replace("0.", "."), x + (col + 0.5) * scale, y + (row + 0.5) * scale);
+        const color = ink(colors, shade(along(this.look.scale, weight, facts, signed), signed));
+        run(weight.toFixed(2).replace("0.", "."), x + (col + 0.5) * scaleX, y + (row + 0.5) * scaleY, color);
       }
+    }
+  }
+
+  #drawNumbers(context: CanvasRenderingContext2D): void {
+    context.font = FONT(11);
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    this.#numbers((text, x, y, color) => {
+      context.fillStyle = color;
+      context.fillText(text, x, y);
+    });
   }
 
   #drawMarks(context: CanvasRenderingContext2D, mark: string, text: string): void {
-    const { scale, x, y } = this.camera;
-    context.lineWidth = 1.5;
-    if (this.pinned !== null) {
+    const { scaleX, scaleY, x, y } = this.camera;
+    const { rows, cols } = this.matrix;
+    context.lineWidth = 2;
+    if (this.pinned) {
+      const { side, at } = this.pinned;
       context.strokeStyle = mark;
-      context.strokeRect(x - 1, y + this.pinned * scale - 1, this.matrix.cols * scale + 2, Math.max(scale, 2) + 2);
+      if (side === "query") context.strokeRect(x - 1, y + at * scaleY - 1, cols * scaleX + 2, Math.max(scaleY, 2) + 2);
+      else context.strokeRect(x + at * scaleX - 1, y - 1, Math.max(scaleX, 2) + 2, rows * scaleY + 2);
     }
     if (this.hovered) {
+      context.lineWidth = 1.5;
       context.strokeStyle = text;
-      const side = Math.max(scale, 4);
-      const [left, top] = [x + this.hovered.col * scale, y + this.hovered.row * scale];
-      context.strokeRect(left - (side - scale) / 2, top - (side - scale) / 2, side, side);
-      context.globalAlpha = 0.35;
-      context.beginPath();
-      context.moveTo(0, top + scale / 2);
-      context.lineTo(left, top + scale / 2);
-      context.moveTo(left + scale / 2, 0);
-      context.lineTo(left + scale / 2, top);
-      context.stroke();
-      context.globalAlpha = 1;
+      const [width, height] = [Math.max(scaleX, 4), Math.max(scaleY, 4)];
+      const [left, top] = [x + (this.hovered.col + 0.5) * scaleX, y + (this.hovered.row + 0.5) * scaleY];
+      context.strokeRect(left - width / 2, top - height / 2, width, height);
+      // Lines to the labels, unless they would strike through numbers.
+      if (!this.#numbered) {
+        context.globalAlpha = 0.35;
+        context.beginPath();
+        context.moveTo(0, top);
+        context.lineTo(left - width / 2, top);
+        context.moveTo(left, 0);
+        context.lineTo(left, top - height / 2);
+        context.stroke();
+        context.globalAlpha = 1;
+      }
     }
     if (this.marked.size) {
       context.fillStyle = mark;
       for (const at of this.marked) {
-        context.fillRect(x + (at + 0.5) * scale - 2, Math.max(y, 0) - 2, 4, 6);
-        if (this.queries === this.keys) context.fillRect(Math.max(x, 0) - 2, y + (at + 0.5) * scale - 2, 6, 4);
+        context.fillRect(x + (at + 0.5) * scaleX - 2, Math.max(y, 0) - 2, 4, 6);
+        if (this.queries === this.keys) context.fillRect(Math.max(x, 0) - 2, y + (at + 0.5) * scaleY - 2, 6, 4);
       }
     }
   }
 
-  /** The tokens that have room, or else every so many of their indices. */
+  /** The tokens that have room, or else every so many of them with their numbers. */
   labels(): Label[] {
-    const { scale, x, y } = this.camera;
+    const { scaleX, scaleY, x, y } = this.camera;
     const { width, height } = this.plot;
-    const every = scale >= READABLE ? 1 : nice(48 / scale);
-    const label = (tokens: string[], at: number): string => (every === 1 ? tokenLabel(tokens[at] ?? `${at}`) : `${at}`);
     const found: Label[] = [];
-    const span = (from: number, room: number, count: number): [number, number] => [
-      Math.max(Math.ceil((-from / scale - 0.5) / every) * every, 0),
-      Math.min(Math.floor((room - from) / scale - 0.5), count - 1),
-    ];
-    const [top, bottom] = span(y, height, this.matrix.rows);
-    for (let row = top; row <= bottom; row += every)
-      found.push({
-        text: label(this.queries, row), x: LEFT - 6, y: TOP + y + (row + 0.5) * scale, turned: false,
-        strong: row === this.pinned || row === this.hovered?.row,
-      });
-    const [left, right] = span(x, width, this.matrix.cols);
-    for (let col = left; col <= right; col += every)
-      found.push({
-        text: label(this.keys, col), x: LEFT + x + (col + 0.5) * scale, y: TOP - 6, turned: true,
-        strong: col === this.hovered?.col,
-      });
+    const along = (side: Side, from: number, scale: number, room: number, count: number, add: (at: number, text: string) => void): void => {
+      const every = scale >= READABLE ? 1 : nice(APART / scale);
+      const first = Math.max(Math.ceil((-from / scale - 0.5) / every) * every, 0);
+      const last = Math.min(Math.floor((room - from) / scale - 0.5), count - 1);
+      for (let at = first; at <= last; at += every) {
+        const name = named(side, at);
+        add(at, every === 1 || side.times?.[at] || /\d/.test(name) ? name : `${name} ${at}`);
+      }
+    };
+    const isPinned = (side: string, at: number): boolean => this.pinned?.side === side && this.pinned.at === at;
+    along(this.queries, y, scaleY, height, this.matrix.rows, (row, text) =>
+      found.push({ text, x: LEFT - 6, y: TOP + y + (row + 0.5) * scaleY, turned: false,
+        strong: isPinned("query", row) || row === this.hovered?.row }));
+    along(this.keys, x, scaleX, width, this.matrix.cols, (col, text) =>
+      found.push({ text, x: LEFT + x + (col + 0.5) * scaleX, y: TOP - 6, turned: true,
+        strong: isPinned("key", col) || col === this.hovered?.col }));
     return found;
   }
 
-  at(x: number, y: number): Cell | null {
-    const col = Math.floor((x - LEFT - this.camera.x) / this.camera.scale);
-    const row = Math.floor((y - TOP - this.camera.y) / this.camera.scale);
-    if (x < LEFT || y < TOP || row < 0 || col < 0 || row >= this.matrix.rows || col >= this.matrix.cols) return null;
-    return { row, col };
+  /** The row and column at a place, each null beside the matrix or on the other side's labels. */
+  #at(x: number, y: number): [number | null, number | null] {
+    const col = Math.floor((x - LEFT - this.camera.x) / this.camera.scaleX);
+    const row = Math.floor((y - TOP - this.camera.y) / this.camera.scaleY);
+    const [isRow, isCol] = [y >= TOP && row >= 0 && row < this.matrix.rows, x >= LEFT && col >= 0 && col < this.matrix.cols];
+    return [isRow && (isCol || x < LEFT) ? row : null, isCol && (isRow || y < TOP) ? col : null];
   }
 
   #pointers(): void {
@@ -281,7 +321,10 @@ export class View {
     on("pointermove", (event) => {
       const now = place(event);
       const before = down.get(event.pointerId);
-      if (!before) return this.events.hover(this.at(now.x, now.y));
+      if (!before) {
+        const [row, col] = this.#at(now.x, now.y);
+        return this.events.hover(row === null || col === null ? null : { row, col });
+      }
       const others = [...down].filter(([id]) => id !== event.pointerId);
       if (others.length) {
         const other = others[0][1];
@@ -295,8 +338,8 @@ export class View {
     });
     on("pointerup", (event) => {
       const now = place(event);
-      const cell = this.at(now.x, now.y);
-      if (moved <= 3 && cell) this.events.pin(cell);
+      const [row, col] = this.#at(now.x, now.y);
+      if (moved <= 3 && (row !== null || col !== null)) this.events.pick(row, col);
       down.delete(event.pointerId);
     });
     on("pointercancel", (event) => void down.delete(event.pointerId));
@@ -312,23 +355,23 @@ export class View {
   /** The view as a drawing: cells as rectangles where they are few, as an image where they are many. */
   svg(): string {
     const { width, height } = this.plot;
-    const { scale, x, y } = this.camera;
-    const style = getComputedStyle(this.canvas);
-    const [paper, text] = ["--paper", "--ink"].map((name) => style.getPropertyValue(name).trim());
+    const { scaleX, scaleY, x, y } = this.camera;
+    const [paper, text] = this.colors();
     const [top, bottom, left, right] = this.#span();
+    const { signed } = this.matrix;
     const parts: string[] = [];
     if ((bottom - top) * (right - left) <= 6400) {
-      const { signed } = this.matrix;
       const colors = palette(this.look.theme, signed);
-      const largest = this.matrix.rowMax(this.look.bare);
-      for (let row = top; row < bottom; row++)
+      for (let row = top; row < bottom; row++) {
+        const facts = this.matrix.facts(row, this.look.bare);
         for (let col = left; col < right; col++) {
-          const hidden = this.look.bare && this.matrix.sinks.has(col);
-          const t = along(this.look.scale, hidden ? 0 : this.matrix.weight(row, col) || 0, largest[row]);
-          const fill = css(colors, shade(t, signed));
-          const [at, down, side] = [x + col * scale, y + row * scale, scale].map((each) => each.toFixed(2));
-          parts.push(`<rect x="${at}" y="${down}" width="${side}" height="${side}" fill="${fill}"/>`);
+          const weight = this.matrix.weight(row, col);
+          const hidden = weight !== weight || (this.look.bare && this.matrix.sinks.has(col));
+          const fill = hidden ? MASKED[this.look.theme][0] : css(colors, shade(along(this.look.scale, weight, facts, signed), signed));
+          const [at, down, across, high] = [x + col * scaleX, y + row * scaleY, scaleX, scaleY].map((each) => each.toFixed(2));
+          parts.push(`<rect x="${at}" y="${down}" width="${across}" height="${high}" fill="${fill}"/>`);
         }
+      }
     } else {
       const canvas = document.createElement("canvas");
       [canvas.width, canvas.height] = [width * 2, height * 2];
@@ -337,23 +380,52 @@ export class View {
       this.#drawTiles(context, "transparent");
       parts.push(`<image width="${width}" height="${height}" href="${canvas.toDataURL()}"/>`);
     }
-    const labels = this.labels().map(
-      (each) =>
-        `<text transform="translate(${each.x.toFixed(1)} ${each.y.toFixed(1)})${each.turned ? " rotate(-90)" : ""}" ` +
-        `text-anchor="${each.turned ? "start" : "end"}" dominant-baseline="central">${escaped(each.text)}</text>`,
-    );
+    const labels = this.labels().map((each) => written(each.text, {
+      transform: `translate(${each.x.toFixed(1)} ${each.y.toFixed(1)})${each.turned ? " rotate(-90)" : ""}`,
+      "text-anchor": each.turned ? "start" : "end", "dominant-baseline": "central",
+    }));
+    if (this.#numbered)
+      this.#numbers((number, at, down, fill) => labels.push(written(number, { x: (at + LEFT).toFixed(1), y: (down + TOP).toFixed(1), fill,
+        "font-size": "11", "text-anchor": "middle", "dominant-baseline": "central" })));
+    labels.push(written("queries ↓", { x: "8", y: "18" }), written("keys →", { x: "8", y: "34" }));
     return (
-      `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width + LEFT} ${height + TOP}" width="${width + LEFT}" ` +
-      `height="${height + TOP}" font-family="system-ui, sans-serif" font-size="12" fill="${text}">` +
-      `<rect width="100%" height="100%" fill="${paper}"/><svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}" ` +
-      `shape-rendering="crispEdges">${parts.join("")}</svg>${labels.join("")}</svg>`
+      `<svg width="${width + LEFT}" height="${height + TOP}" fill="${text}"><rect width="100%" height="100%" fill="${paper}"/>` +
+      `<svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}" shape-rendering="crispEdges">${parts.join("")}</svg>` +
+      `${labels.join("")}</svg>`
     );
   }
+}
+
+/** Return an element of text in a drawing. */
+export function written(text: string, attributes: Record<string, string>): string {
+  const given = Object.entries(attributes).map(([name, value]) => ` ${name}="${escaped(value)}"`);
+  return `<text${given.join("")}>${escaped(text)}</text>`;
 }
 
 function escaped(text: string): string {
   return text.replace(/[&<>"]/g, (each) => `&#${each.charCodeAt(0)};`);
 }
+
+/** Return a picture of stripes for what has no weight. */
+export function stripes(theme: Theme): HTMLCanvasElement {
+  const known = striped.get(theme);
+  if (known) return known;
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 6;
+  const context = canvas.getContext("2d")!;
+  [context.fillStyle, context.strokeStyle] = MASKED[theme];
+  context.fillRect(0, 0, 6, 6);
+  context.lineWidth = 1.5;
+  context.beginPath();
+  for (const at of [-6, 0, 6]) {
+    context.moveTo(at - 1, 7);
+    context.lineTo(at + 7, -1);
+  }
+  context.stroke();
+  striped.set(theme, canvas);
+  return canvas;
+}
+const striped = new Map<Theme, HTMLCanvasElement>();
 
 /** Return the next of 1, 2, 5, 10, 20 … */
 function nice(least: number): number {

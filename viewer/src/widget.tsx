@@ -1,6 +1,7 @@
 // The page as a widget of a notebook (anywidget), which asks its Python half for the blocks that it needs.
 
 import { render } from "preact";
+import { none } from "./address";
 import { App } from "./app";
 import type { Page } from "./schema";
 
@@ -30,7 +31,7 @@ export default {
         }
       });
     el.classList.add("regard-widget");
-    render(<App page={model.get("page")} fetch={fetch} />, el);
+    render(<App page={model.get("page")} fetch={fetch} address={none} />, el);
     return () => {
       model.off("msg:custom", listener);
       render(null, el);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hugging_face_models import DECODERS, made
+from hugging_face_models import DECODERS, PAIRED, made
 from PIL import Image
+from transformers import AutoModelForSeq2SeqLM
 
-from regard.inspect import Alignment, Patches, Record, Text, capture, save_html
-from regard.inspect._view.page import describe_page
+from regard.inspect import Alignment, Patches, Record, Text, capture, merge_tokens, rollout, save_html, words_of
+from regard.inspect._view.page import PageData, describe_page
 from regard.inspect._view.server import PageServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
 WORDS = ["[CLS]", "The", "cat", "sat", "on", "</script>", "<b>mat</b>", "\u202eit\x07", "日本", "."]
 
@@ -66,7 +70,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.goto(f"file://{address}" if isinstance(address, Path) else address)
-        page.wait_for_selector(".room canvas")
+        page.wait_for_selector(".room canvas, .grid[data-state=complete]")
         page.wait_for_timeout(300)
         return page
 
@@ -84,11 +88,17 @@ def record() -> Record:
     return found.describe(Text(tuple(WORDS), (0,)), title="A <model>")
 
 
-def cell(page: Any, row: int, col: int, at: int = 0) -> tuple[float, float]:
+def opened(page: Any, head: int = 0) -> Any:
+    """The page with a head of its grid opened."""
+    page.locator(f'[data-head="{head}"]').click()
+    page.wait_for_selector(".room canvas[data-state=complete]")
+    return page
+
+
+def cell(page: Any, row: int, col: int, at: int = 0, count: int = len(WORDS)) -> tuple[float, float]:
     """Where a cell of a matrix that is shown whole is on the screen."""
     box = page.locator(".room canvas").nth(at).bounding_box()
-    rows = cols = len(WORDS)
-    side = min((box["width"] - 96) / cols, (box["height"] - 84) / rows, 56)
+    side = min((box["width"] - 96) / count, (box["height"] - 84) / count, 56)
     return box["x"] + 96 + (col + 0.5) * side, box["y"] + 84 + (row + 0.5) * side
 
 
@@ -102,7 +112,7 @@ def status(page: Any) -> str:
 
 
 def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     weights = record[0].weights(batch=0, head=0)
     for row, col in ((9, 2), (4, 4), (3, 0)):
         page.mouse.move(*cell(page, row, col))
@@ -127,9 +137,9 @@ def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None
 
 
 def test_tokens_are_data(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     spans = page.locator(".tokens span").all_text_contents()
-    assert spans == [*WORDS[:7], "�it␇", *WORDS[8:]]
+    assert spans == [*WORDS[:7], "⟨RLO⟩it␇", *WORDS[8:]]
     assert page.locator(".tokens b").count() == 0 and page.locator("h1").text_content() == "A <model>"
     page.locator(".tokens span").nth(6).click()
     assert "<b>mat</b> (6) is pinned" in status(page)
@@ -151,7 +161,7 @@ def test_long_tokens_are_cut_before_they_are_measured(visit, tmp_path: Path) -> 
         rows = torch.zeros(1, 1, 3, 4)
         torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
     record.describe(["a", "W" * 8000, "b"])
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = visit(record.to_html(tmp_path / "a.html"))  # one head: there is no grid
     page.evaluate(COUNTING)
     page.mouse.move(*cell(page, 1, 1))
     page.keyboard.press("+")
@@ -208,38 +218,73 @@ def test_a_matrix_that_is_whole_in_view_stays_there(visit, tmp_path: Path) -> No
     assert status(page).startswith("w0 (0) → w0 (0)")
 
 
-def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) -> None:
+def test_the_grid_has_headings_and_opens_heads(visit, record: Record, tmp_path: Path) -> None:
     page = visit(record.to_html(tmp_path / "a.html"))
-    page.locator('[data-head="6"]').click()
-    page.wait_for_timeout(200)
+    assert page.locator(".grid thead th").all_text_contents() == ["mean", "head 0", "head 1", "head 2", "head 3"]
+    assert page.locator(".grid tbody th").all_text_contents() == ["layer 0", "layer 1", "rollout"]
+    assert page.locator(".grid [data-head]").count() == 2 * (4 + 1) + 1
+    assert "one attention head" in page.locator(".lead").text_content()
+    page.keyboard.press("ArrowDown")  # to the first cell, and on from there
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector(".room canvas[data-state=complete]")
+    assert page.locator("figcaption").text_content() == "layer 1, head 2 · transformer.h.1.attn"
     page.mouse.move(*cell(page, 9, 2))
     page.wait_for_timeout(50)
+    expected = record[1].weights(batch=0, head=2)[9, 2]
+    assert float(status(page).rpartition(": ")[2]) == pytest.approx(float(expected), rel=1e-3)
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(100)
+    assert page.locator(".room canvas").count() == 0
+    assert page.evaluate("document.activeElement.dataset.head") == "6"
+
+
+def test_the_mean_and_the_rollout(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.get_by_label("layer 1, mean of 4 heads").click()
+    page.wait_for_selector(".room canvas[data-state=complete]")
+    page.mouse.move(*cell(page, 9, 2))
+    page.wait_for_timeout(50)
+    expected = record[1].weights(batch=0).mean(0)[9, 2]
+    assert float(status(page).rpartition(": ")[2]) == pytest.approx(float(expected), rel=1e-3)
+    page.select_option('[aria-label="Layer"]', label="rollout")
+    page.wait_for_timeout(200)
+    page.mouse.move(*cell(page, 9, 3))
+    page.wait_for_timeout(50)
+    assert float(status(page).rpartition(": ")[2]) == pytest.approx(float(rollout(record)[9, 3]), rel=2e-3)
+
+
+def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) -> None:
+    page = opened(visit(record.to_html(tmp_path / "a.html")), 6)
     assert "layer 1, head 2" in page.locator("figcaption").text_content()
-    assert float(status(page).rpartition(": ")[2]) == pytest.approx(
-        float(record[1].weights(batch=0, head=2)[9, 2]), rel=1e-3
-    )
-    page.keyboard.press("{")
-    page.wait_for_timeout(100)
-    assert "layer 0, head 2" in page.locator("figcaption").text_content()
-    page.keyboard.press("]")
-    page.wait_for_timeout(100)
-    assert "layer 0, head 3" in page.locator("figcaption").text_content()
-    page.select_option('[aria-label="Order of heads"]', "entropy")
-    found = [int(each.get_attribute("data-head")) for each in page.locator("[data-head]").all()]
-    entropies = torch.cat([run.entropy()[0].mean(-1) for run in record])
-    assert found == entropies.argsort(stable=True).tolist()
-    colours = set()
-    for _ in range(3):
+    for key, expected in (("{", "layer 0, head 2"), ("]", "layer 0, head 3"), ("]", "layer 1, mean of 4 heads")):
+        page.keyboard.press(key)
+        page.wait_for_timeout(100)
+        assert expected in page.locator("figcaption").text_content()
+    colours, names = set(), set()
+    for _ in range(5):
         page.locator("h1").click()
         page.keyboard.press("s")
         page.wait_for_timeout(150)
         x, y = cell(page, 9, 1)
         colours.add(colour(page, x, y + 20))
-    assert len(colours) == 3
+        names.add(page.locator(".says").text_content())
+        assert page.locator(".bar span").count() >= 2
+    assert len(colours) == 5 and len(names) == 5
+    page.keyboard.press("Escape")
+    entropies = torch.cat([run.entropy()[0].mean(-1) for run in record])
+    received = torch.cat([run.received()[0].amax(-1) for run in record])
+    for order, expected in (("entropy", entropies), ("sink", -received)):
+        page.select_option('[aria-label="Order of heads"]', order)
+        found = [int(each.get_attribute("data-head")) for each in page.locator(".grid [data-head]").all()]
+        assert found == expected.argsort(stable=True).tolist()
+        labels = page.locator(".cards .thumbnail span").all_text_contents()
+        assert all(re.match(r"\d·\d ", each) for each in labels)
+        assert page.locator(".grid h2").count() == 1
 
 
 def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     page.select_option('[aria-label="Compare with"]', "5")
     page.wait_for_timeout(300)
     assert page.locator(".room canvas").count() == 2
@@ -259,7 +304,7 @@ def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Pa
 
 
 def test_search_and_sinks(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     page.keyboard.press("/")
     page.keyboard.type("AT")
     assert page.locator(".found").all_text_contents() == ["cat", "sat", "<b>mat</b>"]
@@ -267,21 +312,258 @@ def test_search_and_sinks(visit, record: Record, tmp_path: Path) -> None:
     assert "cat (2) is pinned" in status(page)
     page.keyboard.press("Enter")
     assert "sat (3) is pinned" in status(page)
-    page.keyboard.press("Escape")
-    x, y = cell(page, 0, 0)
+    page.keyboard.press("Escape")  # the keys work at once
+    page.keyboard.press("ArrowDown")
+    assert "on (4) is pinned" in status(page)
+    x, y = cell(page, 9, 0)
     before = colour(page, x, y + 20)
     page.get_by_label("Hide sinks").check()
     page.mouse.move(5, 5)
     page.wait_for_timeout(300)
-    assert sum(colour(page, x, y + 20)) > sum(before)
+    red, _, blue = colour(page, x, y + 20)
+    assert before[0] < before[2] and red > blue  # a weight is blue; stripes are not
     assert "[CLS]" not in " ".join(page.locator(".largest li").all_text_contents())
+    share = float(re.search(r"Hidden: \[CLS\].*with (\S+) of the weight", page.locator(".share").text_content())[1])
+    assert share >= float(record[0].weights(batch=0, head=0)[4, 0]) - 0.006
+
+
+def test_both_sides_can_be_pinned(visit, record: Record, tmp_path: Path) -> None:
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
+    weights = record[0].weights(batch=0, head=0)
+    page.get_by_label("what attends to it").check()
+    page.locator(".tokens span").nth(2).click()
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(100)
+    assert "cat (2) is pinned as a key" in status(page)
+    assert page.locator(".list h2").text_content() == "“cat” (2) is attended to by"
+    listed = [float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()]
+    assert listed == pytest.approx(weights[2:, 2].topk(8).values.tolist(), abs=1e-4)
+    page.locator("h1").click()
+    page.keyboard.press("ArrowRight")
+    assert "sat (3) is pinned as a key" in status(page)
+    page.keyboard.press("k")
+    assert page.locator(".list h2").text_content() == "“sat” (3) attends to"
+    box = page.locator(".room canvas").bounding_box()
+    x, _ = cell(page, 0, 4)
+    page.mouse.click(x, box["y"] + 70)  # the label of a column
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(100)
+    assert "on (4) is pinned as a key" in status(page)
+
+
+def test_the_address_keeps_the_view(visit, record: Record, tmp_path: Path) -> None:
+    page = opened(visit(record.to_html(tmp_path / "a.html")), 5)
+    page.select_option('[aria-label="Scale"]', "log")
+    page.locator(".tokens span").nth(4).click()
+    page.get_by_label("Hide sinks").check()
+    page.wait_for_url("**hide=sinks**")
+    address = page.url
+    again = visit(address)
+    assert "layer 1, head 1" in again.locator("figcaption").text_content()
+    assert again.locator('[aria-label="Scale"]').input_value() == "log" and "on (4) is pinned" in status(again)
+    assert again.get_by_label("Hide sinks").is_checked()
+    assert visit(address.partition("#")[0] + "#head=99&scale=x&view=y&query=-1").locator(".grid").count() == 1
+
+
+def test_words_instead_of_pieces(visit, tmp_path: Path) -> None:
+    tokens = ["The", "Ġun", "believ", "able", "Ġna", "Ã¯", "ve", "Ġcat"]
+    query = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    with capture() as found:
+        F.scaled_dot_product_attention(query, query, query)
+    page = visit(found.describe(tokens).to_html(tmp_path / "a.html"))
+    assert page.locator(".tokens").text_content() == "The unbelievable naïve cat"
+    page.get_by_label("Whole words").check()
+    page.wait_for_timeout(200)
+    assert page.locator(".tokens span").all_text_contents() == ["The", "unbelievable", "naïve", "cat"]
+    merged = merge_tokens(found[0].weights(batch=0, head=0), words_of(tokens)[0])
+    page.locator(".tokens span").nth(1).click()
+    page.wait_for_timeout(100)
+    listed = {each.split()[0]: float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()}
+    assert listed == pytest.approx(dict(zip(["The", "unbelievable", "naïve", "cat"], merged[1].tolist())), abs=1e-3)
+
+
+def test_signs_that_cannot_be_seen(visit, tmp_path: Path) -> None:
+    query = torch.zeros(1, 1, 5, 4)
+    with capture() as found:
+        F.scaled_dot_product_attention(query, query, query)
+    page = visit(found.describe(["\x7f", "\ufeffa", "\u200b", "שלום", "\u200d"]).to_html(tmp_path / "a.html"))
+    assert page.locator(".tokens span").all_text_contents() == ["␡", "⟨BOM⟩a", "⟨ZWSP⟩", "שלום", "⟨ZWJ⟩"]
+
+
+def test_every_sequence_and_run(visit, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = [torch.randn(2, 2, 6, 8, generator=generator) for _ in range(2)]
+    layer = Attention()
+    model = torch.nn.ModuleList([layer])
+    with capture(model) as found:
+        for query in queries:
+            layer(query)
+    assert len(found.runs(0)) == 2
+    page = visit(found.to_html(tmp_path / "a.html"))
+    for sequence, run in ((1, 2), (0, 1)):
+        label = f"sequence {sequence}, run {run} of 2"
+        page.select_option('[aria-label="Sequence and run"]', label=label)
+        page.get_by_label(re.compile(f"{label}, layer 0, head 1;")).click()
+        page.wait_for_selector(".room canvas[data-state=complete]")
+        box = page.locator(".room canvas").bounding_box()
+        page.mouse.move(box["x"] + 96 + 56 * 2.5, box["y"] + 84 + 56 * 4.5)
+        page.wait_for_timeout(50)
+        expected = found.runs(0)[run - 1].weights(batch=sequence, head=1)[4, 2]
+        assert float(status(page).rpartition(": ")[2]) == pytest.approx(float(expected), rel=1e-3)
+        page.keyboard.press("Escape")
+
+
+class Attention(torch.nn.Module):
+    def forward(self, query: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, query, query)
+
+
+def test_encoder_decoders_open_on_cross_attention(visit, tmp_path: Path) -> None:
+    model = made(PAIRED["bart"](), AutoModelForSeq2SeqLM)
+    with capture(model) as found, torch.no_grad():
+        model(input_ids=torch.arange(8)[None] + 3, decoder_input_ids=torch.arange(5)[None] + 3)
+    found.describe([f"s{i}" for i in range(8)], [f"t{i}" for i in range(5)])
+    page = visit(found.to_html(tmp_path / "a.html"))
+    headings = page.locator(".grid h2").all_text_contents()
+    assert [each.partition(":")[0] for each in headings] == ["Cross-attention", "Decoder", "Encoder"]
+    page.locator(".grid section [data-head]").nth(1).click()
+    page.wait_for_selector(".room canvas[data-state=complete]")
+    assert page.locator("figcaption").text_content().startswith("cross-attention, layer 0, head 0 · ")
+    page.locator(".reading").nth(1).locator("span").nth(3).click()
+    assert "s3 (3) is pinned as a key" in status(page)
+
+
+def test_a_long_and_narrow_matrix_fills_the_page(visit, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 1, size, 8, generator=generator) for size in (10, 1500))
+    with capture() as found:
+        F.scaled_dot_product_attention(query, key, key)
+    page = visit(found.to_html(tmp_path / "a.html"))
+    box = page.locator(".room canvas").bounding_box()
+    width, height = (box["width"] - 96) / 1500, min((box["height"] - 84) / 10, 56)
+    weights = found[0].weights(batch=0, head=0)
+    for row, col in ((2, 1400), (9, 20)):
+        page.mouse.move(box["x"] + 96 + (col + 0.5) * width, box["y"] + 84 + (row + 0.5) * height)
+        page.wait_for_timeout(50)
+        said = re.fullmatch(r"\d+ \((\d+)\) → \d+ \((\d+)\): (\S+)", status(page))
+        assert int(said[1]) == row and abs(int(said[2]) - col) <= 2
+        assert float(said[3]) == pytest.approx(float(weights[row, int(said[2])]), rel=1e-3)
+
+
+def test_frames_of_a_video_and_times_of_a_recording(visit, tmp_path: Path) -> None:
+    """What the page gets of images, places and seconds it shows, though this record's text has none."""
+    query, key = torch.zeros(1, 1, 6, 4), torch.zeros(1, 1, 6, 4)
+    query[..., 0], key[..., 3, 0] = 8.0, 8.0  # all look at the last patch of the second frame
+    with capture() as found:
+        F.scaled_dot_product_attention(query, key, key)
+    written = io.BytesIO()
+    Image.new("RGB", (40, 20), "white").save(written, "PNG")
+    source = f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+    data = describe_page(found.describe(["<v>", "<v>", "<v>", "<v>", "a", "dog"]))
+    (text,) = data.described["texts"]
+    text["images"] = [{"name": f"frame {i}", "width": 40, "height": 20, "data": source} for i in range(2)]
+    text["places"] = [
+        {"image": i // 2, "x": 20.0 * (i % 2), "y": 0.0, "width": 20.0, "height": 20.0, "seconds": 0.5 * (i // 2)}
+        for i in range(4)
+    ] + [None, None]  # fmt: skip
+    with served(data) as address:
+        page = visit(address)
+        assert page.locator(".image figcaption").all_text_contents() == ["frame 0", "frame 1"]
+        page.locator(".tokens span").nth(5).click()
+        page.wait_for_timeout(200)
+        assert page.locator(".largest li").first.text_content().startswith("0.5 s, patch 3")
+        bright = [
+            sum(colour(page, box["x"] + across * box["width"], box["y"] + box["height"] / 2))
+            for box in (each.bounding_box() for each in page.locator(".image canvas").all())
+            for across in (0.25, 0.75)
+        ]
+        assert np.argmax(bright) == 3
+        box = page.locator(".image canvas").nth(1).bounding_box()
+        page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.5 * box["height"])
+        page.wait_for_timeout(100)
+        assert "0.5 s, patch 3 (3) is pinned as a key" in status(page)  # with words there, a patch shows its words
+    data = describe_page(found)
+    data.described["texts"][0]["seconds"] = [[0.02 * i, 0.02 * (i + 1)] for i in range(6)]
+    with served(data) as address:
+        page = visit(address)
+        page.mouse.move(*cell(page, 3, 2, count=6))
+        page.wait_for_timeout(50)
+        assert status(page).startswith("0.06 s (3) → 0.04 s (2): ")
+
+
+def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
+    data = describe_page(record)
+    for number, label in ((1, "previous"), (6, "previous"), (3, "first")):
+        text = f"attends to the {label} token: 0.{number} of its weight"
+        data.described["heads"][number]["summary"] = {"label": label, "score": number / 10, "text": text}
+    with served(data) as address:
+        page = visit(address)
+        page.select_option('[aria-label="Order of heads"]', label="by what heads do")
+        assert page.locator(".grid h2").all_text_contents() == ["first", "previous", "no summary"]
+        second = page.locator(".grid section").nth(1)
+        assert second.locator(".thumbnail span").all_text_contents() == ["0·1 0.10", "1·2 0.60"]
+        second.get_by_label("layer 1, head 2: attends to the previous token").click()
+        page.wait_for_selector(".room canvas[data-state=complete]")
+        assert page.locator(".note").text_content() == "attends to the previous token: 0.6 of its weight"
+
+
+def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> None:
+    key = torch.zeros(1, 1, 30_000, 4)
+    with capture() as found:
+        F.scaled_dot_product_attention(key[..., :1, :], key, key)
+    page = visit(found.to_html(tmp_path / "a.html"))
+    keys = page.locator(".reading").nth(1)
+    assert keys.locator("h2").text_content() == "Keys: the input: 0 to 19,999 of 30,000 tokens"
+    assert keys.locator("span").count() == 20_000
+    page.keyboard.press("/")
+    page.keyboard.type("29999")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(300)
+    assert "29999 (29999) is pinned as a key" in status(page)
+    assert keys.locator(".pinned").text_content() == "29999"
+
+
+@contextmanager
+def served(data: PageData) -> Iterator[str]:
+    with PageServer(data) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
+
+
+AXE = ROOT / "viewer/node_modules/axe-core/axe.min.js"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(visit, record: Record, tmp_path: Path, scheme: str) -> None:
+    if not AXE.exists() and not os.environ.get("REGARD_BROWSER"):
+        pytest.skip("axe-core is not here; `npm ci` in viewer/ brings it, and REGARD_BROWSER=1 insists on it")
+    path = record.to_html(tmp_path / "a.html")
+    for address, keys in ((path, ""), (path, "?"), (f"file://{path}#view=matrix&head=5&query=9&hide=sinks", "?")):
+        page = visit(address, color_scheme=scheme, bypass_csp=True)
+        for key in keys:
+            page.keyboard.press(key)
+        page.add_script_tag(path=str(AXE))
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+def test_numbers_in_cells_contrast_with_them() -> None:
+    """Black or white: one of them has 4.5 : 1 on any colour, and the page takes that one."""
+    source = (ROOT / "viewer/src/colors.ts").read_text(encoding="utf-8")
+    turn = float(re.search(r"\* b > ([\d.]+) \? \"#000\" : \"#fff\"", source)[1])
+    for luminance in np.linspace(0, 1, 1001):
+        assert ((luminance + 0.05) / 0.05 if luminance > turn else 1.05 / (luminance + 0.05)) > 4.5
 
 
 def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> None:
-    page = visit(record.to_html(tmp_path / "a.html"))
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
     with page.expect_download() as download:
         page.get_by_role("button", name="PNG").click()
     picture = Image.open(download.value.path())
+    assert picture.width == 2 * round(page.locator(".room canvas").bounding_box()["width"])
     assert picture.format == "PNG" and len({picture.convert("RGB").getpixel((x, 500)) for x in range(0, 600, 10)}) > 4
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
@@ -289,10 +571,20 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
     from xml.etree import ElementTree
 
     root = ElementTree.fromstring(text)
-    names = [each.tag.rpartition("}")[2] for each in root.iter()]
-    assert names.count("rect") == 1 + len(WORDS) ** 2
+    cells = root.findall(".//*[@shape-rendering='crispEdges']/*")
+    assert len(cells) == len(WORDS) ** 2 and {each.tag.rpartition("}")[2] for each in cells} == {"rect"}
     said = [each.text for each in root.iter() if each.tag.endswith("text")]
-    assert {"</script>", "cat", "日本"} <= set(said)
+    assert {
+        "</script>",
+        "cat",
+        "日本",
+        "A <model>",
+        "queries ↓",
+        "compared with an even split",
+        "masked",
+        "0.1",
+    } <= set(said)
+    assert any(each.startswith("layer 0, head 0") for each in said)
     assert download.value.suggested_filename.endswith(".svg") and "<" not in download.value.suggested_filename
 
 
@@ -350,8 +642,12 @@ def test_light_dark_and_narrow(visit, record: Record, tmp_path: Path) -> None:
     dark.keyboard.press("d")
     dark.wait_for_timeout(100)
     assert sum(colour(dark, 600, 790)) > 600
-    narrow = visit(path, viewport={"width": 380, "height": 800})
-    assert narrow.evaluate("document.documentElement.scrollWidth") <= 381
+    for width in (380, 600, 900):
+        narrow = visit(path, viewport={"width": width, "height": 800})
+        assert narrow.evaluate("document.documentElement.scrollWidth") <= width + 1
+        box = opened(narrow).locator(".room canvas").bounding_box()
+        assert box["width"] > 200 and box["height"] > 200
+        assert narrow.evaluate("document.documentElement.scrollWidth") <= width + 1
 
 
 def test_shapes_from_one_cell(visit, tmp_path: Path) -> None:
@@ -375,18 +671,12 @@ def test_shapes_from_one_cell(visit, tmp_path: Path) -> None:
 
 
 def test_a_served_record(visit, record: Record) -> None:
-    with PageServer(describe_page(record)) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        page = visit(server.address)
-        page.locator('[data-head="7"]').click()
-        page.wait_for_timeout(300)
+    with served(describe_page(record)) as address:
+        page = opened(visit(address), 7)
         page.mouse.move(*cell(page, 9, 2))
         page.wait_for_timeout(50)
         expected = float(record[1].weights(batch=0, head=3)[9, 2])
         assert float(status(page).rpartition(": ")[2]) == pytest.approx(expected, rel=1e-3)
-        server.shutdown()
-        thread.join()
 
 
 def test_a_notebook_shows_it_in_a_box_of_its_own(visit, record: Record, tmp_path: Path) -> None:
@@ -396,4 +686,6 @@ def test_a_notebook_shows_it_in_a_box_of_its_own(visit, record: Record, tmp_path
     page = visit(tmp_path / "notebook.html")
     frame = page.frame_locator("iframe")
     assert frame.locator("h1").text_content() == "A <model>"
-    assert frame.locator(".room canvas").count() == 1
+    frame.locator('[data-head="1"]').click()
+    frame.locator(".room canvas[data-state=complete]").wait_for()
+    assert "layer 0, head 1" in frame.locator("figcaption").text_content()

@@ -19,8 +19,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 import regard
 from regard import masks
-from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, save_html
-from regard.inspect._view.page import HONEST, codes
+from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, rollout, save_html
+from regard.inspect._view.page import HONEST, codes, describe_page
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"0" * 20
@@ -37,7 +37,7 @@ def attended(*, L: int = 9, S: int = 9, heads: int = 2, seed: int = 0, **options
 
 def exact(record: Record, most: float = 1e-5) -> Page:
     page = Page(str(record.to_html()))
-    heads = iter(page.described["heads"])
+    heads = iter(page.heads())
     for layer, run in enumerate(record):
         expected = run.weights(batch=0).double().numpy()
         for number in range(run.shape[1]):
@@ -46,8 +46,10 @@ def exact(record: Record, most: float = 1e-5) -> Page:
             found = page.weights(head)
             assert found.shape == expected[number].shape
             assert np.abs(found - expected[number]).max() < most
-            whole, bare = (np.frombuffer(page.block(each), "<f4") for each in head["rowMax"])
-            assert np.allclose(whole, expected[number].max(1), atol=1e-6) and (bare <= whole + 1e-6).all()
+            whole, bare, entropy = page.rows(head)
+            assert np.allclose(whole, expected[number].max(1), rtol=2**-10, atol=1e-6) and (bare <= whole).all()
+            positive = np.where(expected[number] > 0, expected[number], 1)
+            assert np.allclose(entropy, -(positive * np.log(positive)).sum(1), rtol=2**-9, atol=1e-4)
     assert next(heads, None) is None
     return page
 
@@ -59,7 +61,7 @@ def test_weights_of_decoders(name: str) -> None:
     with capture(model) as record:
         model(tokens(1))
     page = exact(record)
-    assert all(head["weights"]["kind"] == "products" for head in page.described["heads"])
+    assert all(head["weights"]["kind"] == "products" for head in page.heads())
 
 
 @torch.no_grad()
@@ -114,12 +116,16 @@ def test_products_need_no_matrix(options: dict[str, object]) -> None:
 def test_any_shape(shape: tuple[int, int]) -> None:
     record = attended(L=shape[0], S=shape[1])
     page = exact(record)
-    entropy, sinks, thumbnails = page.overview(0)
-    expected = record[0].entropy().mean((0, 2)).numpy()
-    assert np.allclose(entropy, expected, atol=1e-5) and (sinks == -1).all()
-    block = -(-max(shape) // 48)
-    for head, thumbnail in zip(page.described["heads"], thumbnails):
-        found, whole = decoded(thumbnail), pooled(page.weights(head), block)
+    grid = page.overview(0)
+    weights = [page.weights(head) for head in page.heads()]
+    weights.append(np.mean(weights, 0))
+    expected = [-(each * np.log(each)).sum(1).mean() for each in weights]
+    assert np.allclose(grid["entropy"], expected, atol=1e-5) and (grid["sinks"] == -1).all()
+    assert np.allclose(grid["received"], [each.mean(0).max() for each in weights], atol=1e-5)
+    block = tuple(-(-each // 48) for each in shape)
+    assert (grid["counts"] == shape[1]).all() and (grid["starts"] == 0).all() and (grid["stops"] == shape[1]).all()
+    for thumbnail, each in zip(grid["thumbnails"], weights, strict=True):
+        found, whole = decoded(thumbnail), pooled(each, block)
         assert found.shape == whole.shape
         assert np.allclose(found, whole, rtol=0.035, atol=2.0**-24)
 
@@ -135,18 +141,18 @@ def test_a_large_matrix_is_pooled_with_its_sinks_apart() -> None:
     record.describe(Text(tuple(map(str, range(length))), special))
     page = exact(record)
     (head,) = page.described["heads"]
-    size, (_, sinks, _) = head["pooled"]["size"], page.overview(0)
-    assert size == 2 and sinks.tolist() == [33]
+    size, sinks = head["pooled"]["size"], page.overview(0)["sinks"]
+    assert size == [2, 2] and sinks.tolist() == [33]
     whole = page.weights(head)
     hidden = sorted({*special, 33})
     bare = whole.copy()
     bare[:, hidden] = 0
-    rows = -(-length // size)
+    rows = -(-length // 2)
     blocks = np.frombuffer(page.block(head["pooled"]["blocks"]), np.uint8).reshape(rows, rows)
     assert np.allclose(decoded(blocks), pooled(bare, size), rtol=0.035, atol=2.0**-24)
     apart = np.frombuffer(page.block(head["pooled"]["sinks"]), np.uint8).reshape(rows, len(hidden))
-    assert np.allclose(decoded(apart)[:, 2], pooled(whole[:, [33]], size)[:, 0], rtol=0.035, atol=2.0**-24)
-    assert np.allclose(np.frombuffer(page.block(head["rowMax"][1]), "<f4"), bare.max(1), atol=1e-6)
+    assert np.allclose(decoded(apart)[:, 2], pooled(whole[:, [33]], (2, 1))[:, 0], rtol=0.035, atol=2.0**-24)
+    assert np.allclose(page.rows(head)[1], bare.max(1), rtol=2**-10, atol=1e-6)
 
 
 def test_codes_are_steps_of_the_logarithm() -> None:
@@ -302,7 +308,7 @@ def test_our_decoder(tmp_path: Path) -> None:
     model = DecoderLM(DecoderLMConfig(20, width=16, layers=2, heads=4)).eval()
     with capture(model) as record, torch.no_grad():
         model(torch.arange(7)[None])
-    assert len(exact(record).described["heads"]) == 8
+    assert len(exact(record).heads()) == 8
 
 
 def test_damaged_records_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,3 +348,87 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, inner in pairs:
         yield (*at, key)
         yield from places(inner, (*at, key))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": masks.window(300, 20)}], ids=str)
+def test_a_matrix_too_large_to_read_whole(monkeypatch: pytest.MonkeyPatch, options: dict[str, object]) -> None:
+    """Evenly spaced queries stand for the others; log-sum-exps come in chunks, as exact as ever."""
+    L = 2100
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, heads, L, 8, generator=generator) * 2 for heads in (4, 2))
+    with capture() as record:
+        regard.attention(query, key, key, enable_gqa=True, **options)  # type: ignore[call-overload]
+    monkeypatch.setattr("regard.inspect._view.page._READ", 1000)
+    data = describe_page(record)
+    assert "show one of 2 queries" in data.described["note"]
+    (layer,), heads = data.described["layers"], data.described["heads"]
+    weights = record[0].weights(batch=0)
+    for number, head in enumerate(heads):
+        chunks = head["weights"]["lse"]
+        assert len(chunks) == 3
+        lse = np.concatenate([np.frombuffer(data.blocks[each](), "<f4") for each in chunks])
+        assert np.allclose(lse, record[0].lse()[0, number].numpy(), atol=1e-4)
+        at = torch.arange(1, L, 2)
+        rows = np.frombuffer(data.blocks[head["rows"]](), "<f2").reshape(3, L)
+        assert np.allclose(rows[0, 1::2], weights[number, at].amax(-1), rtol=2**-9, atol=1e-6)
+        assert (rows[:, 0::2] == rows[:, 1::2]).all()
+        assert head["pooled"]["size"] == [2, 2]
+        blocks = np.frombuffer(data.blocks[head["pooled"]["blocks"]](), np.uint8).reshape(L // 2, L // 2)
+        expected = weights[number, at].unflatten(1, (-1, 2)).amax(-1).numpy()
+        assert np.allclose(decoded(blocks), expected, rtol=0.035, atol=2.0**-24)
+    mean = np.frombuffer(data.blocks[layer["mean"]["rows"]](), "<f2").reshape(3, L)
+    assert np.allclose(mean[0, 1::2], weights.mean(0)[1::2].amax(-1), rtol=2**-9, atol=1e-6)
+
+
+def test_masked_pairs_differ_from_weights_of_zero() -> None:
+    gaps = torch.arange(81).view(9, 9) % 3 > 0
+    page = Page(str(attended(attn_mask=gaps, normalizer="sparsemax").to_html()))
+    for head in page.heads():
+        values = np.frombuffer(page.block(head["weights"]["block"]), "<f2").reshape(9, 9)
+        assert (np.signbit(values) == ~gaps.numpy()).all() and (values[gaps.numpy()] == 0).any()
+    grid = page.overview(0)
+    assert (grid["counts"] == gaps.sum(1).numpy()).all()
+    page = Page(str(attended(L=96, S=96, attn_mask=masks.window(4, 0)).to_html()))
+    grid, at = page.overview(0), np.arange(0, 96, 2)
+    assert (grid["starts"] == np.maximum(at - 4, 0)).all() and (grid["stops"] == at + 2).all()
+    assert (grid["counts"][2:] == 5).all()
+
+
+def test_words_of_a_text() -> None:
+    tokens = ["[CLS]", "un", "##believ", "##able", "!"]
+    (text,) = Page(str(attended(L=5, S=5).describe(tokens).to_html())).described["texts"]
+    assert text["tokens"] == tokens and text["labels"] == ["[CLS]", "un", "believ", "able", "!"]
+    assert text["words"] == [[0, 1], [1, 4], [4, 5]] and text["wordTexts"] == ["[CLS]", "unbelievable", "!"]
+    (text,) = Page(str(attended(L=3, S=3).describe(["a", "##b", "##c"]).to_html())).described["texts"]
+    assert text["wordTexts"] == ["abc"]
+    patches = Text(("Ġa", "x", "x", "b", "c"), (), Patches(PIXEL, 1, 2, 1))
+    (text,) = Page(str(attended(L=5, S=5).describe(patches).to_html())).described["texts"]
+    assert text["words"] == [[0, 1], [1, 2], [2, 3], [3, 5]]  # patches stay apart
+    (text,) = Page(str(attended(L=3, S=3).describe(["The", " un", "able"]).to_html())).described["texts"]
+    assert text["wordTexts"] == ["The", "unable"]
+    (text,) = Page(str(attended(L=2, S=2).describe(["a", "b"]).to_html())).described["texts"]
+    assert not {"labels", "words", "wordTexts"} & set(text)
+
+
+def test_every_sequence_and_run_and_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
+    model = nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False).eval()
+    with capture(model) as record, torch.no_grad():
+        for length in (4, 5):
+            model(torch.randn(3, length, 8))
+    page = Page(render_html(record, batch=1))
+    runs = page.described["runs"]
+    assert [(each["sequence"], each["run"]) for each in runs] == [(1, 1), (1, 0), (0, 1), (2, 1), (0, 0), (2, 0)]
+    for head in page.heads():
+        layer = page.layer(head)
+        expected = record.runs(layer["number"])[runs[layer["run"]]["run"]].weights(
+            batch=runs[layer["run"]]["sequence"], head=head["head"]
+        )
+        assert np.abs(page.weights(head) - expected.numpy()).max() < 1e-6
+    rolled = [head for head in page.described["heads"] if page.layer(head)["kind"] == "rollout"]
+    assert [page.described["runs"][page.layer(head)["run"]]["sequence"] for head in rolled] == [1, 0, 2]
+    assert np.abs(page.weights(rolled[1]) - rollout(record, batch=0).numpy()).max() < 1e-3
+    monkeypatch.setattr("regard.inspect._view.page._OTHERS", 10)
+    alone = Page(render_html(record, batch=1)).described
+    assert len(alone["runs"]) == 1 and "one of 6 sequences and runs" in alone["note"]
+    assert len(describe_page(record).described["runs"]) == 6

@@ -343,7 +343,7 @@ def words_of(tokens: Sequence[str], scheme: str | None = None) -> tuple[list[int
     """
     tokens = list(tokens)
     if scheme is None:
-        scheme = next((name for name, marks in _MARKS.items() if any(map(marks, tokens))), "none")
+        scheme = scheme_of(tokens)
     elif scheme not in _PARTS:
         raise unknown_name("words_of", "scheme", scheme, _PARTS)
     groups: list[int] = []
@@ -359,6 +359,17 @@ def words_of(tokens: Sequence[str], scheme: str | None = None) -> tuple[list[int
         ended = ends
     texts = (word.decode(errors="replace") for word in words)
     return groups, [text.strip() or text for text in texts]
+
+
+def scheme_of(tokens: Sequence[str]) -> str:
+    """Return how tokens mark word boundaries, as :func:`words_of` names it.
+
+    Examples
+    --------
+    >>> scheme_of(["un", "##believ", "##able"])
+    'wordpiece'
+    """
+    return next((name for name, marks in _MARKS.items() if any(map(marks, tokens))), "none")
 
 
 def _wordpiece(token: str) -> tuple[bool, bytes, bool]:

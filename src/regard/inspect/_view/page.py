@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
 from importlib.resources import files
@@ -23,12 +23,13 @@ from torch import Tensor
 
 from regard._utils.errors import rejected
 from regard._utils.files import write_out
-from regard.inspect._record.calls import AttentionCall
+from regard.inspect._record.calls import AttentionCall, dense_mask
 from regard.inspect._record.head_summary import summaries_of
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
+from regard.inspect._record.rollout import rollout
 from regard.inspect._record.summary import AttentionSummary
-from regard.inspect._record.texts import Patches, Text
+from regard.inspect._record.texts import Patches, Text, scheme_of, texts_of, words_of
 from regard.inspect._view.plots import Alignment, drawable
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ _EXACT, _LARGEST = 8 << 20, 1 << 24
 _SINK, _SMALL = 0.3, 3
 #: The most and the fewest queries that the summaries of heads read.
 _QUERIES, _FEWEST = 64, 16
+#: The largest record (bytes) all of whose sequences and runs go into a file.
+_OTHERS = 8 << 20
+#: The largest matrix (pairs) that is read whole for its overview, and how many queries share a block of log-sum-exps
+#: in a larger one.
+_READ, _CHUNK = 1 << 28, 1024
+#: The longest sequence with a rollout when blocks are loaded on demand, and in a file.
+_ROLLED, _ROLLED_INSIDE = 4096, 256
 
 
 @dataclass
@@ -53,11 +61,19 @@ class PageData:
     described: dict[str, Any]
     blocks: list[Callable[[], bytes]] = field(default_factory=list)
     _texts: dict[Text, int] = field(default_factory=dict)
+    _spans: dict[bytes, int] = field(default_factory=dict)
 
     def block(self, make: Callable[[], bytes]) -> int:
         """Add a block, and return its number."""
         self.blocks.append(make)
         return len(self.blocks) - 1
+
+    def span(self, bounds: Tensor) -> int:
+        """Return the number of a block of bounds, which layers with the same mask share."""
+        made = _bytes(bounds)
+        if made not in self._spans:
+            self._spans[made] = self.block(lambda: made)
+        return self._spans[made]
 
     def text(self, text: Text) -> int:
         """Return the number of a text; add it if it is new."""
@@ -66,8 +82,15 @@ class PageData:
             self.described["texts"].append(_text(text))
         return self._texts[text]
 
+    def add_note(self, note: str) -> None:
+        """Put a sentence in front of the footer, once."""
+        if note not in self.described["note"]:
+            self.described["note"] = f"{note} {self.described['note']}".strip()
 
-def page_data(shown: Sequence[Recording | Alignment], *, title: str, note: str, batch: int = 0) -> PageData:
+
+def page_data(
+    shown: Sequence[Recording | Alignment], *, title: str, note: str, batch: int = 0, served: bool = False
+) -> PageData:
     """Return the page's data for records or alignments.
 
     Parameters
@@ -75,60 +98,160 @@ def page_data(shown: Sequence[Recording | Alignment], *, title: str, note: str, 
     shown : sequence of Record or of Alignment
     title, note : str
     batch : int
-        Which sequence of a record's batch.
+        Which sequence of a record's batch the page opens on.
+    served : bool
+        Whether blocks are loaded on demand, so that the size of the page does not matter.
 
     Raises
     ------
     ValueError
         If there is nothing to show, texts do not match, or a matrix is too large to send whole.
     """
-    described: dict[str, Any] = {"version": 1, "title": title, "note": note, "records": [], "texts": []}
+    described: dict[str, Any] = {"version": 2, "title": title, "note": note, "records": [], "runs": [], "texts": []}
     data = PageData(described | {"layers": [], "heads": []})
     records = data.described["records"]
     for each in shown:
         if isinstance(each, Alignment):
             data.described["records"] = [""]
+            data.described["runs"] = [{"record": 0, "sequence": 0, "run": 0, "name": ""}]
             _add_alignment(data, each)
         else:
             records.append(each.title or f"record {len(records) + 1}")
-            for number, run in enumerate(each):
-                texts = each.texts_of(run, batch)
-                _add_layer(data, run, texts, {"record": len(records) - 1, "number": number}, batch)
-                _add_summaries(data, run, texts, batch)
+            _add_record(data, each, batch, served=served)
     if not data.described["heads"]:
         raise rejected("page", "record", "hold attention", "none")
     return data
 
 
+def _add_record(data: PageData, record: Recording, batch: int, *, served: bool) -> None:
+    """Add the runs of a record: first that of the given sequence, then the others if there is room for them."""
+    layers = [record.runs(layer) for layer in range(len(record))]
+    runs = max(map(len, layers), default=1)
+    sequences = max((run.shape[0] for each in layers for run in each), default=1)
+    if not 0 <= batch < (least := min((each[-1].shape[0] for each in layers), default=batch + 1)):
+        raise rejected("page", "batch", f"be below {least}, the batch size", batch)
+    wanted = [(sequence, run) for run in range(runs) for sequence in range(sequences)]
+    wanted.sort(key=lambda each: (each[0] != batch, each[1] != runs - 1, each))
+    if not served and record.nbytes > _OTHERS and len(wanted) > 1:
+        data.add_note(
+            f"This file holds one of {len(wanted)} sequences and runs; regard view and a notebook's widget show all."
+        )
+        wanted = wanted[:1]
+    for sequence, number in wanted:
+        # The last runs of all layers belong together.
+        found = [(at, each[number - runs]) for at, each in enumerate(layers) if len(each) >= runs - number]
+        found = [(at, run) for at, run in found if sequence < run.shape[0]]
+        place = {"record": len(data.described["records"]) - 1, "run": len(data.described["runs"])}
+        named = {"sequence": sequence, "run": number, "name": f"run {number + 1} of {runs}" if runs > 1 else ""}
+        data.described["runs"].append({"record": place["record"]} | named)
+        for at, run in found:
+            texts = _texts_of(record, run, sequence, strict=(sequence, number) == wanted[0])
+            _add_layer(data, run, texts, place | {"number": at}, sequence)
+            if (sequence, number) == wanted[0]:
+                _add_summaries(data, run, texts, sequence)
+        rolled = _rolled(record, served=served) if number == runs - 1 else None
+        if rolled is not None:
+            _add_rollout(data, record, record.texts_of(rolled, sequence), place | {"number": len(layers)}, sequence)
+
+
+def _texts_of(record: Recording, run: LayerRecord, sequence: int, *, strict: bool) -> tuple[Text, Text]:
+    """Return the texts of a run; an earlier run of another length shows the numbers of its tokens."""
+    try:
+        return record.texts_of(run, sequence)
+    except ValueError:
+        if strict:
+            raise
+        return texts_of((), run)
+
+
+def _rolled(record: Recording, *, served: bool) -> LayerRecord | None:
+    """Return a layer of a record that rollout applies to; None if it does not, or its matrix is too large."""
+    runs = list(record)
+    most = _ROLLED if served else _ROLLED_INSIDE
+    apart = any(isinstance(run, AttentionSummary) or run.kind != "self" or run.windows > 1 for run in runs)
+    if len(runs) < 2 or apart or len({run.shape[2:] for run in runs}) > 1 or runs[0].shape[2] != runs[0].shape[3]:
+        return None
+    signed = any(each.given is not None for run in runs if isinstance(run, AttentionRecord) for each in run.calls)
+    return None if signed or runs[0].shape[3] > most else runs[0]
+
+
+def _add_rollout(
+    data: PageData, record: Recording, texts: tuple[Text, Text], place: dict[str, int], batch: int
+) -> None:
+    S = len(texts[1].tokens)
+    weights = cache(lambda: rollout(record, batch=batch))
+    compute = partial(overview, lambda first, last: weights()[None, first:last], (1, S, S))
+    lazy = _LazyOverview(compute, _no_sinks, ())
+    texts_at = {"queries": data.text(texts[0]), "keys": data.text(texts[1])}
+    name = "Rollout: how much each output depends on each input through all layers"
+    layer = place | {"name": name, "kind": "rollout", "shape": [S, S]} | texts_at
+    _add_whole(data, layer, lazy, [_table(data, weights, None)])
+
+
 def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place: dict[str, int], batch: int) -> None:
-    B, H, L, S = run.shape
-    if not 0 <= batch < B:
-        raise rejected("page", "batch", f"be below {B}, the batch size", batch)
+    _, H, L, S = run.shape
     if min(L, S) == 0:
         raise rejected("page", run.name or "the layer", "have queries and keys", f"{L} queries and {S} keys")
     queries, keys = texts
-
-    def sinks() -> list[int | None]:
-        largest, at = (run.received()[batch] / L).max(-1)
-        least = _SINK if min(L, S) > _SMALL else math.inf
-        return [key if share > least else None for share, key in zip(largest.tolist(), at.tolist())]
-
-    if isinstance(run, AttentionSummary):
-        compute = partial(summary_overview, run, batch)
-    else:
-        compute = partial(overview, lambda first, last: run.weights(batch=batch, rows=slice(first, last)), (H, L, S))
-    lazy = _LazyOverview(compute, sinks, keys.special)
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at
     if isinstance(run, AttentionSummary):
+        lazy = _LazyOverview(
+            partial(summary_overview, run, batch),
+            partial(_received, run, batch),
+            keys.special,
+            small=min(L, S) <= _SMALL,
+        )
         thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
-        _add_heads(data, layer, lazy, _largest(data, run, batch), thumbnail, size, is_pooled=True)
+        _add_heads(data, layer, lazy, _largest(data, run, batch), thumbnail, (size, size), is_pooled=True)
         return
     assert isinstance(run, AttentionRecord)
-    weights = _products(data, run, batch)
+
+    def rows(first: int, last: int) -> Tensor:
+        weights = run.weights(batch=batch, rows=slice(first, last))
+        return torch.cat([weights, weights.mean(0, keepdim=True)]) if H > 1 else weights
+
+    spans = _spans(run, batch)
+    masked = cache(lambda: _masked(run, batch)) if spans is None else None
+
+    def seen() -> Tensor | None:
+        if spans is not None:
+            return torch.stack([*spans, (spans[1] - spans[0]).clamp_min(0)])
+        assert masked is not None
+        hidden = masked()
+        if hidden is None:
+            return None
+        visible, at = (~hidden).any(0), torch.arange(1, S + 1)
+        stop = (visible * at).amax(-1)
+        start = torch.where(visible, at, S + 1).amin(-1) - 1
+        return torch.stack([start, stop, visible.sum(-1)])
+
+    large = spans is not None and L * S > _READ and run.calls[0].sinks is None
+    sampled = _Sampled(run, batch, spans, pooled_block(L)) if spans is not None and large else None
+    weights = None if spans is None else _products(data, run, batch, spans, sampled)
     if weights is None:
-        weights = [_table(data, partial(run.weights, batch=batch, head=head), run) for head in range(H)]
-    _add_whole(data, layer, lazy, weights)
+        weights = [_table(data, partial(_marked, run, batch, head, masked), run) for head in range(H)]
+    compute: Callable[[Sequence[Sequence[int]]], Overview] = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
+    received: Callable[[], tuple[Tensor, Tensor]] = partial(_received, run, batch)
+    if sampled is not None:
+        compute, received = sampled.overview, sampled.received
+        data.add_note(f"From afar, the largest matrices show one of {sampled.every} queries; zoomed in, they show all.")
+    lazy = _LazyOverview(compute, received, keys.special, small=min(L, S) <= _SMALL)
+    _add_whole(data, layer | {"mean": H > 1}, lazy, weights)
+
+
+def _received(run: LayerRecord, batch: int) -> tuple[Tensor, Tensor]:
+    """Return, for each head and for their mean, the share of the key that receives most, and the key."""
+    received = run.received()[batch] / run.shape[2]
+    if isinstance(run, AttentionRecord) and len(received) > 1:
+        received = torch.cat([received, received.mean(0, keepdim=True)])
+    largest, at = received.max(-1)
+    return largest, at
+
+
+def _no_sinks() -> tuple[Tensor, Tensor]:
+    """Return that no key of a single matrix is a sink."""
+    return torch.zeros(1), torch.zeros(1, dtype=torch.long)
 
 
 def _add_summaries(data: PageData, run: LayerRecord, texts: tuple[Text, Text], batch: int) -> None:
@@ -144,10 +267,10 @@ def _add_alignment(data: PageData, alignment: Alignment) -> None:
     L, S = alignment.weights.shape
     weights = alignment.weights.detach().float().cpu()
     compute = partial(overview, lambda first, last: weights[None, first:last], (1, L, S))
-    lazy = _LazyOverview(compute, lambda: [None], ())
+    lazy = _LazyOverview(compute, _no_sinks, ())
     queries, keys = Text(alignment.target), Text(alignment.source, patches=alignment.patches)
     layer = {
-        "record": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
+        "record": 0, "run": 0, "number": len(data.described["layers"]), "name": alignment.title, "kind": "picture",
         "queries": data.text(queries), "keys": data.text(keys), "shape": [L, S],
     }  # fmt: skip
     table = _table(data, lambda: weights, None) | {"signed": bool((weights < 0).any())}
@@ -158,54 +281,65 @@ def _add_alignment(data: PageData, alignment: Alignment) -> None:
 class _LazyOverview:
     """A layer's overview and its sinks, computed on first use."""
 
-    compute: Callable[[list[list[int]]], Overview]
-    find_sinks: Callable[[], list[int | None]]
+    compute: Callable[[Sequence[Sequence[int]]], Overview]
+    find_received: Callable[[], tuple[Tensor, Tensor]]
     special: tuple[int, ...]
+    small: bool = False
 
     @cached_property
-    def sinks(self) -> list[int | None]:
-        return self.find_sinks()
+    def received(self) -> tuple[Tensor, Tensor]:
+        return self.find_received()
+
+    @cached_property
+    def sinks(self) -> list[int]:
+        """The sink of each head; −1 where there is none."""
+        share, at = self.received
+        return torch.where((share > _SINK) & (not self.small), at, -1).tolist()
 
     @cached_property
     def all(self) -> Overview:
-        hidden = [sorted({*self.special, *([] if sink is None else [sink])}) for sink in self.sinks]
-        return self.compute(hidden)
+        return self.compute([sorted({*self.special, *([sink] if sink >= 0 else [])}) for sink in self.sinks])
 
     def encoded(self) -> bytes:
-        """Return entropies, sinks and thumbnails, concatenated."""
-        sinks = torch.tensor([-1 if each is None else each for each in self.sinks], dtype=torch.int32)
-        return _bytes(self.all.entropy) + _bytes(sinks) + _bytes(self.all.thumbnails)
+        """Return what the page's grid needs, concatenated."""
+        found = self.all
+        numbers = torch.stack([found.entropy, self.received[0].float().cpu(), found.diagonal])
+        sinks = torch.tensor(self.sinks, dtype=torch.int32)
+        parts = (numbers, sinks, found.spans.int(), found.spread, found.thumbnails)
+        return b"".join(map(_bytes, parts))
+
+    def rows(self, head: int) -> bytes:
+        """Return the largest weight of each row, with and without sinks, and its entropy."""
+        found = self.all
+        return _bytes(torch.stack([found.row_max[head], found.bare_max[head], found.row_entropy[head]]), torch.float16)
 
 
 def _add_whole(data: PageData, layer: dict[str, Any], lazy: _LazyOverview, weights: list[dict[str, Any]]) -> None:
     """Add heads with complete matrices."""
     L, S = layer["shape"]
-    thumbnail, size = [-(-each // thumbnail_block(L, S)) for each in (L, S)], pooled_block(L, S)
-    _add_heads(data, layer, lazy, weights, thumbnail, size, is_pooled=size > 1)
+    thumbnail = [-(-each // thumbnail_block(each)) for each in (L, S)]
+    size = pooled_block(L), pooled_block(S)
+    _add_heads(data, layer, lazy, weights, thumbnail, size, is_pooled=max(size) > 1)
 
 
 def _add_heads(
     data: PageData, layer: dict[str, Any], lazy: _LazyOverview, weights: list[dict[str, Any]],
-    thumbnail: Sequence[int], size: int, *, is_pooled: bool,
+    thumbnail: Sequence[int], size: tuple[int, int], *, is_pooled: bool,
 ) -> None:  # fmt: skip
     number = len(data.described["layers"])
-    data.described["layers"].append(layer | {"overview": data.block(lazy.encoded), "thumbnail": list(thumbnail)})
-    for head, described in enumerate(weights):
-        largest = [
-            data.block(lambda head=head: _bytes(lazy.all.row_max[head])),
-            data.block(lambda head=head: _bytes(lazy.all.bare_max[head])),
-        ]
+
+    def facts(head: int) -> dict[str, Any]:
         pooled = None
         if is_pooled:
-            blocks = data.block(lambda head=head: _bytes(lazy.all.pooled[head]))
-            pooled = {
-                "size": size,
-                "blocks": blocks,
-                "sinks": data.block(lambda head=head: _bytes(lazy.all.sinks[head])),
-            }
-        data.described["heads"].append(
-            {"layer": number, "head": head, "rowMax": largest, "weights": described, "pooled": pooled}
-        )
+            blocks = data.block(lambda: _bytes(lazy.all.pooled[head]))
+            pooled = {"size": list(size), "blocks": blocks, "sinks": data.block(lambda: _bytes(lazy.all.sinks[head]))}
+        return {"rows": data.block(partial(lazy.rows, head)), "pooled": pooled}
+
+    layer = layer | {"overview": data.block(lazy.encoded), "thumbnail": list(thumbnail)}
+    data.described["layers"].append(layer)
+    for head, described in enumerate(weights):
+        data.described["heads"].append({"layer": number, "head": head, "weights": described} | facts(head))
+    layer["mean"] = facts(len(weights)) if layer.get("mean") else None
 
 
 def _sinks(call: AttentionCall, batch: int) -> Tensor:
@@ -215,7 +349,119 @@ def _sinks(call: AttentionCall, batch: int) -> Tensor:
     return call.sinks.float().expand(B, H, L)[batch]
 
 
-def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str, Any]] | None:
+def _spans(run: AttentionRecord, batch: int) -> tuple[Tensor, Tensor] | None:
+    """Return the first visible key of each query and the one after its last; None for other masks."""
+    found = [each.intervals() for each in run.calls]
+    starts, stops = ([each[i][batch] + call.first for each, call in zip(found, run.calls) if each] for i in (0, 1))
+    return None if len(starts) < len(run.calls) else (torch.cat(starts), torch.cat(stops))
+
+
+def _masked(run: AttentionRecord, batch: int) -> Tensor | None:
+    """Return which pairs (H, L, S) are masked, (1, L, S) if heads share one mask; None if the calls do not say."""
+    S, parts = run.shape[3], []
+    for call in run.calls:
+        if call.given is not None or call.order != 0:
+            return None
+        L, keys = call.query.shape[2], call.key.shape[2]
+        mask = dense_mask(call)
+        hidden = torch.zeros(1, L, keys, dtype=torch.bool)
+        if mask is not None:
+            mask = mask[batch if mask.shape[0] > 1 else 0].cpu()
+            least = None if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+            hidden = (~mask if least is None else mask <= least).expand(-1, L, keys)
+        if call.is_causal:
+            hidden = hidden | torch.ones(L, keys, dtype=torch.bool).triu(1)
+        parts.append(F.pad(hidden, (call.first, S - call.first - keys), value=True))
+    parts = [each[:1] if bool((each == each[:1]).all()) else each for each in parts]
+    heads = max(len(each) for each in parts)
+    return torch.cat([each.expand(heads, -1, -1) for each in parts], 1)
+
+
+def _marked(run: AttentionRecord, batch: int, head: int, masked: Callable[[], Tensor | None] | None) -> Tensor:
+    """Return a head's weights, with −0 for those that are masked."""
+    weights = run.weights(batch=batch, head=head)
+    hidden = None if masked is None else masked()
+    if hidden is None:
+        return weights
+    return torch.where(hidden[head % len(hidden)] & (weights == 0), -0.0, weights)
+
+
+@dataclass
+class _Sampled:
+    """Some queries of a softmax of dot products that is too large to read whole, evenly spaced."""
+
+    run: AttentionRecord
+    batch: int
+    spans: tuple[Tensor, Tensor]
+    every: int
+
+    @cached_property
+    def key(self) -> Tensor:
+        return self.run.key[self.batch].float()
+
+    @cached_property
+    def query(self) -> Tensor:
+        return torch.cat([each.query[self.batch] for each in self.run.calls], 1)
+
+    def scored(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores (H, n, s) of n queries, up to the last key that they see, and their log-sum-exp (H, n)."""
+        call, (G, _, E) = self.run.calls[0], self.key.shape
+        start, stop = (each[at, None] for each in self.spans)
+        keys = torch.arange(int(stop.max()))
+        query = self.query[:, at].float() * (1 / math.sqrt(E) if call.scale is None else call.scale)
+        scores = (query.unflatten(0, (G, -1)) @ self.key[:, None, : len(keys)].mT).flatten(0, 1)
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        scores = scores.masked_fill_((keys < start) | (keys >= stop), -math.inf)
+        return scores, scores.logsumexp(-1)
+
+    def lse(self, head: int, first: int) -> bytes:
+        """Return the log-sum-exps of a chunk of a head's queries."""
+        return _bytes(self._chunk(first)[head])
+
+    def _chunk(self, first: int) -> Tensor:
+        if first not in self._chunks:
+            at = torch.arange(first, min(first + _CHUNK, self.query.shape[1]))
+            self._chunks[first] = torch.cat([self.scored(each)[1] for each in at.split(self._step)], 1)
+        return self._chunks[first]
+
+    def __post_init__(self) -> None:
+        self._chunks: dict[int, Tensor] = {}
+        self._step = max(_AT_ONCE // (self.run.shape[1] * self.run.shape[3]), 1)
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self.every // 2, self.query.shape[1], self.every)
+
+    def rows(self, at: Tensor) -> Tensor:
+        """Return the weights of queries (H, n, S), and their mean over heads as the last."""
+        scores, lse = self.scored(at)
+        weights = torch.where(lse.isinf()[..., None], 0.0, (scores - lse[..., None]).exp_())
+        weights = F.pad(weights, (0, self.key.shape[1] - weights.shape[-1]))
+        return torch.cat([weights, weights.mean(0, keepdim=True)]) if len(weights) > 1 else weights
+
+    def received(self) -> tuple[Tensor, Tensor]:
+        """Estimate the share of the key that receives most, and which it is, from few queries."""
+        at = self.positions[:: max(len(self.positions) // 256, 1)]
+        total = torch.stack([self.rows(each).sum(1) for each in at.split(self._step)]).sum(0)
+        share, key = (total / len(at)).max(-1)
+        return share, key
+
+    def overview(self, hidden: Sequence[Sequence[int]]) -> Overview:
+        """Return the overview of these queries, each for those around it."""
+        at, (_, H, L, S) = self.positions, self.run.shape
+        starts, stops = (each[at] for each in self.spans)
+        seen = torch.stack([starts, stops, (stops - starts).clamp_min(0)])
+        shape = H + (H > 1), len(at), S
+        found = overview(lambda first, last: self.rows(at[first:last]), shape, hidden, seen=lambda: seen)
+        of = torch.arange(L).div(self.every, rounding_mode="floor").clamp_max(len(at) - 1)
+        names = ("row_max", "bare_max", "row_entropy")
+        return replace(found, **{name: getattr(found, name)[:, of] for name in names})
+
+
+def _products(
+    data: PageData, run: AttentionRecord, batch: int, spans: tuple[Tensor, Tensor], sampled: _Sampled | None
+) -> list[dict[str, Any]] | None:
     """Describe each head by its queries and keys; None if its weights are not exp(score − lse) of dot products."""
     calls = run.calls
     first = calls[0]
@@ -230,10 +476,6 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
             or (each.scale, each.softcap) != (first.scale, first.softcap)
         ):
             return None
-    spans = [_span(each, batch) for each in calls]
-    starts, stops = ([each[i] + call.first for each, call in zip(spans, calls) if each] for i in (0, 1))
-    if len(starts) < len(calls):
-        return None
     dtype = torch.float32 if run.nbytes <= _EXACT and first.query.dtype == torch.float32 else torch.float16
 
     def queries(head: int) -> bytes:
@@ -246,13 +488,18 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
             return found
         return torch.logaddexp(found, torch.cat([_sinks(each, batch) for each in calls], 1))
 
-    span = [data.block(partial(_bytes, torch.cat(each).int())) for each in (starts, stops)]
+    def lse_at(head: int) -> int | list[int]:
+        if sampled is None:
+            return data.block(lambda: _bytes(lse()[head]))
+        return [data.block(partial(sampled.lse, head, at)) for at in range(0, run.shape[2], _CHUNK)]
+
+    span = [data.span(each.int()) for each in spans]
     groups = [data.block(partial(_bytes, run.key[batch, group], dtype)) for group in range(G)]
     return [
         {
             "kind": "products", "key": groups[head * G // H],
             "query": data.block(partial(queries, head)),
-            "lse": data.block(lambda head=head: _bytes(lse()[head])), "start": span[0], "stop": span[1], "width": E,
+            "lse": lse_at(head), "start": span[0], "stop": span[1], "width": E,
             "format": "float32" if dtype == torch.float32 else "float16",
             "scale": 1 / math.sqrt(E) if first.scale is None else float(first.scale),
             "softcap": None if first.softcap is None else float(first.softcap),
@@ -263,12 +510,10 @@ def _products(data: PageData, run: AttentionRecord, batch: int) -> list[dict[str
 
 def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str, Any]]:
     """Describe each head of a summary by the largest weights of each query."""
-    note = (
+    data.add_note(
         f"Summaries show only the {run.k} largest weights of each query; zoomed out, they show the largest weight "
         "of each block."
     )
-    if note not in data.described["note"]:
-        data.described["note"] = f"{note} {data.described['note']}".strip()
     top = run.topk(run.k)
     return [
         {
@@ -278,12 +523,6 @@ def _largest(data: PageData, run: AttentionSummary, batch: int) -> list[dict[str
         }
         for head in range(run.shape[1])
     ]  # fmt: skip
-
-
-def _span(call: AttentionCall, batch: int) -> tuple[Tensor, Tensor] | None:
-    """Return the first visible key of each query of a sequence and the one after its last; None for other masks."""
-    found = call.intervals()
-    return None if found is None else (found[0][batch], found[1][batch])
 
 
 def _table(data: PageData, weights: Callable[[], Tensor], run: LayerRecord | None) -> dict[str, Any]:
@@ -303,11 +542,11 @@ def _bytes(values: Tensor, dtype: torch.dtype | None = None) -> bytes:
 
 
 def _text(text: Text) -> dict[str, Any]:
-    described: dict[str, Any] = {"tokens": list(text.tokens), "special": list(text.special), "image": None}
+    described: dict[str, Any] = {"tokens": list(text.tokens), "special": list(text.special)}
     if text.seconds:
         described["seconds"] = [None if each is None else list(each) for each in text.seconds]
     if not text.patches:
-        return described
+        return described | _words(text, set())
     images: dict[tuple[str, bytes], dict[str, Any]] = {}
     places: list[dict[str, Any] | None] = [None] * len(text.tokens)
     for patches in text.patches:
@@ -321,14 +560,33 @@ def _text(text: Text) -> dict[str, Any]:
         for place in patches.places():
             rectangle = {name: round(getattr(place, name), 2) for name in ("x", "y", "width", "height")}
             places[place.token] = shared | rectangle
-    first = text.patches[0]
-    if len(text.patches) == 1 and first.box is None and first.step is None:
-        described["image"] = {"source": _address(first), "rows": first.rows, "cols": first.cols, "first": first.first}
-    return described | {"images": list(images.values()), "places": places}
+    placed = {at for at, each in enumerate(places) if each is not None}
+    return described | {"images": list(images.values()), "places": places} | _words(text, placed)
 
 
 def _address(patches: Patches) -> str:
     return f"data:{patches.media_type};base64,{base64.b64encode(patches.image).decode()}"
+
+
+def _words(text: Text, placed: set[int]) -> dict[str, Any]:
+    """Return how tokens read without their tokenizer's marks, and the words that they form; nothing without marks.
+
+    Patches of an image (``placed``) stay apart.
+    """
+    tokens = [each.encode(errors="replace").decode() for each in text.tokens]
+    scheme = scheme_of(tokens)
+    if scheme == "none":
+        if not any(each[:1] == " " and each.strip() for each in tokens):
+            return {}
+        tokens, scheme = [each.replace(" ", "▁") for each in tokens], "sentencepiece"
+    alone = {each: words_of([each], scheme)[1][0] for each in set(tokens)}
+    labels = [each if "�" in alone[each] else alone[each] for each in tokens]
+    groups, words = words_of(tokens, scheme)
+    apart = [(group, i if i in placed else -1) for i, group in enumerate(groups)]
+    starts = [i for i, each in enumerate(apart) if i == 0 or each != apart[i - 1]]
+    ranges = [[first, last] for first, last in zip(starts, [*starts[1:], len(groups)])]
+    texts = [words[groups[first]] if first not in placed else labels[first] for first in starts]
+    return {"labels": labels, "words": ranges, "wordTexts": texts}
 
 
 # An overview of a matrix of any size: the entropy of its rows, and the largest weights of blocks ----------------------
@@ -344,14 +602,20 @@ _LEAST = -24
 
 @dataclass(frozen=True)
 class Overview:
-    """An overview of a layer's heads.
+    """An overview of a layer's heads, the last of which may be their mean.
 
     Attributes
     ----------
     entropy : Tensor (H,)
         The mean entropy of the rows, in nats.
-    row_max, bare_max : Tensor (H, L)
-        The largest weight of each row, with and without sinks.
+    diagonal : Tensor (H,)
+        The mean weight within one position of the query's own; NaN unless queries and keys are as many.
+    row_max, bare_max, row_entropy : Tensor (H, L)
+        The largest weight of each row, with and without sinks, and its entropy in nats.
+    spans : Tensor (3, rows)
+        The first key that queries of each row of a thumbnail see, the one after the last, and their mean number.
+    spread : Tensor (H, rows) of uint8
+        The mean entropy of each row of a thumbnail, in 255ths of the logarithm of the number of keys.
     thumbnails : Tensor (H, rows, cols) of uint8
         The largest weights of the blocks of a thumbnail, as :func:`codes`.
     pooled : Tensor (H, rows, cols) of uint8
@@ -361,8 +625,12 @@ class Overview:
     """
 
     entropy: Tensor
+    diagonal: Tensor
     row_max: Tensor
     bare_max: Tensor
+    row_entropy: Tensor
+    spans: Tensor
+    spread: Tensor
     thumbnails: Tensor
     pooled: Tensor
     sinks: tuple[Tensor, ...]
@@ -377,19 +645,20 @@ def codes(weights: Tensor) -> Tensor:
     return torch.where(weights.abs() < 2.0**_LEAST, 0, steps.clamp(1, 255)).to(torch.uint8)
 
 
-def thumbnail_block(L: int, S: int) -> int:
-    """Return the number of cells along the side of a thumbnail's block."""
-    return max(-(-max(L, S) // _THUMBNAIL), 1)
+def thumbnail_block(length: int) -> int:
+    """Return how many of a side's cells a block of a thumbnail covers."""
+    return max(-(-length // _THUMBNAIL), 1)
 
 
-def pooled_block(L: int, S: int) -> int:
-    """Return the number of cells along the side of a pooled block: a power of two, 1 for small matrices."""
-    return 1 if max(L, S) <= _POOLED else 1 << (max(L, S) - 1).bit_length() - _POOLED.bit_length() + 1
+def pooled_block(length: int) -> int:
+    """Return how many of a side's cells a pooled block covers: a power of two, 1 for a short side."""
+    return 1 if length <= _POOLED else 1 << (length - 1).bit_length() - _POOLED.bit_length() + 1
 
 
 def overview(
-    rows: Callable[[int, int], Tensor], shape: tuple[int, int, int], hidden: Sequence[Sequence[int]]
-) -> Overview:
+    rows: Callable[[int, int], Tensor], shape: tuple[int, int, int], hidden: Sequence[Sequence[int]],
+    seen: Callable[[], Tensor | None] = lambda: None,
+) -> Overview:  # fmt: skip
     """Read a layer's matrices once, some rows at a time.
 
     Parameters
@@ -400,31 +669,72 @@ def overview(
         H, L and S.
     hidden : sequence of sequences of int
         For each head, the keys that are sinks, sorted.
+    seen : callable
+        Returns the first key that each query sees, the one after its last, and how many it sees (3, L); None if all.
     """
     H, L, S = shape
-    size, small = pooled_block(L, S), thumbnail_block(L, S)
-    entropy = torch.zeros(H)
-    row_max, bare_max = torch.zeros(H, L), torch.zeros(H, L)
-    thumbnails = torch.zeros(H, -(-L // small), -(-S // small))
-    pooled = torch.zeros(H, -(-L // size) if size > 1 else 0, -(-S // size))
+    size, small = (pooled_block(L), pooled_block(S)), (thumbnail_block(L), thumbnail_block(S))
+    diagonal = torch.zeros(H) if L == S else torch.full((H,), math.nan)
+    row_max, bare_max, row_entropy = (torch.zeros(H, L) for _ in range(3))
+    thumbnails = torch.zeros(H, -(-L // small[0]), -(-S // small[1]))
+    large = max(size) > 1
+    pooled = torch.zeros(H, -(-L // size[0]) if large else 0, -(-S // size[1]))
     sinks = [torch.zeros(pooled.shape[1], len(each)) for each in hidden]
     step = max(_AT_ONCE // (H * S), 1)
     for first in range(0, L, step):
         last = min(first + step, L)
         weights = rows(first, last).float().abs()
-        entropy += torch.special.entr(weights).sum((1, 2))
+        row_entropy[:, first:last] = torch.special.entr(weights).sum(2)
         row_max[:, first:last] = weights.amax(2)
+        if L == S:
+            for offset in (-1, 0, 1):
+                diagonal += weights.diagonal(first + offset, 1, 2).sum(1)
         _fold(thumbnails, first, small, weights)
         for head, columns in enumerate(hidden):
             if columns:
-                if size > 1:
-                    _fold(sinks[head][None], first, size, weights[head : head + 1, :, list(columns)], across=1)
+                if large:
+                    _fold(sinks[head][None], first, (size[0], 1), weights[head : head + 1, :, list(columns)])
                 weights[head, :, list(columns)] = 0
         bare_max[:, first:last] = weights.amax(2)
-        if size > 1:
+        if large:
             _fold(pooled, first, size, weights)
-    entropy /= max(L, 1)
-    return Overview(entropy, row_max, bare_max, codes(thumbnails), codes(pooled), tuple(map(codes, sinks)))
+    diagonal /= max(L, 1)
+    spans, spread = _spread(row_entropy, _all_of(L, S) if (some := seen()) is None else some.cpu(), thumbnails.shape[1])
+    return Overview(
+        row_entropy.sum(1) / max(L, 1), diagonal, row_max, bare_max, row_entropy, spans, spread,
+        codes(thumbnails), codes(pooled), tuple(map(codes, sinks)),
+    )  # fmt: skip
+
+
+def _all_of(L: int, S: int) -> Tensor:
+    """Return the first key, the one after the last, and the number of keys (3, L) of queries that see all."""
+    return torch.tensor([0, S, S])[:, None].expand(3, L)
+
+
+def _spread(entropy: Tensor, seen: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return which keys queries see in each row of a thumbnail (3, rows), and how even they are (H, rows).
+
+    Parameters
+    ----------
+    entropy : Tensor (H, L)
+    seen : Tensor (3, L)
+        The first key that each query sees, the one after its last, and how many it sees.
+    rows : int
+    """
+    L = seen.shape[1]
+    if L == 0:
+        return torch.zeros(3, 0), torch.zeros(len(entropy), 0, dtype=torch.uint8)
+    at = torch.arange(L) // -(-L // rows)
+    starts, stops, counts = seen.float()
+    share = (entropy / counts.clamp_min(2).log()).clamp(0, 1)
+    size = torch.bincount(at, minlength=rows)
+    spread = torch.zeros(len(entropy), rows).index_add(1, at, share) / size
+    found = torch.stack([
+        torch.zeros(rows).scatter_reduce(0, at, starts, "amin", include_self=False),
+        torch.zeros(rows).scatter_reduce(0, at, stops, "amax", include_self=False),
+        torch.zeros(rows).index_add(0, at, counts) / size,
+    ])  # fmt: skip
+    return found, (255 * spread).round().to(torch.uint8)
 
 
 def summary_thumbnail(run: AttentionSummary) -> Level:
@@ -442,17 +752,23 @@ def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequenc
         for each, at, columns in zip(weights, keys, hidden)
     ])  # fmt: skip
     sinks = tuple(torch.zeros(base.shape[1], len(columns), dtype=torch.uint8) for columns in hidden)
-    entropy, small = run.entropy()[batch].mean(-1), summary_thumbnail(run).max[batch]
-    return Overview(entropy, weights.amax(-1), bare, codes(small), codes(base), sinks)
+    entropy, small = run.entropy()[batch].float(), summary_thumbnail(run).max[batch]
+    H, L = entropy.shape
+    spans, spread = _spread(entropy, _all_of(L, run.shape[3]), small.shape[1])
+    apart = (keys - torch.arange(L)[:, None]).abs() <= 1
+    near = (weights * apart).sum((1, 2)) / L if run.shape[3] == L else torch.full((H,), math.nan)
+    return Overview(
+        entropy.mean(-1), near, weights.amax(-1), bare, entropy, spans, spread, codes(small), codes(base), sinks
+    )
 
 
-def _fold(into: Tensor, first: int, size: int, weights: Tensor, across: int | None = None) -> None:
+def _fold(into: Tensor, first: int, size: tuple[int, int], weights: Tensor) -> None:
     """Update the largest weights of blocks with more rows."""
-    across = size if across is None else across
+    down, across = size
     blocks = F.pad(weights, (0, -weights.shape[-1] % across)).unflatten(-1, (-1, across)).amax(-1)
-    lead = first % size  # earlier rows of the first block
-    blocks = F.pad(blocks, (0, 0, lead, -(lead + blocks.shape[1]) % size)).unflatten(1, (-1, size)).amax(2)
-    at = slice(first // size, first // size + blocks.shape[1])
+    lead = first % down  # earlier rows of the first block
+    blocks = F.pad(blocks, (0, 0, lead, -(lead + blocks.shape[1]) % down)).unflatten(1, (-1, down)).amax(2)
+    at = slice(first // down, first // down + blocks.shape[1])
     torch.maximum(into[:, at], blocks, out=into[:, at])
 
 
@@ -501,7 +817,7 @@ def render_html(
     >>> "u003c" in page, "src=" in page, "connect-src" in page
     (True, False, False)
     """
-    data = describe_page(shown, heading=heading, note=note, batch=batch)
+    data = describe_page(shown, heading=heading, note=note, batch=batch, served=False)
     made: dict[int, str] = {}
     total = 0
     for number, block in enumerate(data.blocks):
@@ -534,9 +850,10 @@ def save_html(
 
 
 def describe_page(
-    shown: Recording | Sequence[Recording] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0
-) -> PageData:
-    """Return the data of a page for records or alignments."""
+    shown: Recording | Sequence[Recording] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0,
+    served: bool = True,
+) -> PageData:  # fmt: skip
+    """Return the data of a page for records or alignments, whose blocks are loaded on demand or written to a file."""
     if isinstance(shown, Recording):
         shown = [shown]
     if all(isinstance(each, Alignment) for each in shown):
@@ -544,7 +861,7 @@ def describe_page(
         title = "Alignments"
     else:
         title = " and ".join(each.title for each in shown if each.title) or "Attention"
-    return page_data(shown, title=heading or title, note=f"{note} {HONEST}".strip(), batch=batch)
+    return page_data(shown, title=heading or title, note=f"{note} {HONEST}".strip(), batch=batch, served=served)
 
 
 def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:

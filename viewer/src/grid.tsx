@@ -1,0 +1,243 @@
+// All heads as small pictures: a row for each layer, a column for each head.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { DECODED } from "./blocks";
+import { along, palette, type Scale, shade, type Theme } from "./colors";
+import { type Contents, type Item, type Overview, type Section, thumbnail } from "./overview";
+import type { Layer, Page } from "./schema";
+
+export type Order = "layer" | "entropy" | "offDiagonal" | "sink" | "like" | "label";
+export const ORDERS: Record<Order, string> = {
+  layer: "by layer",
+  entropy: "sharpest first",
+  offDiagonal: "furthest from the diagonal first",
+  sink: "largest share on one key first",
+  like: "most like the chosen head first",
+  label: "by what heads do",
+};
+
+interface Props {
+  page: Page;
+  contents: Contents;
+  run: number;
+  /** What is known of each layer, as far as it has come. */
+  overviews: (Overview | null)[];
+  scale: Scale;
+  theme: Theme;
+  order: Order;
+  chosen: number;
+  compared: number | null;
+  /** Whether the chosen head was opened. */
+  visited: boolean;
+  onChoose(item: number): void;
+  onCompare(item: number | null): void;
+}
+
+/** Return the number that heads are sorted by, and what it says; lower comes first. */
+function score(order: Order, page: Page, item: Item, overview: Overview | null, chosen: Item, other: Overview | null): [number, string] {
+  if (!overview) return [Infinity, ""];
+  const { at } = item;
+  if (order === "offDiagonal") return [overview.diagonal[at], `${(1 - overview.diagonal[at]).toFixed(2)} away`];
+  if (order === "sink") return [-overview.received[at], `${overview.received[at].toFixed(2)} on one`];
+  if (order === "like" && other) {
+    const likeness = correlation(page, item, overview, chosen, other);
+    return [-likeness, likeness > -1 ? `r ${likeness.toFixed(2)}` : "other size"];
+  }
+  return [overview.entropy[at], `${overview.entropy[at].toFixed(2)} nats`];
+}
+
+/** How alike two thumbnails are: the correlation of their codes, which are logarithms of weights. */
+function correlation(page: Page, item: Item, overview: Overview, chosen: Item, other: Overview): number {
+  const [first, second] = [page.layers[item.layer], page.layers[chosen.layer]];
+  if (String(first.thumbnail) !== String(second.thumbnail) || String(first.shape) !== String(second.shape)) return -2;
+  const [a, b] = [thumbnail(first, overview, item.at).codes, thumbnail(second, other, chosen.at).codes];
+  const mean = (codes: Uint8Array): number => codes.reduce((sum, code) => sum + code, 0) / codes.length;
+  const [meanA, meanB] = [mean(a), mean(b)];
+  let [both, ofA, ofB] = [0, 0, 0];
+  for (let i = 0; i < a.length; i++) {
+    both += (a[i] - meanA) * (b[i] - meanB);
+    ofA += (a[i] - meanA) ** 2;
+    ofB += (b[i] - meanB) ** 2;
+  }
+  return ofA && ofB ? both / Math.sqrt(ofA * ofB) : 0;
+}
+
+/** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them. */
+const [SMALLEST, LARGEST, HEADING, ABOVE, GAP] = [22, 132, 92, 62, 28];
+
+export function Grid(props: Props) {
+  const { page, contents, run, overviews, order, chosen, compared } = props;
+  const place = useRef<HTMLDivElement>(null);
+  const [room, setRoom] = useState<[number, number]>([1000, 500]);
+  useEffect(() => {
+    const observer = new ResizeObserver(([{ contentRect: { width, height } }]) => setRoom([width, height]));
+    observer.observe(place.current!);
+    return () => observer.disconnect();
+  }, []);
+  const sections = contents.sections(run);
+  const shown = sections.flatMap((each) => each.layers);
+  const ready = shown.every((layer) => overviews[layer]);
+  // Sections lie one below the other, or side by side if that makes their pictures larger.
+  const sizes = sections.map((each) => [each.layers.length, Math.max(...each.layers.map((layer) => contents.ofLayer(layer).length))]);
+  const [down, across] = [0, 1].map((at) => sizes.map((each) => each[at]));
+  const sum = (values: number[]): number => values.reduce((total, each) => total + each, 0);
+  const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE) / sum(down));
+  const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across), (room[1] - ABOVE) / Math.max(...down));
+  const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, SMALLEST), LARGEST));
+  const focus = shown.includes(contents.items[chosen].layer) ? chosen : contents.ofLayer(shown[0])[0];
+  const cell = (at: number, label = "") => (
+    <Cell {...props} key={at} at={at} item={contents.items[at]} label={label} focused={at === focus} side={side}
+      pressed={props.visited && at === chosen ? "chosen" : at === compared ? "compared" : ""} />
+  );
+  const move = (event: KeyboardEvent): void => {
+    const delta = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const from = (event.target as HTMLElement).closest<HTMLElement>("[data-head]");
+    if (!delta || !from) return;
+    event.preventDefault();
+    event.stopPropagation();
+    nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], delta as [number, number])?.focus();
+  };
+  const wide = beside > stacked && order === "layer";
+  const pictures = shown.every((layer) => page.layers[layer].kind === "picture");
+  return (
+    <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
+      {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], page.layers[layer].name))}</div>
+        : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={cell} />)
+        : ranked(props, shown).map(([title, found]) => (
+          <section key={title}>
+            <h2>{title}</h2>
+            <div class="cards">{found.map(([at, label]) => cell(at, label))}</div>
+          </section>
+        ))}
+    </div>
+  );
+}
+
+/** Return heads in the chosen order, under headings, each with its label. */
+function ranked({ page, contents, overviews, order, chosen }: Props, shown: number[]): [string, [number, string][]][] {
+  const of = contents.items[chosen];
+  const layers = shown.filter((layer) => page.layers[layer].kind !== "rollout");
+  const found = layers.flatMap((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null)).map((at) => {
+    const item = contents.items[at];
+    const [value, says] = score(order, page, item, overviews[item.layer], of, overviews[of.layer]);
+    return { at, value, says: `${item.short} ${says}`, group: item.summary?.label ?? "no summary" };
+  });
+  if (order === "label") {
+    const groups = new Map<string, [number, string][]>();
+    for (const { at, group } of found) {
+      const { short, summary } = contents.items[at];
+      groups.set(group, [...(groups.get(group) ?? []), [at, `${short} ${summary ? summary.score.toFixed(2) : ""}`]]);
+    }
+    return [...groups].sort(([a], [b]) => Number(a === "no summary") - Number(b === "no summary") || a.localeCompare(b));
+  }
+  found.sort((a, b) => (a.value < b.value ? -1 : a.value > b.value ? 1 : a.at - b.at));
+  const title = order === "like" ? `Most like ${of.title} first` : `Heads, ${ORDERS[order]} (layer·head)`;
+  return [[title, found.map(({ at, says }) => [at, says])]];
+}
+
+function Layers({ section, page, contents, cell }: Props & { section: Section; cell(at: number): preact.VNode }) {
+  const heads = Math.max(...section.layers.map((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null).length));
+  const mean = section.layers.some((layer) => page.layers[layer].mean);
+  const alone = section.layers.every((layer) => page.layers[layer].kind === "rollout");
+  return (
+    <section>
+      {section.title && <h2>{section.title}</h2>}
+      <table>
+        {!alone && (
+          <thead>
+            <tr>
+              <td class="corner"><span>layer ↓</span> <span>head →</span></td>
+              {mean && <th scope="col">mean</th>}
+              {Array.from({ length: heads }, (_, head) => (
+                <th scope="col" key={head}><span class="hidden">head </span>{head}</th>
+              ))}
+            </tr>
+          </thead>
+        )}
+        <tbody>
+          {section.layers.map((layer) => {
+            const items = contents.ofLayer(layer).map((at) => ({ at, head: contents.items[at].head }));
+            const average = items.find((each) => each.head === null);
+            return (
+              <tr key={layer}>
+                <th scope="row" title={page.layers[layer].name}>{alone ? "rollout" : contents.layerName(layer)}</th>
+                {mean && (average ? <td class="mean">{cell(average.at)}</td> : <td />)}
+                {items.filter((each) => each.head !== null).map((each) => <td key={each.at}>{cell(each.at)}</td>)}
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+interface CellProps extends Props {
+  at: number;
+  item: Item;
+  label: string;
+  focused: boolean;
+  side: number;
+  pressed: string;
+}
+
+export function Cell({ page, overviews, scale, theme, at, item, label, focused, pressed, onChoose, onCompare, chosen }: CellProps) {
+  const overview = overviews[item.layer];
+  const layer = page.layers[item.layer];
+  const spread = overview && Number.isFinite(overview.entropy[item.at]) ? `; entropy ${overview.entropy[item.at].toFixed(2)} nats` : "";
+  const name = `${item.title}${item.summary ? `: ${item.summary.text}` : ""}${spread}`;
+  return (
+    <button type="button" class={`thumbnail ${pressed}`} title={`${name}${layer.kind === "picture" ? "" : `\n${layer.name}`}\nShift-click to compare`}
+      aria-label={label ? `${name} (${label})` : name} aria-current={pressed === "chosen"} data-head={at} tabIndex={focused ? 0 : -1}
+      onClick={(event) => (event.shiftKey ? onCompare(at === chosen ? null : at) : onChoose(at))}>
+      <Thumbnail layer={layer} at={item.at} overview={overview} scale={scale} theme={theme} />
+      {label && <span>{label}</span>}
+    </button>
+  );
+}
+
+interface ThumbnailProps {
+  layer: Layer;
+  at: number;
+  overview: Overview | null;
+  scale: Scale;
+  theme: Theme;
+}
+
+export function Thumbnail({ layer, at, overview, scale, theme }: ThumbnailProps) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [rows, cols] = layer.thumbnail;
+  useEffect(() => {
+    if (!overview || !rows || !cols) return;
+    const { codes, facts } = thumbnail(layer, overview, at);
+    const colors = new Uint32Array(palette(theme, false).buffer);
+    const context = canvas.current!.getContext("2d")!;
+    const image = context.createImageData(cols, rows);
+    const pixels = new Uint32Array(image.data.buffer);
+    const size = Math.ceil(layer.shape[1] / cols);
+    for (let row = 0; row < rows; row++) {
+      // What is masked stays transparent: there the style has a colour.
+      const last = Math.min(Math.ceil(overview.stops[row] / size), cols);
+      for (let col = Math.floor(overview.starts[row] / size), i = row * cols + col; col < last; col++, i++)
+        pixels[i] = colors[shade(along(scale, DECODED[codes[i]], facts[row]), false)];
+    }
+    context.putImageData(image, 0, 0);
+  }, [layer, at, overview, scale, theme]);
+  return <canvas ref={canvas} width={cols} height={rows} aria-hidden="true" />;
+}
+
+/** Return the element that is nearest to another in a direction. */
+function nearest(from: HTMLElement, all: HTMLElement[], [dx, dy]: [number, number]): HTMLElement | null {
+  const centre = (each: HTMLElement): [number, number] => {
+    const box = each.getBoundingClientRect();
+    return [box.left + box.width / 2, box.top + box.height / 2];
+  };
+  const [x, y] = centre(from);
+  let [best, least] = [null as HTMLElement | null, Infinity];
+  for (const each of all) {
+    const [toX, toY] = centre(each);
+    const [ahead, beside] = dx ? [(toX - x) * dx, Math.abs(toY - y)] : [(toY - y) * dy, Math.abs(toX - x)];
+    if (ahead > 1 && ahead + 4 * beside < least) [best, least] = [each, ahead + 4 * beside];
+  }
+  return best;
+}

@@ -433,7 +433,7 @@ export function App({ page, fetch, address }: Props) {
         <main class="heads" aria-label="All heads">
           <p class="lead">
             {isPicture ? "Each picture shows what every output (row) attends to among the inputs (columns)."
-              : "Each square is one attention head. Its rows are queries, the tokens that look; its columns are keys, the tokens they look at. Dark: much of a row's weight on one key."}{" "}
+              : "Each square is one attention head. Its rows are queries, the tokens that look; its columns are keys, the tokens they look at. Strong colour: much of a row's weight on one key."}{" "}
             <b>Click one to open it.</b>
           </p>
           <Grid {...cells} onChoose={enter} />

@@ -4,7 +4,7 @@ export type Scale = "even" | "row" | "absolute" | "log" | "entropy";
 
 /** The name of each scale, and a sentence about it. */
 export const SCALES: Record<Scale, [string, string]> = {
-  even: ["compared with an even split", "Pale: a query's weight is spread evenly over the keys it sees. Dark: all of it is on one key."],
+  even: ["compared with an even split", "Faint: a query's weight is spread evenly over the keys it sees. Strong: all of it is on one key."],
   row: ["relative to the row's largest", "The largest weight of each row is darkest, even if it is small: do not compare rows."],
   absolute: ["weight, 0 to 1", "The weight itself: comparable everywhere, but rows with many keys look empty."],
   log: ["logarithm, 0.0001 to 1", "Shows small weights next to large ones: each step of the bar is ten times the one before."],

@@ -58,6 +58,9 @@ def test_without_a_device():
 
 
 def test_a_call_on_the_cpu_does_not_load_the_kernels():
-    code = "import regard, sys, torch; regard.attention(*torch.zeros(3, 1, 1, 2, 2)); print('regard.engines.triton.kernels' in sys.modules)"
+    code = (
+        "import regard, sys, torch; regard.attention(*torch.zeros(3, 1, 1, 2, 2)); "
+        "print('regard.engines.triton.kernels' in sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False"]

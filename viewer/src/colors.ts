@@ -5,13 +5,13 @@ export type Scale = "even" | "row" | "absolute" | "log" | "entropy";
 /** The name of each scale, and a sentence about it. */
 export const SCALES: Record<Scale, [string, string]> = {
   even: ["compared with an even split", "Faint: a query's weight is spread evenly over the keys it sees. Strong: all of it is on one key."],
-  row: ["relative to the row's largest", "The largest weight of each row is darkest, even if it is small: do not compare rows."],
+  row: ["relative to the row's largest", "The largest weight of each row has the strongest colour, even if it is small: do not compare rows."],
   absolute: ["weight, 0 to 1", "The weight itself: comparable everywhere, but rows with many keys look empty."],
   log: ["logarithm, 0.0001 to 1", "Shows small weights next to large ones: each step of the bar is ten times the one before."],
-  entropy: ["entropy of the row", "One colour per query: dark if its weight is on few keys, pale if it is spread evenly."],
+  entropy: ["entropy of the row", "One colour per query: strong if its weight is on few keys, faint if it is spread evenly."],
 };
 /** What colours of a difference show. */
-export const SIGNED = "Purple: more weight in the first. Orange: more in the second. White: the same.";
+export const SIGNED = "Purple: more weight in the first. Orange: more in the second. Neither: the same.";
 
 /** Decades that the logarithmic scale shows. */
 const DECADES = 4;

@@ -12,15 +12,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from regard._utils.errors import rejected
-from regard.inspect._capture.effect import HeadEffect
 from regard.inspect._view.page import PageData, document
 
+if TYPE_CHECKING:
+    from regard.inspect._capture.effect import HeadEffect
+
 #: What a model answers without a head of a layer.
-Without = Callable[[str, int], HeadEffect]
+Without: TypeAlias = "Callable[[str, int], HeadEffect]"
 HOST = "127.0.0.1"
 #: Concurrent requests; seconds until an idle one times out; characters of a path.
 _CONCURRENT, _TIMEOUT, _LONGEST = 8, 20, 200

@@ -26,9 +26,9 @@ from regard._call.operator import (
     without_tracer_warnings,
 )
 from regard._call.plan import cached_plan, differentiable_lse, plan_call
-from regard._utils.torch_private import in_forward_mode, in_functorch, is_eager, is_jit_tracing
+from regard._utils.torch_private import in_forward_mode, in_functorch, is_dispatched, is_eager, is_jit_tracing
 from regard._utils.tracing import autocast_suspended
-from regard.engines import EngineLike, EngineOutput, aux_pass, nonfinite
+from regard.engines import EngineLike, EngineOutput, aux_pass, flops, nonfinite
 from regard.engines.aux import Aux, AuxRequest
 from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import DTYPES, Call, Problem, check_request, is_narrow_step, unbound_mask
@@ -155,6 +155,8 @@ def attention(
     (torch.Size([2, 4, 10]), torch.Size([2, 4, 10, 3]))
     """
     eager = is_eager()
+    if not eager and not torch.compiler.is_compiling() and is_dispatched():
+        flops.register()  # an active mode may be a FLOP counter
     if (
         score is None
         and (attn_mask is None or (eager and _is_of_last_query(attn_mask, query)))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as OutProjection  # what torch's module has
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's FLOP counter is made
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _dispatch_modes
 from torch.utils._pytree import tree_map_only
 
 #: The CPU kernel of ``F.scaled_dot_product_attention``, which also returns the log-sum-exp, and its backward pass,
@@ -102,6 +103,11 @@ def in_forward_mode() -> bool:
 def is_dispatched() -> bool:
     """Whether a ``TorchDispatchMode`` other than :class:`Observer`, such as the FLOP counter, is active."""
     return _modes() > _observers.count
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the ``TorchDispatchMode`` objects that are active."""
+    return [*_dispatch_modes()]
 
 
 def is_proxied() -> bool:
@@ -246,6 +252,7 @@ __all__ = [
     "assert_when_it_runs",
     "changes_of",
     "compilation_errors",
+    "dispatch_modes",
     "distinct_sizes",
     "evaluated_by_compilers",
     "flash_attention",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from regard.engines import flops
 from regard.engines.base import Cost, Engine, EngineLike, EngineName, EngineOutput
 from regard.engines.flex import Flex
 from regard.engines.fused.engine import Fused
@@ -15,9 +14,6 @@ from regard.engines.triton.engine import Triton
 TABLE: dict[str, Engine] = {
     engine.name: engine for engine in (Sdpa(), Fused(), Triton(), Streaming(), Flex(), Reference())
 }
-
-
-flops.register()
 
 
 _watchers: list[Callable[[], None]] = []

@@ -90,7 +90,7 @@ class Triton(Engine):
         return Cost(float(flops), float(moved), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
-        return frozenset(("lse",)) if RULES[type(problem.normalizer)] == SOFTMAX else frozenset()
+        return frozenset(("lse",)) if RULES.get(type(problem.normalizer)) == SOFTMAX else frozenset()
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
         if 0 in problem.query.shape[:3] or problem.extent.S == 0:
@@ -125,7 +125,7 @@ def _visible(problem: Problem) -> VisibleKeys:
 
 def _attend(visible: VisibleKeys | None, problem: Problem) -> EngineOutput:
     output, lse = _computed(problem, _visible(problem) if visible is None else visible, (None, None))
-    return EngineOutput(output.to(problem.query.dtype), lse if RULES[type(problem.normalizer)] == SOFTMAX else None)
+    return EngineOutput(output.to(problem.query.dtype), lse if RULES.get(type(problem.normalizer)) == SOFTMAX else None)
 
 
 def _computed(

@@ -179,6 +179,11 @@ def device_name(device: torch.device) -> str:
     return name if files("regard.engines").joinpath(file_name(name)).is_file() else UNMEASURED
 
 
+def is_measured(device: torch.device) -> bool:
+    """Whether the costs of a device were measured on it."""
+    return device_name(device) not in ("", UNMEASURED)
+
+
 def basis(device: torch.device) -> str:
     """Return what the estimates for a device are made from, in words; the empty string where they were measured."""
     return str(_contents(name).get("basis", "")) if (name := device_name(device)) else ""

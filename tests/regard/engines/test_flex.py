@@ -494,6 +494,11 @@ def test_auto_on_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explained(monkeypatch, None, softcap=30.0).engine.name == "flex"
     assert explained(monkeypatch, None, normalizer="sparsemax").engine.name == "streaming"
     assert explained(monkeypatch, None, score=near).engine.name == "flex"
+    laplacian = explained(monkeypatch, None, score="laplacian")
+    assert laplacian.engine.name == "streaming"
+    assert laplacian.others["triton"] == (
+        "not chosen, it was not measured on this device: python -m benchmarks.costs --device cuda does that"
+    )
 
 
 def test_costs_of_a_device_come_from_its_file() -> None:

@@ -1,4 +1,4 @@
-"""Engine ``triton``: fused kernels for GPUs, of every score, mask and normalizer that engine ``fused`` has."""
+"""Engine ``triton``: fused kernels for GPUs of dot products, additive and concat scores, and kernels of a distance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard._utils.torch_private import in_forward_mode
 from regard._utils.tracing import is_exported_to_onnx, is_traced
-from regard.engines import dense
+from regard.engines import cost_model, dense
 from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.problem import Problem
@@ -20,6 +20,7 @@ from regard.engines.triton.families import KINDS, RULES, SOFTMAX, Rows, family_o
 from regard.engines.triton.launch import Setting, is_interpreted, tile_shape
 from regard.engines.triton.operators import Attend, triton_forward
 from regard.engines.triton.visible import VisibleKeys
+from regard.masks import Dense
 
 #: The devices that Triton compiles for; ``cuda`` is also that of ROCm.
 DEVICES = ("cuda", "xpu")
@@ -70,8 +71,15 @@ class Triton(Engine):
             return "no forward-mode derivative (engines 'streaming' and 'reference' have one)"
         return None
 
-    def grows(self, problem: Problem) -> bool:  # noqa: ARG002
-        return False
+    def not_automatic(self, problem: Problem) -> str | None:
+        if problem.query.is_cpu:
+            return "interpreted, for tests"
+        if cost_model.is_measured(problem.query.device):
+            return None
+        return "it was not measured on this device: python -m benchmarks.costs --device cuda does that"
+
+    def grows(self, problem: Problem) -> bool:
+        return problem.mask is not None and problem.mask.has_bias and not isinstance(problem.mask, Dense)
 
     def cost(self, problem: Problem) -> Cost:
         e = problem.extent
@@ -87,7 +95,9 @@ class Triton(Engine):
             * problem.visible_share
             * (problem.score.pair_flops(problem.query.shape[-1]) + 2 * V + 8)
         )
-        return Cost(float(flops), float(moved), float(kept), grows=False)
+        grows = self.grows(problem)
+        kept += 4 * e.B * e.H * e.L * e.S if grows else 0
+        return Cost(float(flops), float(moved), float(kept), grows)
 
     def fields(self, problem: Problem) -> frozenset[str]:
         return frozenset(("lse",)) if RULES.get(type(problem.normalizer)) == SOFTMAX else frozenset()

@@ -301,7 +301,7 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
     assert result.code == 0, result.err
     page = Page((tmp_path / "vit.html").read_text(encoding="utf-8"))
     (text,) = page.described["texts"]
-    assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 1}
+    assert [at for at, place in enumerate(text["places"]) if place] == list(range(1, 17))
     assert len(text["tokens"]) == 17 and text["special"] == [0] and len(page.described["heads"]) == 8
     picture.write_bytes(picture.read_bytes()[:60])
     for given, message in (
@@ -326,7 +326,7 @@ def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int)
     result = regard("look", tmp_path / "vit", "--image", picture, "--html", tmp_path / "vit.html")
     assert result.code == 0 and result.out.startswith("2 layers of 3 heads, 16 tokens"), result.err
     (text,) = Page((tmp_path / "vit.html").read_text(encoding="utf-8")).described["texts"]
-    assert {name: text["image"][name] for name in ("rows", "cols", "first")} == {"rows": 4, "cols": 4, "first": 0}
+    assert all(text["places"]) and len({(place["x"], place["y"]) for place in text["places"]}) == 16
     assert regard("look", tmp_path / "vit", "--text", "a").err.startswith(
         "regard: look: an image model requires --image"
     )
@@ -363,7 +363,8 @@ def test_what_a_vision_language_model_sees_and_reads(regard, tmp_path, name: str
     assert {place["image"] for place in seen["places"] if place} == {0, 1}
     (written,) = [text for text in described["texts"] if "".join(text["tokens"]).find("cat") >= 0]
     assert ("".join(written["tokens"])[-4:] == "cat!") == templated
-    assert {layer["name"].split(".")[1] for layer in described["layers"]} <= {"language_model", "text_model"}
+    own = [layer["name"] for layer in described["layers"] if layer["kind"] != "rollout"]
+    assert own and {name.split(".")[1] for name in own} <= {"language_model", "text_model"}
     marked = regard(*given, f"{processor.image_token}a{processor.image_token}b", "--out", tmp_path / "two.regard")
     assert marked.code == 0, marked.err
     refused = regard(*given, f"{processor.image_token} cat")
@@ -435,7 +436,7 @@ def test_a_record_is_viewed_until_somebody_interrupts(regard, tmp_path, monkeypa
     result = regard("view", file, file, "-b")
     assert result.code == 0 and "closed" in result.err, result.err
     assert result.out.strip() == opened[0] and opened[0].startswith("http://127.0.0.1:")
-    assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144
+    assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144 + 2  # rollouts
     for given, message in (
         ((tmp_path / "nothing.regard",), "must be a file that is there, got none"),
         ((tmp_path,), "FILE must be a record, which `regard look --out` writes, got a folder"),

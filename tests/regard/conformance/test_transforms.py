@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from engines_here import HERE
 
 import regard
 from regard import engines, masks
@@ -85,7 +86,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("engine", list(engines.TABLE))
+@pytest.mark.parametrize("engine", HERE)
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_tiles_of_their_own_size(engine, case):
     call = CaseCall.of(case)
@@ -97,7 +98,7 @@ def test_tiles_of_their_own_size(engine, case):
     trial.check_call(call.run(engine), leaves)
 
 
-@pytest.mark.parametrize("engine", list(engines.TABLE))
+@pytest.mark.parametrize("engine", HERE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_inputs_are_accumulated_in_float32(engine, dtype):
     # 4,096 equal keys: a running sum in bfloat16 stands still at 256, one in float16 at 2,048.

@@ -301,5 +301,7 @@ def _aux_engine(problem: Problem, request: AuxRequest) -> Engine | None:
     requested = {name for name in FIELDS if getattr(request, name)}
     if is_traced(problem.query):
         return None
-    able = (engine for engine in engines.TABLE.values() if requested <= engine.fields(problem))
-    return next((engine for engine in able if engine.why_not(problem) is None), None)
+    able = (
+        each for each in engines.TABLE.values() if each.why_not(problem) is None and not each.not_automatic(problem)
+    )
+    return next((each for each in able if requested <= each.fields(problem)), None)

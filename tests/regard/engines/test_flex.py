@@ -378,6 +378,7 @@ def test_a_kernel_that_cannot_be_compiled_is_one_sentence_and_auto_chooses_again
         flex._failures.clear()
         monkeypatch.setattr(flex.Flex, "not_automatic", lambda self, problem: None)
         monkeypatch.setattr(cost_model, "seconds", quick)
+        monkeypatch.setattr(cost_model, "is_tiny", lambda problem: False)
         _plan.clear_plans()
         assert regard.explain(*args, third, enable_gqa=True).engine.name == "flex"
         right = regard.attention(*args, third, enable_gqa=True, engine="reference")

@@ -19,6 +19,8 @@ MODULES = [
     for name in ("regard.nn.linear.triton_kernels", "regard.engines.triton.compiled")
     if name.startswith("regard.nn") or find_spec("regard.engines.triton") is not None
 ]
+#: Where kernels are known to spill, as docs/gpu.md says: tiles were chosen for NVIDIA's devices.
+SPILLING = {("regard.engines.triton.compiled", "gfx942")}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
@@ -32,7 +34,8 @@ def test_kernels_compile_without_spills(module, target):
     assert run.returncode == 0, run.stderr[-3000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(found) > 4
-    spilling = [each for each in found if each["spilled"]]
-    assert not spilling, f"kernels that spill on {target}: {spilling}"
+    if (module, target) not in SPILLING:
+        spilling = [each for each in found if each["spilled"]]
+        assert not spilling, f"kernels that spill on {target}: {spilling}"
     large = [each for each in found if each["shared"] > SHARED[target]]
     assert not large, f"kernels with more shared memory than {target} has: {large}"

@@ -241,6 +241,7 @@ def explain(call: Call) -> Explanation:
       workspace   3.52 MiB, does not grow with L×S
       sdpa: unsupported, softmax only, not Argmax
       fused: unsupported, softmax, sigmoid and entmax only, not Argmax
+      triton: unsupported, GPUs only, not cpu
       flex: unsupported, softmax only, not Argmax
       reference: not chosen, its workspace grows with L×S
     """

@@ -483,7 +483,7 @@ PARTS: list[tuple[str, Any]] = [
             masks.causal("upper_left") & ~masks.sinks(1) | masks.prefix(2),
         )
     ),
-    *(("engine", engine) for engine in engines.TABLE.values()),
+    *(("engine", engines.TABLE[name]) for name in HERE),
 ]  # fmt: skip
 
 

@@ -165,7 +165,7 @@ PARTS: list[Row] = [
     (called(normalizer=normalizers.Softmax), TypeError, "normalizer must be a name or a Normalizer, got the class Softmax (make an instance: Softmax(...))."),
     (called(normalizer=None), TypeError, "normalizer must be a name or a Normalizer, got None."),
     (called(normalizer=scores.Dot()), TypeError, "normalizer must be a name or a Normalizer, got an object of type Dot."),
-    (called(engine="strreaming"), ValueError, "engine must be one of 'auto', 'flex', 'fused', 'reference', 'sdpa', 'streaming', got 'strreaming' (did you mean 'streaming'?)."),
+    (called(engine="strreaming"), ValueError, "engine must be one of 'auto', 'flex', 'fused', 'reference', 'sdpa', 'streaming', 'triton', got 'strreaming' (did you mean 'streaming'?)."),
     (called(engine=engines.Streaming), TypeError, "engine must be a name or an Engine, got the class Streaming (make an instance: Streaming(...))."),
     (called(engine=None), TypeError, "engine must be a name or an Engine, got None."),
     (called(engine="sdpa", normalizer="sparsemax"), ValueError, f"{CANNOT} 'sdpa': softmax only, not Sparsemax."),

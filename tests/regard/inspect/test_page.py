@@ -193,8 +193,9 @@ class TestTexts:
         assert back.texts == (text,) and back.title == "evil"
         assert Page(render_html(back)).scripts["page"] == Page(render_html(record)).scripts["page"]
         (found,) = Page(render_html(back)).described["texts"]
-        assert found["image"]["source"].startswith("data:image/png;base64,")
-        assert {name: found["image"][name] for name in ("rows", "cols", "first")} == {"rows": 1, "cols": 3, "first": 2}
+        (image,) = found["images"]
+        assert image["data"].startswith("data:image/png;base64,")
+        assert [at for at, place in enumerate(found["places"]) if place] == [2, 3, 4]
 
     def test_more_tokens_than_columns(self) -> None:
         with pytest.raises(ValueError, match="texts must have as many tokens as the layer has rows, 9, got 10"):

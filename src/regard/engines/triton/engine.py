@@ -30,7 +30,10 @@ LARGEST = 256
 
 @cache
 def _is_installed() -> bool:
-    return find_spec("triton") is not None
+    try:
+        return find_spec("triton") is not None
+    except ImportError:
+        return False
 
 
 def _interprets() -> bool:
@@ -50,13 +53,13 @@ class Triton(Engine):
     drops_when_traced = False
 
     def refusal(self, problem: Problem) -> str | None:
+        device = problem.query.device.type
+        if device not in DEVICES and not (device == "cpu" and _interprets()):
+            return f"GPUs only, not {device}"
         if not _is_installed():
             return "Triton is not installed"
         if is_exported_to_onnx():
             return "its kernels cannot be exported to ONNX"
-        device = problem.query.device.type
-        if device not in DEVICES and not (device == "cpu" and _interprets()):
-            return f"GPUs only, not {device}"
         if type(problem.normalizer) not in RULES:
             return f"softmax and sigmoid only, not {type(problem.normalizer).__name__}"
         family = family_of(problem.score)

@@ -205,11 +205,10 @@ def _head(path: str, data: PageData) -> tuple[int, int] | None:
     if name != "without" or len(numbers) != 2 or not all(map(_is_number, numbers)):
         return None
     layer, head = map(int, numbers)
-    return (
-        (layer, head)
-        if any((each["layer"], each["head"]) == (layer, head) for each in data.described["heads"])
-        else None
-    )
+    if not any((each["layer"], each["head"]) == (layer, head) for each in data.described["heads"]):
+        return None
+    made = data.described["layers"][layer]["kind"] in ("picture", "rollout")  # of several layers, or of none
+    return None if made else (layer, head)
 
 
 def _is_number(text: str) -> bool:

@@ -302,7 +302,8 @@ for name, (variants, formula) in LAYERS.items():
 sample(
     "RWKV7Attention",
     _made(nn.RWKV7Attention, 2, value_residual=True, value_rank=3),
-    lambda new: ((new(2, 6, 8),), {"first_values": new(2, 6, 8)}),
+    lambda new: ((new(2, 6, 8),), {"valid_lens": LENGTHS, "first_values": new(2, 6, 8)}),
     rwkv7,
-    variant="residual",
+    Padded((0,), LENGTHS),
+    "residual",
 )

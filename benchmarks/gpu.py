@@ -161,7 +161,8 @@ def one_pass(settings: Settings, until: float) -> int:
                     gradients(output, leaves, torch.ones_like(output))
                 count += 1
     for task in ROWS["linear"](Sizes(settings.device, max(settings.divisor, 128))):
-        call_of(task, task.contenders[OURS](task.tensors), task.tensors)()
+        tensors = {name: each.detach().requires_grad_(task.backward) for name, each in task.tensors.items()}
+        call_of(task, task.contenders[OURS](tensors), tensors)()
         count += 1
     return count
 

@@ -208,7 +208,8 @@ def with_graph(
     dtype = problem.compute_dtype
     query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
     problem = replace(problem, query=query, key=key, value=value)
-    for engine in (first, *engines.TABLE.values()):
+    automatic = (each for each in engines.TABLE.values() if not each.not_automatic(problem))
+    for engine in (first, *automatic):
         if engine.why_not(problem) is None:
             made = engine.partial_backward(problem, output, lse, runner if engine is first else None)
             if made is not None:

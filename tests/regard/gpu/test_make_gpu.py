@@ -78,7 +78,7 @@ def test_the_sanitizer_runs_one_pass_in_a_process_of_its_own(tmp_path, monkeypat
 
 def test_one_pass_runs_every_engine():
     settings = gpu.Settings("cpu", 512, 1, ())
-    assert gpu.one_pass(settings, gpu.time.monotonic() + 3) > 4
+    assert gpu.one_pass(settings, gpu.time.monotonic() + 60) > 4
 
 
 def test_costs_of_a_device_go_to_a_file_of_its_own(tmp_path, monkeypatch):

@@ -175,7 +175,8 @@ def test_the_page_of_a_summary(length: int) -> None:
         blocks = np.frombuffer(page.block(described["pooled"]["blocks"]), np.uint8)
         assert blocks.size == (-(-length // size)) ** 2
     down, across = layer["thumbnail"]
-    assert len(page.block(layer["overview"])) == 2 * 8 + 2 * down * across and max(down, across) <= 48
+    facts = 4 * 4 + 7 * down  # four numbers of a head; what each row of the thumbnail sees, and how spread it is
+    assert len(page.block(layer["overview"])) == 2 * (facts + down * across) and max(down, across) <= 48
 
 
 @pytest.mark.parametrize("wrong", [{"keep": "all"}, {"topk": 0}, {"topk": True}, {"topk": 2.0}])

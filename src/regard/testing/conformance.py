@@ -98,9 +98,18 @@ def judge(law: str | Law, engine: str | Engine, case: Case) -> Verdict:
                 return Verdict(the_law.name, the_engine.name, case, "refused")
             the_law(case, the_engine)
     except Exception as error:  # any exception breaks the law and is part of the verdict
+        if isinstance(error, ValueError) and (why := _why_no_gradients(case, the_engine)) and why in str(error):
+            return Verdict(the_law.name, the_engine.name, case, "refused")
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         return Verdict(the_law.name, the_engine.name, case, "broken", f"{kind}{error}")
     return Verdict(the_law.name, the_engine.name, case, "held")
+
+
+def _why_no_gradients(case: Case, engine: Engine) -> str | None:
+    """Return why an engine that runs a call cannot run it with gradients, or None."""
+    call = CaseCall.of(case)
+    call.leaves()
+    return call.refusal(engine)
 
 
 @lru_cache

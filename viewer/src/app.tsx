@@ -338,7 +338,8 @@ export function App({ page, fetch, address }: Props) {
     return found;
   }, [values, hidden]);
   const hiddenShare = values && hidden ? [...hidden].reduce((sum, at) => sum + values[at], 0) : 0;
-  const most = largest.length && values ? Math.abs(values[largest[0]]) : 1;
+  /** The weight of a full bar: 1, unless effective weights are larger. */
+  const most = Math.max(1, largest.length && values ? Math.abs(values[largest[0]]) : 1);
 
   const plain = { signed, theme, marked: matches };
   const sections = contents.sections(run);
@@ -410,7 +411,7 @@ export function App({ page, fetch, address }: Props) {
               <input type="checkbox" checked={bare} onChange={() => setBare(!bare)} /> Hide sinks
             </label>
           )}
-          <input ref={searched} type="search" placeholder="Search for a token" aria-label="Search for a token" value={search}
+          <input ref={searched} type="search" placeholder="Find a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />
           {search && <span class="count" role="status">{matches.size} found</span>}
@@ -502,6 +503,7 @@ export function App({ page, fetch, address }: Props) {
               <h2>
                 {asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
                   ? <>“{name(queries, asked.at)}” ({asked.at}) attends to</> : <>“{name(keys, asked.at)}” ({asked.at}) is attended to by</>}
+                {values && largest.length > 0 && largest.length < listedSide.labels.length && <small> · {largest.length} of {listedSide.labels.length}</small>}
               </h2>
               <ol class="largest">
                 {largest.map((at) => (

@@ -282,3 +282,30 @@ def test_an_engine_must_refuse_with_its_reason(registered):
 
     verdict = judge("budget", registered(Mumbles()), Case())
     assert verdict.outcome == "broken" and "does not state the reason" in verdict.reason
+
+
+class WithoutGradients(Reference):
+    """Refuses gradients with its reason."""
+
+    name = "without gradients"
+
+    def refusal(self, problem):
+        return "no gradients here" if problem.wants_grad else None
+
+
+class Fails(WithoutGradients):
+    """Raises something else."""
+
+    name = "fails"
+
+    def run(self, problem):
+        raise ValueError("a row is missing")
+
+    def prepare(self, problem, request):
+        return self.run
+
+
+@pytest.mark.parametrize(("engine", "outcome"), [(WithoutGradients(), "refused"), (Fails(), "broken")])
+def test_a_law_about_gradients_is_refused_with_the_engines_reason_alone(registered, engine, outcome):
+    registered(engine)
+    assert judge("gradient budget" if outcome == "refused" else "budget", engine, Case()).outcome == outcome

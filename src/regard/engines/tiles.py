@@ -345,7 +345,7 @@ class Tiles:
         is_product = isinstance(self.score, DotLike) and kind.compare is DotLike.compare
         if not is_product or kind.modify is not Score.modify or self.softcap is not None or self.exact_key is not None:
             return None
-        return torch.cat((self.key, torch.ones_like(self.key[..., :1])), -1)
+        return torch.cat((self.key, self.key.new_ones(*self.key.shape[:-1], 1)), -1)
 
     def scores_minus(self, row: int, col: int, base: Tensor, out: Tensor, lifted: Tensor | None) -> None:
         """Write the scores of a tile minus ``base`` (B, H, l, 1) to ``out`` (B, H, l, s), without a graph.

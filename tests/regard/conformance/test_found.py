@@ -96,6 +96,11 @@ FOUND = [
         score="boxcar/features", normalizer="entmax", dtype="float64", key_heads=2, queries=6, keys=13, width=0,
         value_width=4, softcap=20.0, magnitude=4.0, wide=True, tile=(3, 5), seed=16994,
     )),
+    # The feature of ones was cut from the keys' first, which keys without features do not have.
+    ("asking", "fused", Case(
+        normalizer="entmax15", lead=(), group=2, queries=3, keys=8, width=0, value_width=2, layout="sliced", wide=True,
+        tile=(3, 5), seed=62091,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

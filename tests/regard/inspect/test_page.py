@@ -253,6 +253,7 @@ class TestTheFile:
         assert Page(str(attended().to_html())).described["note"].endswith(HONEST)
         alignment = Alignment(("a",), ("b",), torch.ones(1, 1))
         assert Page(render_html([alignment], note="Of one run.")).described["note"] == f"Of one run. {HONEST}"
+        assert render_html(alignment) == render_html([alignment])
 
     def test_two_records(self) -> None:
         first, second = attended(seed=1).describe(title="one"), attended(seed=2)

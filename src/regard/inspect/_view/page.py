@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -784,9 +784,11 @@ HONEST = (
 _LONGEST = 400 << 20
 
 
-def render_html(
-    shown: Recording | Sequence[Recording] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0
-) -> str:
+#: What a page shows.
+Shown: TypeAlias = Recording | Alignment | Sequence[Recording] | Sequence[Alignment]
+
+
+def render_html(shown: Shown, *, heading: str = "", note: str = "", batch: int = 0) -> str:
     """Return an interactive HTML page that shows attention, in one file that needs no network.
 
     It contains queries and keys, or weights, and computes the visible part of a matrix of any size. Texts are never
@@ -794,7 +796,7 @@ def render_html(
 
     Parameters
     ----------
-    shown : Record, or sequence of Record or of Alignment
+    shown : Record or Alignment, or sequence of either
         The heads of two records are shown side by side.
     heading, note : str
         The page's title, and a sentence for its footer.
@@ -833,7 +835,7 @@ def render_html(
 
 
 def save_html(
-    shown: Recording | Sequence[Recording] | Sequence[Alignment], path: str | Path, *, heading: str = "",
+    shown: Shown, path: str | Path, *, heading: str = "",
     note: str = "", batch: int = 0,
 ) -> Path:  # fmt: skip
     """Write :func:`render_html` to a file.
@@ -850,11 +852,11 @@ def save_html(
 
 
 def describe_page(
-    shown: Recording | Sequence[Recording] | Sequence[Alignment], *, heading: str = "", note: str = "", batch: int = 0,
+    shown: Shown, *, heading: str = "", note: str = "", batch: int = 0,
     served: bool = True,
 ) -> PageData:  # fmt: skip
     """Return the data of a page for records or alignments, whose blocks are loaded on demand or written to a file."""
-    if isinstance(shown, Recording):
+    if isinstance(shown, Recording) or isinstance(shown, Alignment):
         shown = [shown]
     if all(isinstance(each, Alignment) for each in shown):
         shown = drawable(shown, "page")  # type: ignore[arg-type]

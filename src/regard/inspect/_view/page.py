@@ -856,14 +856,13 @@ def describe_page(
     served: bool = True,
 ) -> PageData:  # fmt: skip
     """Return the data of a page for records or alignments, whose blocks are loaded on demand or written to a file."""
-    if isinstance(shown, Recording) or isinstance(shown, Alignment):
-        shown = [shown]
-    if all(isinstance(each, Alignment) for each in shown):
-        shown = drawable(shown, "page")  # type: ignore[arg-type]
+    every: Sequence[Recording | Alignment] = [shown] if isinstance(shown, Recording | Alignment) else shown
+    if all(isinstance(each, Alignment) for each in every):
+        every = drawable(every, "page")  # type: ignore[arg-type]
         title = "Alignments"
     else:
-        title = " and ".join(each.title for each in shown if each.title) or "Attention"
-    return page_data(shown, title=heading or title, note=f"{note} {HONEST}".strip(), batch=batch, served=served)
+        title = " and ".join(each.title for each in every if each.title) or "Attention"
+    return page_data(every, title=heading or title, note=f"{note} {HONEST}".strip(), batch=batch, served=served)
 
 
 def document(data: PageData, blocks: str = "", *, served: bool = False) -> str:

@@ -288,7 +288,7 @@ campaign: $(READY)
 # and one row. It needs torch, NumPy and Triton of the python it is given, and neither a network nor a compiler.
 GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 gpu:
-	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(ROW),--row $(ROW))
+	REGARD_UNMEASURED=1 PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(ROW),--row $(ROW))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

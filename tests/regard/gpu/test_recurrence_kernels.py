@@ -33,6 +33,19 @@ def test_calls_on_the_cpu_do_not_go_to_a_gpu():
     assert not gpu.applies(query, query, query, None, None)
 
 
+def test_our_kernels_run_on_measured_devices_alone(monkeypatch):
+    class Elsewhere:  # of a tensor on a CUDA device, what the choice reads
+        is_cuda, dtype, device, shape = True, torch.float32, torch.device("cuda"), (1, 2, 9, 4)
+        numel = staticmethod(lambda: 72)
+
+    monkeypatch.setattr(gpu, "_is_installed", lambda package: package == "triton")
+    monkeypatch.setattr(gpu, "is_traced", lambda tensor: False)
+    assert not gpu.applies(Elsewhere, Elsewhere, Elsewhere, None, None)
+    monkeypatch.setenv("REGARD_UNMEASURED", "1")
+    assert gpu.applies(Elsewhere, Elsewhere, Elsewhere, None, None)
+    assert not gpu.applies(Elsewhere, Elsewhere, Elsewhere, None, torch.ones(2, 4))
+
+
 def test_importing_the_library_needs_no_triton():
     # Torch's counter of operations imports Triton itself where it is installed; ours waits for the first call.
     code = "import sys; sys.modules['triton'] = None; import regard.nn; regard.nn.gated_recurrence"

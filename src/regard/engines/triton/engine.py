@@ -79,7 +79,7 @@ class Triton(Engine):
             return "interpreted, for tests"
         if cost_model.is_measured(problem.query.device):
             return None
-        return "it was not measured on this device: python -m benchmarks.costs --device cuda does that"
+        return "it was not measured on this device: see docs/gpu.md, or set REGARD_UNMEASURED=1"
 
     def grows(self, problem: Problem) -> bool:
         return problem.mask is not None and problem.mask.has_bias and not isinstance(problem.mask, Dense)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.tracing import is_traced
+from regard.engines import cost_model
 from regard.nn.linear.kernels import Formula, by_formula
 from regard.nn.linear.steps import Steps
 
@@ -31,9 +32,10 @@ def _is_installed(package: str) -> bool:
 
 
 def applies(query: Tensor, key: Tensor, value: Tensor, erase: Any, bonus: Any) -> bool:
-    """Return whether kernels can run a call: on a GPU with Triton, no ``erase`` and no ``bonus``, more than few steps.
+    """Return whether kernels run a call: on a GPU with Triton, no ``erase`` and no ``bonus``, more than few steps.
 
-    Query, key and value are as the caller gave them: the kernels read 16-bit rows themselves.
+    Our own run only on devices that were measured. Query, key and value are as the caller gave them: the kernels read
+    16-bit rows themselves.
     """
     return (
         query.is_cuda
@@ -41,7 +43,10 @@ def applies(query: Tensor, key: Tensor, value: Tensor, erase: Any, bonus: Any) -
         and bonus is None
         and _is_installed("triton")
         and query.dtype in (*_HALF, torch.float32)
-        and key.shape[-1] <= (_THEIRS if query.dtype in _HALF and _is_installed("fla") else _OURS)
+        and (
+            (query.dtype in _HALF and _is_installed("fla") and key.shape[-1] <= _THEIRS)
+            or (key.shape[-1] <= _OURS and cost_model.is_measured(query.device))
+        )
         and key.shape[2] > FEW
         and value.numel() > 0
         and key.numel() > 0
@@ -64,7 +69,7 @@ def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, T
         tensors = (steps.query, steps.key, steps.value, steps.log_decay, steps.rate, state)
         output, end = _Library.apply((steps.delta, steps.scale), formula, *tensors)
         return output, end
-    if steps.key.shape[-1] > _OURS:
+    if steps.key.shape[-1] > _OURS or not cost_model.is_measured(steps.key.device):
         wide = steps._replace(query=steps.query.float(), key=steps.key.float(), value=steps.value.float())
         return formula(wide, _start(wide) if state is None else state)
     tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)

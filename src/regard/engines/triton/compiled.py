@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from regard._utils.compilation import Compilation
 from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT
 from regard.engines.triton.launch import Shape, kernels, padded, tile_shape
 from regard.engines.triton.visible import WORD
@@ -15,30 +16,6 @@ _TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", 
 _INT32 = ("start", "stop", "lists", "tiles", "words")
 _WIDE = ("statistic", "deltas", "d_weight", "d_bias", "bias", "sink", "weight", "rest")
 _REALS = ("scale", "factor", "softcap", "keeping")
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """A kernel with the types of its arguments, as ``triton.compiler.ASTSource`` takes them.
-
-    Attributes
-    ----------
-    name : str
-    kernel : triton.JITFunction
-    signature, constants : dict
-        The type of each argument, and the values of those that are constant.
-    attributes : dict
-        Which arguments are multiples of 16.
-    warps, stages : int
-    """
-
-    name: str
-    kernel: Any
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    attributes: dict[tuple[int, ...], Any]
-    warps: int
-    stages: int
 
 
 @dataclass(frozen=True)

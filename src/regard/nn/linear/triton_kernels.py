@@ -17,10 +17,12 @@ Dimensions: B batch, H heads of values, G of keys, N chunks of C steps, K and V 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
+
+from regard._utils.compilation import Compilation
 
 #: The logarithm of a decay that is 0.
 NOTHING = tl.constexpr(-1000.0)
@@ -426,29 +428,6 @@ def warps(exact: bool) -> int:
 
 
 KERNELS: dict[str, Any] = {each.__name__: each for each in (prepare, forward, backward, sums_over_values, gradients)}
-
-
-class Compilation(NamedTuple):
-    """A kernel with the types of its arguments, as ``triton.compiler.ASTSource`` takes them.
-
-    Attributes
-    ----------
-    name : str
-    kernel : triton.JITFunction
-    signature, constants : dict
-        The type of each argument, and the values of those that are constant.
-    attributes : dict
-        Which arguments are multiples of 16.
-    warps, stages : int
-    """
-
-    name: str
-    kernel: Any
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    attributes: dict[tuple[int, ...], Any]
-    warps: int
-    stages: int
 
 
 def kernels_to_compile() -> list[Compilation]:

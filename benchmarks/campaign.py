@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.machine import ROOT, facts
-from regard.engines.flex import MODE
 from regard.testing import campaign
 from regard.testing.campaign import Plan, Tally
 
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--journals", type=Path, default=ROOT / "build" / "campaign", help="folder of journals")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the report")
     given = parser.parse_args(arguments)
-    os.environ[MODE] = "uncompiled"  # for the processes: engine flex would compile every kind of case first
+    os.environ["REGARD_FLEX"] = "uncompiled"  # for the processes: engine flex would compile every kind of case first
     machine = facts()
     plans = {
         "All engines": (given.cases, Plan(given.seed)),

@@ -28,7 +28,7 @@ SIZE = {"width": 1280, "height": 720}
 
 def written(folder: Path) -> Path:
     """Write the page, and return where it is."""
-    looked = subject(str(MODEL), TEXT, None, None)
+    looked = subject(str(MODEL), TEXT, (), None)
     with capture(looked.model) as record, torch.no_grad():
         looked.run()
     record.describe(*looked.texts, title=TEXT).to_html(folder / "page.html")

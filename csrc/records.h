@@ -6,14 +6,14 @@
 #define RECURRENCE_FIELDS(number, rows)                                                                     \
   number(H) number(G) number(L) number(K) number(V) number(query_heads) number(delta) number(kind)          \
   number(parts) number(saved_every)                                                                         \
-  rows(query) rows(key) rows(value) rows(decay) rows(rate) rows(output)                                     \
+  rows(query) rows(key) rows(reader) rows(value) rows(decay) rows(rate) rows(output)                        \
   /* The states (B, H, K, V) before the first and after the last step. */                                   \
   number(start) number(end)                                                                                 \
   /* r (B, H, L, V) of the delta rule; the state (B, H, ·, V, K) before every chunk that is saved. */       \
   number(residual) number(saved)                                                                            \
   /* Two numbers that become 1 if a decay is above 1, or a rate out of [0, 2]. */                           \
   number(wrong)                                                                                             \
-  rows(grad) rows(d_query) rows(d_key) rows(d_value) rows(d_decay) rows(d_rate)                             \
+  rows(grad) rows(d_query) rows(d_key) rows(d_reader) rows(d_value) rows(d_decay) rows(d_rate)              \
   number(query_part) number(key_part) number(d_end) number(d_start)
 
 // Arrays that are read, arrays of integers, and arrays that are written too.

@@ -1,12 +1,12 @@
 // A gated recurrence: a state of K × V numbers per head that decays, is written to and is read at every step.
 //
-//   S_t = diag(d_t) S_{t-1} + k_tᵀ u_t,  u_t = β_t (v_t − [delta] k_t diag(d_t) S_{t-1}),  y_t = scale · q_t S_t
+//   S_t = diag(d_t) S_{t-1} + k_tᵀ u_t,  u_t = β_t (v_t − [delta] e_t diag(d_t) S_{t-1}),  y_t = scale · q_t S_t
 //
-// All steps of a chunk are handled at once. In a chunk that starts with S, with b_i the product of the decays d_1 … d_i
+// The readers e_t are the keys k_t unless others are given. All steps of a chunk are handled at once. In a chunk that starts with S, with b_i the product of the decays d_1 … d_i
 // and b_ij that of d_{j+1} … d_i:
 //
 //   y_i = (q_i b_i) S + Σ_{j≤i} P_ij u_j                    P_ij = q_i b_ij k_j
-//   u_i = β_i r_i,  r_i = v_i − (k_i b_i) S − Σ_{j<i} M_ij u_j    M_ij = k_i b_ij k_j
+//   u_i = β_i r_i,  r_i = v_i − (e_i b_i) S − Σ_{j<i} M_ij u_j    M_ij = e_i b_ij k_j
 //   S'  = diag(b_C) S + Σ_j (k_j b_Cj)ᵀ u_j
 //
 // Decays are products of numbers up to 1, so that none overflows. A chunk is short: its products with the state cost the
@@ -35,8 +35,8 @@ struct Rows4 {
 enum Decay : i64 { NO_DECAY, OF_HEAD, OF_CHANNEL };
 
 // The numbers of a call; an address of 0 is none. Heads of queries are G or H; `parts` is into how many work items the
-// heads of a group are divided in the backward pass, each with gradients of queries and keys of its own, so far apart as
-// `query_part` and `key_part` say.
+// heads of a group are divided in the backward pass, each with gradients of queries, keys and readers of its own, so far
+// apart as `query_part` and `key_part` say.
 struct Recurrence {
 #define ROWS_MEMBER(name) Rows4 name;
   RECURRENCE_FIELDS(NUMBER_MEMBER, ROWS_MEMBER)
@@ -202,13 +202,14 @@ INLINE Vector<T> lane_numbers(i64 first) {
   return x;
 }
 
-// The arrays of a chunk: 2 · SPAN rows are those of queries and then those of keys.
+// The arrays of a chunk: 2 · SPAN rows are those of queries and then those of readers.
 template <class T>
 struct Chunk {
   const Recurrence& a;
   T scale;
   i64 k, v;       // lanes of rows of K and of V numbers
-  T* rows;        // 2 · SPAN × k: scale · q_i, k_i
+  T* rows;        // 2 · SPAN × k: scale · q_i, e_i
+  T* keys;        // SPAN × k: k_j
   T* near;        // 2 · SPAN × k: the same times b_i
   T* far;         // SPAN × k: k_j b_Cj
   T* ahead;       // SPAN × k: b_i
@@ -226,6 +227,7 @@ struct Chunk {
   Chunk(const Recurrence& call, T factor, Scratch<T>& scratch)
       : a(call), scale(factor), k(padded(call.K)), v(padded(call.V)) {
     rows = scratch.take(2 * SPAN * k);
+    keys = call.reader.at ? scratch.take(SPAN * k) : rows + SPAN * k;
     near = scratch.take(2 * SPAN * k);
     far = scratch.take(SPAN * k);
     ahead = scratch.take(SPAN * k);
@@ -250,7 +252,8 @@ struct Chunk {
     count = least(SPAN, a.L - l);
     const i64 g = h / (a.H / a.G), q = a.query_heads == a.H ? h : g;
     gather<T>(a.query.template row<T>(b, q, l), a.query.l, count, a.K, k, scale, rows);
-    gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), rows + SPAN * k);
+    gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), keys);
+    if (a.reader.at) gather<T>(a.reader.template row<T>(b, g, l), a.reader.l, count, a.K, k, T(1), rows + SPAN * k);
     fill(beta, SPAN, T(0));
     for (i64 i = 0; i < count; ++i) {
       beta[i] = a.rate.at ? *a.rate.template row<T>(b, h, l + i) : T(1);
@@ -263,7 +266,6 @@ struct Chunk {
       T* y = near + i * k;
       over_lanes<T>(k, [&](i64 j) { store(y + j, load<Vector<T>>(x + j) * load<Vector<T>>(factor + j)); });
     }
-    const T* keys = rows + SPAN * k;
     over_lanes<T>(SPAN * k, [&](i64 j) { store(far + j, load<Vector<T>>(keys + j) * load<Vector<T>>(tail + j)); });
   }
 
@@ -313,7 +315,7 @@ struct Chunk {
 
   // Write P, and M for the delta rule.
   void compare() {
-    transpose(rows + SPAN * k, k, SPAN, k, columns, SPAN);
+    transpose(keys, k, SPAN, k, columns, SPAN);
     if (a.kind == OF_CHANNEL) {
       if (a.delta)
         compare_channels<true>();
@@ -356,11 +358,11 @@ struct Chunk {
     using X = Vector<T>;
     constexpr int N = SPAN / WIDTH<T>, TOGETHER = N < 4 ? 4 / N : 1;  // rows whose sums fit in registers
     const i64 K = a.K, row = k;
-    const T *queries = rows, *keys = rows + SPAN * k, *factors = alpha;
+    const T *queries = rows, *readers = rows + SPAN * k, *factors = alpha;
     X lanes[N];
     UNROLLED
     for (int n = 0; n < N; ++n) lanes[n] = lane_numbers<T>(n * WIDTH<T>);
-    for (i64 i = 0; i < SPAN; i += TOGETHER, queries += TOGETHER * k, keys += TOGETHER * k, factors += TOGETHER * k) {
+    for (i64 i = 0; i < SPAN; i += TOGETHER, queries += TOGETHER * k, readers += TOGETHER * k, factors += TOGETHER * k) {
       X p[TOGETHER][N] = {}, m[TOGETHER][N] = {};
       T* column = columns;
       for (i64 c = 0; c < K; ++c, column += SPAN) {
@@ -371,7 +373,7 @@ struct Chunk {
           for (int t = 0; t < TOGETHER; ++t) {
             x = lanes[n] < T(i + t) ? x * factors[t * row + c] : x;
             p[t][n] += queries[t * row + c] * x;
-            if constexpr (overlaps) m[t][n] += keys[t * row + c] * x;
+            if constexpr (overlaps) m[t][n] += readers[t * row + c] * x;
           }
           store(column + n * WIDTH<T>, x);
         }
@@ -541,7 +543,7 @@ template <class T>
 void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
   Scratch<T> scratch{memory};
   const i64 K = a.K, V = a.V;
-  T *query = scratch.take(K), *key = scratch.take(K), *decay = scratch.take(K);
+  T *query = scratch.take(K), *reader = scratch.take(K), *decay = scratch.take(K);
   T *read = scratch.take(V), *u = scratch.take(V);
   fill(decay, K, T(1));
   bool growing = false, out_of_range = false;
@@ -556,6 +558,7 @@ void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
     for (i64 l = 0; l < a.L; ++l, before = after) {
       const T *q = a.query.template row<T>(b, head, l), *x = a.key.template row<T>(b, g, l);
       const T *v = a.value.template row<T>(b, h, l), *gate = a.decay.template row<T>(b, h, l);
+      const T* e = a.reader.at ? a.reader.template row<T>(b, g, l) : x;
       if (a.kind == OF_HEAD) {
         growing |= *gate > T(0);
         fill(decay, K, exponential(*gate));
@@ -569,12 +572,12 @@ void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
       Sum<T> overlap;
       over<T>(0, K, [&](i64 c, auto like) {
         using X = decltype(like);
-        const X factor = load<X>(decay + c), y = scale * load<X>(q + c), z = load<X>(x + c);
-        overlap.add(y * z);
+        const X factor = load<X>(decay + c), y = scale * load<X>(q + c);
+        overlap.add(y * load<X>(x + c));
         store(query + c, y * factor);
-        store(key + c, z * factor);
+        store(reader + c, load<X>(e + c) * factor);
       });
-      read_twice(before, query, key, K, V, read, u);
+      read_twice(before, query, reader, K, V, read, u);
       T *output = a.output.template row<T>(b, h, l);
       const T own = overlap.total();
       const bool delta = a.delta;
@@ -607,16 +610,16 @@ void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
 //
 //   dP_ij = dy_i·u_j,  dM_ij = −h_i·u_j
 //   dq_i = b_i (dy_i T) + Σ_{j≤i} dP_ij b_ij k_j
-//   dk_i = b_i (−h_i T) + Σ_{j<i} dM_ij b_ij k_j                          as a row
-//   dk_j = b_Cj (u_j dT) + Σ_{i≥j} dP_ij b_ij q_i + Σ_{i>j} dM_ij b_ij k_i  as a column
+//   de_i = b_i (−h_i T) + Σ_{j<i} dM_ij b_ij k_j
+//   dk_j = b_Cj (u_j dT) + Σ_{i≥j} dP_ij b_ij q_i + Σ_{i>j} dM_ij b_ij e_i
 //
-// Decays enter as q_i eᶜ, k_i eᶜ and k_j e⁻ᶜ, c being the sum of their logarithms; so q_i dq_i + k_i dk_i − k_j dk_j
-// are the gradients of such sums.
+// Decays enter as q_i exp(c), e_i exp(c) and k_j exp(−c), c being the sum of their logarithms; so q_i dq_i + e_i de_i −
+// k_j dk_j are the gradients of such sums.
 template <class T>
 struct Gradients {
   Chunk<T>& chunk;
-  T* near;    // 2 · SPAN × k: dq, and dk as rows
-  T* column;  // SPAN × k: dk as columns
+  T* near;    // 2 · SPAN × k: dq, de
+  T* column;  // SPAN × k: dk
   T* scores;  // 2 · SPAN × SPAN: dP, dM
 
   Gradients(Chunk<T>& of, Scratch<T>& scratch) : chunk(of) {
@@ -641,9 +644,8 @@ struct Gradients {
       return;
     }
     chunk.weigh(scores);
-    const T *queries = chunk.rows, *keys = queries + SPAN * k;
-    multiply<Into::ADD, T>(near, k, nullptr, keys, k, scores, SPAN, 1, both, SPAN, k);
-    multiply<Into::ADD, T>(column, k, nullptr, queries, k, scores, 1, SPAN, SPAN, both, k);
+    multiply<Into::ADD, T>(near, k, nullptr, chunk.keys, k, scores, SPAN, 1, both, SPAN, k);
+    multiply<Into::ADD, T>(column, k, nullptr, chunk.rows, k, scores, 1, SPAN, SPAN, both, k);
   }
 
   INLINE static void multiply_by(T* x, const T* factor, i64 lanes) {
@@ -655,8 +657,9 @@ struct Gradients {
   OUTLINE void pull_channels() {
     using X = Vector<T>;
     const i64 k = chunk.k;
-    const T *queries = chunk.rows, *keys = queries + SPAN * k, *d_p = scores, *d_m = scores + SPAN * SPAN;
-    T *d_query = near, *d_key = near + SPAN * k;
+    const T *queries = chunk.rows, *readers = queries + SPAN * k, *keys = chunk.keys;
+    const T *d_p = scores, *d_m = scores + SPAN * SPAN;
+    T *d_query = near, *d_reader = near + SPAN * k;
     const T* alpha = chunk.alpha;
     for (i64 j = 0; j < SPAN; ++j)
       over_lanes<T>(k, [&](i64 c) {
@@ -672,8 +675,8 @@ struct Gradients {
           store(d_query + i * k + c, load<X>(d_query + i * k + c) + p * decayed);
           if constexpr (overlaps) {
             const T m = d_m[i * SPAN + j];
-            slope += m * load<X>(keys + i * k + c);
-            store(d_key + i * k + c, load<X>(d_key + i * k + c) + m * decayed);
+            slope += m * load<X>(readers + i * k + c);
+            store(d_reader + i * k + c, load<X>(d_reader + i * k + c) + m * decayed);
           }
           sum += decay * slope;
         }
@@ -687,11 +690,11 @@ struct Gradients {
     const i64 k = chunk.k, K = chunk.a.K;
     const Rows4& target = chunk.a.d_decay;
     const bool channels = chunk.a.kind == OF_CHANNEL, delta = chunk.a.delta;
-    const T *queries = chunk.rows, *keys = queries + SPAN * k;
+    const T* rows = chunk.rows;
     const auto slope = [&](i64 i, i64 c) {
-      const X key = load<X>(keys + i * k + c);
-      X x = load<X>(queries + i * k + c) * load<X>(near + i * k + c) - key * load<X>(column + i * k + c);
-      if (delta) x += key * load<X>(near + (SPAN + i) * k + c);
+      X x = load<X>(rows + i * k + c) * load<X>(near + i * k + c);
+      x -= load<X>(chunk.keys + i * k + c) * load<X>(column + i * k + c);
+      if (delta) x += load<X>(rows + (SPAN + i) * k + c) * load<X>(near + (SPAN + i) * k + c);
       return x;
     };
     if (!channels) {
@@ -788,8 +791,11 @@ void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
           }
           T* d_query = a.d_query.template row<T>(b, own_query ? h : group, l) + (own_query ? 0 : part * a.query_part);
           scatter(gradients.near, k, chunk.count, K, scale, more && !own_query, d_query, a.d_query.l);
-          if (a.delta) {
-            const T* rows = gradients.near + SPAN * k;
+          const T* rows = gradients.near + SPAN * k;
+          if (a.reader.at) {
+            T* d_reader = a.d_reader.template row<T>(b, group, l) + part * a.key_part;
+            scatter(rows, k, chunk.count, K, T(1), more, d_reader, a.d_reader.l);
+          } else if (a.delta) {
             over_lanes<T>(SPAN * k, [&](i64 j) {
               store(gradients.column + j, load<X>(gradients.column + j) + load<X>(rows + j));
             });

@@ -143,6 +143,29 @@ def test_the_kernels_are_there() -> None:
     assert kernels.applies(Steps(q, q, q), None)
 
 
+@every_kind
+def test_auto_is_a_kernel(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, options = call(kind, 1, 2, 2, 20, 4, 4, strength=0.1)
+    run, names = library.load, []
+
+    def load(name: str, dtype: torch.dtype) -> Any:
+        names.append(name)
+        return run(name, dtype)
+
+    monkeypatch.setattr(library, "load", load)
+    gated_recurrence(*tensors, **options)
+    assert names == ["recurrence.forward"]
+
+
+def test_what_is_erased_before_a_strong_decay_is_read_without_a_kernel() -> None:
+    q, e = (numbers(1, 1, 8, 4, seed=seed) for seed in (0, 1))
+    erase = (e / 4, e)
+    for gate, expected in ((-19.0, True), (-21.0, False), (-math.inf, False), (math.nan, False)):
+        decay = torch.full((1, 1, 8, 4), -0.1, dtype=F64)
+        decay[..., 2, 1] = gate
+        assert kernels.applies(Steps(q, q, q, decay, erase=erase), None) is expected
+
+
 # Definitions ------------------------------------------------------------------------------------------------------------
 
 

@@ -136,9 +136,9 @@ _STRIDES = " _b _h _l"
 RECORDS = {
     "recurrence": _names(
         ("H G L K V query_heads delta kind parts saved_every", ""),
-        ("query key value decay rate output", _STRIDES),
+        ("query key reader value decay rate output", _STRIDES),
         ("start end residual saved wrong", ""),
-        ("grad d_query d_key d_value d_decay d_rate", _STRIDES),
+        ("grad d_query d_key d_reader d_value d_decay d_rate", _STRIDES),
         ("query_part key_part d_end d_start", ""),
     ),
     "lines": _names(

@@ -116,7 +116,7 @@ class _Library(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the library has none
-            return None, None, *by_formula(ctx.settings, ctx.formula, ctx.saved_tensors, wanted, grad, d_end)
+            return None, None, *by_formula(ctx.settings, ctx.formula, (*ctx.saved_tensors, None), wanted, grad, d_end)
         results, leaves = ctx.inner
         pairs = [(result, each) for result, each in zip(results, (grad, d_end)) if each is not None]
         inputs = [leaf for leaf, want in zip(leaves, wanted) if want]
@@ -178,7 +178,7 @@ class _Recurrence(torch.autograd.Function):
         tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernels have none
-            return None, None, *by_formula(ctx.settings, ctx.formula, tensors, wanted, grad, d_end)
+            return None, None, *by_formula(ctx.settings, ctx.formula, (*tensors, None), wanted, grad, d_end)
         found = _Call(tensors, *ctx.settings).backward(kept, grad, d_end)
         return None, None, *(each if want else None for each, want in zip(found, wanted))
 

@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard._utils.tracing import autocast_is_active, is_traced
@@ -30,6 +31,9 @@ _MOST_TASKS = 16
 #: Work items of the backward pass that share the heads of a few keys.
 _ITEMS = 8
 
+#: The least logarithm of a decay by which a row is divided.
+_WEAKEST = -20.0
+
 #: Return outputs and the state after the last step, by operations that autograd can differentiate twice.
 Formula = Callable[[Steps, Tensor], tuple[Tensor, Tensor]]
 _NONE = (0, 0, 0, 0)
@@ -40,11 +44,9 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def applies(steps: Steps, state: Tensor | None) -> bool:
     """Return whether the kernels can run these steps."""
-    query, key, value, decay, rate, erase, bonus, *_ = steps
+    query, key, value, decay, rate, erase, *_ = steps
     return (
-        erase is None
-        and bonus is None
-        and query.is_cpu
+        query.is_cpu
         and key.is_cpu
         and value.is_cpu
         and (decay is None or decay.is_cpu)
@@ -54,23 +56,97 @@ def applies(steps: Steps, state: Tensor | None) -> bool:
         and key.numel() > 0
         and library.problem() is None
         and not is_traced(key)
+        and (erase is None or (_weak(decay) and erase[0].is_cpu and erase[1].is_cpu))
     )
+
+
+def _weak(decay: Tensor | None) -> bool:
+    """Return whether what is read before a decay may be divided by it."""
+    return decay is None or bool(decay.amin() > _WEAKEST)
 
 
 def run(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, Tensor, bool]:
     """Return outputs (B, H, L, V), the state after the last step, and whether decays and rates are in range."""
-    tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state)
+    if steps.bonus is not None:
+        return _reading_before(steps, state, formula)
+    if steps.erase is not None:
+        return _erasing(steps, steps.erase, state, formula)
+    tensors = (steps.query, steps.key, steps.value, steps.decay(), steps.rate, state, steps.reader)
     call = _Call(steps.delta, steps.scale)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         output, end = _Recurrence.apply(call, formula, *tensors)
     elif steps.key.shape[2] <= FEW:
-        query, key, value, decay, rate, state = map(_readable, tensors)
+        query, key, value, decay, rate, state, reader = map(_readable, tensors)
         state = None if state is None else state.contiguous()
-        plan = StepPlan(Steps(query, key, value, decay, rate, delta=steps.delta, scale=steps.scale), state)
-        return plan(query, key, value, decay, rate, state)
+        settings = {"reader": reader, "delta": steps.delta, "scale": steps.scale}
+        return StepPlan(Steps(query, key, value, decay, rate, **settings), state)(query, key, value, decay, rate, state)
     else:
         output, end, _ = call.forward(tensors, wants_grad=False)
     return output, end, call.in_range
+
+
+def _reading_before(steps: Steps, state: Tensor | None, formula: Formula) -> tuple[Tensor, Tensor, bool]:
+    """Run steps that read before they write: a query reads what the step before its own left, and its own bonus."""
+    query, key, value, bonus, length = steps.query, steps.key, steps.value, steps.bonus, steps.key.shape[2]
+    assert bonus is not None
+    groups = key.shape[1]
+    u, q = (each.unflatten(dim, (groups, -1)) for each, dim in ((bonus, 0), (query, 1)))
+    own = (q * u.unsqueeze(2) * key.unsqueeze(2)).sum(-1, keepdim=True).flatten(1, 2) * steps.scale
+    own = own if steps.rate is None else own * steps.rate
+    if steps.resets is not None:
+        query = torch.where(steps.resets[:, None, :, None], 0.0, query)
+
+    def later(rows: Tensor) -> Tensor:
+        return F.pad(rows, (0, 0, 1, 0))
+
+    moved = steps._replace(
+        query=F.pad(query, (0, 0, 0, 1)),
+        key=later(key),
+        value=later(value),
+        log_decay=None if steps.log_decay is None else later(steps.log_decay),
+        rate=None if steps.rate is None else later(steps.rate),
+        erase=None if steps.erase is None else (later(steps.erase[0]), later(steps.erase[1])),
+        resets=None if steps.resets is None else F.pad(steps.resets, (1, 0)),
+        bonus=None,
+    )
+    output, end, in_range = run(moved, state, formula)
+    return output[:, :, :length] + own * value, end, in_range
+
+
+def _erasing(
+    steps: Steps, erase: tuple[Tensor, Tensor], state: Tensor | None, formula: Formula
+) -> tuple[Tensor, Tensor, bool]:
+    """Run erasing steps as two steps of the delta rule each: the first erases and decays, the second writes.
+
+    The first reads the decayed state, so that its reader is divided by the decay.
+    """
+    (a, e), H = erase, steps.value.shape[1]
+    heads = [rows.repeat_interleave(H // rows.shape[1], 1) for rows in (steps.query, steps.key)]
+    value = steps.value if steps.rate is None else steps.rate * steps.value
+    log_decay = steps.log_decay
+    reader = e if log_decay is None else e * (-log_decay).exp()
+    if steps.resets is not None:
+        reader = torch.where(steps.resets[:, None, :, None], 0.0, reader)
+
+    def pairs(first: Tensor | None, second: Tensor | None) -> Tensor:
+        like = first if second is None else second
+        assert like is not None
+        zeros = torch.zeros_like(like)
+        both = zeros if first is None else first, zeros if second is None else second
+        return torch.stack(both, 3).flatten(2, 3)
+
+    doubled = Steps(
+        pairs(None, heads[0]),
+        pairs(a, heads[1]),
+        pairs(None, value),
+        None if log_decay is None else pairs(log_decay, None),
+        resets=None if steps.resets is None else F.pad(steps.resets.unsqueeze(-1), (0, 1)).flatten(1),
+        delta=True,
+        scale=steps.scale,
+        reader=pairs(reader, None),
+    )
+    output, end, in_range = run(doubled, state, formula)
+    return output[:, :, 1::2], end, in_range
 
 
 # A step of decoding ---------------------------------------------------------------------------------------------------
@@ -82,18 +158,18 @@ class StepPlan:
     Parameters
     ----------
     steps : Steps
-        Without erasing, bonus and resets; the kernel must be able to read the tensors.
+        Without erasing, bonus and resets; the kernel must be able to read the tensors. A plan with a reader runs once.
     state : Tensor (B, H, K, V), optional
         Contiguous.
     """
 
     def __init__(self, steps: Steps, state: Tensor | None) -> None:
-        query, key, value, decay, rate, *_ = steps
+        query, key, value, decay, rate, *_, reader = steps
         (B, H, L, V), K = value.shape, key.shape[-1]
         self.items, self.scale, self.sizes = B * H, steps.scale, (B, H, K, V)
         self.function = library.load("recurrence.step", value.dtype)
         output = torch.empty(value.shape, dtype=value.dtype, device="meta")  # for its strides
-        numbers = _numbers(query, key, value, decay, rate, output, (state, None, None, None), steps.delta)
+        numbers = _numbers(query, key, reader, value, decay, rate, output, (state, None, None, None), steps.delta)
         # Whether values are out of range, and the scratch memory of each task, follow the numbers in the same array.
         self.wrong, room = len(numbers), ((3 * K + 2 * V) * value.element_size() + 7) // 8
         tasks = min(self.items, _MOST_TASKS) if self.items * L * K * V > _WORTH else 1
@@ -176,7 +252,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        tensors, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernel has none
             return None, None, *by_formula((ctx.call.delta, ctx.call.scale), ctx.formula, tensors, wanted, grad, d_end)
@@ -187,13 +263,14 @@ class _Recurrence(torch.autograd.Function):
 def by_formula(
     settings: tuple[bool, float], formula: Formula, tensors: Any, wanted: Any, grad: Tensor | None, d_end: Tensor | None
 ) -> list[Tensor | None]:
-    """Return the gradients of query, key, value, decay, rate and state, with a graph of their own."""
-    query, key, value, decay, rate, state = tensors
+    """Return the gradients of query, key, value, decay, rate, state and reader, with a graph of their own."""
+    query, key, value, decay, rate, state, reader = tensors
     wide = torch.promote_types(key.dtype, torch.float32)
     if state is None:
         state = key.new_zeros(*value.shape[:2], key.shape[-1], value.shape[-1], dtype=wide)
     delta, scale = settings
-    steps = Steps(query.to(wide), key.to(wide), value.to(wide), decay, rate, delta=delta, scale=scale)
+    rows = query.to(wide), key.to(wide), value.to(wide)
+    steps = Steps(*rows, decay, rate, delta=delta, scale=scale, reader=reader)
     results = formula(steps, state)
     pairs = [(result, each.to(result.dtype)) for result, each in zip(results, (grad, d_end)) if each is not None]
     inputs = [tensor for tensor, want in zip(tensors, wanted) if want]
@@ -217,7 +294,7 @@ class _Call:
 
     def forward(self, tensors: Any, *, wants_grad: bool) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
         """Return output, state, and what the backward pass needs."""
-        query, key, value, decay, rate, state = (_readable(t) for t in tensors)
+        query, key, value, decay, rate, state, reader = (_readable(t) for t in tensors)
         (B, H, L, V), K = value.shape, key.shape[-1]
         output, end = _empty_like(value), value.new_empty(B, H, K, V)
         residual = saved = None
@@ -225,10 +302,10 @@ class _Call:
             residual = value.new_empty(B, H, L, V) if self.delta else None
             saved = value.new_empty(B, H, -(-L // (_CHUNK * _SAVED_EVERY)), V, K)
         state = None if state is None else state.contiguous()
-        numbers = _numbers(query, key, value, decay, rate, output, (state, end, residual, saved), self.delta)
+        numbers = _numbers(query, key, reader, value, decay, rate, output, (state, end, residual, saved), self.delta)
         numbers[_WRONG] = self._wrong.buffer_info()[0]
         k, v = _padded(K), _padded(V)
-        room = _CHUNK * (9 * k + 4 * v) + k + 3 * _CHUNK * _CHUNK + 2 * _CHUNK + 2 * k * v
+        room = _CHUNK * (10 * k + 4 * v) + k + 3 * _CHUNK * _CHUNK + 2 * _CHUNK + 2 * k * v
         self._run("recurrence.forward", numbers, value, B * H, L * K * V, room)
         return output, end, (residual, saved)
 
@@ -240,8 +317,8 @@ class _Call:
         d_end: Tensor | None,
         wanted: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of query, key, value, decay, rate and state; of the last three, those wanted."""
-        query, key, value, decay, rate, state = (_readable(t) for t in tensors)
+        """Return the gradients of query, key, value, decay, rate, state and reader; of the last four, those wanted."""
+        query, key, value, decay, rate, state, reader = (_readable(t) for t in tensors)
         (B, H, L, V), (_, G, _, K) = value.shape, key.shape
         grad = torch.zeros_like(value) if grad is None else grad
         grad = grad if grad.stride(3) == 1 else grad.contiguous()
@@ -250,18 +327,20 @@ class _Call:
         own_query = query.shape[1] == H
         d_query = _empty_like(query).unsqueeze(0) if own_query or parts == 1 else query.new_empty(parts, B, G, L, K)
         d_key = _empty_like(key).unsqueeze(0) if parts == 1 else key.new_empty(parts, B, G, L, K)
-        d_value = _empty_like(value)
+        d_value, d_reader = _empty_like(value), None if reader is None else d_key.new_empty(d_key.shape)
         d_decay, d_rate, d_start = (
-            t.new_empty(t.shape) if want else None for t, want in zip((decay, rate, state), wanted[3:])
+            t.new_empty(t.shape) if want else None for t, want in zip((decay, rate, state), wanted[3:6])
         )
-        numbers = _numbers(query, key, value, decay, rate, None, (None, None, *kept), self.delta, parts)
-        rows = [_rows(each) for each in (grad, d_query[0], d_key[0], d_value, d_decay, d_rate)]
+        numbers = _numbers(query, key, reader, value, decay, rate, None, (None, None, *kept), self.delta, parts)
+        first = None if d_reader is None else d_reader[0]
+        rows = [_rows(each) for each in (grad, d_query[0], d_key[0], first, d_value, d_decay, d_rate)]
         ends = (d_query.stride(0), d_key.stride(0), _address(d_end), _address(d_start))
         numbers[_GRAD:] = array("q", (*chain.from_iterable(rows), *ends))
         k, v, chunk = _padded(K), _padded(V), _CHUNK
-        room = chunk * (13 * k + 6 * v) + 2 * k + 5 * chunk * chunk + 2 * chunk + (_SAVED_EVERY + 3) * k * v
+        room = chunk * (14 * k + 6 * v) + 2 * k + 5 * chunk * chunk + 2 * chunk + (_SAVED_EVERY + 3) * k * v
         self._run("recurrence.backward", numbers, value, B * G * parts, H // G * L * K * V // parts, room)
-        return _summed(d_query), _summed(d_key), d_value, d_decay, d_rate, d_start
+        first = None if d_reader is None else _summed(d_reader)
+        return _summed(d_query), _summed(d_key), d_value, d_decay, d_rate, d_start, first
 
     def _run(self, name: str, numbers: array[int], like: Tensor, items: int, each: int, room: int) -> None:
         """Let threads run parts of so many work items, where they are worth it."""
@@ -291,6 +370,7 @@ _COUNT = len(RECORDS["recurrence"])
 def _numbers(
     query: Tensor,
     key: Tensor,
+    reader: Tensor | None,
     value: Tensor,
     decay: Tensor | None,
     rate: Tensor | None,
@@ -303,7 +383,7 @@ def _numbers(
     _, H, L, V = value.shape
     kind = 0 if decay is None else 1 if decay.shape[-1] == 1 else 2
     sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], delta, kind, parts, _SAVED_EVERY)
-    rows = [_rows(each) for each in (query, key, value, decay, rate, output)]
+    rows = [_rows(each) for each in (query, key, reader, value, decay, rate, output)]
     numbers = array("q", (*sizes, *chain.from_iterable(rows), *map(_address, states)))
     numbers.extend((0,) * (_COUNT - len(numbers)))
     return numbers

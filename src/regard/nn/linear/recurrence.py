@@ -265,6 +265,7 @@ class _Groups(NamedTuple):
     erase: tuple[Tensor, Tensor] | None
     bonus: Tensor | None
     resets: Tensor | None
+    reader: Tensor
 
     @classmethod
     def of(cls, steps: Steps) -> _Groups:
@@ -283,6 +284,7 @@ class _Groups(NamedTuple):
             None if steps.erase is None else (split(steps.erase[0]), split(steps.erase[1])),
             None if steps.bonus is None else split(steps.bonus, 0).unsqueeze(-2),
             None if steps.resets is None else steps.resets[:, None, None, :, None],
+            split(steps.key if steps.reader is None else steps.reader),
         )
 
 
@@ -295,11 +297,11 @@ def _recurrent(steps: Steps, state: Tensor) -> tuple[Tensor, Tensor]:
 
     state = state.unflatten(1, groups.value.shape[1:3])
     erased = groups.erase or (None, None)
-    tensors = (groups.query, groups.key, groups.value, groups.log_decay, groups.rate, *erased, groups.resets)
-    for q, k, v, g, rate, a, e, reset in zip(*map(by_step, tensors)):
+    tensors = (*groups[:5], *erased, groups.resets, groups.reader)
+    for q, k, v, g, rate, a, e, reset, reader in zip(*map(by_step, tensors)):
         before = state if reset is None else torch.where(reset, 0.0, state)
         kept = before if g is None else before * g.exp().mT
-        written = v - k @ kept if steps.delta else v
+        written = v - reader @ kept if steps.delta else v
         written = written if rate is None else rate * written
         state = kept + k.mT @ written
         if a is not None:
@@ -326,7 +328,8 @@ def _chunked(steps: Steps, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
     v = v if rate is None else rate * v
     sums, writer, own, slopes = None, k, None, None
     if steps.delta:
-        below, strong = decay.scores(k, k, strict=True), decay.from_start(k)
+        reader = k if steps.reader is None else _split(groups.reader, size)
+        below, strong = decay.scores(reader, k, strict=True), decay.from_start(reader)
         below, strong = (below, strong) if rate is None else (rate * below, rate * strong)
         own, slopes = _solved(below, v, -strong)
     else:

@@ -13,7 +13,7 @@ class Steps(NamedTuple):
 
     With the state S (K, V) before a step and S' after it:
 
-        S' = diag(decay) S − aᵀ (e S) + rate · kᵀ (v − [delta] k diag(decay) S)        y = scale · q S'
+        S' = diag(decay) S − aᵀ (e S) + rate · kᵀ (v − [delta] r diag(decay) S)        y = scale · q S'
 
     or, with a bonus u, ``y = scale · q (S + rate · diag(u) kᵀ v)``.
 
@@ -31,6 +31,8 @@ class Steps(NamedTuple):
         The steps before which the state is set to 0.
     delta : bool
     scale : float
+    reader : Tensor (B, G, L, K), optional
+        r of the delta rule; None is the key.
     """
 
     query: Tensor
@@ -43,6 +45,7 @@ class Steps(NamedTuple):
     resets: Tensor | None = None
     delta: bool = False
     scale: float = 1.0
+    reader: Tensor | None = None
 
     def decay(self) -> Tensor | None:
         """Return the logarithms of decays (B, H, L, 1 or K), −inf where the state is set to 0."""

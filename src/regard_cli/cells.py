@@ -271,15 +271,3 @@ def _stamp(parts: dict[str, Any], way: str) -> str:
     whole = math.floor(seconds)
     micro = round(1e6 * (seconds - whole))
     return f"{year:04}-{int(month):02}-{int(day):02}T{hours:02}:{minutes:02}:{whole:02}.{micro:06}"
-
-
-def has_short_years(text: Series) -> bool:
-    """Return whether dates have years of two digits.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> has_short_years(pd.Series(["1-Aug-03"])), has_short_years(pd.Series(["1-Aug-2003"]))
-    (True, False)
-    """
-    return any(len(parts["y"]) == 2 for each in text.dropna().head(10) if (parts := _parts(str(each))))

@@ -41,11 +41,6 @@ FULL_RUN = 4
 MASKED_RUN = 16
 
 
-def largest_mask() -> int:
-    """Return the maximum number of elements per head in the mask of one call."""
-    return ROWS * BLOCK * MASKED_RUN
-
-
 @dataclass(frozen=True)
 class KeyRange:
     """Keys that a block reads in one call; ``masked`` if some of the pairs are hidden."""

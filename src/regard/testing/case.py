@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import engines, masks, scores
+from regard import masks, scores
 from regard._utils.part import Part
 from regard.engines import Engine
 from regard.engines.local_linear import LocalLinear
@@ -633,11 +633,6 @@ def has_graph(output: Tensor, leaves: dict[str, Tensor]) -> bool:
     if not output.requires_grad and any(leaf.requires_grad for leaf in leaves.values()):
         raise AssertionError("an input wants a gradient, and the output has no graph")
     return output.requires_grad
-
-
-def engine_of(name: str) -> Engine:
-    """Return a registered engine."""
-    return engines.TABLE[name]
 
 
 def _special(rows: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,9 +58,6 @@ class SamplingOptions(Options):
         return not self.temperature
 
 
-GREEDY = SamplingOptions()
-
-
 def processed(logits: Tensor, options: SamplingOptions, before: Sequence[int] | Tensor = ()) -> Tensor:
     """Apply the sampling options to logits; excluded tokens get −inf.
 

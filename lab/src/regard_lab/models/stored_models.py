@@ -149,15 +149,6 @@ def _needs_transformers(error: NotMappedError) -> Exception:
     return rejected(about.function, about.argument, about.expected, got, NotMappedError)
 
 
-def is_model_folder(folder: str | Path) -> bool:
-    """Return whether a folder has a config.json for :func:`load`."""
-    if not (Path(folder) / CONFIG).is_file():
-        return False
-    described = read_json(Path(folder) / CONFIG)
-    known = {"model_type", "architecture"}  # the latter is timm's; load explains how to read it
-    return isinstance(described, dict) and (bool(known & described.keys()) or _format(described) is not None)
-
-
 def _format(described: Any) -> str | None:
     """Return the entry of :data:`FORMATS` in a config.json, or None."""
     found = described.get("format") if isinstance(described, dict) else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain, combinations
 
 import pytest
+import tiers
 
 from regard._call import plan as _plan
 from regard.engines.flex import MODE
@@ -19,14 +21,20 @@ collect_ignore = ["conftest.py", "regard/nn/layer_samples"]
 #: compute what it is documented to. It is part of the environment, so that processes started by tests do the same.
 os.environ[MODE] = "uncompiled"
 
-#: Cases of one test that the quick tier runs, the first and the last of them among these.
+#: Cases of one test that the quick tier runs.
 FEW = 2
+GOLDEN = (5**0.5 - 1) / 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the tiers."""
     parser.addoption("--usual", action="store_true", help="of tests marked campaign as many cases as they keep")
     parser.addoption("--quick", action="store_true", help="a few cases of each test, and none that is marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the sizes of tests that draw cases by themselves."""
+    tiers.run_all(not (config.getoption("--quick") or config.getoption("--usual")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -53,11 +61,21 @@ def _usual(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """Return so many of the cases, the first and the last of them among these."""
+    """Return so many of the cases: those that have the most pairs of values of parameters that none before had."""
     if len(cases) <= most:
         return cases
-    step = (len(cases) - 1) / max(most - 1, 1)
-    return [cases[round(i * step)] for i in range(most)]
+    settings = [sorted(getattr(item, "callspec").indices.items()) for item in cases]  # noqa: B009
+    pairs = [set(chain(combinations(each, 1), combinations(each, 2))) for each in settings]
+    # Among equals the golden ratio takes cases that lie far apart.
+    left = sorted(range(len(cases)), key=lambda i: i * GOLDEN % 1)
+    chosen: list[int] = []
+    seen: set[object] = set()
+    for _ in range(most):
+        best = max(left, key=lambda i: len(pairs[i] - seen))
+        seen |= pairs[best]
+        left.remove(best)
+        chosen.append(best)
+    return [cases[i] for i in sorted(chosen)]
 
 
 @pytest.fixture(autouse=True)

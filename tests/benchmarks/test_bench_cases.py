@@ -31,7 +31,7 @@ def test_every_file_of_cases_is_imported() -> None:
     assert len(CASES) >= len(benchmarks.cases.__all__)
 
 
-@pytest.mark.campaign(keep=24)
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize(("case", "point", "name"), SMALL)
 def test_contender_is_right(case: Case, point: Point, name: str) -> None:
     work = case.work(point, name)

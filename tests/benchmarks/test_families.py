@@ -27,6 +27,7 @@ SLICE = (
 )  # fmt: skip
 
 
+@pytest.mark.campaign(keep=9)
 @pytest.mark.parametrize(("family", "name"), SLICE, ids=[name for _, name in SLICE])
 def test_a_class_is_equal_on_regard(family: str, name: str) -> None:
     found = alone(transformers_families.examined, f"transformers.models.{family}.modeling_{family}", name)

@@ -351,6 +351,7 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_compile_without_a_graph_break(call: str, dynamic: bool) -> None:

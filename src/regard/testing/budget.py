@@ -3,7 +3,8 @@
 On a single tiny problem, the eager error may be small by luck, or zero. It is therefore the maximum over the problem
 and its neighbours, whose inputs and scale differ by random relative factors of 2⁻⁶, each against its own oracle, with
 enough neighbours for a fair sample. No tolerance is chosen by hand. A law that fails by its budget is checked again
-with many more neighbours (:func:`larger_sample`): an error that eager makes, too, if rarely, is no fault.
+with more neighbours, and then with many more (:func:`larger_sample`): an error that eager makes, too, if rarely, is no
+fault. Problems of many pairs are a sample of their own, and begin with one neighbour.
 
 One rounding is that of the result's dtype, relative to the *amplitude* of the result: the sum of the absolute values of
 its terms (Σ α |v| for an output Σ α v). Relative to the result itself, it would vanish where terms cancel, as in the
@@ -33,21 +34,27 @@ PAIRS = 512
 #: The fewest and the most neighbours.
 FEW, MANY = 5, 15
 
-#: How many times as many neighbours confirm that an error exceeds its budget.
-CONFIRMING = 16
+#: Problems of so many pairs begin with one neighbour.
+LARGE = 16 * PAIRS
 
-_times: ContextVar[int] = ContextVar("times as many neighbours", default=1)
+#: How many times as many neighbours are taken, one after the other, to confirm that an error exceeds its budget.
+CONFIRMING = (1, 16)
+
+_times: ContextVar[int] = ContextVar("times as many neighbours", default=0)
 
 
 def neighbours(pairs: int) -> int:
     """Return the number of neighbours for a problem with this many (query, key) pairs."""
-    return min(max(-(-PAIRS // max(pairs, 1)), FEW), MANY) * _times.get()
+    times = _times.get()
+    if not times and pairs >= LARGE:
+        return 1
+    return min(max(-(-PAIRS // max(pairs, 1)), FEW), MANY) * max(times, 1)
 
 
 @contextmanager
-def larger_sample() -> Iterator[None]:
-    """Context manager: budgets sample the eager error over :data:`CONFIRMING` times as many neighbours."""
-    token = _times.set(CONFIRMING)
+def larger_sample(times: int) -> Iterator[None]:
+    """Context manager: budgets sample the eager error over so many times the neighbours, of large problems too."""
+    token = _times.set(times)
     try:
         yield
     finally:

@@ -43,6 +43,7 @@ RUNS: dict[str, tuple[list[str], str, str, int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_chosen_is_printed_and_kept(regard, data, tmp_path, monkeypatch, name: str) -> None:
     monkeypatch.chdir(data)

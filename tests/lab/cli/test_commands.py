@@ -115,6 +115,7 @@ def test_a_command_with_a_typing_error(regard) -> None:
     assert "Did you mean" not in regard("xyzzy").err
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -57,6 +57,7 @@ def test_every_kind_is_told_from_its_config(folders) -> None:
         assert kind_of("other") == ""
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("command", USES)
 def test_a_folder_of_another_kind_names_the_command_to_use(regard, folders, command: str) -> None:
     words, used = USES[command]

@@ -39,6 +39,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.learn([], kind="bytes", specials=("end", "pad"))
 
 
+@pytest.mark.campaign(keep=4)
 @torch.no_grad()
 @across(
     {

@@ -65,6 +65,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.campaign(keep=5)
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::regard._utils.errors.RegardWarning")
 @pytest.mark.parametrize("name", MODELS)

@@ -115,7 +115,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.campaign(keep=12)
+@pytest.mark.campaign(keep=7)
 @pytest.mark.parametrize("kind", [*CAUSAL, *PAIRS])
 def test_texts_are_those_that_transformers_generates(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     theirs = stored(kind, {**CAUSAL, **PAIRS}[kind], tokenizer, tmp_path)

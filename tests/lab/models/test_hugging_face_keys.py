@@ -305,7 +305,7 @@ def test_the_table_is_that_of_transformers(kind: str) -> None:
     assert set(GenerationConfig._get_default_generation_params()) <= IGNORED
 
 
-@pytest.mark.campaign(keep=30)
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in sorted(KEYS) for key in keys_of(kind)])
 def test_every_key_has_transformers_effect_or_is_refused(kind: str, key: str, tmp_path: Path) -> None:
     outcomes: dict[str, int] = {}

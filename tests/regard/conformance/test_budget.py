@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.testing import Case, judge
-from regard.testing.budget import CONFIRMING, Budget, BudgetError, larger_sample, neighbours
+from regard.testing.budget import CONFIRMING, FEW, Budget, BudgetError, larger_sample, neighbours
 from regard.testing.laws.base import Law
 from regard.testing.oracle import WithAmplitude
 
@@ -18,15 +18,20 @@ def test_an_excess_is_checked_again_with_more_neighbours() -> None:
 
     verdict = judge(Law("always", "Nothing is right.", check, lambda case: case, 1.0), "reference", Case())
     assert verdict.outcome == "broken" and verdict.reason == "too far"
-    assert counts == [neighbours(4096), CONFIRMING * neighbours(4096)]
+    assert counts == [neighbours(4096), *(times * neighbours(4096) for times in CONFIRMING)]
 
 
-def test_what_a_larger_sample_explains_holds() -> None:
+@pytest.mark.parametrize("enough", [2, 60])
+def test_what_a_larger_sample_explains_holds(enough: int) -> None:
+    counts = []
+
     def check(*_: object) -> None:
-        if neighbours(1) < 100:
+        counts.append(neighbours(10**5))
+        if counts[-1] < enough:
             raise BudgetError("too far")
 
     assert judge(Law("rare", "Errors are rare.", check, lambda case: case, 1.0), "reference", Case()).outcome == "held"
+    assert counts == [1, FEW, 16 * FEW][: len(counts)] and counts[-1] >= enough
 
 
 def test_other_failures_are_not_checked_again() -> None:
@@ -42,8 +47,8 @@ def test_other_failures_are_not_checked_again() -> None:
 
 def test_a_larger_sample_ends_with_its_block() -> None:
     before = neighbours(7)
-    with pytest.raises(KeyError), larger_sample():
-        assert neighbours(7) == CONFIRMING * before
+    with pytest.raises(KeyError), larger_sample(16):
+        assert neighbours(7) == 16 * before
         raise KeyError
     assert neighbours(7) == before
 

@@ -100,6 +100,7 @@ def test_the_laws_hold_on_guarded_memory():
     assert tally.counts["gradient budget", "fused", "held"] > 8
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("score", ["gaussian", "epanechnikov", "scaled_dot", "additive"])
 def test_blocks_and_tiles_that_are_not_full_stay_within_guarded_memory(score):
     shared = Case(score, key_heads=2, queries=67, keys=131, width=5, value_width=13, learned=True)

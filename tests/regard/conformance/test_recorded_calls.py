@@ -82,7 +82,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.campaign(keep=6)
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_calls_have_the_bits_of_eager_ones_at_every_length(kind: str, dynamic: bool | None) -> None:

@@ -29,7 +29,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.campaign(keep=3)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(("engine", "case"), COMPILED, ids=[f"{engine}-{case}" for engine, case in COMPILED])
 def test_compiled_in_one_graph(engine, case):
     compiled(case, engines.TABLE[engine])
@@ -50,6 +50,7 @@ TWICE = [
 ]
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("engine", [name for name, engine in engines.TABLE.items() if engine.twice_differentiable])
 @pytest.mark.parametrize("case", TWICE, ids=str)
 def test_gradgradcheck_and_forward_mode(engine, case):

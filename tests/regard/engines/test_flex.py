@@ -315,6 +315,7 @@ def compiled_by(backend: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool = T
 LENGTHS = ((300, 150), (280, 260), (128, 257), (64, 256), (512, 512), (700, 30), (40, 60))
 
 
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize("name", [None, *MASKS])
 def test_other_lengths_compile_nothing(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
@@ -417,6 +418,7 @@ def test_the_compiled_kernel_on_a_cpu(name: str | None, monkeypatch: pytest.Monk
         torch.testing.assert_close(rows, for_rows, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("name", [None, "causal", "alibi", "dilated", "dense", "function", "sinks", "padding"])
 def test_compilers_trace_into_flex_attention(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA devices: on a CPU, a compiled call is one operator, which runs eagerly."""

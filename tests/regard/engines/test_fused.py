@@ -135,7 +135,7 @@ def test_widths(score: str, E: int, V: int) -> None:
         holds(law, score=score, width=E, value_width=V, queries=9, keys=130, group=2, mask=MASKS["causal"])
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=14)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("mask", [None, "window", "bias"])
 @pytest.mark.parametrize(
@@ -150,6 +150,7 @@ def test_dtypes(score: str, mask: str | None, dtype: str) -> None:
         holds(law, score=score, mask=recipe, dtype=dtype, learned=learned, **sizes)
 
 
+@pytest.mark.campaign(keep=30)
 @pytest.mark.parametrize("mask", [None, "others named", "causal"])
 @pytest.mark.parametrize("width", [2, 5])
 @pytest.mark.parametrize("kernel", RADIAL)
@@ -214,6 +215,7 @@ def test_steps_of_decoding(step: str, mask: str | None, dtype: str) -> None:
                 assert verdict.outcome == "held", str(verdict)
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("law", ["no leak", "contained", "bad queries", "determinism"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_laws_of_steps_in_16_bits(law: str, dtype: str) -> None:
@@ -293,7 +295,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.campaign(keep=30)
+@pytest.mark.campaign(keep=20)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", [None, "window", "padding", "others", "alibi", "bias"])
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -310,12 +312,14 @@ def test_softcap_and_sinks(score: str, extra: str, mask: str | None, law: str) -
         holds(law, **{"score": score, "mask": recipe, "width": 3, "learned": learned, **named, **shape})
 
 
-@pytest.mark.campaign(keep=12)
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize("law", ["dropout", "dropout gradient"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("score", ["additive", "gaussian", "epanechnikov", "scaled_dot"])
 def test_dropout(score: str, shape: str, law: str) -> None:
-    for extra in ({}, EXTRAS["both"], {"mask": MASKS["alibi"]}, {"mask": MASKS["padding"], "dtype": "bfloat16"}):
+    # The law's values are as wide as keys are many, and the oracle of float64 multiplies 80-bit numbers.
+    wide = {**EXTRAS["both"], "dtype": "float64" if shape == "few" else "float32"}
+    for extra in ({}, wide, {"mask": MASKS["alibi"]}, {"mask": MASKS["padding"], "dtype": "bfloat16"}):
         holds(law, **{"score": score, "width": 3, **SHAPES[shape], **extra})
 
 
@@ -494,7 +498,7 @@ def test_auto_takes_this_engine_for_a_bias_that_needs_a_gradient() -> None:
 # Normalizers other than softmax ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.campaign(keep=20)
+@pytest.mark.campaign(keep=14)
 @pytest.mark.parametrize("law", LAWS[:2])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -504,7 +508,7 @@ def test_every_normalizer(score: str, normalizer: str, shape: str, law: str) -> 
     holds(law, score=score, normalizer=normalizer, width=4, value_width=5, learned=learned, **SHAPES[shape])
 
 
-@pytest.mark.campaign(keep=20)
+@pytest.mark.campaign(keep=14)
 @pytest.mark.parametrize("law", LAWS[:2])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -515,7 +519,7 @@ def test_every_normalizer_and_mask(score: str, normalizer: str, mask: str, law: 
     holds(law, score=score, normalizer=normalizer, mask=MASKS[mask], learned=learned, **sizes)
 
 
-@pytest.mark.campaign(keep=12)
+@pytest.mark.campaign(keep=8)
 @pytest.mark.parametrize("law", ["budget", "gradient budget", "dropout", "dropout gradient"])
 @pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -527,7 +531,7 @@ def test_every_normalizer_with_softcap_and_dropout(score: str, normalizer: str, 
         holds(law, **case, width=3, value_width=5, key_heads=2, group=2, queries=67, keys=515)
 
 
-@pytest.mark.campaign(keep=12)
+@pytest.mark.campaign(keep=8)
 @pytest.mark.parametrize("magnitude", [0.03, 1.0, 30.0])
 @pytest.mark.parametrize("V", [1, 16, 70])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -538,6 +542,7 @@ def test_many_and_few_keys_with_weight(normalizer: str, dtype: str, V: int, magn
         holds(law, score="scaled_dot", normalizer=normalizer, dtype=dtype, magnitude=magnitude, **sizes)
 
 
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax"])
 @pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])
@@ -551,7 +556,7 @@ def test_rows_whose_scores_are_held_in_parts(
         holds(law, score=score, normalizer=normalizer, mask=recipe, width=3, value_width=5, queries=90, keys=600)
 
 
-@pytest.mark.campaign(keep=5)
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("score", ["additive", "boxcar", "scaled_dot"])
 def test_no_kernel_leaves_its_memory(score: str, normalizer: str) -> None:

@@ -289,6 +289,7 @@ def test_an_engine_that_knows_no_order_is_not_used():
         regard.attention(q, k, v, order=1, engine=Own())
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("engine", ["auto", "reference", "streaming", "fused"])
 def test_compiled(engine):
     q, k, v = drawn((1, 2, 20, 6), (1, 2, 60, 6), (1, 2, 60, 2), dtype=torch.float32)

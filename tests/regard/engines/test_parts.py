@@ -55,6 +55,7 @@ MASKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.campaign(keep=28)
 @across({"groups": [H, 2], ("engine", "score"): CASES, "name": MASKS})
 def test_parts_add_up_to_the_whole(engine: str, score: Any, name: str, groups: int) -> None:
     g = torch.Generator().manual_seed(1)

@@ -42,7 +42,7 @@ def test_kernels_in_the_interpreter(check):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.campaign(keep=3)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("part", range(20))
 def test_laws_in_the_interpreter(part):
     interpreted("laws", str(part))

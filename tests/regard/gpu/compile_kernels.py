@@ -1,8 +1,8 @@
 """Compile the kernels of a module for a device that is not there, and print what each needs, a JSON line each.
 
-    python compile_kernels.py TARGET MODULE
+    python compile_kernels.py TARGET MODULE PART/PARTS
 
-MODULE has ``kernels_to_compile()``. Run in a process of its own, without TRITON_INTERPRET.
+MODULE has ``kernels_to_compile()``, of which every so many are one part. Run in a process of its own, without TRITON_INTERPRET.
 """
 
 import importlib
@@ -36,9 +36,10 @@ def spilled(compiled) -> int:
     return max(int(found) for found in re.findall(r"(?:STACK|LOCAL):(\d+)", said))
 
 
-def main(target: str, module: str) -> None:
-    """Compile every kernel of a module for a target."""
-    for each in importlib.import_module(module).kernels_to_compile():
+def main(target: str, module: str, share: str) -> None:
+    """Compile one part of a module's kernels for a target."""
+    part, parts = map(int, share.split("/"))
+    for each in importlib.import_module(module).kernels_to_compile()[part::parts]:
         constants = {(each.kernel.arg_names.index(name),): value for name, value in each.constants.items()}
         source = ASTSource(each.kernel, each.signature, constants, each.attributes)
         options = {"num_warps": each.warps, "num_stages": each.stages}

@@ -57,6 +57,7 @@ def padded() -> Tensor:
     return keep
 
 
+@pytest.mark.campaign(keep=12)
 @across(
     {
         "options": [

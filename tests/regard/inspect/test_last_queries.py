@@ -55,6 +55,7 @@ def agree(call: Callable[[], Any], model: nn.Module | None = None) -> Record:
     return last
 
 
+@pytest.mark.campaign(keep=9)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "regard"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders(name: str, implementation: str) -> None:

@@ -133,6 +133,7 @@ def test_nothing_is_said_of_models_that_are_recorded_whole(name: str) -> None:
     assert all(each.windows == 1 for each in record)
 
 
+@pytest.mark.campaign(keep=20)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("grad", ["no_grad", "enable_grad", "inference_mode"])
 def test_layers_by_however_they_write_it(layer: type[Layer], grad: str) -> None:

@@ -115,6 +115,7 @@ def test_logits_and_weights_of_encoder_decoders(config: Callable[[], Any], side:
                 close(one, other)
 
 
+@pytest.mark.campaign(keep=18)
 @torch.no_grad()
 @pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
 @pytest.mark.parametrize("side", ["none", "left"])

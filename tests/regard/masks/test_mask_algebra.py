@@ -139,6 +139,7 @@ def test_tensors_are_found_and_replaced():
     assert torch.equal(doubled.bias(*INDEX), 2 * bound.bias(*INDEX))
 
 
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize("mask", EVERY, ids=repr)
 def test_traced_by_dynamo_without_a_break(mask):
     def call(x):

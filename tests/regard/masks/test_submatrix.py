@@ -61,6 +61,7 @@ def matrix(mask: Mask, extent: Extent) -> torch.Tensor:
     return found.expand(extent.B, extent.H, extent.L, extent.S)
 
 
+@pytest.mark.campaign(keep=80)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_part_says_what_the_whole_says(name: str, part: tuple[tuple[int, int], tuple[int, int]]) -> None:

@@ -131,6 +131,7 @@ def test_the_whole_transformer_and_its_copies() -> None:
         torch.testing.assert_close(each(src, tgt, tgt_mask=CAUSAL, tgt_is_causal=True), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("masks", [
     {}, {"src_key_padding_mask": PADDING}, {"src_mask": CAUSAL, "is_causal": True},
 ], ids=["none", "padding", "hint"])  # fmt: skip

@@ -169,6 +169,7 @@ def test_what_is_erased_before_a_strong_decay_is_read_without_a_kernel() -> None
 # Definitions ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign(keep=5)
 @every_kind
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -187,6 +188,7 @@ def test_every_form_is_the_loop(kind: str, data: st.DataObject) -> None:
     close(found, by_steps(*tensors, **options))
 
 
+@pytest.mark.campaign(keep=20)
 @every_kind
 @pytest.mark.parametrize("length", [1, 4, 5, 63, 64, 200])
 def test_single_precision(kind: str, length: int) -> None:
@@ -370,6 +372,7 @@ def gradients(function: Any, tensors: tuple[Tensor, ...], options: dict[str, Any
     return list(torch.autograd.grad(sums[0] + sums[1], leaves, allow_unused=True, materialize_grads=True))
 
 
+@pytest.mark.campaign(keep=16)
 @across({"form": FORMS, "kind": KINDS, "length": [1, 16, 37, 150], "R": [1, 3], "own": [False, True]})
 def test_gradients(form: str, kind: str, length: int, R: int, own: bool) -> None:
     tensors, options = call(kind, 2, 2, 2 * R, length, 9, 5)
@@ -444,6 +447,7 @@ def test_nothing_flows_back_in_time(kind: str) -> None:
         assert x.grad is not None and x.grad[:, :, 25:].eq(0).all() and x.grad[:, :, :24].ne(0).any()
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gated-delta", "kda", "rwkv7"])
 def test_compiled(kind: str) -> None:

@@ -137,6 +137,7 @@ def test_device_and_dtype(sample: Sample) -> None:
     )
 
 
+@pytest.mark.campaign(keep=110)
 @every_sample
 def test_copies_and_files(sample: Sample) -> None:
     layer = built(sample)
@@ -151,6 +152,7 @@ def test_copies_and_files(sample: Sample) -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.campaign(keep=110)
 @every_sample
 def test_functional_call(sample: Sample) -> None:
     layer = built(sample)
@@ -163,6 +165,7 @@ def test_functional_call(sample: Sample) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.campaign(keep=110)
 @every_sample
 def test_autocast(sample: Sample) -> None:
     layer = built(sample)
@@ -193,6 +196,7 @@ def test_samples_of_layers_with_lengths_have_padding() -> None:
         assert sample.hidden is not None or not takes, f"{sample} takes lengths: say what they hide"
 
 
+@pytest.mark.campaign(keep=220)
 @pytest.mark.parametrize("sample", [sample for sample in SAMPLES if sample.hidden is not None], ids=str)
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
 def test_what_padding_holds_cannot_leak(sample: Sample, garbage: float) -> None:

@@ -191,6 +191,7 @@ def test_a_state_can_be_saved_and_detached() -> None:
     assert isinstance(loaded, LinearState)
 
 
+@pytest.mark.campaign(keep=12)
 @every_form
 @every_kind
 def test_gradients(form: str, kind: str) -> None:

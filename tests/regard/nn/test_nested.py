@@ -76,6 +76,7 @@ def test_attention_to_itself(make: Maker) -> None:
     compared(layer(nested, nested, nested, attn_mask=mask)[0], window, [x])
 
 
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_transformers(make: Maker, norm_first: bool) -> None:

@@ -36,6 +36,7 @@ def drawn(categorical, count, categories, seed=0):
     return X, rng.normal(size=count) + X[:, 0] % 3, rng.integers(1, 4, count).astype(float)
 
 
+@pytest.mark.campaign(keep=16)
 @pytest.mark.parametrize("weighted", [None, "repetitions", "importances"])
 @pytest.mark.parametrize(("kernel", "columns"), [("gaussian", 1), ("gaussian", 3), ("laplacian", 2), ("boxcar", 1),
                                                  ("epanechnikov", 1), ("triangular", 1)])  # fmt: skip

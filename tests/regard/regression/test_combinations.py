@@ -70,6 +70,7 @@ def test_errors_and_degrees_of_freedom_are_those_of_effective_weights(kind, orde
     check_linear_smoother(model, X, y, weight)
 
 
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", "boxcar"])
 @pytest.mark.parametrize("kind", ADAPTS)
@@ -154,6 +155,7 @@ def test_what_else_is_refused():
         NadarayaWatsonRegressor(order=2, metric={(0, 1): "haversine"}).fit(np.column_stack([place, y]), y)
 
 
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("way", ["loo", "learned", "aicc"])
 def test_searches_take_every_kind_of_feature(kind, way):

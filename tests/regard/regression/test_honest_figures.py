@@ -149,6 +149,7 @@ class TestNested:
         assert np.mean(found) < 0
         assert np.mean(found) < np.mean(reported) < 0.2
 
+    @pytest.mark.campaign(keep=1)
     @pytest.mark.parametrize("shape", ["sum", "noise", "varying"])
     def test_intervals_after_learning_cover_new_rows(self, shape):
         covered = []

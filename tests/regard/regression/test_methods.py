@@ -90,7 +90,7 @@ def test_predictions_hold_rtol_tails_included(way, d, n, width, shape, big, digi
     assert wrong(found, share @ y / share.sum(1, keepdims=True), y, weight) <= 10.0**-digits
 
 
-@pytest.mark.campaign(keep=24)
+@pytest.mark.campaign(keep=12)
 @across({("way", "kernel"): [("nufft", "gaussian"), *product(FAST[1:], kernels())], "order": [0, 1], "d": [1, 2, 3]})
 def test_all_that_an_estimator_says_is_what_all_pairs_say(way, kernel, order, d):
     with summing(way) as method:

@@ -37,6 +37,7 @@ def data(width, count=200, seed=0):
     return X, np.sin(2 * X[:, 0]) + X[:, -1] ** 2 + 0.1 * rng.normal(size=count), 0.7 * rng.normal(size=(25, width))
 
 
+@pytest.mark.campaign(keep=24)
 @pytest.mark.parametrize("method", ["exact", "tiles"])
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("width", [1, 2, 3])

@@ -71,7 +71,7 @@ bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
 
-# Kernel regression: what its bandwidths are worth, and real data, for docs/regression.md.
+# Kernel regression: what its bandwidths are worth, and real data, for docs/regression-results.md and docs/regression-bandwidths.md.
 regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.bandwidths
 	$(BIN)/python -m benchmarks.real_data

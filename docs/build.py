@@ -90,6 +90,11 @@ def build(out: Path, mathjax: Path) -> Path:
     settings = ["-b", "html", "-q", "--fail-on-warning", "--keep-going", "-d", str(out / "doctrees")]
     if sphinx([*settings, str(source), str(html)]) != 0:
         raise BuildError("the pages have the faults above")
+    for page, address in lacking(html):  # what only HTML within a page shows, Sphinx does not copy
+        if (file := source / page.relative_to(html).parent / address).is_file():
+            target = page.parent / address
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
     absent = [f"{page.relative_to(html)}: {address}" for page, address in lacking(html)]
     if absent:
         raise BuildError("a page would show what is not there: " + "; ".join(absent))
@@ -236,7 +241,7 @@ class _Loads(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
-            self.found.append(given.get("src") or "")
+            self.found.append(given.get("src") or given.get("srcset") or "")
         if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "shortcut icon", "preconnect"):
             self.found.append(given.get("href") or "")
 

@@ -13,7 +13,7 @@ DEMO_SECONDS ?= 170
 # The sources of the CPU kernels, which installing compiles.
 KERNELS := $(wildcard csrc/*.h csrc/*.cpp csrc/CMakeLists.txt)
 
-.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences demo-time docs numbers site docs-serve gallery notebook viewer viewer-check screenshots campaign gpu clean
+.PHONY: demo demo-training test test-all test-quick lint costs bench regression pretrained translation joeynmt kills short-runs alignment planning fuzz sanitize emulated pure wheel wheel-check pure-check pure-installed release-check workflows licences audit demo-time docs numbers site docs-serve gallery notebook viewer viewer-check screenshots campaign gpu clean
 
 # What pip is silent about: compiling the kernels is most of an installation once the packages are here.
 define install
@@ -71,7 +71,7 @@ bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
 
-# Kernel regression: what its bandwidths are worth, and real data, for docs/regression.md.
+# Kernel regression: what its bandwidths are worth, and real data, for docs/regression-results.md and docs/regression-bandwidths.md.
 regression: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.bandwidths
 	$(BIN)/python -m benchmarks.real_data
@@ -275,6 +275,14 @@ workflows:
 # Licences of what an installation brings along: docs/licences.md.
 licences: $(READY)
 	$(BIN)/python -m benchmarks.licences
+
+# Known vulnerabilities of what an installation brings along. It asks PyPI, and fails where PyPI knows nothing of a package.
+AUDIT := build/audit
+audit: $(READY)
+	test -x $(AUDIT)/$(notdir $(BIN))/python || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/$(notdir $(BIN))/python -m pip install --quiet 'pip-audit>=2.9'
+	$(BIN)/python -m pip list --format freeze --exclude-editable | sed 's/+cpu$$//' > $(AUDIT)/installed.txt
+	$(AUDIT)/$(notdir $(BIN))/pip-audit --strict --no-deps --disable-pip --requirement $(AUDIT)/installed.txt
 
 # How long the demo takes once it is set up.
 demo-time: $(READY)

@@ -271,8 +271,8 @@ def of_bandwidths(numbers: Path) -> Marks:
 
 
 def of_regression() -> Marks:
-    """Return the marks of docs/regression.md."""
-    made = real_report.contents(_numbers("real-data")) | of_bandwidths(RESULTS / "bandwidths.json")
+    """Return the marks of docs/regression-results.md."""
+    made = real_report.contents(_numbers("real-data"))
     made |= tables.contents(_numbers("tables"))
     if found := newest("regress-predict"):
         made |= {"speeds": lambda: comparisons(found, "regress-"), "speeds:machine": lambda: machine(found)}
@@ -281,6 +281,10 @@ def of_regression() -> Marks:
 
 #: Additional marks of single documentation pages, by the name of the page.
 PAGES: dict[str, Callable[[], Marks]] = {
+    "captions": lambda: {
+        "captions": _table(captioning.goodness, "captioning"),
+        "looks": _table(captioning.looked, "captioning"),
+    },
     "hugging-face": lambda: {"hugging-face": _table(hugging_face.table, "hugging-face")},
     "inspector": lambda: {"page": _table(page.table, "page"), "capture": _table(capture.table, "capture")},
     "language-models": lambda: {"language": language_summary.table},
@@ -290,17 +294,12 @@ PAGES: dict[str, Callable[[], Marks]] = {
         "predicted": _table(planning.summary, "planning"),
         "predicted:machine": _table(planning.machine, "planning"),
     },
-    "regression": of_regression,
+    "regression-bandwidths": lambda: of_bandwidths(RESULTS / "bandwidths.json"),
+    "regression-results": of_regression,
     "trust": lambda: {"campaign": campaign_figures},
-    "translation": lambda: {
-        "translation": _table(translation.summary, "translation"),
-        "alignment": _table(alignment.summary, "alignment"),
-    },
-    "vision": lambda: {
-        "captions": _table(captioning.goodness, "captioning"),
-        "looks": _table(captioning.looked, "captioning"),
-        "classifiers": _table(image_classification.summary, "image-classification"),
-    },
+    "translation": lambda: {"translation": _table(translation.summary, "translation")},
+    "vision": lambda: {"classifiers": _table(image_classification.summary, "image-classification")},
+    "word-alignment": lambda: {"alignment": _table(alignment.summary, "alignment")},
 }
 
 #: How pages of benchmarks/results are rendered from the JSON file next to them, by how its name ends.

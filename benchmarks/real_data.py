@@ -7,7 +7,7 @@ it has fewer than the others it is compared on those that it had.
     python -m benchmarks.real_data [--budget 180] [--data NAME ...] [--out FOLDER]
 
 Writes benchmarks/results/real-data.json and .md, and the pictures of docs/regression; ``python -m benchmarks.readme``
-puts the tables into docs/regression.md.
+puts the tables into docs/regression-results.md.
 """
 
 from __future__ import annotations

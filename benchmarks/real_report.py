@@ -127,7 +127,7 @@ def _ours(row: Row) -> bool:
 
 
 def contents(found: dict[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return what docs/regression.md shows, by the name of its mark."""
+    """Return what docs/regression-results.md shows, by the name of its mark."""
     where = found["machine"]
     made: dict[str, Callable[[], str]] = {
         "legend": lambda: LEGEND,

@@ -6,7 +6,7 @@ have the settings that scikit-learn gives them. Times are of one thread, as CPU 
 
     python -m benchmarks.tables [--data NAME ...]
 
-Writes benchmarks/results/tables.json and .md; ``python -m benchmarks.readme`` puts the table into docs/regression.md.
+Writes benchmarks/results/tables.json and .md; ``python -m benchmarks.readme`` puts the table into docs/regression-results.md.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def contents(found: dict[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return what docs/regression.md shows, by the name of its mark."""
+    """Return what docs/regression-results.md shows, by the name of its mark."""
     where = found["machine"]
     return {
         "tables": lambda: markdown(found),

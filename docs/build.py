@@ -13,17 +13,18 @@ import inspect
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 import tomllib
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-#: What the builder imports, and the package on PyPI that brings it.
+#: The tools of the builder, and the packages on PyPI that bring them.
 NEEDED = {
     "sphinx": "sphinx",
     "furo": "furo",
@@ -31,6 +32,7 @@ NEEDED = {
     "sphinx_design": "sphinx-design",
     "sphinx_copybutton": "sphinx-copybutton",
 }
+INSTALL = "pip install -e '.[dev,docs]' -e './lab[dev]'"
 MATHJAX = DOCS / "node_modules" / "mathjax" / "es5" / "tex-svg.js"
 #: Pages of the repository that are pages of the site too, and their places there.
 ADOPTED = {
@@ -69,7 +71,7 @@ def build(out: Path, mathjax: Path) -> Path:
     """Build the site below ``out``, and return the folder of its pages."""
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
-        raise BuildError(f"the site needs {', '.join(missing)}: pip install -e '.[docs]'")
+        raise BuildError(f"the site needs {', '.join(missing)}: {INSTALL}")
     if not mathjax.exists():
         raise BuildError(f"the site needs MathJax for its formulas, and {mathjax} is not there: run `npm ci` in {DOCS}")
     source, html = out / "source", out / "html"
@@ -78,12 +80,24 @@ def build(out: Path, mathjax: Path) -> Path:
         source.mkdir(parents=True)
     except OSError as error:
         raise BuildError(f"{out} cannot be written ({error.strerror}): choose another folder by --out") from None
-    collect(source, mathjax)
+    try:
+        collect(source, mathjax)
+    except ModuleNotFoundError as error:
+        raise BuildError(f"the site's pages need {error.name}: {INSTALL}") from error
+    record(source / "_static" / "records" / "translator.html")
     from sphinx.cmd.build import main as sphinx
 
     settings = ["-b", "html", "-q", "--fail-on-warning", "--keep-going", "-d", str(out / "doctrees")]
     if sphinx([*settings, str(source), str(html)]) != 0:
         raise BuildError("the pages have the faults above")
+    for page, address in lacking(html):  # what only HTML within a page shows, Sphinx does not copy
+        if (file := source / page.relative_to(html).parent / address).is_file():
+            target = page.parent / address
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+    absent = [f"{page.relative_to(html)}: {address}" for page, address in lacking(html)]
+    if absent:
+        raise BuildError("a page would show what is not there: " + "; ".join(absent))
     outside = [f"{page.relative_to(html)}: {address}" for page, address in requests(html)]
     if outside:
         raise BuildError("a page would load what is not on the site: " + "; ".join(outside))
@@ -129,6 +143,18 @@ def collect(source: Path, mathjax: Path) -> None:
         target = source / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
+
+
+def record(page: Path) -> None:
+    """Write the inspector's page of the included translator, by the command that the guide shows."""
+    guide = (DOCS / "see-a-model.md").read_text(encoding="utf-8")
+    found = re.search(r'regard look (\S+) --text "([^"]+)" --html page.html', guide)
+    assert found is not None, "see-a-model.md shows the command"
+    page.parent.mkdir()
+    command = [sys.executable, "-m", "regard_cli", "look", found[1], "--text", found[2], "--html", str(page)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise BuildError(f"`regard look` wrote no page: {ran.stderr.strip()}")
 
 
 def results(pattern: str) -> list[Path]:
@@ -215,18 +241,34 @@ class _Loads(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
-            self.found.append(given.get("src") or "")
+            self.found.append(given.get("src") or given.get("srcset") or "")
         if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "shortcut icon", "preconnect"):
             self.found.append(given.get("href") or "")
 
 
-def requests(html: Path) -> list[tuple[Path, str]]:
-    """Return what pages would load from elsewhere, styles included."""
+def shown(html: Path) -> list[tuple[Path, str]]:
+    """Return every address that a page loads, with its page."""
     found = []
     for page in sorted(html.rglob("*.html")):
         parser = _Loads()
         parser.feed(page.read_text(encoding="utf-8"))
-        found += [(page, address) for address in parser.found if urlsplit(address).netloc]
+        found += [(page, address) for address in parser.found]
+    return found
+
+
+def lacking(html: Path) -> list[tuple[Path, str]]:
+    """Return what pages would load from the site itself, and is not there."""
+    return [
+        (page, address)
+        for page, address in shown(html)
+        if (parts := urlsplit(address)).path and not parts.scheme and not parts.netloc
+        and not (page.parent / unquote(parts.path)).exists()
+    ]  # fmt: skip
+
+
+def requests(html: Path) -> list[tuple[Path, str]]:
+    """Return what pages would load from elsewhere, styles included."""
+    found = [(page, address) for page, address in shown(html) if urlsplit(address).netloc]
     for sheet in sorted(html.rglob("*.css")):
         text = sheet.read_text(encoding="utf-8")
         found += [(sheet, each) for each in re.findall(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\s\"')]+)", text)]

@@ -394,6 +394,8 @@ class TrainingPoints(BaseEstimator):
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+            if not weight.any():  # newer versions of scikit-learn have refused these above, with this sentence
+                raise ValueError("Sample weights must contain at least one non-zero number.")
             rows = np.flatnonzero(weight > 0)
             weight = None if (weight[rows] == 1).all() else weight[rows]
         self._X, self._y, self._weight, self._rows = X[rows], y[rows], weight, rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from inspect import signature
 
 import numpy as np
 import pandas as pd
@@ -98,8 +99,9 @@ def test_searches_and_partial_dependence(weather):
     assert cities[2] - cities[0] == pytest.approx(3, abs=1)  # in order of the alphabet
     (heat,) = partial_dependence(search, frame, ["heat"], grid_resolution=4)["average"]
     assert (np.diff(heat) > 0).all()
-    days = {"day": frame["day"][::40].to_numpy()}
-    assert len(partial_dependence(search, frame, ["day"], custom_values=days)["average"][0]) == 3
+    if "custom_values" in signature(partial_dependence).parameters:  # scikit-learn 1.7: dates have no percentiles
+        days = {"day": frame["day"][::40].to_numpy()}
+        assert len(partial_dependence(search, frame, ["day"], custom_values=days)["average"][0]) == 3
     chosen = make_column_transformer((OrdinalEncoder(), ["city", "sky"]), (StandardScaler(), ["heat"]))
     pipeline = make_pipeline(chosen.set_output(transform="pandas"), NadarayaWatsonRegressor())
     grid = {"nadarayawatsonregressor__metric": ["euclidean", {"ordinalencoder__city": "categorical"}]}

@@ -84,7 +84,7 @@ def look(
     out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
     layer: Annotated[
         str | None,
-        typer.Option(help="Draw the attention of this layer in the terminal: its number, counted from 0, or its name."),
+        typer.Option(help="Draw the attention of this layer in the terminal: its number on the page, or its name."),
     ] = None,
     head: Annotated[
         int | None, typer.Option(help="With --layer: draw this head, counted from 0, not the mean over heads.")

@@ -28,6 +28,7 @@ from regard.inspect import (
     summarize_heads,
 )
 from regard.inspect._record.head_summary import visible_counts
+from regard.inspect._record.numbering import labels_of
 from regard.inspect._record.texts import Patches, Text, texts_of
 from regard.inspect._view.plots import SCALES, clipped
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
@@ -376,7 +377,7 @@ def run(
             echo(draw(chosen, ascii_only=ascii_only(), scale=used))
             echo(f"\n{legend(ascii_only=ascii_only(), scale=used)}; {chosen.title}")
             if layer is not None and head is not None:
-                effect = looked.without(record.layers[_number(record, layer)], head)
+                effect = looked.without(record[layer].name, head)
                 echo(effect.text[0].upper() + effect.text[1:] + ".")
         if other is not None:
             _print_comparison(record, other)
@@ -396,35 +397,20 @@ def run(
 
 def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
     """Return the attention of a head, or a layer's mean over heads; by default the layer with the lowest entropy."""
-    if layer is None:
-        number = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
-    else:
-        number = _number(record, layer)
-    run = record[number]
+    run = min(record, key=lambda each: float(each.entropy().mean())) if layer is None else record[layer]
     if head is not None and not 0 <= head < run.shape[1]:
         raise rejected("look", "--head", f"be below {run.shape[1]}, the number of heads", head)
     weights: Tensor = run.weights(batch=0).mean(0) if head is None else run.weights(batch=0, head=head)
     which = "mean of its heads" if head is None else f"head {head}"
     if head is not None:
-        summary = summarize_heads(record, layers=[number])[head]
+        summary = summarize_heads(record, layers=[run.name])[head]
         which += f": {summary.text}" if summary.label else ""
     queries, keys = texts_of(record.texts, run)
+    place = labels_of(record.named())[record.layers.index(run.name)].text
     return Alignment(
-        keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {number} ({run.name}), {which}",
+        keys.tokens, queries.tokens, weights.clamp(0, 1), f"{place} ({run.name}), {which}",
         visible=visible_counts(run, 0),
     )  # fmt: skip
-
-
-def _number(record: Record, layer: str) -> int:
-    """Return the number of a layer by its number or its name, or by the end of its name if no other one has it."""
-    if layer.lstrip("-").isdecimal():
-        return record.layers.index(record[int(layer)].name)
-    names = [name for name in record.layers if name == layer] or [
-        name for name in record.layers if name.endswith(f".{layer}")
-    ]
-    if len(names) != 1:
-        raise unknown_name("look", "--layer", layer, record.layers)
-    return record.layers.index(names[0])
 
 
 def _print_entropies(record: Record) -> None:
@@ -433,17 +419,18 @@ def _print_entropies(record: Record) -> None:
     tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
     echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
     more = "  ..." if heads > _SHOWN else ""
-    echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + more)
-    for i, run in enumerate(record):
+    wide = max(map(len, ("layer", *record.labels)))
+    echo(f"{'layer':>{wide}}" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + more)
+    for label, run in zip(record.labels, record):
         entropies = run.entropy().mean((0, 2)).tolist()[:_SHOWN]
         cells = "".join(f"{each:5.2f}" for each in entropies)
-        echo(f"{i:>5}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
+        echo(f"{label:>{wide}}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
     echo("\nLow entropy means sharp attention.")
 
 
 def _print_comparison(record: Record, other: Record) -> None:
     """Print how differently each token that two records have attends, and where most."""
-    layers = compare_tokens(record, other)
+    layers, labels = compare_tokens(record, other), dict(zip(record.layers, record.labels))
     echo(f"\nHow differently tokens attend than in {other.title or 'the other record'!r}: 0 alike, 1 to other tokens")
     for queries in dict.fromkeys((each.tokens, each.places) for each in layers):
         same = [each for each in layers if (each.tokens, each.places) == queries]
@@ -451,7 +438,7 @@ def _print_comparison(record: Record, other: Record) -> None:
             most = max(same, key=lambda each: float(each.distance[:, i].max()))
             distance = torch.cat([each.distance[:, i] for each in same])
             (here, one), (there, two) = most.largest[i]
-            place = f"layer {record.layers.index(most.names[0])} head {int(most.distance[:, i].argmax())}"
+            place = f"layer {labels[most.names[0]]} head {int(most.distance[:, i].argmax())}"
             echo(
                 f"{clipped(token, 16):>16} {float(distance.mean()):5.2f}  most at {place} "
                 f"({float(distance.max()):.2f}): {here!r} {one:.2f}, there {there!r} {two:.2f}"
@@ -460,13 +447,14 @@ def _print_comparison(record: Record, other: Record) -> None:
 
 def _print_patterns(record: Record) -> None:
     """Print, for each pattern that some head has, how many have it and which one shows it best."""
-    found = [each for each in summarize_heads(record) if each.label]
+    found, labels = [each for each in summarize_heads(record) if each.label], dict(zip(record.layers, record.labels))
     if found:
         echo("\nWhat heads do on this text:")
     for label in dict.fromkeys(each.label for each in found):
         same = sorted((each for each in found if each.label == label), key=lambda each: -each.score)
         best = same[0]
         count = "1 head" if len(same) == 1 else f"{len(same)} heads, best"
-        echo(f"{label:>12}  {count}: layer {record.layers.index(best.layer)} head {best.head} {best.text}")
+        echo(f"{label:>12}  {count}: layer {labels[best.layer]} head {best.head} {best.text}")
     echo("\n-b opens the inspector in the browser, --html FILE saves it as a page, --out FILE saves the record;")
-    echo("--layer 0 --head 0 draws a head here, --plot FILE draws it to a file. --layer also takes the names above.")
+    first = record.labels[0] if record.labels[0].isdecimal() else f'"{record.labels[0]}"'
+    echo(f"--layer {first} --head 0 draws a head here, --plot FILE draws it to a file. --layer also takes names.")

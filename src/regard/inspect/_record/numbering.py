@@ -13,7 +13,7 @@ from regard._utils.errors import rejected
 #: Parts of the names of cross-attention layers: in torch, BART, T5 and BERT, and in our recurrent decoders.
 _CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
 #: What a page calls a layer: "layer 3", "cross-attention, layer 3", or shorter.
-_LABEL = re.compile(r"(?:(encoder|decoder|self|cross|linear)(?:-attention)?,? *)?(?:layer *)?(\d+)")
+_LABEL = re.compile(r"(?:(encoder|decoder|self|cross|linear)(?:-attention)?,? *)?(?:layer *)?(-?\d+)")
 #: How many layers an error lists.
 _LISTED = 12
 
@@ -142,6 +142,8 @@ def matching(wanted: int | str, layers: Sequence[Named], *, within: bool = False
         return found
     if spelled := _LABEL.fullmatch(wanted.strip()):
         section, number = spelled[1], int(spelled[2])
+        if number < 0 and section is None:
+            return matching(number, layers)
         places = _places(layers, crossed=crossed)
         return [i for i, (own, at) in enumerate(places) if at == number and section in (None, own, layers[i].kind)]
     known = known_name(names, wanted)

@@ -152,6 +152,33 @@ def test_a_name_that_is_shown_can_be_typed(regard, tmp_path, kind: str, name: st
     assert not torch.equal(before, after)
 
 
+def test_layers_of_a_hybrid_model_have_the_numbers_of_the_page(regard, tmp_path) -> None:
+    tokenizer = Tokenizer.learn([TEXT], kind="bytes", specials=("end", "pad"))
+    config = transformers.Qwen3NextConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, layer_types=["linear_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3NextForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the recurrences are not recorded
+        shown = regard("look", tmp_path, "--text", "the cat", "--html", tmp_path / "page.html", "--layer", "3")
+        table = regard("look", tmp_path, "--text", "the cat")
+        wrong = regard("look", tmp_path, "--text", "the cat", "--layer", "0")
+        whole = regard("look", tmp_path, "--text", "the cat", "--recurrences", "--layer", "2", "--head", "0")
+    assert shown.code == 0 and "layer 3 (model.layers.3.self_attn), mean" in shown.out, shown.err
+    assert [line.split()[0] for line in table.out.splitlines() if "self_attn" in line] == ["1", "3"]
+    assert "number or the name of 1 (model.layers.1.self_attn), 3 (model.layers.3.self_attn), got '0'" in " ".join(
+        wrong.err.split()
+    )
+    assert whole.code == 0 and "linear-attention, layer 2 (model.layers.2.linear_attn), head 0" in whole.out, whole.err
+    layers = Page((tmp_path / "page.html").read_text(encoding="utf-8")).described["layers"]
+    assert layers[-1]["name"].endswith("through layers 1, 3 alone")
+
+
 def test_what_heads_do_is_said_in_words(regard, tmp_path) -> None:
     result = regard("look", MINILM, "--text", TEXT, "--out", tmp_path / "cat.regard")
     found = [each for each in summarize_heads(Record.load(tmp_path / "cat.regard")) if each.label]
@@ -213,7 +240,10 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
     cases = [
         ((tmp_path / "nothing", "--text", "a"), "nothing must be a folder with config.json"),
         ((MINILM, "--text", "a", "--head", "2"), "look: --head requires --layer"),
-        ((MINILM, "--text", "a", "--layer", "6"), "layer must be a name, or a number below 6, got 6"),
+        (
+            (MINILM, "--text", "a", "--layer", "6"),
+            "look: --layer must be the number or the name of 0 (encoder.layer.0.attention), 1 (",
+        ),
         ((MINILM, "--text", "a", "--layer", "1", "--head", "12"), "--head must be below 12, the number of heads"),
         ((tmp_path / "linear", "--text", "a"), "must be a model with attention, got DecoderLM"),
         ((tmp_path / "linear", "--text", ""), "look: --text must have at least one token, got ''"),
@@ -226,7 +256,7 @@ def test_what_cannot_be_looked_at_is_said(regard, tmp_path) -> None:
             ("mine.py", "--text", "a"),
             "MODEL must name a function of the file: write mine.py:FUNCTION, got only mine.py",
         ),
-        ((MINILM, "--text", "a", "--layer", "nowhere"), "--layer must be one of"),
+        ((MINILM, "--text", "a", "--layer", "nowhere"), "5 (encoder.layer.5.attention), got 'nowhere'"),
         ((tmp_path / "own.py:other", "--text", "a"), "must name a function in own.py, got 'other'"),
         ((written(tmp_path, "def make(text): return 3"), "--text", "a"), "must return a module, its inputs"),
         ((tmp_path / "torn", "--text", "a"), "must be a model that transformers loads"),
@@ -265,12 +295,12 @@ def test_a_translator_of_ours(regard, tmp_path) -> None:
     given = ("look", "english-french", "--text", "I know.", "--target", "Je sais.")
     for name, empty in (("--target", [*given[:-1], ""]), ("--text", ["look", "english-french", "--text", ""])):
         assert f"look: {name} must not be empty, got ''." in regard(*empty).err
-    result = regard(*given, "--out", tmp_path / "tr.regard", "--layer", "8")
-    assert result.code == 0, result.err
+    result = regard(*given, "--out", tmp_path / "tr.regard", "--layer", "cross 1")
+    assert result.code == 0 and "cross-attention, layer 1 (decoder.1.multihead_attn), mean" in result.out, result.err
     record = Record.load(tmp_path / "tr.regard")
     # Capitals stand before their words as marks; the decoder's rows begin with the end mark of the text before.
     assert [text.tokens for text in record.texts] == [(" ⇧", " i", " know", "."), ("</s>", " ⇧", " je", " sais", ".")]
-    weights = record[8].weights()
+    weights = record["cross 1"].weights()
     assert tuple(weights.shape) == (1, 4, 5, 4) and weights.sum(-1) == pytest.approx(1, abs=1e-5)
     assert "decoder.1" in result.out
     free = regard("look", "english-french", "--text", "I know.", "--html", tmp_path / "tr.html")

@@ -331,8 +331,8 @@ def test_functions_of_torch_by_any_name() -> None:
         F.scaled_dot_product_attention(query, query, query, is_causal=True)
     assert record.layers == ("own", "")
     near(record["own"].weights(), weights(query, key, seen))
-    near(record[1].weights(), weights(query, query, torch.ones(5, 5, dtype=torch.bool).tril()))
-    assert (record["own"].kind, record[1].kind) == ("cross", "self")
+    near(record[""].weights(), weights(query, query, torch.ones(5, 5, dtype=torch.bool).tril()))
+    assert (record["cross 0"].kind, record["decoder 0"].kind, record[-1].kind) == ("cross", "self", "self")
 
 
 def test_regards_function_and_layers() -> None:
@@ -530,7 +530,7 @@ class TestReading:
         with capture(model) as record:
             model(tokens())
         for given, message in (
-            (2, "record: layer must be a name, or a number below 2, got 2"),
+            (2, r"record: layer must be the number or the name of 0 \(transformer.h.0.attn\), 1 .*, got 2"),
             ("transformer.h.0.atn", "did you mean"),
             ((0, 1), "record: run must be below 1, the number of runs of the layer, got 1"),
         ):

@@ -325,6 +325,6 @@ def test_seconds_of_a_recording(tmp_path: Path) -> None:
 
 
 def test_a_model_that_hears_in_another_way() -> None:
-    expected = r"model must be Whisper or a model with its encoder and feature extractor .*Linear"
+    expected = r"model and processor must be of a speech model .*, got Linear and object"
     with pytest.raises(ValueError, match=expected):
         input_texts(nn.Linear(2, 2), object(), {"input_features": torch.zeros(1, 2, 4)})

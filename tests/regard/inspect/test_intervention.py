@@ -285,8 +285,8 @@ class TestWrong:
     def test_a_layer_that_does_not_run(self) -> None:
         model, given = made(DECODERS["gpt2"]()), tokens()
         for layer, message in (
-            (2, "ablate: layer must be below 2, the number of layers, got 2"),
-            ("transformer.h.1.atn", r"ablate: layer must be one of .* \(did you mean 'transformer.h.1.attn'\?\)"),
+            (2, r"ablate: layer must be the number or the name of 0 \(transformer.h.0.attn\), 1 .*, got 2"),
+            ("transformer.h.1.atn", r"ablate: layer must be the number .* \(did you mean 'transformer.h.1.attn'\?\)"),
         ):
             with pytest.raises(ValueError, match=message), ablate(model, layer):
                 model(given)
@@ -326,5 +326,5 @@ def test_names_of_a_model_with_a_head_fit_the_model_without_it() -> None:
         with ablate(owner, name, head=0):
             found = trunk(x)
         assert torch.equal(found, expected) and not torch.equal(found, whole)
-    with pytest.raises(ValueError, match=r"layer must be one of .*, got 'self_attn'"), ablate(model, "self_attn"):
+    with pytest.raises(ValueError, match=r"layer must be the number .*, got 'self_attn'"), ablate(model, "self_attn"):
         trunk(x)

@@ -423,7 +423,7 @@ def test_every_sequence_and_run_and_the_rollout(monkeypatch: pytest.MonkeyPatch)
     assert [(each["sequence"], each["run"]) for each in runs] == [(1, 1), (1, 0), (0, 1), (2, 1), (0, 0), (2, 0)]
     for head in page.heads():
         layer = page.layer(head)
-        expected = record.runs(layer["number"])[runs[layer["run"]]["run"]].weights(
+        expected = record.runs(record.layers[layer["number"]])[runs[layer["run"]]["run"]].weights(
             batch=runs[layer["run"]]["sequence"], head=head["head"]
         )
         assert np.abs(page.weights(head) - expected.numpy()).max() < 1e-6

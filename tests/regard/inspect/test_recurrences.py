@@ -193,7 +193,7 @@ def test_recurrences_that_are_not_asked_for_are_reported() -> None:
     )
     with pytest.warns(RegardWarning, match=expected), torch.no_grad(), capture(model) as record:
         model(tokens, use_cache=False)
-    assert record.layers == ("layers.1.self_attn",) and record[0].number == 1
+    assert record.layers == ("layers.1.self_attn",) and record[1].number == 1
 
 
 def test_steps_after_a_state_are_reported() -> None:

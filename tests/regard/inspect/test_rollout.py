@@ -13,7 +13,9 @@ from hugging_face_models import DECODERS, PAIRED, made, tokens
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
 
+from regard._utils.errors import RegardWarning
 from regard.inspect import Record, average, capture, difference, flow, rollout
+from regard.inspect._record.calls import AttentionCall
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -135,7 +137,30 @@ def test_encoders_and_decoders_are_chosen_by_name() -> None:
     with pytest.raises(ValueError, match="rollout: layers must read their own sequence, got 9 queries and 14 keys"):
         rollout(record, layers=crossed)
     with pytest.raises(ValueError, match=r"average: layers must be of one shape \(L, S\), got \(9, 14\), \(14, 14\)"):
-        average(record, layers=[0, crossed[0]])
+        average(record, layers=["encoder 0", "cross 0"])
+
+
+@torch.no_grad()
+def test_rollout_of_a_hybrid_model_says_what_it_leaves_out() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList(_Attend() for _ in range(6))})
+    with capture(model) as record:
+        for at in (2, 5):
+            model["layers"][at](drawn(1, 2, 4, 8, seed=at), drawn(1, 2, 4, 8, seed=at + 1))
+    expected = r"rollout: it combines attention layers 2, 5. It leaves out layers 0–1, 3–4, which are not recorded."
+    with pytest.warns(RegardWarning, match=expected):
+        found = rollout(record)
+    assert torch.equal(found, rollout(record, layers=[2, 5]))  # no warning: these were named
+    for run, kind in zip(record, ("linear", "self")):
+        run.reads = kind
+    with pytest.warns(RegardWarning, match="combines attention layer 5. It leaves out the recurrences 2 and"):
+        found = rollout(record)
+    assert torch.equal(found, rollout(record, layers=["layers.5"]))
+    record[2].calls[0] = AttentionCall.of_weights(-record[2].weights())
+    with pytest.raises(ValueError, match="rollout: layers must have no negative weights, got recurrences, or"):
+        rollout(record, layers=[2])
+    record[5].reads = "linear"
+    with pytest.raises(ValueError, match="rollout: record must hold layers of attention, got recurrences alone"):
+        rollout(record)
 
 
 def test_a_query_that_sees_nothing() -> None:
@@ -154,7 +179,7 @@ def test_a_query_that_sees_nothing() -> None:
         ({"discard": 1.0}, r"rollout: discard must be in \[0, 1\), got 1.0"),
         ({"head_fusion": "men"}, r"rollout: head_fusion must be one of .* \(did you mean 'mean'\?\)"),
         ({"layers": []}, "rollout: layers must name at least one layer, got none"),
-        ({"layers": [7]}, "record: layer must be a name, or a number below 4, got 7"),
+        ({"layers": [7]}, r"rollout: layers must be the number or the name of 0 \(layers/0/attn\), .*, got 7"),
         ({"batch": 2}, "weights: batch must be a slice, or a number below 2, got 2"),
     ],
 )

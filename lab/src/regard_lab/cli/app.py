@@ -72,6 +72,9 @@ def look(
         list[Path] | None,
         typer.Option(help="Input image, instead of --text or with it; repeat it for a model that reads several."),
     ] = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="Recording for a speech model: a WAV file, or with soundfile FLAC, Ogg and MP3.")
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(help="Text for the decoder of an encoder–decoder; by default, what the model generates."),
@@ -84,7 +87,7 @@ def look(
     out: Annotated[Path | None, typer.Option(help="Save the recorded attention to this file, for regard view.")] = None,
     layer: Annotated[
         str | None,
-        typer.Option(help="Draw the attention of this layer in the terminal: its number, counted from 0, or its name."),
+        typer.Option(help="Draw the attention of this layer in the terminal: its number on the page, or its name."),
     ] = None,
     head: Annotated[
         int | None, typer.Option(help="With --layer: draw this head, counted from 0, not the mean over heads.")
@@ -105,12 +108,12 @@ def look(
         typer.Option(help="Draw the attention of --layer, or of the sharpest layer, to this file: .png, .svg, .pdf."),
     ] = None,
 ) -> None:
-    """Show what a model attends to in a text or an image."""
+    """Show what a model attends to in a text, an image or a recording."""
     from regard_lab.cli.look import run
 
     run(
         model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale,
-        compare=compare, html=html, out=out, browser=browser, recurrences=recurrences,
+        compare=compare, audio=audio, html=html, out=out, browser=browser, recurrences=recurrences,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,20 @@ from regard.inspect import (
     summarize_heads,
 )
 from regard.inspect._record.head_summary import visible_counts
+from regard.inspect._record.numbering import labels_of
 from regard.inspect._record.texts import Patches, Text, texts_of
 from regard.inspect._view.plots import SCALES, clipped
 from regard_cli.messages import ascii_only, echo, note, report_errors, require_writable
 from regard_cli.view import serve
 from regard_lab.cli.kinds import COMMANDS, find, require_kind
 from regard_lab.data.images import Preprocessing, read_image
+from regard_lab.data.sound import read_sound
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models import DecoderLM, EncoderLM, VisionTransformer, load
 from regard_lab.models.base import END
-from regard_lab.models.folders import CONFIG, read_json
+from regard_lab.models.folders import CONFIG, brief, read_json
 from regard_lab.models.hugging_face.hosted import Hosted, load_module
-from regard_lab.models.hugging_face.processors import load_processor
+from regard_lab.models.hugging_face.processors import load_feature_extractor, load_processor
 from regard_lab.models.hugging_face.reading import FAMILIES, module_names
 from regard_lab.models.registry import MODELS
 from regard_lab.models.stored_models import VISION_FORMAT
@@ -52,6 +54,8 @@ from regard_lab.text.unknown import UnknownCharacters
 
 #: The most tokens that an encoder–decoder generates.
 _LONGEST = 128
+#: Speech models of transformers whose inputs are texts, or texts with recordings in them.
+_NOT_RECORDINGS = ("dia", "granite_speech", "granite_speech_plus", "qwen3_asr", "vibevoice", "vibevoice_asr", "voxtral")
 #: Default mean and standard deviation of pixels.
 _GREY = (0.5, 0.5, 0.5)
 
@@ -78,7 +82,9 @@ class Subject:
         return head_effect(self.model, self.run, ours.get(module, module) + sign + number, head, names=self.answers)
 
 
-def subject(path: str, text: str | None, images: Sequence[Path], target: str | None) -> Subject:
+def subject(
+    path: str, text: str | None, images: Sequence[Path], target: str | None, audio: Path | None = None
+) -> Subject:
     """Return the model at a path with its inputs.
 
     Raises
@@ -88,13 +94,16 @@ def subject(path: str, text: str | None, images: Sequence[Path], target: str | N
     """
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
-        return _of_function(Path(file), function, [*([] if text is None else [text]), *images])
+        given = [*([] if text is None else [text]), *images, *([] if audio is None else [audio])]
+        return _of_function(Path(file), function, given)
     if path.endswith(".py"):
         raise rejected("look", "MODEL", f"name a function of the file: write {path}:FUNCTION", f"only {path}")
     require_kind("look", path, *(kind for kind in COMMANDS if kind != "captioner"))
     folder = find(path)
     described = read_json(folder / CONFIG)
     described = described if isinstance(described, dict) else {}
+    if (heard := _hearing(described)) is not None or audio is not None:
+        return _of_recording(folder, described, heard, audio, text, images, target)
     if isinstance(described.get("vision_config"), dict):
         return _of_images_and_text(folder, images, text)
     ours = described.get("format") == VISION_FORMAT
@@ -274,6 +283,78 @@ def _prompt(processor: Any, text: str, count: int) -> str:
     return prompt
 
 
+def _hearing(described: Mapping[str, Any]) -> str | None:
+    """Return the ``Auto`` class of a speech model that reads recordings alone; None for other models."""
+    if find_spec("transformers") is None:
+        return None
+    from transformers.models.auto import modeling_auto
+
+    kind = described.get("model_type")
+    if kind in _NOT_RECORDINGS:
+        return None
+    if kind in modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+        return "AutoModelForSpeechSeq2Seq"
+    heard = {**modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES, **modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES}
+    return "AutoModel" if kind in heard else None
+
+
+def _of_recording(
+    folder: Path, described: Mapping[str, Any], auto: str | None, audio: Path | None, text: str | None,
+    images: Sequence[Path], target: str | None,
+) -> Subject:  # fmt: skip
+    """Inspect a speech model of transformers on a recording and, of an encoder–decoder, its text."""
+    if auto is None:
+        expected = "be left out unless the model reads recordings alone (Whisper, wav2vec 2.0 and others)"
+        raise rejected("look", "--audio", expected, brief(described.get("model_type")))
+    if audio is None:
+        raise ValueError("look: a speech model requires --audio.")
+    for option, given in (("--text", text), ("--image", images[0] if images else None)):
+        if given is not None:
+            raise rejected("look", option, "be left out for a speech model (--target is what it writes)", repr(given))
+    model, extractor = _hugging_face(folder, auto), load_feature_extractor(folder)
+    rate = extractor.sampling_rate
+    sound = read_sound(audio, rate, function="look")
+    try:
+        inputs = dict(extractor(sound, sampling_rate=rate, return_tensors="pt"))
+        (heard,) = input_texts(model, extractor, inputs)
+    except (TypeError, RuntimeError, LookupError) as error:
+        got = " ".join(str(error).split())[:200]
+        raise rejected("look", "--audio", "be a recording that the model reads", got) from None
+    seconds = len(sound) / rate
+    ends = [each[1] for each in heard.seconds if each is not None]
+    if seconds > ends[-1] + 1:
+        note(f"regard: the model reads the first {ends[-1]:.0f} of {seconds:.0f} seconds")
+    padding = [at for at, end in enumerate(ends) if end > seconds + 0.1]
+    heard = Text(heard.tokens, padding, seconds=heard.seconds)
+    if not model.config.is_encoder_decoder:
+        if target is not None:
+            raise rejected("look", "--target", "be left out for a model without a decoder", repr(target))
+        return Subject(model, lambda: model(**inputs), (heard,), audio.name)
+    written, answers = _transcript(folder, model, inputs, target), _answers(folder)
+    texts = (heard, Text([answers(each) for each in written[0].tolist()], (0,)))
+    return Subject(model, lambda: model(**inputs, decoder_input_ids=written), texts, audio.name, answers=answers)
+
+
+def _transcript(folder: Path, model: Any, inputs: Mapping[str, Any], target: str | None) -> Tensor:
+    """Return the tokens (1, L) that a speech model's decoder reads: those of a target, or what it writes."""
+    start = model.generation_config.decoder_start_token_id or model.config.decoder_start_token_id
+    if target is not None:
+        numbers = _tokens(folder, target, "--target")[0]
+        numbers = numbers if numbers[0] == start else [start, *numbers]
+        return torch.tensor(
+            [numbers[:-1] if len(numbers) > 1 and numbers[-1] == model.config.eos_token_id else numbers]
+        )
+    most = min(_LONGEST, (getattr(model.config, "max_target_positions", None) or 2 * _LONGEST) // 2)
+    # Whisper returns the tokens before its text only if it reads the recording in one go.
+    once = {"force_unique_generate_call": True} if model.config.model_type == "whisper" else {}
+    with torch.no_grad():
+        found = model.generate(
+            **inputs, max_new_tokens=most, do_sample=False, num_beams=1, return_dict_in_generate=True, **once
+        ).sequences
+    tokens: Tensor = found[:, :-1] if found.shape[1] > 1 else found
+    return tokens
+
+
 def _patch_names(rows: int, cols: int) -> list[str]:
     return [f"patch {i // cols},{i % cols}" for i in range(rows * cols)]
 
@@ -347,6 +428,7 @@ def run(
     plot: Path | None,
     scale: str | None,
     compare: Path | None,
+    audio: Path | None,
     html: Path | None,
     out: Path | None,
     browser: bool,
@@ -360,7 +442,7 @@ def run(
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
         other = None if compare is None else Record.load(compare)
-        looked = subject(path, text, images, target)
+        looked = subject(path, text, images, target, audio)
         with capture(looked.model, layers=looked.layers, recurrences=recurrences) as record, torch.no_grad():
             record.names = {key: looked.names.get(name, name) for key, name in record.names.items()}
             looked.run()
@@ -376,8 +458,11 @@ def run(
             echo(draw(chosen, ascii_only=ascii_only(), scale=used))
             echo(f"\n{legend(ascii_only=ascii_only(), scale=used)}; {chosen.title}")
             if layer is not None and head is not None:
-                effect = looked.without(record.layers[_number(record, layer)], head)
-                echo(effect.text[0].upper() + effect.text[1:] + ".")
+                if record[layer].kind == "linear":
+                    echo("Heads of recurrences cannot be removed.")
+                else:
+                    effect = looked.without(record[layer].name, head)
+                    echo(effect.text[0].upper() + effect.text[1:] + ".")
         if other is not None:
             _print_comparison(record, other)
     with report_errors("regard-lab"):
@@ -396,35 +481,20 @@ def run(
 
 def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
     """Return the attention of a head, or a layer's mean over heads; by default the layer with the lowest entropy."""
-    if layer is None:
-        number = min(range(len(record)), key=lambda each: float(record[each].entropy().mean()))
-    else:
-        number = _number(record, layer)
-    run = record[number]
+    run = min(record, key=lambda each: float(each.entropy().mean())) if layer is None else record[layer]
     if head is not None and not 0 <= head < run.shape[1]:
         raise rejected("look", "--head", f"be below {run.shape[1]}, the number of heads", head)
     weights: Tensor = run.weights(batch=0).mean(0) if head is None else run.weights(batch=0, head=head)
     which = "mean of its heads" if head is None else f"head {head}"
     if head is not None:
-        summary = summarize_heads(record, layers=[number])[head]
+        summary = summarize_heads(record, layers=[run.name])[head]
         which += f": {summary.text}" if summary.label else ""
     queries, keys = texts_of(record.texts, run)
+    place = labels_of(record.named())[record.layers.index(run.name)].text
     return Alignment(
-        keys.tokens, queries.tokens, weights.clamp(0, 1), f"layer {number} ({run.name}), {which}",
+        keys.tokens, queries.tokens, weights.clamp(0, 1), f"{place} ({run.name}), {which}",
         visible=visible_counts(run, 0),
     )  # fmt: skip
-
-
-def _number(record: Record, layer: str) -> int:
-    """Return the number of a layer by its number or its name, or by the end of its name if no other one has it."""
-    if layer.lstrip("-").isdecimal():
-        return record.layers.index(record[int(layer)].name)
-    names = [name for name in record.layers if name == layer] or [
-        name for name in record.layers if name.endswith(f".{layer}")
-    ]
-    if len(names) != 1:
-        raise unknown_name("look", "--layer", layer, record.layers)
-    return record.layers.index(names[0])
 
 
 def _print_entropies(record: Record) -> None:
@@ -433,17 +503,18 @@ def _print_entropies(record: Record) -> None:
     tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
     echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
     more = "  ..." if heads > _SHOWN else ""
-    echo("layer" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + more)
-    for i, run in enumerate(record):
+    wide = max(map(len, ("layer", *record.labels)))
+    echo(f"{'layer':>{wide}}" + "".join(f"{f'h{i}':>5}" for i in range(min(heads, _SHOWN))) + more)
+    for label, run in zip(record.labels, record):
         entropies = run.entropy().mean((0, 2)).tolist()[:_SHOWN]
         cells = "".join(f"{each:5.2f}" for each in entropies)
-        echo(f"{i:>5}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
+        echo(f"{label:>{wide}}{cells:<{5 * min(heads, _SHOWN)}}{' ' * len(more)}  {run.name}".rstrip())
     echo("\nLow entropy means sharp attention.")
 
 
 def _print_comparison(record: Record, other: Record) -> None:
     """Print how differently each token that two records have attends, and where most."""
-    layers = compare_tokens(record, other)
+    layers, labels = compare_tokens(record, other), dict(zip(record.layers, record.labels))
     echo(f"\nHow differently tokens attend than in {other.title or 'the other record'!r}: 0 alike, 1 to other tokens")
     for queries in dict.fromkeys((each.tokens, each.places) for each in layers):
         same = [each for each in layers if (each.tokens, each.places) == queries]
@@ -451,7 +522,7 @@ def _print_comparison(record: Record, other: Record) -> None:
             most = max(same, key=lambda each: float(each.distance[:, i].max()))
             distance = torch.cat([each.distance[:, i] for each in same])
             (here, one), (there, two) = most.largest[i]
-            place = f"layer {record.layers.index(most.names[0])} head {int(most.distance[:, i].argmax())}"
+            place = f"layer {labels[most.names[0]]} head {int(most.distance[:, i].argmax())}"
             echo(
                 f"{clipped(token, 16):>16} {float(distance.mean()):5.2f}  most at {place} "
                 f"({float(distance.max()):.2f}): {here!r} {one:.2f}, there {there!r} {two:.2f}"
@@ -460,13 +531,14 @@ def _print_comparison(record: Record, other: Record) -> None:
 
 def _print_patterns(record: Record) -> None:
     """Print, for each pattern that some head has, how many have it and which one shows it best."""
-    found = [each for each in summarize_heads(record) if each.label]
+    found, labels = [each for each in summarize_heads(record) if each.label], dict(zip(record.layers, record.labels))
     if found:
         echo("\nWhat heads do on this text:")
     for label in dict.fromkeys(each.label for each in found):
         same = sorted((each for each in found if each.label == label), key=lambda each: -each.score)
         best = same[0]
         count = "1 head" if len(same) == 1 else f"{len(same)} heads, best"
-        echo(f"{label:>12}  {count}: layer {record.layers.index(best.layer)} head {best.head} {best.text}")
+        echo(f"{label:>12}  {count}: layer {labels[best.layer]} head {best.head} {best.text}")
     echo("\n-b opens the inspector in the browser, --html FILE saves it as a page, --out FILE saves the record;")
-    echo("--layer 0 --head 0 draws a head here, --plot FILE draws it to a file. --layer also takes the names above.")
+    first = record.labels[0] if record.labels[0].isdecimal() else f'"{record.labels[0]}"'
+    echo(f"--layer {first} --head 0 draws a head here, --plot FILE draws it to a file. --layer also takes names.")

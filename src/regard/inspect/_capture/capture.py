@@ -44,8 +44,7 @@ def capture(
     model : Module, optional
         The model whose module names become layer names; without it, names are empty.
     layers : sequence of int or str, optional
-        The layers to keep: their numbers in the order in which they run, or the names of modules that are or contain
-        them. All by default.
+        The layers to keep, as in ``record[layer]``, or modules that contain them. All by default.
     precision : {"float32", "float16"}
         The dtype of the kept queries and keys. float16 has a relative error of at most 2⁻¹¹, so a score q·k is off by
         at most 2⁻¹⁰ · Σ |q_e k_e| · scale to first order, and the relative error of a weight is at most twice that.
@@ -113,6 +112,7 @@ def capture(
         with recording(record, model):
             yield record
     finally:
+        record.settle()
         record.coverage = record.ledger.coverage(record.layers, _notes(record, model))
     if not record.coverage.complete:
         warnings.warn(f"capture: {record.coverage}", RegardWarning, stacklevel=3)

@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 
 import regard
 from regard import Aux
-from regard._utils.errors import described, rejected, shape, unknown_name
+from regard._utils.errors import described, rejected, shape
 from regard._utils.torch_private import (
     fused_attention,
     fused_layer,
@@ -51,13 +51,12 @@ from regard.inspect._record.calls import (
     visible_pairs,
 )
 from regard.inspect._record.layer_record import LayerRecord
+from regard.inspect._record.numbering import found_layers, known_name, listed, matching, names_cross_attention
 from regard.inspect._record.recording import (
     UNKNOWN,
     Caller,
     LayerTracker,
     caller_of,
-    chosen,
-    known_name,
     looks_like_attention,
 )
 from regard.masks import Extent, Submatrix, as_mask
@@ -814,11 +813,16 @@ class Intervention:
         if not isinstance(model, nn.Module):
             raise rejected(function, "model", "be a torch.nn.Module", described(model), TypeError)
         self.function = function
+        if isinstance(layer, bool) or not isinstance(layer, int | str):
+            raise rejected(function, "layer", "be a number or a name", described(layer), TypeError)
         self.names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self.latest = Change(())
         self._layer = known_name(self.names.values(), layer) if isinstance(layer, str) else layer
+        self._crossed = any(map(names_cross_attention, self.names.values()))
         self._head, self._runs = head, runs
         self._tracker = LayerTracker()
+        #: The positions of the layers that were changed.
+        self._changed: set[int] = set()
         self._calls = 0
 
     def concerns(self, caller: Caller, attended: AttentionCall) -> bool:
@@ -828,7 +832,11 @@ class Intervention:
         else:
             call = attended.flat()
             run, _ = self._tracker.run_of(caller, call.query, call.marks)
-        return chosen(run.layer, self._tracker.layers, self._layer)
+        at = self._tracker.layers.index(run.layer)
+        if at not in matching(self._layer, self._tracker.named(), within=True, crossed=self._crossed):
+            return False
+        self._changed.add(at)
+        return True
 
     def change(self, attended: AttentionCall) -> Change:
         """Return the change to make to a call."""
@@ -859,17 +867,15 @@ class Intervention:
         return tuple(each % H for each in heads)
 
     def require_calls(self) -> None:
-        """Raise if the layer did not run."""
+        """Raise if the layer did not run, or another one was changed."""
         self._tracker.forget()
-        if self._calls:
-            return
-        if not self._tracker.layers:
+        named = self._tracker.named()
+        if not named:
             raise rejected(self.function, "layer", "run in the block", "no call of attention that could be intercepted")
-        if isinstance(self._layer, str):
-            raise unknown_name(self.function, "layer", self._layer, self._tracker.layers)
-        raise rejected(
-            self.function, "layer", f"be below {len(self._tracker.layers)}, the number of layers", repr(self._layer)
-        )
+        found = found_layers(self.function, self._layer, named, within=True)
+        if set(found) != self._changed:
+            expected = f"be a name, because the number was known only after the run, such as {listed(named, found)}"
+            raise rejected(self.function, "layer", expected, repr(self._layer))
 
 
 @contextmanager
@@ -883,10 +889,11 @@ def ablate(model: nn.Module, layer: int | str, head: int | Sequence[int] | None 
     ----------
     model : Module
     layer : int or str
-        The name of a layer as in a :class:`Record`, or its number in the order in which layers run in the block. If a
-        module runs as several layers, as in ALBERT, its name means all of them, and "module#3" the third. Names with
-        and without the first part, "model.layers.0.self_attn" and "layers.0.self_attn", are the same, so that those of
-        a model with a head fit the model without it.
+        The name or the number of a layer, as in a :class:`Record` and on its page: 3 is "model.layers.3.self_attn",
+        and "cross 3" the cross-attention of an encoder–decoder. If a module runs as several layers, as in ALBERT, its
+        name means all of them, and "module#3" the third. Names with and without the first part,
+        "model.layers.0.self_attn" and "layers.0.self_attn", are the same, so that those of a model with a head fit the
+        model without it. The name of a module that contains layers means all of them.
     head : int or sequence of int, optional
         All by default.
 

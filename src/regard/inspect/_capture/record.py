@@ -19,13 +19,15 @@ _SHOWN = 32 << 20
 class Record(Recording):
     """What a model attended to, layer by layer; made by :func:`regard.inspect.capture`.
 
-    ``record[layer]`` is the latest run of a layer, by its name or its number in the order of the first run;
-    ``record[layer, 0]`` is the first one.
+    ``record[layer]`` is the latest run of a layer, by its name or the number that pages show; ``record[layer, 0]`` is
+    its first run.
 
     Attributes
     ----------
     layers : tuple of str
         The names of the layers that were recorded, in the order of their first calls.
+    labels : tuple of str
+        The numbers of the layers that pages show.
     coverage : Coverage
         What was recorded and what was missed; set when the block of the capture ends.
     title : str

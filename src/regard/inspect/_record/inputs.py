@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected
+from regard.inspect._record.recording import looks_like_attention
 from regard.inspect._record.texts import Patches, Text
 
 #: Families whose tokens are the patches of square tiles, row by row, merged or not; with the tiles of an image in the
@@ -80,7 +82,8 @@ def input_texts(
     ----------
     model : Module
         A vision–language or speech model of transformers: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and others with
-        ``image_grid_thw``; LLaVA, InternVL, Gemma 3, PaliGemma, Idefics 3; Mllama; Whisper.
+        ``image_grid_thw``; LLaVA, InternVL, Gemma 3, PaliGemma, Idefics 3; Mllama; Whisper, Speech2Text, Moonshine,
+        wav2vec 2.0, HuBERT, WavLM and others whose tokens follow from convolutions over time.
     processor : transformers.ProcessorMixin
         The processor that made ``inputs``.
     inputs : mapping
@@ -116,7 +119,7 @@ def input_texts(
     (1500, '1.00 s', (0.02, 0.04))
     """
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
-    if "input_features" in inputs and "input_ids" not in inputs:
+    if ("input_features" in inputs or "input_values" in inputs) and "input_ids" not in inputs:
         return _recorded(model, processor, inputs)
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
@@ -397,18 +400,67 @@ def _picture(image: Any, name: str) -> _Picture:
 # Recordings -----------------------------------------------------------------------------------------------------------
 
 
+#: How many tokens the length of a recording may differ from: convolutions without padding read less than all of it.
+_SHORT = 3
+
+
+class _ReachedError(Exception):
+    """The first attention of a model reads so many positions."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
 def _recorded(model: Any, processor: Any, inputs: Mapping[str, Any]) -> tuple[Text, ...]:
     """Return the spans of a recording that an encoder's tokens stand for, and the text that was written."""
     extractor = getattr(processor, "feature_extractor", processor)
-    try:
-        step = extractor.hop_length / extractor.sampling_rate
-        strides = [each.stride[0] for each in model.get_encoder().children() if isinstance(each, nn.Conv1d)]
-    except AttributeError as error:
-        expected = f"be Whisper or a model with its encoder and feature extractor ({_WAY_OUT})"
-        raise rejected("input_texts", "model", expected, f"{type(model).__name__} ({error})") from None
-    step *= math.prod(strides)
-    count = inputs["input_features"].shape[-1] // math.prod(strides)
-    spans = [(i * step, (i + 1) * step) for i in range(count)]
+    rate = getattr(extractor, "sampling_rate", None)
+    if rate is None or not isinstance(model, nn.Module):
+        got = f"{type(model).__name__} and {type(processor).__name__}"
+        raise rejected("input_texts", "model and processor", f"be of a speech model ({_WAY_OUT})", got)
+    if "input_features" in inputs:  # of a spectrogram, whose hops are 10 ms in Kaldi's, which have no such attribute
+        frame, given = getattr(extractor, "hop_length", None) or rate // 100, inputs["input_features"]
+        frame *= getattr(extractor, "stride", 1)
+        length = given.shape[-1 if given.shape[1] == extractor.feature_size else 1]
+    else:
+        frame, length = 1, inputs["input_values"].shape[-1]
+    step, count = frame * _stride(model), _positions(model, inputs)
+    if abs(count * step - length * frame) > max(_SHORT * step, frame):
+        expected = f"have one token for each {step / rate:.3f} s of a recording ({_WAY_OUT})"
+        raise rejected("input_texts", "model", expected, f"{count} tokens for {length * frame / rate:.2f} s")
+    spans = [(i * step / rate, (i + 1) * step / rate) for i in range(count)]
     heard = Text([f"{start:.2f} s" for start, _ in spans], seconds=spans)
     written = inputs.get("decoder_input_ids")
     return (heard,) if written is None else (heard, _text(processor, written[0], []))
+
+
+def _stride(model: nn.Module) -> int:
+    """Return how many frames a token stands for: the product of the strides of the encoder's convolutions."""
+    found = 1
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and not re.search(r"decoder|adapter|vocoder", name):
+            found *= module.stride[0]
+    return found
+
+
+@torch.no_grad()
+def _positions(model: nn.Module, inputs: Mapping[str, Any]) -> int:
+    """Return how many positions the first attention reads; the model stops there."""
+
+    def stop(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        for each in (*given, *named.values()):
+            if isinstance(each, Tensor) and each.dim() == 3:
+                raise _ReachedError(each.shape[1])
+
+    hooks = [
+        module.register_forward_pre_hook(stop, with_kwargs=True)
+        for name, module in model.named_modules() if looks_like_attention(module, name)
+    ]  # fmt: skip
+    try:
+        model(**inputs)
+    except _ReachedError as reached:
+        return reached.count
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise rejected("input_texts", "model", f"attend to a recording ({_WAY_OUT})", type(model).__name__)

@@ -17,9 +17,7 @@ from torch import Tensor
 from regard import AuxRequest, TopK
 from regard._utils.errors import rejected
 from regard.inspect._record.calls import AttentionCall, Projected, gradients_of
-
-#: Parts of the names of cross-attention layers: in torch, BART, T5 and BERT, and in our recurrent decoders.
-_CROSS = ("cross", "multihead_attn", "encoder_attn", "encdec", "attending")
+from regard.inspect._record.numbering import names_cross_attention, number_of
 
 
 class LayerRecord(ABC):
@@ -103,7 +101,7 @@ class LayerRecord(ABC):
 
         In hybrid models it differs from the position in the record, which holds attention layers alone.
         """
-        return next((int(part) for part in self.name.partition("#")[0].split(".") if part.isdecimal()), None)
+        return number_of(self.name)
 
     @property
     def kind(self) -> str:
@@ -114,7 +112,7 @@ class LayerRecord(ABC):
         _, _, L, S = self.shape
         if self.reads == "linear":
             return "cross" if L != S else "linear"
-        if any(each in self.name.lower() for each in _CROSS):
+        if names_cross_attention(self.name):
             return "cross"
         return self.reads or ("cross" if L != S else "self")
 

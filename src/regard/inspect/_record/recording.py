@@ -16,9 +16,18 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard._utils.errors import rejected, unknown_name
+from regard._utils.errors import rejected
 from regard.inspect._record.calls import AttentionCall, Projected, dense_mask
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
+from regard.inspect._record.numbering import (
+    Named,
+    found_layers,
+    labels_of,
+    matching,
+    may_match,
+    module_of,
+    names_cross_attention,
+)
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Text, as_texts, texts_of
 
@@ -137,6 +146,8 @@ class LayerTracker:
         self._passes: dict[int, tuple[FrameType | None, dict[str, int]]] = {}
         #: Layers whose rows may have changed beams, so that each call is a separate run.
         self.ambiguous: set[str] = set()
+        #: The kind and the number of queries of each module's first call.
+        self._kinds: dict[str, tuple[str, int | None]] = {}
 
     @torch.no_grad()
     def run_of(self, caller: Caller, query: Tensor | None, marks: Tensor | None) -> tuple[Run, int | None]:
@@ -153,6 +164,8 @@ class LayerTracker:
                     return run, first
             if query.shape[2] == 1 and _repeated(marks) and any(run.has_keys(marks) for run in own):
                 self.ambiguous.add(caller.name)
+        L, S = (None, None) if query is None or marks is None else (query.shape[2], marks.shape[2])
+        self._kinds.setdefault(caller.name, (_kind(caller, L == S), L))
         layer = self.layer_of(caller)
         heads = 0 if query is None else query.shape[1]
         number = sum(each.layer == layer for each in runs)
@@ -186,9 +199,24 @@ class LayerTracker:
             self.layers.append(layer)
         return layer
 
+    def named(self) -> list[Named]:
+        """Return what the numbers of the layers depend on."""
+        found = []
+        for each in self.layers:
+            unknown = "cross" if names_cross_attention(each) else "self", None
+            found.append(Named(each, *self._kinds.get(module_of(each), unknown)))
+        return found
+
     def forget(self) -> None:
         """Release the latest forward passes, whose frames keep the model's inputs and outputs alive."""
         self._passes.clear()
+
+
+def _kind(caller: Caller, reads_itself: bool) -> str:
+    """Return the kind of a layer, as :attr:`LayerRecord.kind` does, from its first call."""
+    if names_cross_attention(caller.name):
+        return "cross"
+    return caller.reads or ("self" if reads_itself else "cross")
 
 
 def _repeated(marks: Tensor) -> bool:
@@ -197,42 +225,10 @@ def _repeated(marks: Tensor) -> bool:
     return len(rows) > 1 and len(torch.unique(rows, dim=0)) < len(rows)
 
 
-def module_of(layer: str) -> str:
-    """Return the name of a layer's module: "name" for "name#3"."""
-    name, sign, number = layer.rpartition("#")
-    return name if sign and number.isdecimal() else layer
-
-
 def runs_of_module(runs: Mapping[str, list[_T]], module: str) -> list[_T]:
     """Return the runs of all layers of a module, one forward pass after the other."""
     layers = [each for layer, each in runs.items() if module_of(layer) == module]
     return [run for together in zip_longest(*layers) for run in together if run is not None]
-
-
-def chosen(layer: str, layers: list[str], wanted: int | str) -> bool:
-    """Whether ``wanted`` selects a layer: by its number, its name, or the name of a module that is or contains it."""
-    if isinstance(wanted, int):
-        return layers[wanted : wanted + 1 or None] == [layer]
-    return wanted in (layer, module_of(layer)) or layer.startswith(f"{wanted}.")
-
-
-def known_name(names: Iterable[str], wanted: str) -> str:
-    """Return the name of a module that ``wanted`` means, which may have one more or one less first part.
-
-    Examples
-    --------
-    >>> known_name(["layers", "layers.0", "layers.0.self_attn"], "model.layers.0.self_attn#2")
-    'layers.0.self_attn#2'
-    >>> known_name(["model.layers.0.self_attn"], "layers.0.self_attn"), known_name(["model.a", "head.a"], "a")
-    ('model.layers.0.self_attn', 'a')
-    """
-    known, module = set(names), module_of(wanted)
-    if module not in known:
-        longer = {each for each in known if each.partition(".")[2] == module}
-        shorter = {module.partition(".")[2]} & known - {""}
-        if len(fit := longer | shorter) == 1:
-            return fit.pop() + wanted.removeprefix(module)
-    return wanted
 
 
 # Rows of a beam search, rearranged so that each returned sequence has the rows of its own beams -----------------------
@@ -481,8 +477,8 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 class Recording:
     """What a model attended to, layer by layer; :class:`Record` adds files and pages.
 
-    ``record[layer]`` is the latest run of a layer, by its name or its number in the order of first runs;
-    ``record[layer, 0]`` is its first run.
+    ``record[layer]`` is the latest run of a layer, by its name or the number that pages show; ``record[layer, 0]`` is
+    its first run.
 
     Attributes
     ----------
@@ -602,8 +598,20 @@ class Recording:
             search.rename(layer, name)
 
     def _wants(self, layer: str) -> bool:
-        layers = self.tracker.layers
-        return self.wanted is None or any(chosen(layer, layers, each) for each in self.wanted)
+        """Whether to keep a layer, at least until :meth:`settle` knows the numbers of all."""
+        if self.wanted is None:
+            return True
+        at, named = self.tracker.layers.index(layer), self.tracker.named()
+        return any(may_match(each, at, named) for each in self.wanted)
+
+    def settle(self) -> None:
+        """Drop the layers that turned out not to be wanted, once all of them have run."""
+        if self.wanted is None:
+            return
+        named = self.tracker.named()
+        kept = {named[at].name for each in self.wanted for at in matching(each, named, within=True)}
+        with self._lock:
+            self._runs = {layer: runs for layer, runs in self._runs.items() if layer in kept}
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -611,23 +619,41 @@ class Recording:
         return tuple(self._runs)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The numbers of the layers that pages show and ``record[…]`` takes, in the order of :attr:`layers`.
+
+        The number in a layer's name, if all of them differ: "3" of "model.layers.3.self_attn", so that hybrid models
+        have gaps. Otherwise layers are counted from 0. Of an encoder–decoder, "encoder 3", "decoder 3" and "cross 3".
+        """
+        return tuple(map(str, labels_of(self.named())))
+
+    def named(self) -> list[Named]:
+        """Return what the numbers of the layers depend on."""
+        return [Named(name, runs[-1].kind, runs[-1].shape[2]) for name, runs in self._runs.items()]
+
+    @property
     def nbytes(self) -> int:
         """The size of all kept tensors in bytes."""
         return sum(run.nbytes for runs in self._runs.values() for run in runs)
 
     def runs(self, layer: int | str) -> list[LayerRecord]:
-        """Return all runs of a layer; the name of a module with several layers returns the runs of all of them."""
+        """Return all runs of a layer; the name of a module with several layers returns the runs of all of them.
+
+        A layer is meant by its name, with or without its first part, by the end of its name if no other has it, or by
+        its number (see :attr:`labels`). Negative numbers count from the last layer.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If no layer is meant, or several.
+        """
         if not self._runs:
             raise rejected("record", "layer", "be a recorded layer", "an empty record")
-        if isinstance(layer, str):
-            runs = self._runs.get(layer) or runs_of_module(self._runs, layer)
-            if not runs:
-                raise unknown_name("record", "layer", layer, self._runs)
-            return runs
-        names = self.layers
-        if not isinstance(layer, int) or not -len(names) <= layer < len(names):
-            raise rejected("record", "layer", f"be a name, or a number below {len(names)}", repr(layer))
-        return self._runs[names[layer]]
+        if isinstance(layer, str) and layer in self._runs:
+            return self._runs[layer]
+        found = found_layers("record", layer, self.named())
+        name = self.layers[found[0]]
+        return self._runs[name] if len(found) == 1 else runs_of_module(self._runs, module_of(name))
 
     def __getitem__(self, layer: int | str | tuple[int | str, int]) -> LayerRecord:
         which = -1

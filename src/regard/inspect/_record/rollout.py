@@ -5,6 +5,8 @@ Dimensions: B batch, H heads, L queries, S keys.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -12,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._utils.errors import described, rejected, unknown_name
+from regard._utils.errors import RegardWarning, described, rejected, unknown_name
 from regard.inspect._record.layer_record import LayerRecord
+from regard.inspect._record.numbering import found_layers, labels_of, listed
 from regard.inspect._record.recording import Recording
 
 # Combine layers: rollout from the last layer to the input, and means over heads and layers ----------------------------
@@ -57,9 +60,9 @@ def rollout(
         The share of the smallest fused weights to set to zero in each row (Gildenblat 2020, vit-explain, does so over
         whole matrices). Each row keeps its largest weight.
     layers : sequence of int, str or (int or str, int), optional
-        Layers from the input upward, in the order of the record: numbers, or names of modules that are or contain
-        them. Or single runs of a layer such as ``("albert.attention", 3)``, in the given order. All layers by default.
-        They must be self-attention over one sequence.
+        Layers from the input upward, in the order of the record, as in ``record[layer]``, or modules that contain them.
+        Or single runs of a layer such as ``("albert.attention", 3)``, in the given order. All layers of attention by
+        default. They must be self-attention over one sequence.
 
     Returns
     -------
@@ -69,7 +72,14 @@ def rollout(
     Raises
     ------
     ValueError
-        If an argument is out of range, the layers read different sequences, or they cut the sequence into windows.
+        If an argument is out of range, the layers read different sequences, they cut the sequence into windows, or they
+        have negative weights.
+
+    Warns
+    -----
+    RegardWarning
+        If layers of the model are left out by default: recurrences, or layers that were not recorded. Of a hybrid model
+        the product says nothing about what these carry from position to position.
 
     Examples
     --------
@@ -143,6 +153,8 @@ def mixed_weights(
         L, S = weights.shape
         if L != S:
             raise rejected(function, "layers", "read their own sequence", f"{L} queries and {S} keys")
+        if bool((weights < 0).any()):
+            raise rejected(function, "layers", "have no negative weights", "recurrences, or differences of softmaxes")
         if dropped := int(discard * S):
             weights.scatter_(-1, weights.topk(dropped, -1, largest=False).indices, 0.0)
         mixed = (1 - residual) * weights + residual * torch.eye(S, dtype=weights.dtype)
@@ -169,24 +181,66 @@ def fused_weights(
 
 def _chosen(function: str, record: Recording, layers: Sequence[LayerLike] | None) -> list[LayerRecord]:
     if layers is None:
-        record.runs(0)  # raises where nothing was recorded
-        kinds = {run.kind for run in record}
-        if len(kinds) > 1 or len({run.shape[2] for run in record}) > 1:
+        found = [run for run in record if run.kind != "linear"]
+        if not found:
+            got = "none" if not len(record) else "recurrences alone"
+            raise rejected(function, "record", "hold layers of attention", got)
+        kinds = {run.kind for run in found}
+        if len(kinds) > 1 or len({run.shape[2] for run in found}) > 1:
             got = "layers of several sequences" if len(kinds) == 1 else "both self- and cross-attention layers"
-            raise rejected(function, "layers", "name layers of one sequence", got)
-        if len(record) == 1 and (count := len(record.runs(0))) > 1:
+            raise rejected(function, "layers", "name layers of one sequence", f"{got}, {listed(record.named())}")
+        if len(record) == 1 and (count := len(record.runs(found[0].name))) > 1:
             raise rejected(function, "layers", "name runs of the only layer", f"{count} runs")
-        return list(record)
+        if missing := left_out(record):
+            labels = zip(labels_of(record.named()), record)
+            combined = ", ".join(str(label.number) for label, run in labels if run.kind != "linear")
+            warnings.warn(
+                f"{function}: it combines attention layer{'s' * (len(found) > 1)} {combined}. {missing}",
+                RegardWarning,
+                stacklevel=5,
+            )
+        return found
     if not layers:
         raise rejected(function, "layers", "name at least one layer", "none")
     if any(isinstance(each, tuple) for each in layers):
         return [record[each] for each in layers]
-    names = list(record.layers)
-    chosen: set[int] = set()
-    for each in layers:
-        within = [i for i, name in enumerate(names) if isinstance(each, str) and name.startswith(f"{each}.")]
-        chosen |= set(within or [names.index(record[each].name)])
-    return [record[i] for i in sorted(chosen)]
+    named = record.named()
+    chosen = {at for each in layers for at in found_layers(function, each, named, argument="layers", within=True)}
+    return [record[named[at].name] for at in sorted(chosen)]
+
+
+def left_out(record: Recording) -> str:
+    """Return a sentence about the layers of the model that are no attention layers of a record; empty without any.
+
+    Recurrences mix positions, too, but their weights may be negative. Layers that were not recorded show as gaps in
+    the numbers of names such as "layers.3.attn".
+    """
+    labels = zip(labels_of(record.named()), record)
+    linear = [str(label.number) for label, run in labels if run.kind == "linear"]
+    found = [spelled for name in record.layers if (spelled := re.fullmatch(r"(\D+\.)(\d+)(\.[^#]*)?", name))]
+    numbers = {int(each[2]) for each in found}
+    is_stack = len(found) == len(numbers) == len(record) and len({each[1] for each in found}) == 1
+    gaps = sorted(set(range(max(numbers))) - numbers) if is_stack else []
+    parts = [f"the recurrences {', '.join(linear)}"] if linear else []
+    parts += [f"layers {_spans(gaps)}, which are not recorded"] if gaps else []
+    return f"It leaves out {' and '.join(parts)}." if parts else ""
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Return numbers in ascending order as ranges.
+
+    Examples
+    --------
+    >>> _spans([0, 1, 2, 4, 6, 7])
+    '0–2, 4, 6–7'
+    """
+    spans: list[list[int]] = []
+    for each in numbers:
+        if spans and each == spans[-1][1] + 1:
+            spans[-1][1] = each
+        else:
+            spans.append([each, each])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
 
 
 # Attention flow: the maximum flow from each output to each input, with the weights as capacities ----------------------

@@ -27,7 +27,7 @@ from regard.inspect._record.calls import AttentionCall, dense_mask
 from regard.inspect._record.head_summary import summaries_of
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
-from regard.inspect._record.rollout import rollout
+from regard.inspect._record.rollout import left_out, rollout
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Patches, Text, scheme_of, texts_of, words_of
 from regard.inspect._view.plots import Alignment, drawable
@@ -125,7 +125,7 @@ def page_data(
 
 def _add_record(data: PageData, record: Recording, batch: int, *, served: bool) -> None:
     """Add the runs of a record: first that of the given sequence, then the others if there is room for them."""
-    layers = [record.runs(layer) for layer in range(len(record))]
+    layers = [record.runs(layer) for layer in record.layers]
     runs = max(map(len, layers), default=1)
     sequences = max((run.shape[0] for each in layers for run in each), default=1)
     if not 0 <= batch < (least := min((each[-1].shape[0] for each in layers), default=batch + 1)):
@@ -179,11 +179,12 @@ def _add_rollout(
     data: PageData, record: Recording, texts: tuple[Text, Text], place: dict[str, int], batch: int
 ) -> None:
     S = len(texts[1].tokens)
-    weights = cache(lambda: rollout(record, batch=batch))
+    weights = cache(lambda: rollout(record, batch=batch, layers=record.layers))
     compute = partial(overview, lambda first, last: weights()[None, first:last], (1, S, S))
     lazy = _LazyOverview(compute, _no_sinks, ())
     texts_at = {"queries": data.text(texts[0]), "keys": data.text(texts[1])}
-    name = "Rollout: how much each output depends on each input through all layers"
+    through = f"layers {', '.join(record.labels)} alone" if left_out(record) else "all layers"
+    name = f"Rollout: how much each output depends on each input through {through}"
     layer = place | {"name": name, "kind": "rollout", "shape": [S, S]} | texts_at
     _add_whole(data, layer, lazy, [_table(data, weights, None)])
 

@@ -696,7 +696,7 @@ def _heads(heads: Recording | LayerRecord | Tensor, batch: int) -> tuple[list[tu
         rows = [(run.weights(batch=batch), visible_counts(run, batch)) for run in heads]
         found = [
             (f"{layer}·{head}", as_shown(each), visible)
-            for layer, (row, visible) in enumerate(rows)
+            for layer, (row, visible) in zip(heads.labels, rows)
             for head, each in enumerate(row)
         ]
         return found, max((len(row) for row, _ in rows), default=1)

@@ -45,6 +45,25 @@ def load_processor(folder: Path) -> Any:
         raise file_error(folder, "hold a processor that transformers loads", got) from None
 
 
+def load_feature_extractor(folder: Path) -> Any:
+    """Load what turns a recording into a speech model's inputs; never downloads or runs code from the folder.
+
+    Raises
+    ------
+    ModelFileError
+        If there is none, or transformers cannot load it.
+    """
+    import transformers
+
+    try:
+        return transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        if not refuses_folder(error):
+            raise
+        got = " ".join(str(error).split())[:200]
+        raise file_error(folder, "hold a feature extractor that transformers loads", got) from None
+
+
 def _without_video(folder: Path, transformers: Any) -> Any:
     """Return the class of a processor for videos too, which accepts none; None for processors without videos.
 

@@ -8,14 +8,19 @@ from typing import Any
 import torch
 
 from regard._utils.compilation import Compilation
-from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT
-from regard.engines.triton.launch import Shape, kernels, padded, tile_shape
+from regard.engines.triton.families import ADDITIVE, ARGMAX, DISTANCE, DOT, ENTMAX, ENTMAX15, SOFTMAX, SPARSEMAX
+from regard.engines.triton.launch import REALS, Shape, kernels, padded, tile_shape
 from regard.engines.triton.visible import WORD
 
 _TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-_INT32 = ("start", "stop", "lists", "tiles", "words")
-_WIDE = ("statistic", "deltas", "d_weight", "d_bias", "bias", "sink", "weight", "rest")
-_REALS = ("scale", "factor", "softcap", "keeping")
+_INT32 = ("start", "stop", "lists", "tiles", "words", "best_key")
+_WIDE = (
+    "statistic", "deltas", "d_weight", "d_bias", "bias", "sink", "weight", "rest", "peaks", "sums", "entropies", "best",
+    "totals",
+)  # fmt: skip
+#: What a plain call launches; entmax and argmax first find a statistic, and auxiliary outputs take a sweep more.
+_PLAIN = ("forward", "backward_query", "backward_key")
+_WHOLE, _FIELDS = ("statistics", *_PLAIN), ("fields", "received")
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,15 @@ class _Case:
     V: int
     kind: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    rule: int = SOFTMAX
+    kernels: tuple[str, ...] = _PLAIN
 
     @property
     def name(self) -> str:
         family = ("dot", "additive", f"distance {self.kind}")[self.family]
         rest = ", ".join(self.options)
-        return f"{family} {_TYPES[self.dtype]} {self.C}×{self.V}" + (f" {rest}" if rest else "")
+        rule = ("", "sigmoid", "sparsemax", "entmax15", "entmax", "argmax")[self.rule]
+        return " ".join(filter(None, (family, _TYPES[self.dtype], f"{self.C}×{self.V}", rule, rest)))
 
 
 def _cases() -> list[_Case]:
@@ -44,7 +52,15 @@ def _cases() -> list[_Case]:
     found += [_Case(DOT, narrow, 64, 64, 0, options) for options in ({"BITS": True, "LISTS": True}, bias)]
     found += [_Case(DOT, torch.float16, 128, 128, 0, {"DROPOUT": True}), _Case(DOT, single, 64, 64, 0, spans)]
     found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans), _Case(DOT, double, 64, 64)]
-    return [*found, _Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
+    found += [_Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
+    found += [_Case(DOT, narrow, C, C, 0, spans, rule, _WHOLE) for C in (64, 128) for rule in (SPARSEMAX, ENTMAX)]
+    found += [_Case(DOT, narrow, 64, 64, 0, spans, rule, _WHOLE) for rule in (ENTMAX15, ARGMAX)]
+    found += [_Case(family, single, 64, 64, 0, spans, ENTMAX15, _WHOLE) for family in (DOT, ADDITIVE)]
+    best = {**spans, "ENTROPY": True, "TOPK": 8}
+    found += [_Case(DOT, narrow, C, C, 0, best, SOFTMAX, _FIELDS) for C in (64, 128, 256)]
+    found += [_Case(ADDITIVE, narrow, 64, 64, 0, best, SOFTMAX, _FIELDS)]
+    every = {"MAX": True, "LSE": True, "ENTROPY": True, "TOPK": 64}
+    return [*found, _Case(DOT, single, 64, 64, 0, every, ENTMAX, _FIELDS)]
 
 
 def kernels_to_compile() -> list[Compilation]:
@@ -52,7 +68,7 @@ def kernels_to_compile() -> list[Compilation]:
 
     Triton's interpreter must be off when Triton is imported.
     """
-    return [_compilation(case, name) for case in _cases() for name in ("forward", "backward_query", "backward_key")]
+    return [_compilation(case, name) for case in _cases() for name in case.kernels]
 
 
 def _compilation(case: _Case, name: str) -> Compilation:
@@ -61,14 +77,15 @@ def _compilation(case: _Case, name: str) -> Compilation:
     wide = "fp64" if case.dtype == torch.float64 else "fp32"
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {
-        "FAMILY": case.family, "KIND": case.kind, "RULE": 0, "BASE2": case.family == DOT, "PRECISION": "ieee",
+        "FAMILY": case.family, "KIND": case.kind, "RULE": case.rule, "BASE2": case.family == DOT and case.rule == SOFTMAX, "PRECISION": "ieee",
         "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols,
-        "BQ": shape.key_part if name == "backward_key" else shape.query_part, "BC": padded(case.C),
+        "BQ": shape.key_part if name in ("backward_key", "received") else shape.query_part, "BC": padded(case.C),
         "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
         "LARGEST": torch.finfo(case.dtype).max,
     }  # fmt: skip
     switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS", "REPAIRS")
-    constants |= dict.fromkeys(switches, False) | case.options
+    wants: dict[str, Any] = {"MAX": False, "LSE": False, "ENTROPY": False, "TOPK": 0}
+    constants |= dict.fromkeys(switches, False) | wants | case.options
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     for place, argument in enumerate(kernel.arg_names):
@@ -84,8 +101,8 @@ def _compilation(case: _Case, name: str) -> Compilation:
             signature[argument] = "*i32"
         elif argument in _WIDE:
             signature[argument] = f"*{wide}"
-        elif argument in _REALS:
-            signature[argument] = "fp32"
+        elif argument in REALS:
+            signature[argument] = "fp32" if wide == "fp32" else "i64"
         else:
             signature[argument] = "i64" if argument in ("seed", "threshold") else "i32"
         aligned = signature[argument].startswith("*") or (argument[1:] in ("_b", "_h", "_r") and case.C % 16 == 0)

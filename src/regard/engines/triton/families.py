@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import scores
 from regard.engines.problem import Problem
-from regard.normalizers import Normalizer, Sigmoid, Softmax, SoftmaxSink
+from regard.normalizers import Argmax, Entmax, Entmax15, Normalizer, Sigmoid, Softmax, SoftmaxSink, Sparsemax
 from regard.scores import Score
 from regard.scores.dot_products import DotLike
 from regard.scores.kernels import Distance, kernels
@@ -21,8 +21,16 @@ KINDS: dict[type[Score], int] = {
     kernels()[name]: kind for kind, name in enumerate(("gaussian", "laplacian", "boxcar", "triangular", "epanechnikov"))
 }
 #: The normalizers by theirs.
-RULES: dict[type[Normalizer], int] = {Softmax: 0, SoftmaxSink: 0, Sigmoid: 1}
-SOFTMAX = 0
+SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX15, ENTMAX, ARGMAX = range(6)
+RULES: dict[type[Normalizer], int] = {
+    Softmax: SOFTMAX, SoftmaxSink: SOFTMAX, Sigmoid: SIGMOID, Sparsemax: SPARSEMAX, Entmax15: ENTMAX15, Entmax: ENTMAX,
+    Argmax: ARGMAX,
+}  # fmt: skip
+
+
+def numbers_of_a_row(rule: int) -> int:
+    """Return how many numbers of a row its weights follow from: two are a shift and an offset, whose sum counts."""
+    return 1 if rule in (SOFTMAX, SIGMOID) else 2
 
 
 def family_of(score: Score) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SOFTMAX
+from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SIGMOID, SOFTMAX, numbers_of_a_row
 from regard.engines.triton.visible import WORD, VisibleKeys
 
 #: Rows and columns of a tile in Triton's interpreter, which takes as long for few pairs as for many.
@@ -20,6 +21,8 @@ INTERPRETED_TILE = (16, 16)
 #: Features and values of which a kernel has at least so many: the least of a matrix product.
 LEAST_WIDTH = 16
 LOG2_E = 1 / math.log(2)
+#: Arguments that are no integers.
+REALS = ("scale", "factor", "softcap", "alpha", "keeping")
 
 
 @cache
@@ -34,9 +37,9 @@ def is_interpreted() -> bool:
     return type(kernels().forward).__name__ == "InterpretedFunction"
 
 
-def padded(width: int) -> int:
+def padded(width: int, least: int = LEAST_WIDTH) -> int:
     """Return the number of columns of which a kernel holds a row of this width."""
-    return max(1 << max(width - 1, 0).bit_length(), LEAST_WIDTH)
+    return max(1 << max(width - 1, 0).bit_length(), least)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Setting:
         Constants of ``families``.
     scale, softcap : float
         A softcap of 0 is none.
+    alpha : float
+        That of entmax: 2 for sparsemax; 0 for other rules.
     dropout_p : float
     seed : int
         Of the random numbers of dropout.
@@ -96,6 +101,7 @@ class Setting:
     rule: int
     scale: float
     softcap: float
+    alpha: float
     dropout_p: float
     seed: int
 
@@ -144,12 +150,14 @@ class Arguments:
         threshold = min(round(setting.dropout_p * 2**32), 2**32 - 1)
         self.numbers |= {
             "scale": setting.scale * (LOG2_E if self.base_2 else 1.0),
-            "factor": setting.scale,
+            "factor": setting.scale,  # in natural units
             "softcap": setting.softcap or 1.0,
-            "seed": setting.seed,
-            "threshold": threshold,
+            "alpha": setting.alpha,
             "keeping": 1 / (1 - setting.dropout_p) if setting.dropout_p < 1 else 0.0,
         }
+        if wide == torch.float64:  # Triton rounds numbers to float32
+            self.numbers |= {name: _bits(self.numbers[name]) for name in REALS}
+        self.numbers |= {"seed": setting.seed, "threshold": threshold}
         self.constants: dict[str, Any] = {
             "FAMILY": setting.family, "KIND": setting.kind, "RULE": setting.rule, "SOFTCAP": bool(setting.softcap),
             "BASE2": self.base_2, "SPANS": visible.start is not None, "BITS": visible.tiles is not None,
@@ -168,27 +176,22 @@ class Arguments:
             step = 0 if tensor is None or tensor.shape[dim] == 1 else tensor.stride(dim)
             self.numbers[f"{name}_{letter}"] = step
 
-    def launch(self, name: str, by_key: bool = False, tensors: dict[str, Any] | None = None, **constants: Any) -> None:
-        """Run a kernel, of which a program takes a block of queries, or of keys."""
+    def launch(
+        self, name: str, by_key: bool = False, tensors: dict[str, Any] | None = None, grouped: bool = True, **given: Any
+    ) -> None:
+        """Run a kernel, of which a program takes a block of queries, or of keys of a group's heads or of a head's."""
         B, H, L, _, G, S, _ = self.sizes
         kernel = getattr(kernels(), name)
         lists = self.visible.by_key if by_key else self.visible.by_query
         self._strides("n", lists, 3)
         part = self.shape.key_part if by_key else self.shape.query_part
-        blocks = -(-S // self.shape.cols) if by_key else -(-L // (self.shape.rows if name == "forward" else part))
-        given = {
-            **self.tensors,
-            **self.numbers,
-            **self.constants,
-            **(tensors or {}),
-            **constants,
-            "blocks": blocks,
-            "BQ": part,
-        }
+        rows = self.shape.rows if name in ("forward", "statistics") else part
+        blocks = -(-S // self.shape.cols) if by_key else -(-L // rows)
+        given = {**self.tensors, **self.numbers, **self.constants, **(tensors or {}), "blocks": blocks, "BQ": part, **given}
         if lists is not None:
             given["lists"] = lists
         given = {each: given[each] for each in kernel.arg_names}
-        grid = (blocks * B * (G if by_key else H),)
+        grid = (blocks * B * (G if by_key and grouped else H),)
         device = self.tensors["query"].device
         current = nullcontext() if device.type == "cpu" else torch.get_device_module(device.type).device(device)
         try:
@@ -199,6 +202,11 @@ class Arguments:
                 f"attention: engine 'triton' needs {error.required} of {error.name}, and {device} has {error.limit}; "
                 "use engine='streaming' or engine='reference'."
             ) from error
+
+
+def _bits(number: float) -> int:
+    found: int = struct.unpack("q", struct.pack("d", number))[0]
+    return found
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,29 +236,33 @@ def run_forward(
     setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
     visible: VisibleKeys,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output (B, H, L, V) and the log-sum-exp (B, H, L) of keys; it is empty for other rules."""
+    """Return the output (B, H, L, V) and the statistic (B, H, L, n) of rows, which for softmax is the log-sum-exp."""
     arguments = Arguments(setting, query, key, value, weight, sink, visible)
     B, H, L, *_ = arguments.sizes
     output = value.new_empty(B, H, L, value.shape[-1])
-    lse = value.new_zeros(B, H, L, dtype=arguments.wide)
-    found = {"output": output, "statistic": lse}
+    statistic = value.new_zeros(B, H, L, numbers_of_a_row(setting.rule), dtype=arguments.wide)
+    found = {"output": output, "statistic": statistic}
+    if setting.rule not in (SOFTMAX, SIGMOID):
+        arguments.launch("statistics", tensors=found)
     arguments.launch("forward", tensors=found, REPAIRS=False)
     masked = arguments.constants["HIDES"] or visible.by_query is not None
-    if masked or (setting.rule == SOFTMAX and value.dtype != torch.float16):  # float16 is summed in float32
+    if masked or (setting.rule != SIGMOID and value.dtype != torch.float16):  # float16 is summed in float32
         arguments.launch("forward", tensors=found, REPAIRS=True)
-    return output, lse
+    return output, statistic
 
 
 def run_backward(
     setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
-    visible: VisibleKeys, output: Tensor, lse: Tensor, grad: Tensor, to_bias: bool,
+    visible: VisibleKeys, output: Tensor, statistic: Tensor, grad: Tensor, to_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, weight, bias (empty if not needed) and sink (empty without one)."""
     arguments = Arguments(setting, query, key, value, weight, sink, visible)
     B, H, L, C, _, S, _ = arguments.sizes
     wide = arguments.wide
-    whole = lse.contiguous() if sink is None else torch.logaddexp(lse, sink.to(wide).unsqueeze(-1))
-    deltas = torch.empty_like(whole, memory_format=torch.contiguous_format)
+    whole = statistic.contiguous()
+    if sink is not None:
+        whole = torch.logaddexp(whole, sink.to(wide)[..., None, None])
+    deltas = value.new_empty(B, H, L, dtype=wide)
     d_query, d_key, d_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     blocks = -(-L // arguments.shape.query_part)
     features = setting.family in (ADDITIVE, DISTANCE)
@@ -272,6 +284,45 @@ def run_backward(
         added = d_bias.sum_to_size(visible.bias.shape).to(visible.bias.dtype)
     d_sink = value.new_empty(0)
     if sink is not None:
-        share = torch.where(lse == -torch.inf, 0.0, torch.exp(sink.to(wide).unsqueeze(-1) - whole))
-        d_sink = -(share * deltas).sum(-1).sum_to_size(sink.shape).to(sink.dtype)
+        share = torch.where(statistic == -torch.inf, 0.0, torch.exp(sink.to(wide)[..., None, None] - whole))
+        d_sink = -(share.squeeze(-1) * deltas).sum(-1).sum_to_size(sink.shape).to(sink.dtype)
     return d_query, d_key, d_value, sums, added, d_sink
+
+
+def run_fields(
+    setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
+    visible: VisibleKeys, statistic: Tensor, largest: bool, lse: bool, entropy: bool, received: bool, k: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return what is wanted of a second sweep, and empty tensors for the rest.
+
+    Largest scores, log-sum-exps and entropies (B, H, L), sums of weights (B, H, S), and the best scores and their keys
+    (B, H, L, k) in descending order, −∞ and −1 beyond the keys that a query sees.
+    """
+    arguments = Arguments(setting, query, key, value, weight, sink, visible)
+    B, H, L, _, _, S, _ = arguments.sizes
+    wide = arguments.wide
+    whole = statistic.contiguous()
+    if sink is not None:
+        whole = torch.logaddexp(whole, sink.to(wide)[..., None, None])
+
+    def new(wanted: bool, *shape: int, dtype: torch.dtype = wide) -> Tensor:
+        return value.new_empty((B, H, *shape) if wanted else (0,), dtype=dtype)
+
+    slots = padded(k, 1) if k else 0
+    peaks, sums, entropies = new(largest, L), new(lse, L), new(entropy, L)
+    best, best_key = new(k > 0, L, slots), new(k > 0, L, slots, dtype=torch.int32)
+    totals = new(received, S)
+    tensors = {
+        "statistic": whole, "peaks": peaks, "sums": sums, "entropies": entropies, "best": best, "best_key": best_key,
+        "totals": totals,
+    }  # fmt: skip
+    plain = {"BASE2": False, "scale": arguments.numbers["factor"]}
+    if largest or lse or entropy or k:
+        wants = {"MAX": largest, "LSE": lse, "ENTROPY": entropy, "TOPK": slots}
+        arguments.launch("fields", tensors=tensors, **wants, **plain)
+    if received:
+        arguments.launch("received", by_key=True, grouped=False, tensors=tensors, **plain)
+    if k:
+        best, order = best.sort(dim=-1, descending=True, stable=True)
+        best, best_key = best[..., :k], best_key.gather(-1, order)[..., :k]
+    return peaks, sums, entropies, totals, best.contiguous(), best_key.long()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.engines.triton.launch import Setting, run_backward, run_forward
+from regard.engines.triton.families import numbers_of_a_row
+from regard.engines.triton.launch import Setting, run_backward, run_fields, run_forward
 from regard.engines.triton.visible import VisibleKeys
 
 
@@ -34,19 +35,68 @@ def _forward(
     rule: int,
     scale: float,
     softcap: float,
+    alpha: float,
     dropout_p: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return output (B, H, L, V) and log-sum-exp (B, H, L)."""
+    """Return output (B, H, L, V) and the statistic (B, H, L, n) of which weights follow; softmax' is the log-sum-exp."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
-    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed)
+    setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
     return run_forward(setting, query, key, value, weight, sink, visible)
 
 
+def _fields(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    by_query: Tensor | None,
+    by_key: Tensor | None,
+    tiles: Tensor | None,
+    words: Tensor | None,
+    statistic: Tensor,
+    largest: bool,
+    lse: bool,
+    entropy: bool,
+    received: bool,
+    k: int,
+    family: int,
+    kind: int,
+    rule: int,
+    scale: float,
+    softcap: float,
+    alpha: float,
+    dropout_p: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return what is wanted of largest scores, log-sum-exps, entropies, sums of weights, best scores and their keys."""
+    visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
+    setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
+    wants = largest, lse, entropy, received, k
+    return run_fields(setting, query, key, value, weight, sink, visible, statistic, *wants)
+
+
+def _fields_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]
+    statistic, largest, lse, entropy, received, k = rest[TENSORS - 3 : TENSORS + 3]
+    B, H, L, S = *query.shape[:3], key.shape[2]
+
+    def like(wanted: bool, *shape: int) -> Tensor:
+        return statistic.new_empty((B, H, *shape) if wanted else (0,))
+
+    best = like(k > 0, L, k)
+    return *(like(wanted, L) for wanted in (largest, lse, entropy)), like(received, S), best, best.long()
+
+
 def _forward_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    rule = rest[TENSORS - 1]
     wide = torch.float64 if value.dtype == torch.float64 else torch.float32
     shape = query.shape[:3]
-    return value.new_empty(*shape, value.shape[-1]), value.new_empty(shape, dtype=wide)
+    statistic = value.new_empty(*shape, numbers_of_a_row(rule), dtype=wide)
+    return value.new_empty(*shape, value.shape[-1]), statistic
 
 
 def _backward(
@@ -63,7 +113,7 @@ def _backward(
     tiles: Tensor | None,
     words: Tensor | None,
     output: Tensor,
-    lse: Tensor,
+    statistic: Tensor,
     grad: Tensor,
     to_bias: bool,
     family: int,
@@ -71,13 +121,14 @@ def _backward(
     rule: int,
     scale: float,
     softcap: float,
+    alpha: float,
     dropout_p: float,
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, weight, bias (empty if not needed) and sink (empty without one)."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
-    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed)
-    return run_backward(setting, query, key, value, weight, sink, visible, output, lse, grad, to_bias)
+    setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
+    return run_backward(setting, query, key, value, weight, sink, visible, output, statistic, grad, to_bias)
 
 
 def _backward_shapes(query, key, value, weight, bias, sink, *rest):  # type: ignore[no-untyped-def]
@@ -90,8 +141,10 @@ def _backward_shapes(query, key, value, weight, bias, sink, *rest):  # type: ign
     return *(like(t) for t in (query, key, value, weight)), added, value.new_empty(0) if sink is None else like(sink)
 
 
-#: Number of the first arguments of both operators that are tensors or None, and of further ones of the second.
-_TENSORS, _RESULTS = 12, 3
+#: Number of the first arguments of all operators that are tensors or None, and of further ones of the gradient's.
+TENSORS, _RESULTS = 12, 3
+#: The place of sinks among them.
+SINK = 5
 
 
 def _folded(info: Any, in_dims: Sequence[int | None], given: Sequence[Any]) -> list[Any]:
@@ -108,13 +161,22 @@ def _folded(info: Any, in_dims: Sequence[int | None], given: Sequence[Any]) -> l
 
 
 def _forward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
-    tensors = _folded(info, in_dims, arguments[:_TENSORS])
-    found = triton_forward(*tensors, *arguments[_TENSORS:])
+    tensors = _folded(info, in_dims, arguments[:TENSORS])
+    found = triton_forward(*tensors, *arguments[TENSORS:])
     return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0, 0)
 
 
+def _fields_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
+    count = TENSORS + 1
+    tensors = _folded(info, in_dims, arguments[:count])
+    found = triton_fields(*tensors, *arguments[count:])
+    folded = [t.dim() > 1 for t in found]
+    results = tuple(t.unflatten(0, (info.batch_size, -1)) if whole else t for t, whole in zip(found, folded))
+    return results, tuple(0 if whole else None for whole in folded)
+
+
 def _backward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
-    count = _TENSORS + _RESULTS
+    count = TENSORS + _RESULTS
     tensors = _folded(info, in_dims, arguments[:count])
     found = triton_backward(*tensors, *arguments[count:])
     results: list[Tensor] = []
@@ -144,26 +206,27 @@ def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
 
 
 triton_forward = _defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
+triton_fields = _defined("regard::triton_fields", _fields, _fields_shapes, _fields_batch)
 triton_backward = _defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
 
 
 class Attend(torch.autograd.Function):
     """:func:`triton_forward` with its gradient.
 
-    The last two arguments are an output and a log-sum-exp that were computed elsewhere, or None.
+    The last two arguments are an output and a statistic that were computed elsewhere, or None.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        *given, output, lse = arguments
-        return triton_forward(*given) if output is None else (output.clone(), lse.clone())
+        *given, output, statistic = arguments
+        return triton_forward(*given) if output is None else (output.clone(), statistic.clone())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.constants = inputs[_TENSORS:-2]
-        ctx.save_for_backward(*inputs[:_TENSORS], *output)
+        ctx.constants = inputs[TENSORS:-2]
+        ctx.save_for_backward(*inputs[:TENSORS], *output)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
@@ -172,5 +235,5 @@ class Attend(torch.autograd.Function):
         found = triton_backward(*ctx.saved_tensors, grad, to_bias, *ctx.constants)
         d_query, d_key, d_value, d_weight, d_bias, d_sink = found
         d_bias, d_sink = d_bias if to_bias else None, d_sink if ctx.needs_input_grad[5] else None
-        rest = [None] * (_TENSORS - 6 + len(ctx.constants) + 2)
+        rest = [None] * (TENSORS - 6 + len(ctx.constants) + 2)
         return d_query, d_key, d_value, d_weight, d_bias, d_sink, *rest

@@ -16,6 +16,7 @@ from regard.engines import cost_model, dense
 from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.problem import Problem
+from regard.engines.triton.decoding import is_step
 from regard.engines.triton.families import KINDS, RULES, SOFTMAX, Rows, family_of
 from regard.engines.triton.launch import Setting, is_interpreted, tile_shape
 from regard.engines.triton.operators import Attend, triton_forward
@@ -133,7 +134,8 @@ def _visible(problem: Problem) -> VisibleKeys:
         shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted())
         return shape.rows, shape.cols
 
-    return VisibleKeys.of(problem, tile)
+    step = is_step(family, RULES[type(problem.normalizer)], problem.dropout_p, problem.extent.L)
+    return VisibleKeys.of(problem, None if step else tile)
 
 
 def _attend(visible: VisibleKeys | None, problem: Problem) -> EngineOutput:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.engines.triton.decoding import is_step, run_step
 from regard.engines.triton.launch import Setting, run_backward, run_forward
 from regard.engines.triton.visible import VisibleKeys
 
@@ -40,6 +41,8 @@ def _forward(
     """Return output (B, H, L, V) and log-sum-exp (B, H, L)."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
     setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed)
+    if tiles is None and is_step(family, rule, dropout_p, query.shape[2]):
+        return run_step(setting, query, key, value, sink, visible)
     return run_forward(setting, query, key, value, weight, sink, visible)
 
 

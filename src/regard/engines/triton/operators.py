@@ -134,20 +134,21 @@ def _backward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
     return tuple(results), tuple(dims)
 
 
-def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
-    """Define an operator, of all devices.
+def defined(name: str, function: Any, shapes: Any, batch: Any = None) -> Any:
+    """Define an operator, of all devices; without ``batch`` it has no ``vmap``.
 
     ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
     """
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, ("cpu", "cuda", "xpu"), torch.no_grad()(function))
     torch.library.register_fake(name, shapes)
-    torch.library.register_vmap(name, batch)
+    if batch is not None:
+        torch.library.register_vmap(name, batch)
     return getattr(torch.ops.regard, name.split("::")[1])
 
 
-triton_forward = _defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
-triton_backward = _defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
+triton_forward = defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
+triton_backward = defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
 
 
 class Attend(torch.autograd.Function):

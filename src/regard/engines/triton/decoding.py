@@ -61,7 +61,7 @@ def is_step(family: int | None, rule: int, dropout_p: float, L: int) -> bool:
     return family == DOT and rule == SOFTMAX and dropout_p == 0 and L <= most
 
 
-def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, small: bool) -> StepShape:
+def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, small: bool = False) -> StepShape:
     """Return the tiles for this many queries of a group; ``small`` if a device has little shared memory."""
     width = max(padded(C), padded(V))
     rows = min(max(1 << (queries - 1).bit_length(), 16), 64)
@@ -116,13 +116,12 @@ def run_step(
     }  # fmt: skip
     for letter, tensor in zip("qkv", (query, key, value)):
         given.update(zip((f"{letter}_b", f"{letter}_h", f"{letter}_r", f"{letter}_c"), tensor.stride()))
-    module = _kernels()
-    run_kernel(module.decode, B * G * blocks * splits, given, shape.warps, shape.stages)
+    run_kernel(step_kernels().decode, B * G * blocks * splits, given, shape.warps, shape.stages)
     merged = {
         **shared, "output": output, "statistic": lse, "sink": query if sink is None else sink,
         "SINK": sink is not None, "BS": 1 << (splits - 1).bit_length(), **strides("z", sink, 2),
     }  # fmt: skip
-    run_kernel(module.merge, B * H * L, merged, 4, 1)
+    run_kernel(step_kernels().merge, B * H * L, merged, 4, 1)
     return output, lse
 
 
@@ -132,7 +131,8 @@ def splits_of(programs: int, tiles: int, processors: int) -> int:
 
 
 @cache
-def _kernels() -> Any:
+def step_kernels() -> Any:
+    """Return the module of the kernels, which imports Triton."""
     return import_module("regard.engines.triton.decoding_kernels")
 
 

@@ -167,11 +167,12 @@ def merge(
     for first in range(0, splits, TOGETHER):
         some = first + tl.arange(0, TOGETHER)
         at = own * splits + some
-        weights = tl.load(statistics + at * 2 + 1, mask=some < splits, other=0.0) / whole
+        weights = tl.load(statistics + at * 2 + 1, mask=some < splits, other=0.0) / (2 * whole)
         weights *= power(tl.load(statistics + at * 2, mask=some < splits, other=float("-inf")) - shift, BASE2)
         inside = (some[:, None] < splits) & (columns[None, :] < V)
         part = tl.load(parts + at[:, None] * V + columns[None, :], mask=inside, other=0.0)
         out += tl.sum(weights[:, None] * part, 0)
+    # Half an average, whose sum cannot overflow by rounding.
+    out = tl.where(finite(out), 2 * tl.minimum(tl.maximum(out, -LARGEST / 2), LARGEST / 2), out)
     out = tl.where(empty, 0.0, out)
-    out = tl.where(finite(out), tl.minimum(tl.maximum(out, -LARGEST), LARGEST), out)
     tl.store(output + own * V + columns, out.to(output.dtype.element_ty), mask=columns < V)

@@ -101,6 +101,7 @@ from regard.nn.memory.ntm import NTMReadHead as NTMReadHead
 from regard.nn.memory.ntm import NTMState as NTMState
 from regard.nn.memory.ntm import NTMWriteHead as NTMWriteHead
 from regard.nn.memory.product_keys import ProductKeyMemory as ProductKeyMemory
+from regard.nn.paged import paged_attention as paged_attention
 from regard.nn.points import PointTransformerAttention as PointTransformerAttention
 from regard.nn.positions.contextual import ContextualPositions as ContextualPositions
 from regard.nn.positions.contextual import SelectiveBias as SelectiveBias

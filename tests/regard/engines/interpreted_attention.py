@@ -4,12 +4,14 @@
 """
 
 import sys
+from unittest.mock import patch
 
 import torch
 
 import regard
 from regard import masks, scores
 from regard.engines.triton.kernels import forward
+from regard.nn import paged_attention
 from regard.normalizers import SoftmaxSink
 from regard.testing.campaign import Plan, entries
 
@@ -121,6 +123,65 @@ def compiled():
     made = torch.compile(run, fullgraph=True, backend="aot_eager")
     assert torch.equal(made(query, key, value), run(query, key, value))
     torch.autograd.grad(made(query, key, value).sum(), (query, key, value))
+
+
+def decoding():
+    """Few queries, of several heads of a group, over keys that programs share."""
+    for dtype, rtol, heads, groups, queries, keys, E, V in (
+        (torch.float64, 1e-12, 4, 2, 3, 37, 8, 5), (torch.float64, 1e-12, 6, 1, 4, 9, 20, 40),
+        (torch.float32, 1e-5, 2, 2, 1, 64, 8, 8), (torch.float16, 1e-2, 4, 2, 2, 37, 8, 5),
+    ):  # fmt: skip
+        given = normal(2, heads, queries, E), normal(2, groups, keys, E, seed=1), normal(2, groups, keys, V, seed=2)
+        narrow, sink = [t.to(dtype) for t in given], SoftmaxSink(normal(heads))
+        last = {"align": "lower_right"}
+        for named in (
+            {}, {"attn_mask": masks.padding(torch.tensor([3, keys])), "normalizer": sink, "softcap": 2.0},
+            {"attn_mask": masks.padding(torch.tensor([0, keys]))}, {"attn_mask": masks.dilated(3, **last)},
+            {"attn_mask": masks.causal(**last), "normalizer": sink}, {"score": "cosine", "softcap": 1.0},
+            {"attn_mask": masks.alibi(heads, **last) & masks.window(5, 0, **last)},
+        ):  # fmt: skip
+            request = regard.AuxRequest(lse=True)
+            ours, theirs = (
+                regard.attention(*each, enable_gqa=True, engine=engine, return_aux=request, **named)
+                for each, engine in ((narrow, "triton"), ([t.double() for t in narrow], "reference"))
+            )
+            torch.testing.assert_close(ours[0].double(), theirs[0], rtol=rtol, atol=rtol)
+            torch.testing.assert_close(ours[1].lse.double(), theirs[1].lse, rtol=1e-5, atol=1e-5)
+    query, key, value = rows()
+    masked = masks.padding(torch.tensor([5]))
+    bad = value.detach().clone().index_fill_(2, torch.arange(5, S), torch.nan)
+    for named in ({"attn_mask": masked}, {"attn_mask": masks.dense((torch.arange(S) < 5).expand(2, S))}):
+        a, b = (regard.attention(query[:, :, :2], key, v, enable_gqa=True, engine="triton", **named) for v in (bad, value))
+        assert torch.equal(a, b)
+    large = torch.full_like(value, torch.finfo(torch.float64).max).detach()
+    assert regard.attention(query[:, :, :1], key, large, enable_gqa=True, engine="triton").isfinite().all()
+
+
+def paged():
+    """Pages are read where they are."""
+    key, value = (normal(7, 3, 2, width).transpose(1, 2) for width in (E, V))
+    table, lengths = torch.tensor([[3, 0, -1], [5, 1, 2], [4, 99, -7]]), torch.tensor([4, 9, 0])
+    key[6], value[6] = torch.nan, torch.nan
+    sink = SoftmaxSink(normal(6))
+    for mask, named in (
+        (None, {}), (masks.causal(align="lower_right"), {"softcap": 2.0}), (None, {"normalizer": sink}),
+        (masks.alibi(6, align="lower_right"), {}), (masks.window(2, 0, align="lower_right"), {}),
+    ):  # fmt: skip
+        for queries in (1, 3):
+            given = normal(3, 6, queries, E), key, value, table, lengths, mask
+            copied = paged_attention(*given, engine="streaming", return_lse=True, **named)
+            with patch("regard.nn.paged.attention", None):  # which gets copies
+                found = paged_attention(*given, engine="triton", return_lse=True, **named)
+            torch.testing.assert_close(found, copied)
+    narrow = [t.bfloat16() for t in (normal(3, 6, 1, E), key, value)]
+    ours = paged_attention(*narrow, table, lengths, engine="triton")
+    wide = paged_attention(*(t.double() for t in narrow), table, lengths, engine="streaming")
+    torch.testing.assert_close(ours.double(), wide, rtol=2e-2, atol=2e-2)
+    query = normal(3, 6, 1, E)
+    run = torch.compile(paged_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        run(query, key, value, table, lengths, engine="triton"), paged_attention(query, key, value, table, lengths)
+    )
 
 
 def refusals():

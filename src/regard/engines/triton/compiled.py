@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from regard._utils.compilation import Compilation
+from regard.engines.triton.decoding import MOST_SPLITS, step_kernels, step_shape
 from regard.engines.triton.families import ADDITIVE, ARGMAX, DISTANCE, DOT, ENTMAX, ENTMAX15, SOFTMAX, SPARSEMAX
 from regard.engines.triton.launch import REALS, Shape, kernels, padded, tile_shape
 from regard.engines.triton.visible import WORD
 
 _TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-_INT32 = ("start", "stop", "lists", "tiles", "words", "best_key")
+_INT32 = ("start", "stop", "lists", "tiles", "words", "best_key", "table")
 _WIDE = (
     "statistic", "deltas", "d_weight", "d_bias", "bias", "sink", "weight", "rest", "peaks", "sums", "entropies", "best",
-    "totals",
+    "totals", "parts", "statistics",
 )  # fmt: skip
 #: What a plain call launches; entmax and argmax first find a statistic, and auxiliary outputs take a sweep more.
 _PLAIN = ("forward", "backward_query", "backward_key")
@@ -68,7 +69,7 @@ def kernels_to_compile() -> list[Compilation]:
 
     Triton's interpreter must be off when Triton is imported.
     """
-    return [_compilation(case, name) for case in _cases() for name in case.kernels]
+    return [_compilation(case, name) for case in _cases() for name in case.kernels] + _steps()
 
 
 def _compilation(case: _Case, name: str) -> Compilation:
@@ -86,6 +87,15 @@ def _compilation(case: _Case, name: str) -> Compilation:
     switches = ("SOFTCAP", "SPANS", "BITS", "BIAS", "LISTS", "HIDES", "SINK", "DROPOUT", "TO_BIAS", "REPAIRS")
     wants: dict[str, Any] = {"MAX": False, "LSE": False, "ENTROPY": False, "TOPK": 0}
     constants |= dict.fromkeys(switches, False) | wants | case.options
+    signature, attributes = _signature(kernel, constants, rows, case.dtype, wide, case.C)
+    used = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return Compilation(f"{name}: {case.name}", kernel, signature, used, attributes, shape.warps, shape.stages)
+
+
+def _signature(
+    kernel: Any, constants: dict[str, Any], rows: str, dtype: torch.dtype, wide: str, C: int
+) -> tuple[dict[str, str], dict[tuple[int, ...], Any]]:
+    """Return the types of a kernel's arguments, and which are multiples of 16."""
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     for place, argument in enumerate(kernel.arg_names):
@@ -96,7 +106,7 @@ def _compilation(case: _Case, name: str) -> Compilation:
         if argument in ("query", "key", "d_query", "d_key"):
             signature[argument] = f"*{rows}"
         elif pointer:
-            signature[argument] = f"*{_TYPES[case.dtype]}"
+            signature[argument] = f"*{_TYPES[dtype]}"
         elif argument in _INT32:
             signature[argument] = "*i32"
         elif argument in _WIDE:
@@ -105,8 +115,37 @@ def _compilation(case: _Case, name: str) -> Compilation:
             signature[argument] = "fp32" if wide == "fp32" else "i64"
         else:
             signature[argument] = "i64" if argument in ("seed", "threshold") else "i32"
-        aligned = signature[argument].startswith("*") or (argument[1:] in ("_b", "_h", "_r") and case.C % 16 == 0)
+        aligned = signature[argument].startswith("*") or (argument[1:] in ("_b", "_h", "_r") and C % 16 == 0)
         if aligned:
             attributes[(place,)] = [["tt.divisibility", 16]]
-    used = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    return Compilation(f"{name}: {case.name}", kernel, signature, used, attributes, shape.warps, shape.stages)
+    return signature, attributes
+
+
+def _steps() -> list[Compilation]:
+    """Return the kernels of steps of decoding."""
+    found = []
+    single, double = torch.float32, torch.float64
+    cases: list[tuple[torch.dtype, int, int, dict[str, Any]]] = [
+        (torch.bfloat16, C, queries, {"SPANS": True}) for C in (64, 128, 256) for queries in (4, 64)
+    ]
+    cases += [(torch.bfloat16, 128, 8, {"SPANS": True, "PAGE": 16}), (torch.float16, 128, 8, {"BIAS": True})]
+    cases += [(single, 128, 8, {"SOFTCAP": True}), (double, 64, 8, {"SPANS": True})]
+    for dtype, C, queries, options in cases:
+        shape, wide = step_shape(dtype, C, C, queries), "fp64" if dtype == double else "fp32"
+        tl = kernels().tl
+        constants = {
+            "SOFTCAP": False, "BASE2": "BIAS" not in options and "SOFTCAP" not in options, "SPANS": False,
+            "BIAS": False, "PAGE": 0, "SINK": True, "PRECISION": "ieee",
+            "WIDE": tl.float64 if dtype == double else tl.float32, "LARGEST": torch.finfo(dtype).max,
+            "BM": shape.rows, "BN": shape.cols, "BC": padded(C), "BV": padded(C), "BS": MOST_SPLITS,
+            "q_c": 1, "k_c": 1, "v_c": 1, **options,
+        }  # fmt: skip
+        for name, warps, stages in (("decode", shape.warps, shape.stages), ("merge", 4, 1)):
+            if name == "merge" and options != {"SPANS": True}:
+                continue
+            kernel = getattr(step_kernels(), name)
+            used = {each: value for each, value in constants.items() if each in kernel.arg_names}
+            signature, attributes = _signature(kernel, used, _TYPES[dtype], dtype, wide, C)
+            about = f"{name}: {_TYPES[dtype]} {C}, {queries} queries" + "".join(f", {each}" for each in options)
+            found.append(Compilation(about, kernel, signature, used, attributes, warps, stages))
+    return found

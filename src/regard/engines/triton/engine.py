@@ -17,6 +17,7 @@ from regard.engines import cost_model, dense
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.problem import Problem
+from regard.engines.triton.decoding import is_step
 from regard.engines.triton.families import KINDS, RULES, SOFTMAX, Rows, family_of
 from regard.engines.triton.launch import Setting, is_interpreted, tile_shape
 from regard.engines.triton.operators import SINK, TENSORS, Attend, triton_fields, triton_forward
@@ -139,7 +140,8 @@ def _visible(problem: Problem) -> VisibleKeys:
         shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted())
         return shape.rows, shape.cols
 
-    return VisibleKeys.of(problem, tile)
+    step = is_step(family, RULES[type(problem.normalizer)], problem.dropout_p, problem.extent.L)
+    return VisibleKeys.of(problem, None if step else tile)
 
 
 def _attend(visible: VisibleKeys | None, request: AuxRequest | None, problem: Problem) -> EngineOutput:
@@ -205,9 +207,7 @@ def _ranked(problem: Problem, statistic: Tensor, best: Tensor, keys: Tensor, sin
     return TopK(weights.masked_fill(keys < 0, 0.0), keys)
 
 
-def _computed(
-    problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tensor] | tuple[None, None]
-) -> _Computed:
+def _computed(problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tensor] | tuple[None, None]) -> _Computed:
     """Return the output and the statistic of rows, or attach known ones to the graph."""
     if problem.query.dtype == torch.bfloat16 and is_interpreted():  # Triton's interpreter computes it wrongly
         query, key, value = (t.float() for t in (problem.query, problem.key, problem.value))

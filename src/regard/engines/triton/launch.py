@@ -120,8 +120,10 @@ class Arguments:
     ) -> None:  # fmt: skip
         (B, H, L, C), (G, S), V = query.shape, key.shape[1:3], value.shape[-1]
         self.sizes = B, H, L, C, G, S, V
-        self.setting, self.visible = setting, visible
         self.shape = tile_shape(setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted())
+        if visible.start is not None and visible.by_query is None:  # the forward pass was a step of decoding
+            visible = visible.with_lists(S, (self.shape.rows, self.shape.cols))
+        self.setting, self.visible = setting, visible
         self.base_2 = setting.base_2(visible.bias is not None)
         inverse, rest = (weight, weight) if setting.family != DISTANCE else inverse_of(weight)
         if setting.family == DOT:
@@ -142,11 +144,8 @@ class Arguments:
         self.numbers: dict[str, Any] = {"H": H, "R": H // G, "L": L, "S": S, "C": C, "V": V}
         for name, tensor in (("q", query), ("k", key), ("v", value)):
             self.numbers.update(zip((f"{name}_b", f"{name}_h", f"{name}_r", f"{name}_c"), tensor.stride()))
-        self._strides("w", inverse if setting.family != DOT else None, 2)
-        self._strides("z", sink, 2)
-        self._strides("s", visible.start, 3)
-        self._strides("t", visible.tiles, 3)
-        self._strides("b", visible.bias, 4)
+        self.numbers |= strides("w", inverse if setting.family != DOT else None, 2) | strides("z", sink, 2)
+        self.numbers |= strides("s", visible.start, 3) | strides("t", visible.tiles, 3) | strides("b", visible.bias, 4)
         threshold = min(round(setting.dropout_p * 2**32), 2**32 - 1)
         self.numbers |= {
             "scale": setting.scale * (LOG2_E if self.base_2 else 1.0),
@@ -155,8 +154,7 @@ class Arguments:
             "alpha": setting.alpha,
             "keeping": 1 / (1 - setting.dropout_p) if setting.dropout_p < 1 else 0.0,
         }
-        if wide == torch.float64:  # Triton rounds numbers to float32
-            self.numbers |= {name: _bits(self.numbers[name]) for name in REALS}
+        self.numbers |= reals({name: self.numbers[name] for name in REALS}, wide)
         self.numbers |= {"seed": setting.seed, "threshold": threshold}
         self.constants: dict[str, Any] = {
             "FAMILY": setting.family, "KIND": setting.kind, "RULE": setting.rule, "SOFTCAP": bool(setting.softcap),
@@ -170,12 +168,6 @@ class Arguments:
         }  # fmt: skip
         self.wide = wide
 
-    def _strides(self, name: str, tensor: Tensor | None, dims: int) -> None:
-        """Set strides, 0 along dimensions of size 1."""
-        for dim, letter in enumerate("bhrc"[:dims]):
-            step = 0 if tensor is None or tensor.shape[dim] == 1 else tensor.stride(dim)
-            self.numbers[f"{name}_{letter}"] = step
-
     def launch(
         self, name: str, by_key: bool = False, tensors: dict[str, Any] | None = None, grouped: bool = True, **given: Any
     ) -> None:
@@ -183,30 +175,47 @@ class Arguments:
         B, H, L, _, G, S, _ = self.sizes
         kernel = getattr(kernels(), name)
         lists = self.visible.by_key if by_key else self.visible.by_query
-        self._strides("n", lists, 3)
         part = self.shape.key_part if by_key else self.shape.query_part
         rows = self.shape.rows if name in ("forward", "statistics") else part
         blocks = -(-S // self.shape.cols) if by_key else -(-L // rows)
-        given = {**self.tensors, **self.numbers, **self.constants, **(tensors or {}), "blocks": blocks, "BQ": part, **given}
+        given = {
+            **self.tensors, **self.numbers, **strides("n", lists, 3), **self.constants, **(tensors or {}),
+            "blocks": blocks, "BQ": part, **given,
+        }  # fmt: skip
         if lists is not None:
             given["lists"] = lists
-        given = {each: given[each] for each in kernel.arg_names}
-        grid = (blocks * B * (G if by_key and grouped else H),)
-        device = self.tensors["query"].device
-        current = nullcontext() if device.type == "cpu" else torch.get_device_module(device.type).device(device)
-        try:
-            with current:
-                kernel[grid](**given, num_warps=self.shape.warps, num_stages=self.shape.stages)
-        except kernels().OutOfResources as error:
-            raise RuntimeError(
-                f"attention: engine 'triton' needs {error.required} of {error.name}, and {device} has {error.limit}; "
-                "use engine='streaming' or engine='reference'."
-            ) from error
+        programs = blocks * B * (G if by_key and grouped else H)
+        run_kernel(kernel, programs, given, self.shape.warps, self.shape.stages)
 
 
-def _bits(number: float) -> int:
-    found: int = struct.unpack("q", struct.pack("d", number))[0]
+def strides(name: str, tensor: Tensor | None, dims: int) -> dict[str, int]:
+    """Return the strides of the first dimensions by their names in the kernels, 0 along dimensions of size 1."""
+    found = {}
+    for dim, letter in enumerate("bhrc"[:dims]):
+        found[f"{name}_{letter}"] = 0 if tensor is None or tensor.shape[dim] == 1 else tensor.stride(dim)
     return found
+
+
+def run_kernel(kernel: Any, programs: int, given: dict[str, Any], warps: int, stages: int) -> None:
+    """Run a kernel on the device of its first argument; ``given`` has its arguments, and maybe others, by name."""
+    given = {each: given[each] for each in kernel.arg_names}
+    device = given[kernel.arg_names[0]].device
+    current = nullcontext() if device.type == "cpu" else torch.get_device_module(device.type).device(device)
+    try:
+        with current:
+            kernel[(programs,)](**given, num_warps=warps, num_stages=stages)
+    except kernels().OutOfResources as error:
+        raise RuntimeError(
+            f"attention: engine 'triton' needs {error.required} of {error.name}, and {device} has {error.limit}; "
+            "use engine='streaming' or engine='reference'."
+        ) from error
+
+
+def reals(numbers: dict[str, float], wide: torch.dtype) -> dict[str, float]:
+    """Return numbers as kernels take them: for scores in float64 as bits, as Triton rounds them to float32."""
+    if wide != torch.float64:
+        return numbers
+    return {name: struct.unpack("q", struct.pack("d", number))[0] for name, number in numbers.items()}
 
 
 def inverse_of(width: Tensor) -> tuple[Tensor, Tensor]:

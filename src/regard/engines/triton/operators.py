@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.engines.triton.decoding import is_step, run_step
 from regard.engines.triton.families import numbers_of_a_row
 from regard.engines.triton.launch import Setting, run_backward, run_fields, run_forward
 from regard.engines.triton.visible import VisibleKeys
@@ -42,6 +43,9 @@ def _forward(
     """Return output (B, H, L, V) and the statistic (B, H, L, n) of which weights follow; softmax' is the log-sum-exp."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
     setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
+    if tiles is None and is_step(family, rule, dropout_p, query.shape[2]):
+        output, lse = run_step(setting, query, key, value, sink, visible)
+        return output, lse.unsqueeze(-1)
     return run_forward(setting, query, key, value, weight, sink, visible)
 
 
@@ -193,21 +197,22 @@ def _backward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
     return tuple(results), tuple(dims)
 
 
-def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
-    """Define an operator, of all devices.
+def defined(name: str, function: Any, shapes: Any, batch: Any = None) -> Any:
+    """Define an operator, of all devices; without ``batch`` it has no ``vmap``.
 
     ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
     """
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, ("cpu", "cuda", "xpu"), torch.no_grad()(function))
     torch.library.register_fake(name, shapes)
-    torch.library.register_vmap(name, batch)
+    if batch is not None:
+        torch.library.register_vmap(name, batch)
     return getattr(torch.ops.regard, name.split("::")[1])
 
 
-triton_forward = _defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
-triton_fields = _defined("regard::triton_fields", _fields, _fields_shapes, _fields_batch)
-triton_backward = _defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
+triton_forward = defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
+triton_fields = defined("regard::triton_fields", _fields, _fields_shapes, _fields_batch)
+triton_backward = defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
 
 
 class Attend(torch.autograd.Function):

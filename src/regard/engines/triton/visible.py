@@ -45,8 +45,12 @@ class VisibleKeys:
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, problem: Problem, tile_of: Callable[[bool], tuple[int, int]]) -> VisibleKeys:
-        """Convert a problem's mask; ``tile_of`` returns the queries and keys of a tile, with or without a bias."""
+    def of(cls, problem: Problem, tile_of: Callable[[bool], tuple[int, int]] | None) -> VisibleKeys:
+        """Convert a problem's mask.
+
+        ``tile_of`` returns the queries and keys of a tile, with or without a bias. It is None for a step of decoding,
+        whose kernels need no lists of tiles, and for which a matrix of all pairs is small.
+        """
         mask, extent, device = problem.mask, problem.extent, problem.query.device
         if mask is None:
             return cls()
@@ -54,12 +58,19 @@ class VisibleKeys:
         bias, rest = _split(mask, extent, device, problem.compute_dtype)
         if rest is None:
             return cls(bias=bias)
-        tile, spans = tile_of(bias is not None), rest.intervals(extent)
+        spans = rest.intervals(extent)
         if spans is not None:
-            return replace(_between(*spans, extent, tile, device), bias=bias)
-        if is_traced(problem.query):
+            found = replace(_between(*spans, extent, device), bias=bias)
+            return found if tile_of is None else found.with_lists(extent.S, tile_of(bias is not None))
+        if tile_of is None or is_traced(problem.query):
             return cls(bias=_matrix(mask, extent, device, problem.compute_dtype))
-        return replace(_evaluated(rest, extent, tile, device), bias=bias)
+        return replace(_evaluated(rest, extent, tile_of(bias is not None), device), bias=bias)
+
+    def with_lists(self, S: int, tile: tuple[int, int]) -> VisibleKeys:
+        """Return the intervals with the tiles that they visit."""
+        assert self.start is not None and self.stop is not None
+        states = _states(self.start, self.stop, S, *tile)
+        return replace(self, by_query=listed(states), by_key=listed(states.mT))
 
 
 def _index(extent: Extent, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -100,12 +111,16 @@ def _split(mask: Mask, extent: Extent, device: torch.device, dtype: torch.dtype)
 # Intervals ------------------------------------------------------------------------------------------------------------
 
 
-def _between(start: Tensor, stop: Tensor, extent: Extent, tile: tuple[int, int], device: torch.device) -> VisibleKeys:
+def _between(start: Tensor, stop: Tensor, extent: Extent, device: torch.device) -> VisibleKeys:
     """Return the visible keys of intervals, (B or 1, H or 1, L or 1) each."""
     start, stop = torch.broadcast_tensors(start.to(device), stop.to(device))
     start, stop = (t.expand(*t.shape[:2], extent.L).to(torch.int32).contiguous() for t in (start, stop))
-    rows, cols = tile
-    S, extra = extent.S, (0, -extent.L % rows)
+    return VisibleKeys(start, stop)
+
+
+def _states(start: Tensor, stop: Tensor, S: int, rows: int, cols: int) -> Tensor:
+    """Return the states of the tiles of intervals (b, h, L): (b, h, query blocks, key blocks), int8."""
+    extra = (0, -start.shape[-1] % rows)
     empty = start >= stop
 
     def blocks(tensor: Tensor, fill: int) -> Tensor:
@@ -116,11 +131,10 @@ def _between(start: Tensor, stop: Tensor, extent: Extent, tile: tuple[int, int],
     # A row that is no query makes its tiles mixed.
     inner_first = blocks(start, S).amax(-1, keepdim=True)
     inner_last = blocks(stop.masked_fill(empty, 0), 0).amin(-1, keepdim=True)
-    low = torch.arange(0, S, cols, device=device, dtype=torch.int32)
+    low = torch.arange(0, S, cols, device=start.device, dtype=torch.int32)
     some = (low < last) & (low + cols > first)
     every = (low >= inner_first) & (low + cols <= inner_last)
-    states = some.to(torch.int8) + (some & every)
-    return VisibleKeys(start, stop, listed(states), listed(states.mT))
+    return some.to(torch.int8) + (some & every)
 
 
 def listed(states: Tensor) -> Tensor:

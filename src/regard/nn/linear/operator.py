@@ -42,7 +42,12 @@ def _record(steps: Steps, state: Tensor | None, function: str | None) -> tuple[T
 
 
 def _run(
-    tensors: Sequence[Tensor | None], resets: Tensor | None, delta: bool, scale: float, function: str, wanted: list[bool]
+    tensors: Sequence[Tensor | None],
+    resets: Tensor | None,
+    delta: bool,
+    scale: float,
+    function: str,
+    wanted: list[bool],
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:
     """Run the recurrence eagerly; return output and state, and the tensors as leaves of their graph."""
     leaves = [None if t is None else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)]
@@ -106,7 +111,9 @@ def _gradient(found: Tensor | None, like: Any) -> Tensor:
 
 def _recur_backward_shapes(grad, d_end, graph, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
     tensors, wanted = rest[:9], rest[-1]
-    return [rest[0].new_empty(t.shape if want else 0, dtype=t.dtype if want else None) for t, want in zip(tensors, wanted)]
+    return [
+        rest[0].new_empty(t.shape if want else 0, dtype=t.dtype if want else None) for t, want in zip(tensors, wanted)
+    ]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

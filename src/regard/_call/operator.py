@@ -484,7 +484,8 @@ def _refuse(ctx: Any, *_: Any) -> None:  # noqa: ARG001
     raise no_second_derivative("a compiled or traced call")
 
 
-def _define(name: str, function: Any, shapes: Any, setup_context: Any = None, backward: Any = None) -> None:
+def define(name: str, function: Any, shapes: Any, setup_context: Any = None, backward: Any = None) -> None:
+    """Define an operator with its fake kernel and, if given, its backward pass."""
     torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
     torch.library.impl(name, "default", function)
     torch.library.register_fake(name, shapes)
@@ -492,9 +493,9 @@ def _define(name: str, function: Any, shapes: Any, setup_context: Any = None, ba
         torch.library.register_autograd(name, backward, setup_context=setup_context)
 
 
-_define("regard::attend", _attend, _attend_shapes, _save_for_backward, _backward)
-_define("regard::attend_forward", _attend, _attend_shapes)  # faster to call, without a derivative
-_define(
+define("regard::attend", _attend, _attend_shapes, _save_for_backward, _backward)
+define("regard::attend_forward", _attend, _attend_shapes)  # faster to call, without a derivative
+define(
     "regard::attend_backward",
     _attend_backward,
     _attend_backward_shapes,

@@ -17,6 +17,7 @@ from regard.nn.heads.blocks import MixtureOfBlockAttention as MixtureOfBlockAtte
 from regard.nn.heads.blocks import NativeSparseAttention as NativeSparseAttention
 from regard.nn.heads.clip import qk_clip_ as qk_clip_
 from regard.nn.heads.cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
+from regard.nn.heads.cross_layer import CrossLayerAttention as CrossLayerAttention
 from regard.nn.heads.decomposable import DecomposableAttention as DecomposableAttention
 from regard.nn.heads.differential import DifferentialAttention as DifferentialAttention
 from regard.nn.heads.forgetting import ForgettingAttention as ForgettingAttention
@@ -41,6 +42,7 @@ from regard.nn.heads.scored import KernelAttention as KernelAttention
 from regard.nn.heads.scored import LocationAttention as LocationAttention
 from regard.nn.heads.scored import ScoredAttention as ScoredAttention
 from regard.nn.heads.scored import masked_softmax as masked_softmax
+from regard.nn.heads.self_attention import KeysValues as KeysValues
 from regard.nn.heads.self_attention import SelfAttention as SelfAttention
 from regard.nn.heads.stochastic import HardAttention as HardAttention
 from regard.nn.heads.synthesizer import FactorizedPositionalAttention as FactorizedPositionalAttention

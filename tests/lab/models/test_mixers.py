@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from regard import AuxRequest, masks
 from regard_lab.models import DecoderLM, DecoderLMConfig
@@ -15,13 +16,14 @@ KINDS = sorted(MIXERS)
 
 def model(kind: str, **changes: object) -> DecoderLM:
     torch.manual_seed(0)
-    turned = "rotary" if MIXERS[kind].rotary else "none"
+    turned = "rotary" if MIXERS[kind.split(",")[0]].rotary else "none"
     sizes: dict[str, object] = {
         "width": 32,
         "layers": 2,
         "heads": 4,
         "block": 4,
         "blocks_chosen": 3,
+        "keys_chosen": 5,
         "positions": turned,
     }
     return DecoderLM(DecoderLMConfig(50, attention=kind, **{**sizes, **changes})).eval().double()
@@ -52,8 +54,9 @@ def test_steps_are_the_whole(kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_learns(kind) -> None:
-    made = model(kind).train()
-    made(tokens(13)).square().sum().backward()
+    made, losses = model(kind).train(), []
+    features = made.features(tokens(13), losses=losses, index_loss="selected")
+    sum(losses, made.logits(features).square().sum()).backward()
     for name, parameter in made.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
 
@@ -68,6 +71,93 @@ def test_masks_that_would_be_ignored_are_refused(kind) -> None:
     for changes in ({"window": 4}, {"positions": "alibi"}, {"attention_dropout": 0.5}):
         with pytest.raises(ValueError, match=r"DecoderLMConfig: (window|positions|attention_dropout) must be"):
             model(kind, **changes)
+
+
+def test_a_warm_up_of_indexers_teaches_nothing_else() -> None:
+    made, losses = model("dsa,softmax").train(), []
+    made.features(tokens(13), losses=losses, index_loss="all")
+    (loss,) = losses
+    loss.backward()
+    learned = {name for name, parameter in made.named_parameters() if parameter.grad is not None}
+    assert learned and all(name.startswith("blocks.0.attention.indexer.") for name in learned)
+    # The divergence of the indexer's softmax from the mean weights, written out.
+    layer, x = made.blocks[0].attention, made.blocks[0].attention_norm(made.embedding(tokens(13)))
+    rotation = made.rotary.rotation(torch.arange(13), x.dtype)
+    hidden = torch.ones(13, 13, dtype=torch.bool).triu(1)
+    asked, weights = layer.indexer.queries(x, x, rotation)
+    guess = (asked @ layer.indexer.keys(x, rotation).mT * 8**-0.5).relu()
+    guess = (weights.unsqueeze(-1) * guess).sum(1).masked_fill(hidden, -torch.inf).log_softmax(-1)
+    scores = layer._queries(x, rotation) @ layer._keys_and_values(layer._rows(x, rotation))[0].mT * layer.scale
+    target = scores.masked_fill(hidden, -torch.inf).softmax(-1).mean(1)
+    right = torch.where(target > 0, target * (target.log() - guess), 0.0).sum(-1).mean()
+    torch.testing.assert_close(loss, right)
+
+
+# Keys and values that layers share ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shared", "owners"), [(2, [0, 2]), ([0, 1, 1, 1], [0, 1]), ("0,0,2,0", [0, 2])], ids=str)
+def test_layers_share_keys_and_values(shared, owners) -> None:
+    made, alone = (
+        model("softmax", layers=4, kv_heads=2, qk_norm="head", window=7, share_keys_values=each) for each in (shared, 1)
+    )
+    text = tokens(13)
+    sizes = []
+    for each, count in ((made, len(owners)), (alone, 4)):
+        for sliding in (False, True):
+            with torch.no_grad():
+                caches = each.caches(sliding=sliding)
+                steps = [each(part, caches=caches) for part in text.split([6, 1, 1, 1, 4], 1)]
+            torch.testing.assert_close(torch.cat(steps, 1), each(text))
+            assert len(caches) == count
+        sizes.append(sum(tensor.numel() for cache in caches for tensor in cache.sequence(0)))
+    assert made.owners == owners and sizes[0] * 4 == sizes[1] * len(owners)
+    made.train().checkpoint_activations = True
+    made(text).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in made.parameters())
+
+
+def test_shared_keys_are_those_of_the_first_layer() -> None:
+    made, text = model("softmax", kv_heads=2, positions="none", share_keys_values=2), tokens(9)
+    x, keys = made.embedding(text), []
+    for block in made.blocks:
+        rows = block.attention.qkv(block.attention_norm(x)).unflatten(-1, (-1, 8)).transpose(1, 2)
+        query, *own = rows.split([4, 2, 2] if not keys else [4], 1)
+        keys = keys or own
+        read = scaled_dot_product_attention(query, *keys, is_causal=True, enable_gqa=True)
+        x = x + block.attention.out(read.transpose(1, 2).flatten(2))
+        x = x + block.feed_forward(block.feed_forward_norm(x))
+    torch.testing.assert_close(made(text), made.norm(x) @ made.embedding.weight.T)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"share_keys_values": "two"}, "share_keys_values must be a number of layers, or the indices of layers"),
+        ({"share_keys_values": [0, 0]}, "share_keys_values must be one number, or one for each of 4 layers"),
+        ({"share_keys_values": [0, 0, 1, 3]}, "share_keys_values must name for layer 2 itself or an earlier layer"),
+        ({"share_keys_values": [0, 2, 2, 3]}, "share_keys_values must name for layer 1 itself or an earlier layer"),
+        (
+            {"share_keys_values": [0, 0, 2, 3], "attention": "mla"},
+            "share_keys_values must be '1' unless layers that share are of kind softmax or order1",
+        ),
+    ],
+)
+def test_what_layers_cannot_share(changes, message) -> None:
+    with pytest.raises(ValueError, match=f"DecoderLMConfig: {message}"):
+        model(**{"kind": changes.pop("attention", "softmax"), "layers": 4, **changes})
+
+
+def test_shared_keys_are_neither_planned_nor_written_for_others(tmp_path) -> None:
+    from regard_lab.models import load, save
+    from regard_lab.planner.shapes import shape_of
+
+    made = model("softmax", share_keys_values=2, norm="rms", activation="silu", gated=True, bias=False).float()
+    with pytest.raises(ValueError, match="plan: share_keys_values must be '1'"):
+        shape_of(made.config, "model")
+    save(made, tmp_path)
+    torch.testing.assert_close(load(tmp_path)(tokens(5)), made(tokens(5)))
+    assert '"share_keys_values": "2"' in (tmp_path / "config.json").read_text()
 
 
 @torch.no_grad()

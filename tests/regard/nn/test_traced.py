@@ -108,7 +108,27 @@ def offsets(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), torch.arange(B)), {}
 
 
+def steps_after(new: Any, B: int, L: int) -> LayerCall:
+    return (new(B, L, E),), {"valid_lens": lengths(B, L), "documents": torch.arange(L) // 3}
+
+
+def points(new: Any, B: int, L: int) -> LayerCall:
+    return (new(B, L, E), new(B, L, 3), lengths(B, L)), {}
+
+
+def several(new: Any, B: int, L: int) -> LayerCall:
+    return ([new(B, L, E) for _ in range(4)],), {}
+
+
+def on_maps(new: Any, B: int, L: int) -> LayerCall:
+    return (new(B, 3, E), new(B, L * 3, E), [(L, 3)], new(B, 3, 2).sigmoid()), {}
+
+
 SIZED: dict[str, Any] = {"batch_first": True, "dropout": 0.0, "dim_feedforward": 10}
+RECURRENT = (
+    "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "HGRN2", "KimiDeltaAttention", "LightningAttention", "Mamba2",
+    "RWKV6Attention", "RWKV7Attention", "Retention",
+)  # fmt: skip
 IMAGES = ("CBAM", "ChannelAttention", "ECA", "MultiheadConvAttention", "SelfAttention2d", "SqueezeExcitation")
 CASES = [
     *(Case(name, lambda name=name: getattr(layers, name)(E), image) for name in IMAGES),
@@ -247,6 +267,11 @@ CASES = [
         rows(is_causal=True),
         "options",
     ),
+    Case(
+        "CrossLayerAttention",
+        lambda: layers.CrossLayerAttention(E, 4, num_kv_heads=H),
+        lambda new, B, L: ((new(B, L, E), layers.KeysValues(new(B, H, L, 3), new(B, H, L, 3))), {"is_causal": True}),
+    ),
     Case("MultiTokenAttention", lambda: layers.MultiTokenAttention(E, 4, 3, 3, head_kernel=2), rows(is_causal=True)),
     Case("DifferentialAttention", lambda: layers.DifferentialAttention(E, 4), rows(is_causal=True)),
     Case(
@@ -286,6 +311,55 @@ CASES = [
     Case("TransformerXLPositions", lambda: Contextual(layers.TransformerXLPositions(3, 4, 5)), ends()),
     Case("SelectiveBias", lambda: Contextual(layers.SelectiveBias()), ends()),
     Case("AlibiBias", lambda: Read(layers.AlibiBias(3, learn=True)), padded_ends),
+    *(Case(name, lambda name=name: getattr(layers, name)(E, H), steps_after) for name in RECURRENT),
+    Case("ShortConvolution", lambda: layers.ShortConvolution(E), steps_after),
+    Case("AgentAttention", lambda: layers.AgentAttention(E, H, num_agents=3), padded_rows()),
+    Case("AttentionFree", lambda: layers.AttentionFree(E, LONGEST, rank=3), padded_rows(is_causal=True)),
+    Case("AttentionResidual", lambda: layers.AttentionResidual(E), several),
+    Case("CoordinateAttention", lambda: layers.CoordinateAttention(E), image),
+    Case("CrissCrossAttention", lambda: layers.CrissCrossAttention(E, 2), image),
+    Case("GlobalContext", lambda: layers.GlobalContext(E, 2), image),
+    Case("CrossCovarianceAttention", lambda: layers.CrossCovarianceAttention(E, H), padded_rows()),
+    Case(
+        "MultiheadLatentAttention",
+        lambda: layers.MultiheadLatentAttention(E, H, latent_dim=5, head_dim=4, rotary=Rotary(2)),
+        rows(is_causal=True),
+    ),
+    Case(
+        "DeepSeekSparseAttention",
+        lambda: layers.DeepSeekSparseAttention(
+            E, H, latent_dim=5, head_dim=4, rotary=Rotary(2), query_latent_dim=6, index_heads=2, index_dim=4, topk=3
+        ),
+        rows(is_causal=True, loss="selected"),
+    ),
+    Case(
+        "LightningIndexer",
+        lambda: layers.LightningIndexer(E, num_heads=2, head_dim=4, topk=3),
+        lambda new, B, L: ((new(B, L, E),), {"attn_mask": masks.causal()}),
+    ),
+    Case("DeformableAttention", lambda: layers.DeformableAttention(E, H, num_levels=1, num_points=2), on_maps),
+    Case("EfficientAttention", lambda: layers.EfficientAttention(E, H), padded_rows()),
+    Case("ExternalAttention", lambda: layers.ExternalAttention(E, 5), padded_rows()),
+    Case("ForgettingAttention", lambda: layers.ForgettingAttention(E, H), padded_rows()),
+    Case("GatedAttentionPooling", lambda: layers.GatedAttentionPooling(E, 4, 2), padded_rows()),
+    Case("GatedCrossAttention", lambda: layers.GatedCrossAttention(E, H), two_sets),
+    Case("GraphAttention", lambda: layers.GraphAttention(E, 3, H), padded_rows(edges=None)),
+    Case("HopfieldAttention", lambda: layers.HopfieldAttention(E, H, rounds=2), two_sets),
+    Case("LSHAttention", lambda: layers.LSHAttention(E, H, num_buckets=4, chunk=3), padded_rows()),
+    Case("LinformerAttention", lambda: layers.LinformerAttention(E, H, LONGEST, num_projected=3), padded_rows()),
+    Case("NystromAttention", lambda: layers.NystromAttention(E, H, num_landmarks=3), padded_rows()),
+    Case("PerformerAttention", lambda: layers.PerformerAttention(E, H, num_features=5), padded_rows(is_causal=True)),
+    Case("MixtureOfBlockAttention", lambda: layers.MixtureOfBlockAttention(E, H, block_size=2, topk=3), padded_rows()),
+    Case(
+        "NativeSparseAttention",
+        lambda: layers.NativeSparseAttention(E, H, block_size=2, num_blocks=4, window=3),
+        padded_rows(),
+    ),
+    Case("PerceiverAttention", lambda: layers.PerceiverAttention(E, H), two_sets),
+    Case("PerceiverResampler", lambda: layers.PerceiverResampler(E, 3, H), padded_rows()),
+    Case("PointTransformerAttention", lambda: layers.PointTransformerAttention(E, 3), points),
+    Case("ProductKeyMemory", lambda: layers.ProductKeyMemory(E, 4, 2, 3), rows()),
+    Case("SlotAttention", lambda: layers.SlotAttention(E, 3), padded_rows()),
 ]
 every_layer = pytest.mark.parametrize("case", CASES, ids=str)
 #: Layers that return masks, with arguments; in the table they sit inside an attention.
@@ -339,17 +413,8 @@ def trained(run: Any, layer: nn.Module, case: Case, B: int, L: int) -> list[Tens
     return [*found, *(torch.zeros_like(x) if x.grad is None else x.grad for x in (*leaves, *layer.parameters()))]
 
 
-#: Layers that are compiled as samples alone (test_layers.py), at one size.
-OF_ONE_SIZE = {
-    "AgentAttention", "AttentionFree", "AttentionResidual", "CoordinateAttention", "CrissCrossAttention",
-    "CrossCovarianceAttention", "DeepSeekSparseAttention", "DeformableAttention", "DeltaNet", "EfficientAttention",
-    "ExternalAttention", "ForgettingAttention", "GatedAttentionPooling", "GatedCrossAttention", "GatedDeltaNet",
-    "GatedLinearAttention", "GlobalContext", "GraphAttention", "HGRN2", "HopfieldAttention", "KimiDeltaAttention",
-    "LSHAttention", "LightningAttention", "LightningIndexer", "LinformerAttention", "Mamba2", "MixtureOfBlockAttention",
-    "MultiheadLatentAttention", "NativeSparseAttention", "NystromAttention", "PerceiverAttention", "PerceiverResampler",
-    "PerformerAttention", "PointTransformerAttention", "ProductKeyMemory", "RWKV6Attention",
-    "RWKV7Attention", "Retention", "ShortConvolution", "SlotAttention",
-}  # fmt: skip
+#: Layers that are compiled as samples alone (test_layers.py), at one size, and why.
+OF_ONE_SIZE: dict[str, str] = {}
 
 
 def test_every_layer_is_in_the_table() -> None:

@@ -265,7 +265,7 @@ class Batcher:
 
     def _read_prefix(self) -> list[tuple[Tensor, Tensor] | None]:
         if not self.prefix:
-            return [None] * len(self.model.blocks)
+            return [None] * len(self.model.owners)
         caches = self.model.caches(len(self.prefix))
         with torch.inference_mode(), evaluating(self.model):
             self.model.features(torch.tensor([self.prefix], device=self.device), caches=caches)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from regard import masks
 from regard._utils.errors import described, rejected, unknown_name
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
-from regard.nn import KVCache, LinearCache
+from regard.nn import KeysValues, KVCache, LinearCache
 from regard.nn.linear.self_attention import FEATURE_MAPS
 from regard_lab._options import option
 from regard_lab.models.attending import LARGEST, size, vocabulary_scores
@@ -54,6 +54,10 @@ class DecoderLMConfig(LanguageConfig):
     attention: str = option("softmax", f"kinds of attention of the layers, repeated in this order, with commas between "
                             f"them: {', '.join(MIXERS)}", short="Kinds of attention of the layers, repeated in this "
                             "order, with commas between them.")  # fmt: skip
+    #: Brandon 2024, arXiv 2405.12981; Sun 2024, arXiv 2405.05254.
+    share_keys_values: str = option("1", "consecutive softmax layers that share the keys and values of the first of "
+                                    "them; or for each layer, with commas, the layer whose it reads, from 0",
+                                    short="Consecutive softmax layers that share keys and values.")  # fmt: skip
     #: Katharopoulos 2020, arXiv 2006.16236.
     feature_map: str = option("none", "of queries and keys in linear attention, whose weights are products of "
                               "features, as all softmax layers then are", choices=("none", *FEATURE_MAPS))  # fmt: skip
@@ -69,6 +73,10 @@ class DecoderLMConfig(LanguageConfig):
     recurrent_value_width: int | None = size(None, "width of a value in layers with a state")
     recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
     convolution: int = size(4, "steps that the short convolution of layers with a state reads", 1 << 10)
+    #: DeepSeek-AI 2025, arXiv 2512.02556.
+    keys_chosen: int = size(2048, "keys that a query of dsa sees", 1 << 24)
+    index_heads: int = size(4, "heads of the indexer that chooses keys in dsa")
+    index_width: int | None = size(None, "width of such a head; that of an attention's head by default")
     block: int = size(64, "keys of a block in moba and nsa", 1 << 20)
     blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included; 3 or more in nsa", 1 << 20)
     #: Grazzi 2024, arXiv 2411.12537.
@@ -93,6 +101,10 @@ class DecoderLMConfig(LanguageConfig):
     def __post_init__(self) -> None:
         if isinstance(self.attention, list | tuple) and all(isinstance(each, str) for each in self.attention):
             object.__setattr__(self, "attention", ",".join(self.attention))
+        shared: Any = self.share_keys_values
+        shared = [shared] if type(shared) is int else shared
+        if isinstance(shared, list | tuple) and all(type(each) is int for each in shared):
+            object.__setattr__(self, "share_keys_values", ",".join(map(str, shared)))
         super().__post_init__()
 
     def check(self) -> None:
@@ -110,12 +122,16 @@ class DecoderLMConfig(LanguageConfig):
         usual: dict[str, Any] = {"window": None} if states or any(each.causal for each in mixers) else {}
         if not any(each.scores for each in mixers):
             usual |= {"score": "scaled_dot", "normalizer": "softmax", "qk_norm": "none", "output_gate": False}
-            usual |= {} if "mla" in self.kinds else {"attention_dropout": 0.0}
+            usual |= {} if {"mla", "dsa"} & set(self.kinds) else {"attention_dropout": 0.0}
         for name, value in usual.items():
             if getattr(self, name) != value:
                 what = "linear attention" if self.feature_map != "none" else f"attention {self.attention!r}"
                 raise self.refused(name, f"be {value!r} in {what}, which has none", getattr(self, name))
-        if "mla" in self.kinds and self.positions == "rotary" and self.latent_shared_width not in (0, self.head):
+        if (
+            {"mla", "dsa"} & set(self.kinds)
+            and self.positions == "rotary"
+            and self.latent_shared_width not in (0, self.head)
+        ):
             expected = f"be 0 with rotary positions, where it is a head's, {self.head}"
             raise self.refused("latent_shared_width", expected, self.latent_shared_width)
         if self.positions == "alibi" and (owner := next((each for each in mixers if each.causal), None)):
@@ -136,9 +152,38 @@ class DecoderLMConfig(LanguageConfig):
             if shape != ("rotary", 1.0, self.width):
                 expected = "be 'rotary' with retention, whose heads all of width E/H turn as a whole"
                 raise self.refused("positions", expected, repr(self.positions))
+        self._check_shared()
         for i, kind in enumerate(self.kinds):
             if kind not in self.kinds[:i] and kind != "softmax":
                 meta(self, kind, i)  # raises where its sizes contradict each other
+
+    def _check_shared(self) -> None:
+        """Raise unless the layers that share keys and values can."""
+        given = self.share_keys_values.split(",")
+        if not all(each.isascii() and each.isdigit() for each in given) or given == ["0"]:
+            raise self.refused("share_keys_values", "be a number of layers, or the indices of layers", repr(given))
+        if len(given) not in (1, self.layers):
+            expected = f"be one number, or one for each of {self.layers} layers"
+            raise self.refused("share_keys_values", expected, repr(self.share_keys_values))
+        for i, source in enumerate(self.sources):
+            if source > i or self.sources[source] != source:
+                expected = f"name for layer {i} itself or an earlier layer with keys of its own"
+                raise self.refused("share_keys_values", expected, source)
+            if source != i and not (MIXERS[self.kinds[i]].scores and MIXERS[self.kinds[source]].scores):
+                expected = f"be '1' unless layers that share are of kind softmax or order1 (layer {i})"
+                raise self.refused("share_keys_values", expected, repr(self.share_keys_values))
+
+    @cached_property
+    def sources(self) -> Sequence[int]:
+        """The layer whose keys and values each layer reads, itself if they are its own."""
+        given = tuple(map(int, self.share_keys_values.split(",")))
+        if len(given) == self.layers > 1:
+            return given
+        found: list[int] = []
+        for i, kind in enumerate(self.kinds):  # a run of layers of one kind begins with keys of its own
+            first = found[-1] if found and MIXERS[kind].scores and self.kinds[i - 1] == kind else i
+            found.append(first if i - first < given[0] else i)
+        return tuple(found)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -242,6 +287,8 @@ class DecoderLM(BlockStack):
             Block(config, places[i], mixer.build(config, i), experts(config) if config.sparse[i] else None)
             for i, mixer in enumerate(self.mixers)
         ]
+        #: Layers with keys and values of their own, or a state, in the order of caches.
+        self.owners = [i for i, source in enumerate(config.sources) if source == i]
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.norm = norm(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
@@ -295,6 +342,8 @@ class DecoderLM(BlockStack):
         caches: Sequence[KVCache | SlotCache | LinearCache] | None = None,
         aux: list[Aux] | None = None,
         return_aux: AuxRequest | None = None,
+        losses: list[Tensor] | None = None,
+        index_loss: Literal["selected", "all"] | None = None,
     ) -> Tensor:
         """Return the final hidden states (B, L, E), the input of :meth:`logits`; arguments as in :meth:`forward`.
 
@@ -304,6 +353,10 @@ class DecoderLM(BlockStack):
             Receives the requested auxiliary outputs, one entry per layer.
         return_aux : AuxRequest, optional
             Auxiliary outputs to compute in each layer's attention.
+        losses : list of Tensor, optional
+            Receives the losses () of the indexers, one for each layer of kind dsa.
+        index_loss : {"selected", "all"}, optional
+            Which keys these losses cover: see :class:`regard.nn.DeepSeekSparseAttention`.
         """
         self._check(tokens, caches)
         cache = None if caches is None else caches[0]
@@ -317,13 +370,23 @@ class DecoderLM(BlockStack):
             seen = self._masks(self._whole(tokens.shape[1]), before, mask, caches)
         x = self.dropout(self.positions(embedded(self.embedding, tokens), at))
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
-        if return_aux is not None and (silent := next((each for each in self.mixers if each.causal), None)):
+        if return_aux is not None and (
+            silent := next((each for each in self.mixers if each.causal or each.indexed), None)
+        ):
             raise rejected("DecoderLM", "return_aux", f"be None with {silent.text}", return_aux)
-        for i, (block, mixer) in enumerate(zip(self.blocks, self.mixers)):
-            cache = None if caches is None else caches[i]
-            x, found = block(x, self._seen(mixer, seen, slots), rotation if mixer.rotary else None, cache, return_aux)
-            if aux is not None and found is not None:
-                aux.append(found)
+        own = dict(zip(self.owners, [None] * len(self.owners) if caches is None else caches))
+        shared: dict[int, KeysValues] = {}
+        for i, (block, mixer, source) in enumerate(zip(self.blocks, self.mixers, self.config.sources)):
+            how = (self._seen(mixer, seen, slots), rotation if mixer.rotary else None, own.get(i), return_aux)
+            loss = index_loss if mixer.indexed else None
+            made = block(x, *how, shared.get(source), self.config.sources.count(i) > 1, loss)
+            x = made.rows
+            if made.keys is not None:
+                shared[i] = made.keys
+            if aux is not None and made.aux is not None:
+                aux.append(made.aux)
+            if losses is not None and made.loss is not None:
+                losses.append(made.loss)
         return self.norm(x)
 
     def pool(self, rows: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -344,6 +407,8 @@ class DecoderLM(BlockStack):
     def caches(self, capacity: int | None = None, *, sliding: bool = False) -> list[Any]:
         """Return an empty cache for each layer: :class:`KVCache`, or :class:`LinearCache` for a layer with a state.
 
+        Layers that read the keys and values of another layer have none.
+
         Parameters
         ----------
         capacity : int, optional
@@ -354,17 +419,17 @@ class DecoderLM(BlockStack):
         kept: dict[str, Any] = {}
         if sliding and self.slides:
             kept = {"window": self.config.window, "sinks": self.config.sinks}
-        return [LinearCache() if mixer.state else KVCache(capacity, **kept) for mixer in self.mixers]
+        return [LinearCache() if self.mixers[i].state else KVCache(capacity, **kept) for i in self.owners]
 
     def slot_caches(self, slots: Slots, prefixes: Sequence[tuple[Tensor, Tensor] | None] | None = None) -> list[Any]:
         """Return a cache for each layer that holds one sequence per slot.
 
         ``prefixes`` holds, for each layer, the keys and values of a prefix that all sequences share, or None.
         """
-        prefixes = prefixes or [None] * len(self.blocks)
+        prefixes = prefixes or [None] * len(self.owners)
         return [
-            LinearSlotCache(slots) if mixer.state else SlotCache(slots, each)
-            for mixer, each in zip(self.mixers, prefixes)
+            LinearSlotCache(slots) if self.mixers[i].state else SlotCache(slots, each)
+            for i, each in zip(self.owners, prefixes)
         ]
 
     @property
@@ -413,7 +478,7 @@ class DecoderLM(BlockStack):
     def _masks(self, length: int, before: int, mask: MaskLike | None, caches: Sequence[Any] | None) -> Masks:
         """Return the masks for ``length`` new tokens after ``before`` cached ones."""
         given = None if mask is None else masks.as_mask(mask)
-        scored = [i for i, mixer in enumerate(self.mixers) if not mixer.state]
+        scored = [place for place, i in enumerate(self.owners) if not self.mixers[i].state]
         if not scored:
             return {True: given, False: None}
         return {True: given, False: self._mask(length, before, given, None if caches is None else caches[scored[0]])}
@@ -440,8 +505,8 @@ class DecoderLM(BlockStack):
     def _check(self, tokens: Tensor, caches: Sequence[KVCache | SlotCache | LinearCache] | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
             raise rejected("DecoderLM", "tokens", "be an integer tensor (B, L)", described(tokens))
-        if caches is not None and len(caches) != len(self.blocks):
-            expected = f"hold one KVCache for each of {len(self.blocks)} layers"
+        if caches is not None and len(caches) != len(self.owners):
+            expected = f"hold one KVCache for each of {len(self.owners)} layers with keys of their own"
             raise rejected("DecoderLM", "caches", expected, len(caches))
         if caches is not None and self.context is not None:
             raise rejected("DecoderLM", "caches", "be None if a context splits the sequence", len(caches))

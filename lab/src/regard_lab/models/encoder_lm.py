@@ -191,7 +191,7 @@ class EncoderLM(BlockStack):
         rotation = None if self.rotary is None else self.rotary.rotation(at, x.dtype)
         shown = self._mask(attention_mask, mask)
         for i in range(self.config.layers):
-            x, found = self.blocks[i % len(self.blocks)](x, shown, rotation, None, return_aux)
+            x, found, *_ = self.blocks[i % len(self.blocks)](x, shown, rotation, None, return_aux)
             if aux is not None and found is not None:
                 aux.append(found)
         return self.norm(x)

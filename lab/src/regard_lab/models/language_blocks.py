@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from regard._utils.errors import rejected, unknown_name
 from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
-from regard.nn import FeedForward, KVCache, LinearCache, Rotary, SinusoidalPositions
+from regard.nn import FeedForward, KeysValues, KVCache, LinearCache, Rotary, SinusoidalPositions
 from regard.nn.heads.self_attention import SequenceContext
 from regard.nn.positions.rotary import Rotation
 from regard.nn.positions.rotary_scaling import RotaryScaling
@@ -114,6 +114,11 @@ class LanguageConfig(Options, ABC):
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
+    def sources(self) -> Sequence[int]:
+        """The layer whose keys and values each layer reads."""
+        return range(self.layers)
+
+    @property
     def hidden(self) -> int:
         """Width F of the hidden layers."""
         if self.feedforward is not None:
@@ -142,6 +147,27 @@ class LanguageConfig(Options, ABC):
 
 #: Standard deviation of initial weights and embeddings (Radford 2019).
 STD = 0.02
+
+
+#: What a block returns, by the argument of the attention that requests it, in the order of answers.
+_FIELDS = {"return_aux": "aux", "return_keys": "keys", "loss": "loss"}
+
+
+class BlockOutput(NamedTuple):
+    """What a block returns.
+
+    Attributes
+    ----------
+    rows : Tensor (B, L, E)
+        The new hidden states.
+    aux, keys, loss : optional
+        What was requested of the attention: auxiliary outputs, its keys and values, the loss of its indexer.
+    """
+
+    rows: Tensor
+    aux: Aux | None = None
+    keys: KeysValues | None = None
+    loss: Tensor | None = None
 
 
 class Block(nn.Module):
@@ -198,31 +224,48 @@ class Block(nn.Module):
         rotation: Rotation | None,
         cache: KVCache | SlotCache | LinearCache | None = None,
         return_aux: AuxRequest | None = None,
-    ) -> tuple[Tensor, Aux | None]:
-        """Return the new hidden states (B, L, E), and the requested auxiliary outputs of the attention."""
+        keys: KeysValues | None = None,
+        return_keys: bool = False,
+        loss: str | None = None,
+    ) -> BlockOutput:
+        """Return the new hidden states, and what is requested of the attention.
+
+        ``keys`` are those of another layer, which the attention reads if it has none of its own; ``loss`` is the
+        argument of :class:`regard.nn.DeepSeekSparseAttention`.
+        """
+        how = (x, mask, rotation, cache, return_aux, keys, return_keys, loss)
         if self.checkpoints and cache is None and return_aux is None and torch.is_grad_enabled():
             # Checkpoint inside the module, so that FSDP gathers its parameters in both passes.
-            outcome: tuple[Tensor, Aux | None] = checkpoint(self._run, x, mask, rotation, use_reentrant=False)
+            outcome: BlockOutput = checkpoint(self._run, *how, use_reentrant=False)
             return outcome
-        return self._run(x, mask, rotation, cache, return_aux)
+        return self._run(*how)
 
     def _run(
         self,
         x: Tensor,
         mask: MaskLike | None,
         rotation: Rotation | None,
-        cache: KVCache | SlotCache | LinearCache | None = None,
-        return_aux: AuxRequest | None = None,
-    ) -> tuple[Tensor, Aux | None]:
+        cache: KVCache | SlotCache | LinearCache | None,
+        return_aux: AuxRequest | None,
+        keys: KeysValues | None,
+        return_keys: bool,
+        loss: str | None,
+    ) -> BlockOutput:
         read = self.attention_norm(x) if self.place == "before" else x
-        asked = {} if return_aux is None else {"return_aux": return_aux}  # some kinds of attention return none
-        added: Any = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
-        added, aux = (added, None) if return_aux is None else added
+        # What some kinds of attention do not know is passed only where it is requested.
+        asked: dict[str, Any] = {"return_aux": return_aux, "return_keys": return_keys or None, "loss": loss}
+        asked = {name: each for name, each in asked.items() if each is not None}
+        if keys is None:
+            found: Any = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
+        else:
+            found = self.attention(read, keys, mask, rotation=rotation, **asked)
+        added, *rest = found if isinstance(found, tuple) else (found,)
+        given = {_FIELDS[name]: each for name, each in zip(asked, rest, strict=True)}
         x = self._sum(x, added, self.attention_norm)
-        if self.feed_forward is None or self.feed_forward_norm is None:
-            return x, aux
-        read = self.feed_forward_norm(x) if self.place == "before" else x
-        return self._sum(x, self.feed_forward(read), self.feed_forward_norm), aux
+        if self.feed_forward is not None and self.feed_forward_norm is not None:
+            read = self.feed_forward_norm(x) if self.place == "before" else x
+            x = self._sum(x, self.feed_forward(read), self.feed_forward_norm)
+        return BlockOutput(x, **given)
 
     def _sum(self, x: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
         """Return the sum of rows and what is added to them, with the norm of either."""

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from regard.nn import (
     HGRN2,
+    CrossLayerAttention,
+    DeepSeekSparseAttention,
     DeltaNet,
     DifferentialAttention,
     ForgettingAttention,
@@ -60,6 +62,8 @@ class Mixer:
         Whether the config's score, normalizer, window and dropout of weights are its own.
     causal : bool
         Whether it has scores and makes its causal mask itself. It then takes no other mask, and returns no aux.
+    indexed : bool
+        Whether an indexer chooses keys, which learns from a loss of its own. It returns no aux.
     """
 
     build: Callable[[DecoderLMConfig, int], nn.Module]
@@ -68,11 +72,13 @@ class Mixer:
     rotary: bool = False
     scores: bool = False
     causal: bool = False
+    indexed: bool = False
 
 
-def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAttention:  # noqa: ARG001
+def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAttention:
     """Return self-attention with the config's score and normalizer, and its norms and gate."""
-    made = SelfAttention(
+    shares = config.sources[layer] != layer  # the keys and values of another layer
+    made = (CrossLayerAttention if shares else SelfAttention)(
         config.width,
         config.heads,
         **_projections(config),
@@ -85,7 +91,7 @@ def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAtten
         qk_norm=None if config.qk_norm == "none" else "rms",
         output_gate="channel" if config.output_gate else None,
     )
-    for name, count in (("query", config.heads), ("key", config.groups)):
+    for name, count in (("query", config.heads),) if shares else (("query", config.heads), ("key", config.groups)):
         if config.qk_norm == "head":
             setattr(made.qk_norm, name, norm(config, config.head))
         elif config.qk_norm == "all":
@@ -111,19 +117,32 @@ def _projections(config: LanguageConfig) -> dict[str, Any]:
     }
 
 
-def _latent(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+def _latents(config: DecoderLMConfig) -> dict[str, Any]:
     turning = rotary(config)
-    return MultiheadLatentAttention(
+    return {
+        "latent_dim": config.latent_width or 4 * config.head,
+        "head_dim": config.head,
+        "value_dim": config.value_width,
+        "rotary": turning,
+        "rotary_dim": config.latent_shared_width if turning is None else config.head,
+        "query_latent_dim": config.latent_query_width,
+        "bias": config.bias if config.qkv_bias is None else config.qkv_bias,
+        "dropout": config.attention_dropout,
+    }
+
+
+def _latent(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return MultiheadLatentAttention(config.width, config.heads, **_latents(config))
+
+
+def _indexed(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return DeepSeekSparseAttention(
         config.width,
         config.heads,
-        latent_dim=config.latent_width or 4 * config.head,
-        head_dim=config.head,
-        value_dim=config.value_width,
-        rotary=turning,
-        rotary_dim=config.latent_shared_width if turning is None else config.head,
-        query_latent_dim=config.latent_query_width,
-        bias=config.bias if config.qkv_bias is None else config.qkv_bias,
-        dropout=config.attention_dropout,
+        index_heads=config.index_heads,
+        index_dim=config.index_width or config.head,
+        topk=config.keys_chosen,
+        **_latents(config),
     )
 
 
@@ -237,6 +256,7 @@ MIXERS: Mapping[str, Mixer] = {
     "linear": Mixer(_linear, "linear attention with feature_map"),
     "delta": Mixer(_delta, "DeltaNet"),
     "differential": Mixer(_differential, "differential attention", state=False, rotary=True),
+    "dsa": Mixer(_indexed, "DeepSeek sparse attention (DSA)", state=False, rotary=True, indexed=True),
     "fox": Mixer(_forgetting, "forgetting attention (FoX)", state=False, rotary=True, causal=True),
     "gated-delta": Mixer(_gated_delta, "Gated DeltaNet"),
     "gated-linear": Mixer(_gated_linear, "gated linear attention (GLA)"),

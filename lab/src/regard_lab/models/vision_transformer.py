@@ -230,7 +230,7 @@ class VisionTransformer(nn.Module):
         x = self.dropout(self._placed(x, grid))
         mask = self._window(grid, x.device)
         for block in self.blocks:
-            x, found = block(x, mask, None, None, return_aux)
+            x, found, *_ = block(x, mask, None, None, return_aux)
             if aux is not None and found is not None:
                 aux.append(found)
         return self.norm(x)

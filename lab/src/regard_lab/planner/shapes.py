@@ -213,6 +213,8 @@ def shape_of(config: object, name: str = "model") -> Shape:  # noqa: ARG001
 @shape_of.register
 def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     E, N = config.width, config.vocabulary
+    if len(set(config.sources)) < config.layers:
+        raise rejected("plan", "share_keys_values", "be '1': shared keys are not planned", config.share_keys_values)
     counts = Counter(zip(config.kinds, config.sparse))
     stacks = tuple(Stack(_decoder_layer(config, *kind), count) for kind, count in counts.items())
     rest = [Weight("embeddings", (N, E)), *_positions(config, config.max_length, E), *_norm(config, E)]

@@ -143,7 +143,7 @@ class MixtureOfBlockAttention(BlockAttention):
         N = means.shape[2]
         k = min(self.topk - 1, N)
         blocks, found = torch.arange(N, device=query.device), []
-        for first, last in self._tiles(query.shape[2], key.shape[2], len(query)):
+        for first, last in self._tiles(query.shape[2], key.shape[2], query.shape[0]):
             scores = _grouped(query[:, :, first:last], means)
             scores = scores.masked_fill(blocks >= own[first:last, None], -torch.inf)
             best = scores.topk(k, -1)
@@ -249,7 +249,7 @@ class NativeSparseAttention(BlockAttention):
         attend = partial(attention, enable_gqa=True, engine=self.engine)
         keys, values = self._means(key), self._means(value)
         ended = (self._places(query, key) + 1) // self.block_size  # blocks that ended, (L,)
-        compressed = attend(query, keys, values, masks.padding(ended.expand(len(query), -1)))
+        compressed = attend(query, keys, values, masks.padding(ended.expand(query.shape[0], -1)))
         chosen = masks.selected(self.chosen(query, key, keys, ended), self.block_size)
         selected = attend(query, key, value, chosen & visible)
         near = masks.window(self.window - 1, 0, align="lower_right")
@@ -263,7 +263,7 @@ class NativeSparseAttention(BlockAttention):
         N, G = -(-key.shape[2] // self.block_size), key.shape[1]
         blocks, found, k = torch.arange(N, device=query.device), [], min(self.num_blocks, N)
         places = self._places(query, key)
-        for first, last in self._tiles(query.shape[2], key.shape[2], len(query)):
+        for first, last in self._tiles(query.shape[2], key.shape[2], query.shape[0]):
             past, own = ended[first:last, None], places[first:last, None] // self.block_size
             scores = F.pad(_grouped(query[:, :, first:last], means) * self.head_dim**-0.5, (0, N - means.shape[2]))
             scores = scores.masked_fill(blocks >= past, -torch.inf).softmax(-1).nan_to_num(0.0)
@@ -272,7 +272,7 @@ class NativeSparseAttention(BlockAttention):
             forced = (blocks == 0) | (blocks == own) | (blocks == own - 1)
             best = torch.where(forced, 2.0, shared).topk(k, -1)  # above every mean of weights
             found.append(best.indices.masked_fill(best.values < 0, -1))
-        return torch.cat(found, 2) if found else blocks.new_zeros(len(query), G, query.shape[2], k)
+        return torch.cat(found, 2) if found else blocks.new_zeros(query.shape[0], G, query.shape[2], k)
 
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""

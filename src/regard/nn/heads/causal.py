@@ -81,7 +81,7 @@ class CausalSelfAttention(GroupedProjections):
         if valid_lens is not None:
             if cache is not None:
                 raise rejected(name, "valid_lens", "be None with a cache", described(valid_lens))
-            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, len(x)))
+            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, x.shape[0]))
             visible = visible & masks.padding(valid_lens)
         before, turn = 0 if cache is None else len(cache), None
         if self.rotary is not None:
@@ -130,5 +130,5 @@ def appended(cache: StepCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     key, value = cache.append(key, value)
     if cache.prefix is None:
         return key, value
-    first_key, first_value = (each.expand(len(key), -1, -1, -1) for each in cache.prefix)
+    first_key, first_value = (each.expand(key.shape[0], -1, -1, -1) for each in cache.prefix)
     return torch.cat((first_key, key), 2), torch.cat((first_value, value), 2)

@@ -77,9 +77,10 @@ def qk_clip_(layer: nn.Module, max_scores: Tensor, threshold: float = 100.0) -> 
         _scale_rows(layer.key_value, torch.cat((half.expand(-1, layer.head_dim), values), 1).flatten())
         return gamma
     groups, width = layer.num_kv_heads, layer.head_dim
-    alone = groups == layer.num_heads
+    alone = groups == layer.num_heads and layer.rows[1] > 0
     queries = gamma.sqrt() if alone else gamma
     factors = torch.cat((queries, queries if alone else gamma.new_ones(groups), gamma.new_ones(groups)))
+    factors = factors if layer.rows[1] else queries  # keys that are another layer's stay
     _scale_rows(layer.qkv, factors.repeat_interleave(width))
     return gamma
 

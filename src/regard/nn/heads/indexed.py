@@ -157,12 +157,12 @@ class LightningIndexer(Layer):
         found = []
         for first, last in _tiles(L, S * self.num_heads):
             scores = self.scores(queries[:, :, first:last], weights[:, :, first:last], keys)
-            visible = _visible(mask, len(queries), heads, first, last, S, scores.device)
+            visible = _visible(mask, queries.shape[0], heads, first, last, S, scores.device)
             if visible is not None:
                 scores = scores.masked_fill(~visible, -torch.inf)
             best = scores.topk(min(self.topk, S), -1)
             found.append(best.indices.masked_fill(best.values == -torch.inf, -1).to(torch.int32))
-        return torch.cat(found, 1) if found else queries.new_zeros(len(queries), 0, min(self.topk, S)).int()
+        return torch.cat(found, 1) if found else queries.new_zeros(queries.shape[0], 0, min(self.topk, S)).int()
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -337,7 +337,7 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
             if is_causal:
                 causal = masks.causal(align="upper_left")
                 mask = causal if mask is None else mask & causal
-            extent = Extent(len(x), self.num_heads, x.shape[1], rows.shape[2])
+            extent = Extent(x.shape[0], self.num_heads, x.shape[1], rows.shape[2])
             bound = None if mask is None else mask.bind(extent, x.device)
             indices = self.indexer.chosen(asked, weights, offered, bound, self.num_heads)
             heads = self._attend_to(query, rows, indices, mask)

@@ -77,9 +77,12 @@ class QueryKeyNorm(Layer):
         """Return normalized queries (B, H, L, D) and keys (B, G, S, D)."""
         query = floats(self, "query", query, "B", "H", "L", self.head_dim)
         key = floats(self, "key", key, "B", "G", "S", self.head_dim)
-        if self.query is None or self.key is None:
-            return unit_rows(query), unit_rows(key)
-        return _in_wider(self.query, query), _in_wider(self.key, key)
+        normed = unit_rows(key) if self.key is None else _in_wider(self.key, key)
+        return self.of_queries(query), normed
+
+    def of_queries(self, query: Tensor) -> Tensor:
+        """Return normalized queries (B, H, L, D)."""
+        return unit_rows(query) if self.query is None else _in_wider(self.query, query)
 
     def reset_parameters(self) -> None:
         """Reset the factors to 1."""

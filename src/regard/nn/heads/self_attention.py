@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Protocol, get_args, overload
+from typing import Any, Literal, NamedTuple, Protocol, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -194,6 +194,22 @@ class SplitProjection(nn.Module):
 # Self-attention -------------------------------------------------------------------------------------------------------
 
 
+class KeysValues(NamedTuple):
+    """Keys and values of all rows that queries may see, for layers that share them.
+
+    Attributes
+    ----------
+    key, value : Tensor (B, G, S, D)
+        With norms and positions.
+    prefix : (Tensor, Tensor), optional
+        Those (1, G, P, D) of a prefix that all sequences share.
+    """
+
+    key: Tensor
+    value: Tensor
+    prefix: tuple[Tensor, Tensor] | None = None
+
+
 #: How much of the own value is removed.
 Exclusive = Literal["fixed", "learned"]
 
@@ -351,9 +367,11 @@ class SelfAttention(PartLayer, GroupedProjections):
         self.reset_parameters()
 
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: None = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: None = ..., return_keys: Literal[False] = ...) -> Tensor: ...  # noqa: E501  # fmt: skip
     @overload
-    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: AuxRequest) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: AuxRequest, return_keys: Literal[False] = ...) -> tuple[Tensor, Aux]: ...  # noqa: E501  # fmt: skip
+    @overload
+    def forward(self, x: Tensor, attn_mask: MaskLike | None = ..., *, is_causal: bool = ..., rotation: Rotation | None = ..., first_values: Tensor | None = ..., cache: StepCache | None = ..., return_aux: AuxRequest | None = ..., return_keys: Literal[True]) -> tuple[Any, ...]: ...  # noqa: E501  # fmt: skip
     def forward(
         self,
         x: Tensor,
@@ -364,8 +382,9 @@ class SelfAttention(PartLayer, GroupedProjections):
         first_values: Tensor | None = None,
         cache: StepCache | None = None,
         return_aux: AuxRequest | None = None,
-    ) -> Tensor | tuple[Tensor, Aux]:
-        """Return rows (B, L, E), and the requested auxiliary outputs.
+        return_keys: bool = False,
+    ) -> Tensor | tuple[Any, ...]:
+        """Return rows (B, L, E), the auxiliary outputs if requested, and keys and values if requested.
 
         Parameters
         ----------
@@ -382,39 +401,58 @@ class SelfAttention(PartLayer, GroupedProjections):
             Keys and values of earlier steps; those of ``x`` are appended.
         return_aux : AuxRequest, optional
             Auxiliary outputs to return, per head.
+        return_keys : bool, default False
+            Whether to also return the :class:`KeysValues` that queries were compared with, the cached ones included,
+            for :class:`CrossLayerAttention` in later layers.
         """
-        name = type(self).__name__
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if cache is not None and self.context is not None:
-            raise rejected(name, "cache", "be None under context parallelism", cache)
+            raise rejected(type(self).__name__, "cache", "be None under context parallelism", cache)
         before = 0 if cache is None else len(cache)
-        if self.rotary is not None and rotation is None:
-            length = before + x.shape[1] if self.context is None else x.shape[1] * self.context.size
-            if self.context is None:
-                steps = torch.arange(before, length, device=x.device)
-            else:
-                steps = self.context.positions(length, x.device)
-            rotation = self.rotary.rotation(steps, x.dtype, length)
-        q, k, v = self._projected(x, rotation)
+        q, k, v = self._projected(x, self._rotation(x, rotation, before))
         v = own = self._mixed(v, first_values)
         if cache is not None:
             k, v = cache.append(k, v)
+        keys = KeysValues(k, v, None if cache is None else cache.prefix)
         try:
-            prefix = None if cache is None else cache.prefix
-            if self._is_plain_step(q, attn_mask, is_causal, return_aux):
-                output: Any = _step(q, k, v, attn_mask, prefix)
-            else:
-                if prefix is not None:
-                    k, v = (torch.cat([first.expand(len(x), -1, -1, -1), own], 2) for first, own in zip(prefix, (k, v)))
-                    if isinstance(attn_mask, Tensor):  # it does not cover the prefix
-                        attn_mask = F.pad(attn_mask, (prefix[0].shape[2], 0), value=True)
-                output = self._attend(q, k, v, attn_mask, is_causal, return_aux)
+            output = self._read(q, keys, attn_mask, is_causal, return_aux)
         except BaseException:
             if cache is not None:  # undo the append, so that the call can be retried
                 with suppress(ValueError):  # impossible in a full window, which was overwritten
                     cache.truncate(before)
             raise
-        heads, aux = (output, None) if return_aux is None else output
+        found = self._returned(output, own, x, return_aux)
+        if not return_keys:
+            return found
+        return (*found, keys) if isinstance(found, tuple) else (found, keys)
+
+    def _rotation(self, x: Tensor, rotation: Rotation | None, before: int) -> Rotation | None:
+        """Return the rotation of rows (B, L, E) that so many others come before."""
+        if self.rotary is None or rotation is not None:
+            return rotation
+        length = before + x.shape[1] if self.context is None else x.shape[1] * self.context.size
+        if self.context is None:
+            steps = torch.arange(before, length, device=x.device)
+        else:
+            steps = self.context.positions(length, x.device)
+        return self.rotary.rotation(steps, x.dtype, length)
+
+    def _read(
+        self, q: Tensor, keys: KeysValues, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
+    ) -> Any:
+        """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
+        k, v, prefix = keys
+        if self._is_plain_step(q, mask, is_causal, request):
+            return _step(q, k, v, mask, prefix)
+        if prefix is not None:
+            k, v = (torch.cat([first.expand(q.shape[0], -1, -1, -1), own], 2) for first, own in zip(prefix, (k, v)))
+            if isinstance(mask, Tensor):  # it does not cover the prefix
+                mask = F.pad(mask, (prefix[0].shape[2], 0), value=True)
+        return self._attend(q, k, v, mask, is_causal, request)
+
+    def _returned(self, output: Any, own: Tensor, x: Tensor, request: AuxRequest | None) -> Any:
+        """Return rows (B, L, E), and the requested auxiliary outputs."""
+        heads, aux = (output, None) if request is None else output
         rows: Tensor = self.out(self._finished(heads, own, x).transpose(1, 2).flatten(2))
         return rows if aux is None else (rows, aux)
 
@@ -436,7 +474,10 @@ class SelfAttention(PartLayer, GroupedProjections):
                 q, k = self.qk_norm(q, k)
             if self.rotary is not None and rotation is not None:
                 q, k = self.rotary.turn(q, rotation), self.rotary.turn_keys(k, rotation)
-        return q if self.score_scale is None else q * self.score_scale.to(q.dtype).view(-1, 1, 1), k, v
+        return self._scaled(q), k, v
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        return q if self.score_scale is None else q * self.score_scale.to(q.dtype).view(-1, 1, 1)
 
     def _mixed(self, v: Tensor, first: Tensor | None) -> Tensor:
         """Return values (B, G, L, D), mixed with those of the first layer."""

@@ -153,7 +153,7 @@ class GlobalContext(Layer):
         """Return the image (B, C, H, W) plus its context, and the weights (B, H, W) of pixels if ``return_map``."""
         x = image(self, "x", x, self.channels)
         rows = places(x).unsqueeze(1)  # (B, 1, N, C)
-        query = self.score.weight.to(rows.dtype).expand(len(x), 1, 1, -1)
+        query = self.score.weight.to(rows.dtype).expand(x.shape[0], 1, 1, -1)
         wanted = AuxRequest(weights=True) if return_map else None
         answer = attention(query, rows, rows, scale=1.0, engine=self.engine, return_aux=wanted)
         context = answer if isinstance(answer, Tensor) else answer[0]
@@ -162,4 +162,4 @@ class GlobalContext(Layer):
         if isinstance(answer, Tensor):
             return output
         assert answer[1].weights is not None, "requested"
-        return output, answer[1].weights.view(len(x), *x.shape[2:])
+        return output, answer[1].weights.view(x.shape[0], *x.shape[2:])

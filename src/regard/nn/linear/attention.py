@@ -13,6 +13,7 @@ from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn._base import Layer, sequences
+from regard.nn.linear.operator import recur
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
@@ -22,7 +23,6 @@ from regard.nn.linear.recurrence import (
     inputs,
     options,
     real_rows,
-    recurrence,
     zero_padding,
 )
 from regard.nn.linear.steps import Steps
@@ -125,7 +125,7 @@ def linear_attention(
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
             matrix = torch.cat([matrix, normalizer.unsqueeze(-1)], -1)
         if is_causal:
-            output, matrix = recurrence(Steps(query, key, value, resets=starts), matrix, form=form, chunk=chunk)
+            output, matrix = recur(Steps(query, key, value, resets=starts), matrix, form=form, chunk=chunk)
         else:
             output, matrix = _both_ways(query, key, value, matrix, form)
         if normalizer is not None:

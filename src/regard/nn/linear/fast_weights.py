@@ -11,6 +11,7 @@ from regard._utils.constraints import OneOf, floats
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.nn.linear.attention import ProjectedHeads
+from regard.nn.linear.operator import recur
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
@@ -18,7 +19,6 @@ from regard.nn.linear.recurrence import (
     initial,
     inputs,
     options,
-    recurrence,
     zero_padding,
 )
 from regard.nn.linear.steps import Steps
@@ -121,7 +121,7 @@ def fast_weights(
         query, key = features(name, lambda x: _unit(function(x), feature_norm), query, key, real)
         matrix, _ = initial(name, state, key, value, normalized=False)
         steps = Steps(query, key, value, rate=rate, delta=rule == "delta")
-        output, matrix = recurrence(steps, matrix, form=form, chunk=chunk)
+        output, matrix = recur(steps, matrix, form=form, chunk=chunk)
     return (output.to(dtype), LinearState(matrix)) if return_state else output.to(dtype)
 
 

@@ -13,7 +13,8 @@ from regard._utils.tracing import autocast_cast, autocast_suspended
 from regard.engines.problem import DTYPES
 from regard.masks.base import Mask
 from regard.nn.linear import gpu, kernels
-from regard.nn.linear.recurrence import FORMS, document_starts, real_rows, recurrence
+from regard.nn.linear.operator import recur
+from regard.nn.linear.recurrence import FORMS, document_starts, real_rows
 from regard.nn.linear.steps import Steps
 
 _NAME = "gated_recurrence"
@@ -172,7 +173,7 @@ def gated_recurrence(
         )
         if valid_lens is not None:
             steps = _without_padding(steps, real_rows(_NAME, valid_lens, key))
-        output, end = recurrence(steps, state, form=form, chunk=chunk, function=_NAME)
+        output, end = recur(steps, state, form=form, chunk=chunk, function=_NAME)
     if structure is not None and form == "auto" and kernels.applies(steps, state):
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()

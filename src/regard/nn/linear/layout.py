@@ -51,7 +51,7 @@ class Layout(NamedTuple):
         Tensor (B, count, C)
             Zeros in place of rows of earlier documents.
         """
-        B, length = len(rows), rows.shape[1] - count
+        B, length = rows.shape[0], rows.shape[1] - count
         if count == 0 or (self.real is None and self.runs is None):
             return rows[:, length:]
         steps = torch.arange(length, device=rows.device)

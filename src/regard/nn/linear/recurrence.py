@@ -18,7 +18,7 @@ from torch import Tensor
 from regard import masks
 from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
-from regard._utils.tracing import autocast_cast, values_unavailable
+from regard._utils.tracing import autocast_cast, is_symbolic, values_unavailable
 from regard.engines.problem import DTYPES
 from regard.masks.base import Extent
 from regard.masks.documents import Documents, Packed
@@ -231,7 +231,9 @@ def recurrence(
         return torch.zeros_like(steps.value), state
     if form == "recurrent" or (form == "auto" and length == 1):
         return _recurrent(steps, state)
-    return _chunked(steps, state, length if form == "parallel" else min(chunk, length))
+    # An exported program cannot loop over chunks whose number it does not know.
+    whole = form == "parallel" or is_symbolic(length)
+    return _chunked(steps, state, length if whole else min(chunk, length))
 
 
 #: Write strengths of the delta rule: beyond 2, a step makes what a unit key reads larger instead of smaller.
@@ -435,13 +437,16 @@ class _Decay:
         ``strict`` leaves out a row's own column. So does ``before``, and the decay of the row's own step with it.
         """
         size = rows.shape[-2]
-        visible = _until(size, -1 if strict or before else 0, rows)
+        offset = -1 if strict or before else 0
+        visible = _until(size, offset, rows)
         total, at = self.total, self.before if before else self.total
         if total is None or at is None:
             return torch.where(visible, rows @ columns.mT, 0.0)
         if total.shape[-1] == 1:
             factors = torch.where(visible, at - total.mT, -torch.inf).to(rows.dtype).exp()
             return torch.where(visible, (rows @ columns.mT) * factors, 0.0)
+        if is_symbolic(size):
+            return self._scores_at_once(rows, columns, at, offset)
         parts = []
         for first in range(0, size, _BLOCK):
             own = slice(first, first + _BLOCK)
@@ -456,6 +461,31 @@ class _Decay:
                 part = torch.cat([late @ early.mT, part], -1)
             parts.append(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
         return torch.cat(parts, -2)
+
+    def _scores_at_once(self, rows: Tensor, columns: Tensor, at: Tensor, offset: int) -> Tensor:
+        """Return the scores with decays of channels, without a loop over blocks: their number is not known.
+
+        It takes more time and memory than the loop, which leaves out the columns after each block.
+        """
+        assert self.total is not None
+        size, total = rows.shape[-2], self.total
+        place = torch.arange(-(-size // _BLOCK) * _BLOCK, device=rows.device)
+        kept = place.clamp(max=size - 1)  # rows that fill the last block repeat the last row
+        block_rows, at, near_total, near_columns = (
+            each.index_select(-2, kept).unflatten(-2, (-1, _BLOCK)) for each in (rows, at, total, columns)
+        )
+        blocks = place.view(-1, _BLOCK)
+        seen = blocks.unsqueeze(-2) <= blocks.unsqueeze(-1) + offset
+        differences = torch.where(seen.unsqueeze(-1), at.unsqueeze(-2) - near_total.unsqueeze(-3), -torch.inf)
+        near = (block_rows.unsqueeze(-2) * differences.to(rows.dtype).exp() * near_columns.unsqueeze(-3)).sum(-1)
+        start = torch.nn.functional.pad(near_total[..., :-1, -1:, :], (0, 0, 0, 0, 1, 0))
+        late = block_rows * (at - start).to(rows.dtype).exp()
+        gaps = torch.where((place[:size] < blocks[:, :1]).unsqueeze(-1), start - total.unsqueeze(-3), -torch.inf)
+        far = late @ (columns.unsqueeze(-3) * gaps.to(rows.dtype).exp()).mT  # (..., blocks, 16, size)
+        block = torch.arange(blocks.shape[0], device=rows.device)
+        own = (block == block.unsqueeze(-1))[:, None, :, None]
+        placed = torch.where(own, near.unsqueeze(-2), 0.0).flatten(-2)
+        return (far + placed[..., :size]).flatten(-3, -2)[..., :size, :]
 
 
 def _split(rows: Tensor, size: int) -> Tensor:

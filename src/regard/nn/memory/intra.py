@@ -211,13 +211,15 @@ class IntraAttention(Layer):
         """Check the lengths and return which steps (B, T) are valid."""
         if valid_lens is None:
             return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return torch.arange(x.shape[1], device=x.device) < lengths(self, "valid_lens", valid_lens, len(x)).unsqueeze(1)
+        return torch.arange(x.shape[1], device=x.device) < lengths(
+            self, "valid_lens", valid_lens, x.shape[0]
+        ).unsqueeze(1)
 
     def _checked(self, state: Any, x: Tensor) -> IntraState:
         """Check the state of an earlier call, and return it."""
         if not isinstance(state, IntraState):
             raise rejected("IntraAttention", "state", "be an IntraState or None", described(state), TypeError)
-        B, N, C = len(x), state.hidden.shape[1], self.hidden_size
+        B, N, C = x.shape[0], state.hidden.shape[1], self.hidden_size
         wanted = ((B, N, C), (B, N, C), (B, C), (B, N))
         came = tuple(tuple(tensor.shape) for tensor in state)
         if came != wanted:

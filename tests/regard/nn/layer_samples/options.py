@@ -13,10 +13,11 @@ from torch import Tensor
 
 from regard import masks
 from regard.functional import attention
+from regard.nn.heads.cross_layer import CrossLayerAttention
 from regard.nn.heads.differential import DifferentialAttention
 from regard.nn.heads.multi_token import MultiTokenAttention
 from regard.nn.heads.options import ExclusiveOutput, HeadScale, OutputGate, QueryKeyNorm, ValueResidual
-from regard.nn.heads.self_attention import SelfAttention
+from regard.nn.heads.self_attention import KeysValues, SelfAttention
 from regard.nn.positions.contextual import ContextualPositions, SelectiveBias
 from regard.nn.positions.fire import FireBias
 from regard.nn.positions.kerple import KerpleBias
@@ -164,6 +165,27 @@ sample(
     _optioned,
     variant="options",
 )  # fmt: skip
+
+
+def _across(layer: Any, x: Tensor, keys: Any, is_causal: bool) -> Array:  # noqa: ARG001
+    """Return attention to given keys and values, head by head: a row sees all keys but those after its own."""
+    L, D, (key, value, _) = x.shape[1], layer.head_dim, keys
+    rows = array(x) @ array(layer.qkv.weight).T + (0 if layer.qkv.bias is None else array(layer.qkv.bias))
+    visible, heads = np.tril(np.ones((1, L, key.shape[2]), bool)), []
+    for h in range(4):
+        query = _rms(rows[..., h * D : (h + 1) * D], 1e-6, array(layer.qk_norm.query.weight))
+        own = array(value)[:, h // 2]
+        read = softmax(np.einsum("bld,bsd->bls", query, array(key)[:, h // 2]) / math.sqrt(D), visible) @ own
+        heads.append(read - (read * _unit(own)).sum(-1, keepdims=True) * _unit(own))
+    return _out(layer, heads)
+
+
+sample(
+    "CrossLayerAttention",
+    lambda **where: _shaken(CrossLayerAttention(12, 4, num_kv_heads=2, qk_norm="rms", exclusive="fixed", **where)),
+    lambda new: ((new(2, 5, 12), KeysValues(new(2, 2, 5, 3), new(2, 2, 5, 3))), {"is_causal": True}),
+    _across,
+)
 
 
 def _with_sinks(**where: Any) -> SelfAttention:

@@ -673,6 +673,6 @@ def is_plain(config: DecoderLMConfig | EncoderLMConfig | VisionTransformerConfig
         return False
     if isinstance(config, DecoderLMConfig) and (set(config.kinds) != {"softmax"} or config.softmax_norm != "before"):
         return False
-    if isinstance(config, DecoderLMConfig) and config.experts:
+    if isinstance(config, DecoderLMConfig) and (config.experts or len(set(config.sources)) < config.layers):
         return False
     return config.score == "scaled_dot" and config.normalizer == "softmax"

@@ -118,6 +118,10 @@ class LanguageTrainingOptions(TrainingOptions):
     sampled_softmax: int = option(0, "sampled softmax (Jean 2015): tokens to draw per batch as negative samples, in "
                                   "place of the whole vocabulary; 0 for all", ge=0, le=1 << 20)  # fmt: skip
 
+    indexer: str = option("selected", "what the indexers of dsa layers learn: the attention to the keys they choose, "
+                          "beside the model; or as a warm-up that to all keys, and nothing else learns",
+                          choices=("selected", "all"))  # fmt: skip
+
     def check(self) -> None:
         """Raise where options contradict each other."""
         super().check()
@@ -152,6 +156,7 @@ class LanguageOptions(RunOptions):
                 self.training.require_default(name, "for a language model")
             if self.masked:
                 self.training.require_default("label_smoothing", "where tokens are masked")
+                self.training.require_default("indexer", "where tokens are masked")
             if self.training.metric != "loss":
                 raise rejected("options", "metric", "be 'loss' for a language model", repr(self.training.metric))
             if 0 < self.training.batch_tokens < self.data.length:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -66,6 +66,9 @@ class NextTokens(Objective):
         Samples negative tokens in training, instead of the full softmax.
     both_ways : bool, default False
         Read each row backward in about half of the steps, predicting each token from the ones after it.
+    indexer : {"selected", "all"}, default "selected"
+        What the indexers of dsa layers learn: the attention to the keys that they choose, beside the model; or as a
+        warm-up the attention to all keys, and nothing else learns.
     """
 
     def __init__(
@@ -75,15 +78,23 @@ class NextTokens(Objective):
         bytes_per_token: float = math.nan,
         sampled: SampledSoftmax | None = None,
         both_ways: bool = False,
+        indexer: Literal["selected", "all"] = "selected",
     ) -> None:
+        self.indexer = indexer
         self.separate, self.smoothing, self.bytes_per_token = separate, smoothing, bytes_per_token
         self.sampled, self.both_ways = sampled, both_ways
 
     def loss(self, model: nn.Module, batch: LanguageBatch) -> Loss:
         if self.both_ways:
             batch = batch.turned((torch.rand(batch.examples) < 0.5).to(batch.tokens.device))
-        value, _, count = self._cost(model, batch, self.smoothing, self.sampled)
-        return Loss(value, float(value.detach()), count)
+        losses: list[Tensor] = []
+        value, _, count = self._cost(model, batch, self.smoothing, self.sampled, losses)
+        shown = float(value.detach())
+        if self.indexer == "all":
+            if not losses:
+                raise rejected("train", "training.indexer", "be 'selected' without layers of kind dsa", "'all'")
+            value = torch.zeros_like(value)
+        return Loss(sum(losses, value), shown, count)
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
         _, log_likelihood, count = self._cost(model, batch, 0.0)
@@ -96,13 +107,20 @@ class NextTokens(Objective):
         return metrics
 
     def _cost(
-        self, model: nn.Module, batch: LanguageBatch, smoothing: float, sampled: SampledSoftmax | None = None
+        self,
+        model: nn.Module,
+        batch: LanguageBatch,
+        smoothing: float,
+        sampled: SampledSoftmax | None = None,
+        losses: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, int]:
         """Return the mean cost, how likely each token was, and how many there were: of this process's part of rows."""
         assert isinstance(model, DecoderLM)
         mask = masks.document(batch.documents) if self.separate else None
         tokens, targets, positions = _parts(model, batch.tokens, batch.targets, batch.positions)
-        features = model.features(tokens, mask=mask, positions=positions if self.separate else None)
+        places = positions if self.separate else None
+        asked = None if losses is None else self.indexer
+        features = model.features(tokens, mask=mask, positions=places, losses=losses, index_loss=asked)
         value, log_likelihood = _named(features, model.projection, targets, sampled, smoothing)
         return value, log_likelihood, int((targets != IGNORE_INDEX).sum())
 
@@ -542,7 +560,8 @@ class Pretraining(FolderRun[LanguageOptions]):
         sampled = SampledSoftmax(_counts(learn), draws) if draws else None
         if self.options.masked:
             return MaskedTokens(tokenizer, data.masked_share, data.whole_words, sampled)
-        return NextTokens(batches.separate, training.label_smoothing, bytes_per_token, sampled, data.both_ways)
+        more: dict[str, Any] = {"both_ways": data.both_ways, "indexer": training.indexer}
+        return NextTokens(batches.separate, training.label_smoothing, bytes_per_token, sampled, **more)
 
     def _begun(self, files: RunFolder[LanguageOptions], here: dict[str, Any]) -> dict[str, Any]:
         """Prepare and write the tokenizer, tokens, options and checksums; return the record."""

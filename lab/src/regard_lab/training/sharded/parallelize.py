@@ -26,7 +26,7 @@ from regard._utils.errors import rejected
 from regard._utils.torch_private import flattened, joined
 from regard.distributed.context_parallel import ContextParallel
 from regard.distributed.layouts import Layout
-from regard.nn import FeedForward, RecurrentAttention
+from regard.nn import CrossLayerAttention, FeedForward, RecurrentAttention
 from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
 from regard_lab.models.experts import Experts
 
@@ -234,6 +234,9 @@ def parallelize(
     if isinstance(model, FSDPModule):
         raise rejected("parallelize", "model", "not be parallelized already", type(model).__name__)
     check_divisible(model, mesh["tensor"].size())
+    if any(isinstance(module, CrossLayerAttention) for module in model.modules()):
+        expected = "have keys and values in each layer: those that layers share are not sharded"
+        raise rejected("parallelize", "model", expected, type(model).__name__)
     scalars = [name for name, each in model.named_parameters() if not each.dim()]
     if scalars:
         expected = "have no scalar parameters, which cannot be sharded"

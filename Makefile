@@ -181,15 +181,18 @@ fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz
 
 # The kernels with sanitizers: AddressSanitizer and UndefinedBehaviorSanitizer on the laws and on tests of the engine;
-# ThreadSanitizer on the laws, in a program without Python (csrc/driver.cpp). Needs cmake and GCC.
+# these and ThreadSanitizer on every kernel, in a program without Python (csrc/driver.cpp). Needs cmake and GCC.
 SANITIZED := build/sanitized
 CASES ?= 500
-DRIVEN := PYTHONPATH=tests/helpers $(BIN)/python -m pytest -q -n 0 -p driven_kernels -k "fused or decoding" \
+# Every kernel on inputs of many shapes, each behind a page that nothing may touch; then the laws.
+EVERY := PYTHONPATH=tests/helpers $(BIN)/python -m pytest -q -n 0 -k every_kernel tests/regard/engines/test_driven_kernels.py
+DRIVEN := $(EVERY) && PYTHONPATH=tests/helpers $(BIN)/python -m pytest -q -n 0 -p driven_kernels -k "fused or decoding" \
 	tests/regard/conformance/test_laws.py tests/regard/engines/test_decoding.py
 PROCESSOR = $$($(BIN)/python -c "from regard.engines.fused import library; print(library.processor())")
 sanitize: $(READY)
 	cmake -S csrc -B $(SANITIZED)/memory -DREGARD_SANITIZE=address,undefined -DREGARD_PROCESSORS=$(PROCESSOR) > /dev/null
-	cmake --build $(SANITIZED)/memory --parallel
+	cmake --build $(SANITIZED)/memory --parallel --target kernels driver
+	REGARD_DRIVER="$(SANITIZED)/memory/driver $(SANITIZED)/memory/_kernels.so $(PROCESSOR)" $(EVERY)
 	export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 REGARD_KERNELS=$(SANITIZED)/memory/_kernels.so OMP_NUM_THREADS=2; \
 		$(BIN)/python -m regard.testing --engine fused --cases $(CASES) && \
@@ -198,8 +201,8 @@ sanitize: $(READY)
 			tests/regard/nn/test_gated_recurrence.py
 	cmake -S csrc -B $(SANITIZED)/threads -DREGARD_SANITIZE=thread -DREGARD_PROCESSORS=$(PROCESSOR) > /dev/null
 	cmake --build $(SANITIZED)/threads --parallel --target kernels driver
-	TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=2 REGARD_DRIVER_THREADS=4 \
-		REGARD_DRIVER="$(SANITIZED)/threads/driver $(SANITIZED)/threads/_kernels.so $(PROCESSOR)" $(DRIVEN)
+	export TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=2 REGARD_DRIVER_THREADS=4 \
+		REGARD_DRIVER="$(SANITIZED)/threads/driver $(SANITIZED)/threads/_kernels.so $(PROCESSOR)"; $(DRIVEN)
 
 # The laws on kernels for other processors, emulated: ARM, and x86-64 without AVX, or without AVX-512. Needs cmake,
 # g++-aarch64-linux-gnu, and qemu-user, which knows no AVX-512.
@@ -208,13 +211,13 @@ emulated: $(READY)
 	cmake -S csrc -B $(EMULATED)/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build $(EMULATED)/aarch64 --parallel --target kernels driver
-	REGARD_DRIVER="qemu-aarch64 -L /usr/aarch64-linux-gnu $(EMULATED)/aarch64/driver \
-		$(EMULATED)/aarch64/_kernels.so baseline" $(DRIVEN)
+	export REGARD_DRIVER="qemu-aarch64 -L /usr/aarch64-linux-gnu $(EMULATED)/aarch64/driver \
+		$(EMULATED)/aarch64/_kernels.so baseline"; $(DRIVEN)
 	cmake -S csrc -B $(EMULATED)/x86_64 "-DREGARD_PROCESSORS=v2;v3" > /dev/null
 	cmake --build $(EMULATED)/x86_64 --parallel --target kernels driver
 	for each in Nehalem:v2 Haswell:v3; do \
-		REGARD_DRIVER="qemu-x86_64 -cpu $${each%:*} $(EMULATED)/x86_64/driver \
-			$(EMULATED)/x86_64/_kernels.so $${each#*:}" $(DRIVEN) || exit 1; done
+		export REGARD_DRIVER="qemu-x86_64 -cpu $${each%:*} $(EMULATED)/x86_64/driver \
+			$(EMULATED)/x86_64/_kernels.so $${each#*:}"; { $(DRIVEN); } || exit 1; done
 	@echo "Code for AVX-512 was not run: the emulator does not know it."
 
 # In dist/: the sources of both packages, the lab's wheel, and the core's wheel without kernels, for machines where they

@@ -226,7 +226,8 @@ void largest_sums(
     }
     if (!finite) best[0] = std::numeric_limits<T>::quiet_NaN();
     for (i64 i = 0; i < count; ++i)
-      if (!(absolute(best[i]) <= std::numeric_limits<T>::max()) || symbol[i] == mark) *marked = 1;
+      if (!(absolute(best[i]) <= std::numeric_limits<T>::max()) || symbol[i] == mark)
+        __atomic_store_n(marked, 1, __ATOMIC_RELAXED);
   }
 }
 

@@ -1,23 +1,27 @@
-// Runs kernels in a process without Python: under an emulator, or on threads that ThreadSanitizer watches.
+// Runs kernels in a process without Python: under an emulator, or watched by sanitizers.
 //
 //   driver LIBRARY PROCESSOR THREADS < batches > results
 //
-// A batch is memory and calls that work on it, which the threads share; its result is the same memory after the calls.
-// tests/helpers/driven_kernels.py writes batches and reads results, in 64-bit words:
+// A batch is blocks of memory and calls that work on them, which the threads share; its result is the same memory after
+// the calls. A block ends where a page begins that nothing may touch. tests/helpers/driven_kernels.py writes batches and
+// reads results, in 64-bit words:
 //
-//   batch   blocks, size in bytes of each; their contents, padded to words; calls
-//   call    name (48 bytes), three reals (doubles), scratch (bytes, and which argument or −1), arguments; for each of these
-//           which block it is the address of (or −1), and its value
+//   batch     blocks, size in bytes of each; their contents, padded to words; addresses in them; calls
+//   address   which block holds it, and at which byte; which block it lies in, and at which byte
+//   call      name (48 bytes); integers, and for each which block it is an address in (or −1), and its value or at which
+//             byte; reals (doubles)
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -27,21 +31,6 @@ using i64 = int64_t;
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "driver: %s\n", what.c_str());
   std::exit(2);
-}
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<char, Free>;
-
-i64 padded(i64 size) { return (size + 7) / 8 * 8; }
-
-Memory memory(i64 size, int content) {
-  const i64 whole = (size + 64) / 64 * 64;
-  Memory made(static_cast<char*>(std::aligned_alloc(64, whole)));
-  if (!made) fail("out of memory");
-  std::memset(made.get(), content, whole);
-  return made;
 }
 
 void read(void* to, i64 size) {
@@ -54,49 +43,89 @@ i64 word() {
   return found;
 }
 
+i64 padded(i64 size) { return (size + 7) / 8 * 8; }
+
+// Memory between two pages that nothing may touch, the second right behind it.
+class Block {
+ public:
+  explicit Block(i64 size) : size_(size) {
+    const i64 page = sysconf(_SC_PAGESIZE);
+    whole_ = (size + page - 1) / page * page + 2 * page;
+    void* found = mmap(nullptr, whole_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (found == MAP_FAILED) fail("out of memory");
+    mapped_ = static_cast<char*>(found);
+    if (mprotect(mapped_ + page, whole_ - 2 * page, PROT_READ | PROT_WRITE) != 0) fail("memory cannot be protected");
+    begin_ = mapped_ + whole_ - page - size;
+  }
+  Block(Block&& other) noexcept { *this = std::move(other); }
+  Block& operator=(Block&& other) noexcept {
+    std::swap(size_, other.size_);
+    std::swap(whole_, other.whole_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(begin_, other.begin_);
+    return *this;
+  }
+  ~Block() {
+    if (mapped_ != nullptr) munmap(mapped_, whole_);
+  }
+
+  char* begin() const { return begin_; }
+
+  void fill() const {
+    read(begin_, size_);
+    char rest[8];
+    read(rest, padded(size_) - size_);
+  }
+
+  void write() const {
+    const char rest[8] = {};
+    std::fwrite(begin_, 1, size_, stdout);
+    std::fwrite(rest, 1, padded(size_) - size_, stdout);
+  }
+
+ private:
+  i64 size_ = 0, whole_ = 0;
+  char *mapped_ = nullptr, *begin_ = nullptr;
+};
+
+// Calls pass integers and addresses in the same registers and stack slots, and reals in others: one type of function
+// with the most of both serves all kernels.
+constexpr std::size_t INTEGERS = 18, REALS = 2;
+
 struct Call {
   std::string name;
-  double reals[3];
   void* function;
-  std::vector<i64> arguments;
-  Memory scratch;
+  i64 integers[INTEGERS] = {};
+  double reals[REALS] = {};
 };
 
 template <class T>
 void run(const Call& call) {
-  const T reals[] = {T(call.reals[0]), T(call.reals[1]), T(call.reals[2])};
-  const i64* a = call.arguments.data();
-  const auto address = [&](int i) { return reinterpret_cast<void*>(a[i]); };
-  if (call.name.rfind("decoding_read_rows", 0) == 0) {
-    using Function = void(
-        void*, i64, void*, void*, i64, void*, void*, i64, void*, i64, i64, i64, i64, i64, T, void*, i64, void*);
-    reinterpret_cast<Function*>(call.function)(
-        address(0), a[1], address(2), address(3), a[4], address(5), address(6), a[7], address(8), a[9], a[10], a[11],
-        a[12], a[13], reals[0], address(15), a[16], address(17));
-  } else if (call.name.rfind("decoding_log_sums", 0) == 0) {
-    using Function = void(void*, i64, i64, i64, i64, i64, void*, i64, void*, void*);
-    reinterpret_cast<Function*>(call.function)(
-        address(0), a[1], a[2], a[3], a[4], a[5], address(6), a[7], address(8), address(9));
-  } else {
-    using Function = void(const i64*, const T*);
-    reinterpret_cast<Function*>(call.function)(a, reals);
-  }
+  using Function =
+      void(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, T, T);
+  const i64* i = call.integers;
+  reinterpret_cast<Function*>(call.function)(
+      i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8], i[9], i[10], i[11], i[12], i[13], i[14], i[15], i[16],
+      i[17], static_cast<T>(call.reals[0]), static_cast<T>(call.reals[1]));
 }
 
-Call read_call(void* library, const std::string& processor, const std::vector<Memory>& blocks) {
+// A number, or the address of a byte in a block.
+i64 read_integer(const std::vector<Block>& blocks) {
+  const i64 block = word(), value = word();
+  return block < 0 ? value : reinterpret_cast<i64>(blocks.at(block).begin() + value);
+}
+
+Call read_call(void* library, const std::string& processor, const std::vector<Block>& blocks) {
   char name[48];
   read(name, sizeof name);
-  Call call{name, {}, nullptr, {}, nullptr};
-  read(call.reals, sizeof call.reals);
-  const i64 size = word(), place = word();
-  call.arguments.resize(word());
-  for (i64& argument : call.arguments) {
-    const i64 block = word();
-    argument = word();
-    if (block >= 0) argument = reinterpret_cast<i64>(blocks.at(block).get());
-  }
-  call.scratch = memory(size, 0xFF);  // NaN, and −1
-  if (place >= 0) call.arguments.at(place) = reinterpret_cast<i64>(call.scratch.get());
+  Call call;
+  call.name = name;
+  const std::size_t integers = word();
+  if (integers > INTEGERS) fail(call.name + " takes more integers than a call has");
+  for (std::size_t i = 0; i < integers; ++i) call.integers[i] = read_integer(blocks);
+  const std::size_t reals = word();
+  if (reals > REALS) fail(call.name + " takes more reals than a call has");
+  read(call.reals, reals * sizeof(double));
   const std::string symbol = "regard_" + call.name + "_" + processor;
   call.function = dlsym(library, symbol.c_str());
   if (call.function == nullptr) fail("the library has no " + symbol);
@@ -128,15 +157,20 @@ int main(int count, char** given) {
   while (std::fread(&number, sizeof number, 1, stdin) == 1) {
     std::vector<i64> sizes(number);
     for (i64& size : sizes) size = word();
-    std::vector<Memory> blocks;
+    std::vector<Block> blocks;
     for (const i64 size : sizes) {
-      blocks.push_back(memory(padded(size), 0));
-      read(blocks.back().get(), padded(size));
+      blocks.emplace_back(size);
+      blocks.back().fill();
+    }
+    for (i64 left = word(); left > 0; --left) {
+      const i64 holder = word(), at = word();
+      const i64 address = read_integer(blocks);
+      std::memcpy(blocks.at(holder).begin() + at, &address, sizeof address);
     }
     std::vector<Call> calls;
     for (i64 left = word(); left > 0; --left) calls.push_back(read_call(library, given[2], blocks));
     run_all(calls, std::atoi(given[3]));
-    for (std::size_t i = 0; i < sizes.size(); ++i) std::fwrite(blocks[i].get(), 1, padded(sizes[i]), stdout);
+    for (const Block& block : blocks) block.write();
     std::fflush(stdout);
   }
 }

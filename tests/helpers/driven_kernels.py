@@ -1,4 +1,4 @@
-"""Kernels that run in another program, ``csrc/driver.cpp``: emulated, or on threads that ThreadSanitizer watches.
+"""Kernels that run in another program, ``csrc/driver.cpp``: emulated, or watched by sanitizers.
 
 ``python -m pytest -p driven_kernels`` runs any tests so, if ``REGARD_DRIVER`` holds the driver's command without its
 last argument. With ``REGARD_DRIVER_THREADS``, all calls of a pass are given to so many threads at once.
@@ -11,7 +11,8 @@ import os
 import shlex
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
@@ -22,80 +23,150 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.engines.fused import decoding, families, library, pool, run
-from regard.engines.fused.arguments import FIELDS
-from regard.engines.fused.kernel_call import PLACES, KernelCall
+from regard._call import plan
+from regard.engines.fused import decoding, families, layers, library, lines, panels, pool, run
+from regard.engines.fused.arguments import FIELDS, REALS, RECORDS
+from regard.nn.linear import gated, kernels
 
 #: Bytes of an integer, and of a word.
 WORD = 8
 
 
-@dataclass
-class Call:
-    """A call of a kernel.
+class Memory:
+    """Where the process has memory that kernels were given: the last that was known of each byte."""
 
-    Attributes
-    ----------
-    name : str
-    reals : list of float
-    scratch, scratch_place : int
-        Bytes of scratch memory, and which argument is its address, −1 for none.
-    arguments : list of int
-    sizes : dict of int to int
-        Bytes of the memory that an argument is the address of.
-    """
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.sizes: dict[int, int] = {}
 
-    name: str
-    reals: list[float]
-    scratch: int
-    scratch_place: int
-    arguments: list[int]
-    sizes: dict[int, int]
+    def add(self, start: int, size: int) -> None:
+        """Add a block; those that it overlaps were freed."""
+        if 0 in (start, size) or self.sizes.get(start) == size:  # tensors without numbers, or without memory
+            return
+        first = bisect_right(self.starts, start)
+        if first and self.starts[first - 1] + self.sizes[self.starts[first - 1]] > start:
+            first -= 1
+        last = first
+        while last < len(self.starts) and self.starts[last] < start + size:
+            del self.sizes[self.starts[last]]
+            last += 1
+        del self.starts[first:last]
+        insort(self.starts, start)
+        self.sizes[start] = size
+
+    def find(self, address: int) -> int | None:
+        """Return the start of the block in which an address lies, or which ends there; None if there is none."""
+        i = bisect_right(self.starts, address)
+        if i == 0 or address > self.starts[i - 1] + self.sizes[self.starts[i - 1]]:
+            return None
+        return self.starts[i - 1]
 
 
 @dataclass
 class Batch:
-    """Calls, and what their memory held before the first of them."""
+    """Calls, and what their memory held before the first of them.
 
-    calls: list[Call] = field(default_factory=list)
-    memory: dict[int, bytes] = field(default_factory=dict)
+    Attributes
+    ----------
+    blocks : dict of int to bytes
+        By the number of a block.
+    places : dict of int to int
+        The number of the block that was at an address, for those that a kernel may write to.
+    addresses : list of bytes
+        Where in the blocks addresses are.
+    calls : list of bytes
+    alive : list
+        What must not be freed, so that no address comes up twice.
+    """
+
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    addresses: list[bytes] = field(default_factory=list)
+    calls: list[bytes] = field(default_factory=list)
     alive: list[Any] = field(default_factory=list)
 
-    def add(self, call: Call, *alive: Any) -> None:
-        """Add a call that is about to run; keep its arrays alive, so that no address comes up twice."""
-        self.calls.append(call)
-        self.alive += alive
-        for place, size in call.sizes.items():
-            address = call.arguments[place]
-            known = self.memory.get(address, b"")
-            self.memory[address] = known + ctypes.string_at(address + len(known), max(size - len(known), 0))
+    def add(self, name: str, types: str, given: Sequence[Any], memory: Memory, records: dict[int, int]) -> None:
+        """Add a call that is about to run; ``records`` are the sizes in words, by address, of what holds addresses."""
+        own = {start: self._new(start, count * WORD) for start, count in records.items()}
+
+        def place(value: int) -> tuple[int, int]:
+            """Return the number of a block and a byte in it; −1 and the value if it is no address."""
+            for start, number in own.items():
+                if value == start:
+                    return number, 0
+            start = memory.find(value)
+            if start is None:
+                return -1, value
+            if start not in self.places:
+                self.places[start] = self._new(start, memory.sizes[start])
+            return self.places[start], value - start
+
+        for start, number in own.items():
+            for i, value in enumerate(integers(start, records[start])):
+                block, at = place(value)
+                if block >= 0:
+                    self.addresses.append(words(number, i * WORD, block, at))
+        whole = [(kind, 0 if value is None else value) for kind, value in zip(types, given) if kind != "r"]
+        parts = [struct.pack("<48s", name.encode()), words(len(whole))]
+        for kind, value in whole:
+            found = place(value) if kind == "p" else (-1, value)
+            if kind == "p" and value and found[0] < 0:
+                raise RuntimeError(f"{name} is given an address of memory that nobody knows.")
+            parts.append(words(*found))
+        reals = [value for kind, value in zip(types, given) if kind == "r"]
+        self.calls.append(b"".join([*parts, words(len(reals)), struct.pack(f"<{len(reals)}d", *reals)]))
+
+    def _new(self, start: int, size: int) -> int:
+        self.blocks[len(self.blocks)] = ctypes.string_at(start, size)
+        return len(self.blocks) - 1
 
     def written(self) -> bytes:
         """Return the batch as the driver reads it."""
-        index = {address: i for i, address in enumerate(self.memory)}
-        blocks = list(self.memory.values())
-        parts = [words(len(blocks), *map(len, blocks)), *(each.ljust(padded(len(each)), b"\0") for each in blocks)]
-        parts.append(words(len(self.calls)))
-        for call in self.calls:
-            parts.append(struct.pack("<48s3d", call.name.encode(), *call.reals))
-            parts.append(words(call.scratch, call.scratch_place, len(call.arguments)))
-            for place, value in enumerate(call.arguments):
-                parts.append(words(index[value] if place in call.sizes else -1, value))
-        return b"".join(parts)
+        contents = self.blocks.values()
+        return b"".join(
+            [
+                words(len(contents), *map(len, contents)),
+                *(each.ljust(padded(len(each)), b"\0") for each in contents),
+                words(len(self.addresses)),
+                *self.addresses,
+                words(len(self.calls)),
+                *self.calls,
+            ]
+        )
 
 
 def words(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-def extent(tensor: Tensor) -> int:
-    """Return the bytes from the first number of a tensor to the last, with those between them."""
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-    return (last + 1) * tensor.element_size()
+def integers(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address))
 
 
 def padded(size: int) -> int:
     return -(-size // WORD) * WORD
+
+
+def described(name: str, given: Sequence[Any], item: int) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the memory of a call that no tensor holds: sizes in bytes, and in words of what holds addresses."""
+    family, _, kind = name.partition(".")
+    first = given[0]
+    if name not in library.SIGNATURES:
+        return {given[1]: REALS * item}, {first: len(FIELDS)}
+    if name == "decoding.largest_sums":
+        return {given[-1]: WORD}, {}
+    if family == "lines" and kind != "sizes":
+        return {}, {first: len(RECORDS["lines"])}
+    if family == "recurrence":
+        record = dict(zip(RECORDS["recurrence"], integers(first, len(RECORDS["recurrence"]))))
+        plain = {record["wrong"]: 2 * WORD}
+        if kind == "step":
+            plain[given[4]] = padded((3 * record["K"] + 2 * record["V"]) * item)
+        return plain, {first: len(record)}
+    if family == "layers":
+        record = dict(zip(RECORDS["stack"], integers(first, len(RECORDS["stack"]))))
+        return {}, {first: len(record), record["layers"]: record["count"] * len(RECORDS["layer"])}
+    return {}, {}
 
 
 class Driver:
@@ -104,6 +175,7 @@ class Driver:
     def __init__(self, command: Sequence[str], threads: int = 1) -> None:
         self.process = subprocess.Popen([*command, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.threads, self.count = threads, 0
+        self.names: set[str] = set()
 
     def run(self, batch: Batch) -> None:
         """Run the calls, and put the memory after them where it belongs."""
@@ -115,11 +187,13 @@ class Driver:
             self.process.stdin.flush()
         except BrokenPipeError:
             self.close()
-        for address, before in batch.memory.items():
+        addresses = {number: address for address, number in batch.places.items()}
+        for number, before in batch.blocks.items():
             after = self.process.stdout.read(padded(len(before)))
-            if len(after) < len(before):
+            if len(after) < padded(len(before)):
                 self.close()
-            ctypes.memmove(address, after, len(before))
+            if number in addresses:
+                ctypes.memmove(addresses[number], after, len(before))
 
     def close(self) -> None:
         """End the program; raise RuntimeError if it failed."""
@@ -135,46 +209,39 @@ def driven(driver: Driver) -> Iterator[None]:
     A driver of several threads gets the calls of all tasks at once, small ones too. These calls run in this process
     before that, since a task may go on with their results.
     """
-    lock, together = RLock(), list[Batch]()
-    load, execute = library.load, KernelCall.__call__
+    lock, together, memory, active = RLock(), list[Batch](), Memory(), [True]
+    load, address_of = library.load, Tensor.data_ptr
 
-    def give(call: Call, here: Callable[[], None], *alive: Any) -> None:
+    def data_ptr(tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
         with lock:
+            memory.add(storage.data_ptr(), storage.nbytes())
             if together:
-                together[-1].add(call, *alive)
-                here()
-                return
-            batch = Batch()
-            batch.add(call)
-            driver.run(batch)
-
-    def run_call(
-        call: KernelCall,
-        arrays: Mapping[str, Tensor | None],
-        numbers: Mapping[str, int],
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        arguments = call.filled(arrays, numbers, sizes).tolist()
-        tensors = {name: t for name, t in {**call.arrays, **arrays}.items() if t is not None and t.numel() > 0}
-        scratch, item = call.sizes["scratch_numbers"], call.dtype.itemsize
-        made = Call(
-            f"{call.name.replace('.', '_')}_{str(call.stored or call.dtype).removeprefix('torch.')}",
-            list(call.reals),
-            scratch * item,
-            PLACES["scratch"],
-            arguments,
-            {PLACES[name]: extent(tensor) for name, tensor in tensors.items()},
-        )
-        assert len(arguments) == len(FIELDS)
-        give(made, lambda: execute(call, arrays, numbers, sizes), *tensors.values())
+                together[-1].alive.append(storage)
+        return address_of(tensor)
 
     def loaded(name: str, dtype: torch.dtype) -> library.Function:
-        function = load(name, dtype)
-        describe = {"decoding.read_rows": rows_read, "decoding.log_sums": sums_logged}.get(name)
-        if describe is None:
-            return function
-        full = f"{name.replace('.', '_')}_{str(dtype).removeprefix('torch.')}"
-        return lambda *given: give(describe(full, dtype.itemsize, *given), lambda: function(*given))
+        function, types = load(name, dtype), library.SIGNATURES.get(name, "pp")
+        symbol = f"{name.replace('.', '_')}_{str(dtype).removeprefix('torch.')}"
+        item = 8 if dtype == torch.float64 else 4
+
+        def call(*given: Any) -> None:
+            if not active:  # a plan outlived the block
+                return function(*given)
+            with lock:
+                driver.names.add(name)
+                batch = together[-1] if together else Batch()
+                plain, records = described(name, given, item)
+                for start, size in plain.items():
+                    memory.add(start, size)
+                batch.add(symbol, types, given, memory, records)
+                if together:
+                    function(*given)
+                else:
+                    driver.run(batch)
+            return None
+
+        return call
 
     def run_tasks(tasks: Sequence[pool.Task]) -> None:
         with lock:
@@ -186,45 +253,40 @@ def driven(driver: Driver) -> Iterator[None]:
             finally:
                 together.pop()
 
-    with patch.object(KernelCall, "__call__", run_call), patch.object(library, "load", loaded):
-        if driver.threads == 1:
-            yield
-            return
-        with (
-            patch.object(pool, "run", run_tasks),
-            patch.object(run, "ALONE", 0),
-            patch.object(run, "ALONE_BACKWARD", 0),
-            patch.object(run, "SHARE", 1),
-            patch.object(families, "PREPARED", 1),
-            patch.object(decoding, "_WORTH", 1),
-        ):
-            yield
+    @contextmanager
+    def lent(scratch: run.Scratch) -> Iterator[int]:
+        """Lend memory that no other task has, of NaN."""
+        size = -(-scratch.size * scratch.dtype.itemsize // 64) * 64
+        buffer = torch.full((size,), 0xFF, dtype=torch.uint8, device="cpu")
+        yield buffer.data_ptr()
 
-
-def integers(address: int, count: int) -> list[int]:
-    return list((ctypes.c_int64 * count).from_address(address))
-
-
-def rows_read(name: str, item: int, *given: Any) -> Call:
-    """Describe a call of ``decoding.read_rows``."""
-    arguments = [0 if i == 14 else each for i, each in enumerate(given)]
-    _, q_row, _, _, kv_row, which, table, T, counts, first, last, H, G, D, scale, _, out_row, _ = given
-    named = integers(which, last)
-    seen = integers(counts, max(named, default=-1) + 1)
-    rows = [row for w in named[first:] for row in integers(table + w * T * WORD, seen[w])]
-    keys = max(rows, default=-1) * kv_row + G * D if rows else 0
-    numbers = {0: (last - 1) * q_row + H * D, 2: keys, 3: keys, 15: (last - 1) * out_row + H * D}
-    sizes = {place: count * item for place, count in numbers.items() if count > 0}
-    sizes |= {5: last * WORD, 6: len(seen) * T * WORD, 8: len(seen) * WORD}
-    return Call(name, [scale, 0.0, 0.0], H * (T + 16) * item, 17, arguments, sizes)
-
-
-def sums_logged(name: str, item: int, *given: Any) -> Call:
-    """Describe a call of ``decoding.log_sums``."""
-    _, row, _, last, N, length, _, hidden, _, _ = given
-    numbers = {0: (last - 1) * row + N, 8: last, 9: last * -(-N // length)}
-    sizes = {place: count * item for place, count in numbers.items()} | ({6: hidden * WORD} if hidden else {})
-    return Call(name, [0.0] * 3, 0, -1, list(given), sizes)
+    plan.clear_plans()
+    with (
+        patch.dict(gated._PLANS, clear=True),
+        patch.object(library, "load", loaded),
+        patch.object(Tensor, "data_ptr", data_ptr),
+        patch.object(run.Scratch, "lent", lent),
+        patch.object(lines, "_sizes", lines._sizes.__wrapped__),
+        patch.object(families, "_preparation", families._preparation.__wrapped__),
+    ):
+        try:
+            if driver.threads == 1:
+                yield
+                return
+            with (
+                patch.object(pool, "run", run_tasks),
+                patch.object(run, "ALONE", 0),
+                patch.object(run, "ALONE_BACKWARD", 0),
+                patch.object(run, "SHARE", 1),
+                patch.object(families, "PREPARED", 1),
+                patch.object(decoding, "_WORTH", 1),
+                patch.object(panels, "_WORTH", 1),
+                patch.object(layers, "_WORTH", 1),
+                patch.object(kernels, "_WORTH", 1),
+            ):
+                yield
+        finally:
+            active.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

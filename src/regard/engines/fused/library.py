@@ -34,7 +34,7 @@ _DTYPES: Final = {
     torch.float64: "float64",
 }
 #: Arguments of the kernels that do not take an array of numbers: p for an address, i for an integer, r for a real.
-_SIGNATURES: Final = {
+SIGNATURES: Final = {
     "decoding.read_rows": "pippippipiiiiirpip",
     "decoding.log_sums": "piiiiipipp",
     "decoding.largest_sums": "pppiiiiiipppip",
@@ -80,7 +80,7 @@ def load(name: str, dtype: torch.dtype) -> Function:
     function = getattr(_LIBRARY, f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{processor()}")
     real = ctypes.c_double if dtype == torch.float64 else ctypes.c_float
     types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "r": real}
-    function.argtypes = [types[each] for each in _SIGNATURES.get(name, "pp")]
+    function.argtypes = [types[each] for each in SIGNATURES.get(name, "pp")]
     function.restype = None
     loaded: Function = function
     return loaded
@@ -134,7 +134,7 @@ def _opened() -> tuple[Any, str | None]:
         return None, "its compiled kernels are of another version; install regard again"
     if not hasattr(library, f"regard_dot_forward_float32_{_kinds()[-1]}"):
         return None, f"its compiled kernels have no code for this processor ({_kinds()[-1]}); install regard again"
-    if not all(hasattr(library, f"regard_{name.replace('.', '_')}_float32_{_kinds()[-1]}") for name in _SIGNATURES):
+    if not all(hasattr(library, f"regard_{name.replace('.', '_')}_float32_{_kinds()[-1]}") for name in SIGNATURES):
         return None, "its compiled kernels are of another version; install regard again"
     return library, None
 

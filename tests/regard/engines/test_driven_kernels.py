@@ -138,13 +138,18 @@ def recurrent(draw: Drawn) -> list[Tensor]:
     decay = None if kind == 0 else -draw.numbers(B, G * R, L, *[K][: kind - 1]).abs()
     leaves = [t.requires_grad_() for t in (query, key, value, *(() if decay is None else (decay,)))]
     rate = draw.numbers(B, G * R, L).sigmoid() if delta else None
-    options = {"delta": delta, "rate": rate, "return_state": True}
-    output, state = gated_recurrence(query, key, value, log_decay=decay, **options)
+    channels = nn.functional.normalize(draw.numbers(B, G * R, L, K), dim=-1)
+    erase = None if delta or draw.pick(0, 1) else (channels * channels.detach().sigmoid(), channels)
+    bonus = draw.numbers(G * R, K) if draw.pick(0, 1) else None
+    output, state = gated_recurrence(
+        query, key, value, log_decay=decay, delta=delta, rate=rate, erase=erase, bonus=bonus, return_state=True
+    )
     with torch.no_grad():
         few = [t[:, :, :1] for t in (query, key, value)]
         rate = None if rate is None else rate[:, :, :1]
-        one = {"log_decay": None if decay is None else decay[:, :, :1], "delta": delta, "rate": rate}
-        step = gated_recurrence(*few, **one, state=state)
+        erase = None if erase is None else (erase[0][:, :, :1], erase[1][:, :, :1])
+        one = {"log_decay": None if decay is None else decay[:, :, :1], "delta": delta, "rate": rate, "erase": erase}
+        step = gated_recurrence(*few, **one, bonus=bonus, state=state)
     return [*pulled(output, *leaves), state, step]
 
 

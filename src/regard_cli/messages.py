@@ -133,7 +133,7 @@ class JsonOutput:
     def add(self, record: Any) -> None:
         """Print a record in one line, or keep it for the file."""
         if self.wanted:
-            self.add_text(json.dumps(record, ensure_ascii=False))
+            self.add_text(printable(json.dumps(record, ensure_ascii=False)))
 
     def add_text(self, text: str) -> None:
         """Print JSON, or keep it for the file."""

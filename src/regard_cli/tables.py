@@ -105,16 +105,20 @@ class _Source:
     delimiter: str
     above: int  # lines that end with that of the names
 
-    def line(self, row: int, single: bool) -> int:
+    def line(self, row: int, single: bool) -> int | None:
+        """Return the line of a row, or None behind a cell that only pandas reads."""
         body = self.text.split("\n", self.above)[-1]
         reader = _rows(body, self.delimiter)
         begin = 1
-        for cells_of_row in reader:
-            if cells_of_row or single:
-                if row == 0:
-                    break
-                row -= 1
-            begin = reader.line_num + 1
+        try:
+            for cells_of_row in reader:
+                if cells_of_row or single:
+                    if row == 0:
+                        break
+                    row -= 1
+                begin = reader.line_num + 1
+        except csv.Error:  # a cell of more than 131,072 characters
+            return None
         return self.above + begin
 
 
@@ -139,9 +143,9 @@ class Table:
         >>> Table("a.parquet", pd.DataFrame({"x": [1]}), "Parquet").where(0)
         'row 1'
         """
-        if self._source is None:
-            return f"row {row + 1}"
-        return f"line {self._source.line(row, self.frame.shape[1] + len(self.nameless) == 1)}"
+        single = self.frame.shape[1] + len(self.nameless) == 1
+        line = None if self._source is None else self._source.line(row, single)
+        return f"row {row + 1}" if line is None else f"line {line}"
 
     def column(self, name: str, kind: Kind | None = None, like: Column | None = None) -> Column | str:
         """Return a column, of the given kind or the one that its cells suggest; or why it cannot be used.

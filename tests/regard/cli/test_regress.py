@@ -268,6 +268,14 @@ def test_spaces_around_cells_and_empty_lines(regard, tmp_path: Path) -> None:
     assert [each["the y, cm_predicted"] for each in record["predictions"]] == [pytest.approx(2), None, pytest.approx(5)]
 
 
+def test_json_holds_no_character_that_a_terminal_obeys(regard, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + "".join(f"{name},{i}\n" for i, name in enumerate(["\x9b31m", "b", "\x7f", "b"] * 4)))
+    outcome = regard("regress", path, "--target", "y", "--json")
+    assert json.loads(outcome.out)["features"][0]["categories"] == ["b", "\x7f", "\x9b31m"]
+    assert outcome.out.rstrip("\n").isprintable()
+
+
 def test_every_type_of_parquet(regard, tmp_path: Path) -> None:
     whole = np.arange(8)
     frame = pd.DataFrame(

@@ -38,6 +38,11 @@ def _refusal(call) -> str:
 # Marks ----------------------------------------------------------------------------------------------------------------
 
 
+def test_where_a_row_is_behind_a_huge_cell(tmp_path: Path) -> None:
+    table = _read(tmp_path, f"x,y\n1,2\n{'a' * 200_000},3\n4,5\n")
+    assert [table.where(row) for row in range(3)] == ["line 2", "row 2", "row 3"]
+
+
 def test_other_columns_say_what_a_dot_is(tmp_path: Path) -> None:
     table = _read(tmp_path, "Temp;Umsatz\n6,25;948\n8,97;1.088\n")
     assert _values(table, "Umsatz") == [948, 1088]

@@ -35,9 +35,8 @@ def interpreted(*arguments):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS)
-def test_kernels_in_the_interpreter(check):
-    interpreted(check)
+def test_kernels_in_the_interpreter():
+    interpreted(*CHECKS)
 
 
 @needs_triton
@@ -45,7 +44,7 @@ def test_kernels_in_the_interpreter(check):
 @pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("part", range(20))
 def test_laws_in_the_interpreter(part):
-    interpreted("laws", str(part))
+    interpreted(f"laws {part}")
 
 
 def test_without_a_device():

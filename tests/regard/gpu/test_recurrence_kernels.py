@@ -16,9 +16,10 @@ from regard.nn.linear import gpu, kernels
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
 @pytest.mark.slow
-def test_the_kernels_are_right_in_the_interpreter():
+def test_the_kernels_are_right_in_the_interpreter(request):
     file = Path(__file__).with_name("interpreted_recurrences.py")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(file)]
+    command += ["--usual"] * request.config.getoption("--usual")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:]

@@ -135,6 +135,7 @@ CAPTURED = (
 )  # fmt: skip
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize(("family", "name", "verdict"), CAPTURED, ids=[name for _, name, _ in CAPTURED])
 def test_what_is_captured_of_a_class(family: str, name: str, verdict: str) -> None:
     found = alone(captured_families.examined, f"transformers.models.{family}.modeling_{family}", name)

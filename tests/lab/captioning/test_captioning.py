@@ -109,6 +109,7 @@ class StopAt(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("kind", ["soft", "reinforce", "transformer"])
 def test_a_resumed_run_goes_on_to_the_same_bits(kind: str, data: Path, tmp_path: Path) -> None:
@@ -277,6 +278,7 @@ def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
             Captioner.load(out)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", ["none", "reinforce"])
 def test_scores_are_learned_from(data: Path, tmp_path: Path, frozen: None, hard: str) -> None:

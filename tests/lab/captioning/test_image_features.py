@@ -58,6 +58,7 @@ def as_published(images: Tensor, number: int) -> Tensor:
     return F.relu6(norm(conv(x, "_conv_head"), "_bn1"))
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("size", [(64, 64), (65, 97)])
 def test_the_network_is_the_published_one(size: tuple[int, int], number: int) -> None:

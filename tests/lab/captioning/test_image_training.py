@@ -64,6 +64,7 @@ def right(classifier: ImageClassificationPipeline) -> float:
     return sum(classifier.labels[i] == label for i, label in zip(named, labels)) / 100
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", [NETWORK, TRANSFORMER], ids=["network", "transformer"])
 def test_it_learns_and_its_folder_answers_alike(kind: dict[str, Any], data: Path, tmp_path: Path) -> None:
     lines: list[str] = []

@@ -34,6 +34,7 @@ def plain_search(model: DecoderLM, prompt: list[int], beams: int, most: int, end
     return max(ended)
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("kind", [{}, {"positions": "rotary", "window": 4}, {"positions": "alibi"}, LINEAR], ids=str)
 @pytest.mark.parametrize("beams", [3, 5])
 @torch.no_grad()

@@ -76,6 +76,7 @@ def right(classifier: TextClassifier, seed: int = 1) -> float:
     return sum((classifier.labels[i] == "yes") == ("good" in text) for i, text in zip(named, texts)) / 100
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_from_scratch_it_learns_all_of_a_tiny_task(kind: str, data: Path, tmp_path: Path) -> None:
     asked = options(
@@ -130,6 +131,7 @@ class StopAt(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_a_resumed_run_goes_on_to_the_same_bits(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     asked = options(
@@ -274,6 +276,7 @@ def test_a_bare_model_has_the_same_rows() -> None:
         bare(encoder, {"pooling": "last"})
 
 
+@pytest.mark.campaign(keep=1)
 def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, data: Path, tmp_path: Path) -> None:
     asked = options(
         data, start=str(start), head={"filters": 8, "window": 2, "dropout": 0.1},

@@ -125,6 +125,7 @@ def test_the_loss_counts_masked_tokens_alone() -> None:
     assert objective.loss(model, batch).shown != one
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_rows_read_both_ways_teach_both(lines: Path, tmp_path: Path) -> None:
     """Each word tells the next, and the one before it."""
@@ -146,6 +147,7 @@ def test_rows_read_both_ways_teach_both(lines: Path, tmp_path: Path) -> None:
     assert max(found[True]) < found[False][1] / 3, found  # the first letters do not say which way they are read
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_sampled_softmax_learns_what_is_validated_among_all(masked: bool, lines: Path, tmp_path: Path) -> None:

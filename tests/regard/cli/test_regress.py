@@ -389,6 +389,7 @@ def test_an_interrupt_exits_quietly(regard, curve: Path, tmp_path: Path, monkeyp
     assert not list(tmp_path.glob("*out*"))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_plain_pipe_gets_plain_characters(mixed: Path) -> None:
     code = "from regard_cli import main; main()"

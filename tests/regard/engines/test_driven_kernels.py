@@ -46,6 +46,7 @@ def start(program: Path) -> Iterator[Callable[..., Driver]]:
         each.process.wait()
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_laws_hold(start: Callable[..., Driver], threads: int) -> None:
     driver = start(threads)

@@ -196,6 +196,7 @@ def visible_to(mask: Any) -> Tensor:
     return bound(b, h, torch.arange(L).unsqueeze(1), torch.arange(S))
 
 
+@pytest.mark.campaign(keep=14)
 @across({"name": HIDING, "engine": ["sdpa", "streaming", "reference"], "which": ["key", "value"]})
 def test_what_nobody_sees_changes_nothing(
     name: str, engine: str, which: str, small_strips: Callable[..., None], small_tiles: Callable[..., None]

@@ -110,6 +110,7 @@ def test_what_an_encoder_decoder_writes_is_one_matrix_a_layer(name: str) -> None
         near(mine.weights(), theirs.weights(), 2e-5)
 
 
+@pytest.mark.campaign(keep=10)
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", DECODERS)

@@ -59,6 +59,7 @@ def test_a_head_removed_is_its_rows_of_the_projection_at_zero(head: Any, impleme
     near(record[0].weights().sum(-1), torch.ones(2, 4, L))
 
 
+@pytest.mark.campaign(keep=6)
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "mistral, sliding", "gpt-oss, sinks"])

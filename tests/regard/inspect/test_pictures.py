@@ -194,6 +194,7 @@ def test_differences_have_two_colours() -> None:
     assert (image.norm.vmin, image.norm.vmax, image.get_cmap().name) == (-1, 1, DIVERGING)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_thousands_of_tokens_are_drawn(tmp_path: Path) -> None:
     tokens = tuple(f"word{i}" for i in range(2500))

@@ -54,6 +54,7 @@ def blocks(largest: Tensor, mean: Tensor, weights: Tensor, size: int) -> None:
             torch.testing.assert_close(mean[:, :, down, across].double(), block.mean((2, 3)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.campaign(keep=3)
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "regard"])
 @pytest.mark.parametrize("name", ["llama, grouped", "mistral, sliding"])

@@ -76,6 +76,7 @@ def same(a: Any, b: Any) -> None:
     close(flat(a), flat(b))
 
 
+@pytest.mark.campaign(keep=4)
 @every_kind
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())

@@ -92,6 +92,7 @@ def test_repeated_observations_halve_the_variance_of_the_mean():
     np.testing.assert_allclose(b / t * 20, a / s, rtol=1e-10)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(("kernel", "order", "width"), [("boxcar", 0, 0.1), ("boxcar", 1, 0.2), ("gaussian", 1, 0.08)])
 def test_bands_cover_a_mean_without_bias(kernel, order, width):
     rng = np.random.default_rng(0)
@@ -164,6 +165,7 @@ def test_aicc_agrees_with_statsmodels():
     np.testing.assert_allclose(model.bandwidth_, theirs.bw, rtol=2e-3)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize(("kernel", "order"), [("gaussian", 0), ("gaussian", 1), ("epanechnikov", 1), ("boxcar", 0)])
 def test_the_search_finds_the_least_aicc_of_a_fine_grid(kernel, order):
     X, y, _, _ = data(3, n=120)

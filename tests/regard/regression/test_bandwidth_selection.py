@@ -64,6 +64,7 @@ def test_the_curve_holds_the_minimum():
     np.testing.assert_allclose(model.bandwidth_[1] / model.bandwidth_[0], X[:, 1].std() / X[:, 0].std())
 
 
+@pytest.mark.campaign(keep=7)
 @across({"nearest": [True, False], "order": [0, 1], "kernel": [*kernels(), "constant", lambda u: 1 / (1 + u**4)]})
 def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, monkeypatch):
     X, y = made(n=60)

@@ -83,6 +83,7 @@ def test_wide_bandwidths_reach_no_further_than_the_data_spread():
         assert model.extrapolates([[edge + 0.9 * X.std()], [edge + 1.1 * X.std()]]).tolist() == [False, True]
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("load", [load_diabetes, load_wine])
 @pytest.mark.parametrize("options", [{}, {"bandwidth": 0.3}, {"kernel": "laplacian"}, {"bandwidth": "loo", "order": 1}])
 def test_rows_like_those_of_training_are_within_reach(load, options):

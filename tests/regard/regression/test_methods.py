@@ -125,6 +125,7 @@ def test_predictions_are_those_of_the_formula():
     assert model.plan_.bound <= 1e-6
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", ["loo", "learned"])
 def test_searches_find_what_all_pairs_find(bandwidth):
@@ -268,6 +269,7 @@ def test_without_finufft_a_sentence_says_what_to_install(monkeypatch):
     assert NadarayaWatsonRegressor().fit(*data(7)[:2]).predict([[0.0, 0.0]]).shape == (1, 2)
 
 
+@pytest.mark.campaign(keep=3)
 @across({"way": FAST[1:], "order": [0, 1], "kernel": ["gaussian", "laplacian", "epanechnikov"]})
 def test_bandwidths_that_share_looks_have_the_errors_of_each(way, order, kernel):
     X, y, _, weight = data(5, n=400)

@@ -87,6 +87,7 @@ def test_rows_with_missing_values_help_and_do_not_mislead():
     assert (errors[:, 2] < errors[:, 1]).all()
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("way", ["scott", "loo", "learned"])
 def test_without_missing_values_nothing_changes(way, order):

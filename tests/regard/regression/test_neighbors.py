@@ -38,6 +38,7 @@ def expected(kernel, query, X, y, scale, k, order, weight=None):
     return np.array(found)
 
 
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize("k", [8, 150])
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("width", [1, 2])

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set how many cases tests draw that draw them."""
     whole = not (config.getoption("--quick") or config.getoption("--usual"))
-    tiers.run_all(whole)
+    tiers.WHOLE.set(whole)
     settings.register_profile("usual", max_examples=30)
     settings.load_profile("default" if whole else "usual")
 

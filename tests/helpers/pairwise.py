@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -27,8 +27,8 @@ def covering(rows: Sequence[Sequence[Any]], most: int | None = None) -> list[int
     bits: dict[object, int] = {}
     masks = []
     for places in rows:
-        held = (combinations(places, 2), combinations(places, 1))
-        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in chain(*held)))
+        pairs = combinations(places, min(2, len(places)))  # of one parameter, its values
+        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs))
     missing, chosen = (1 << len(bits)) - 1, []
     while missing and (most is None or len(chosen) < most):
         best = max(range(len(rows)), key=lambda i: (masks[i] & missing).bit_count())

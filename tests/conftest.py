@@ -55,8 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
-    long = ("slow", "campaign")
-    return _spread([item for item in cases if not any(map(item.get_closest_marker, long))], FEW)
+    mark = cases[0].get_closest_marker("quick")
+    short = [item for item in cases if not any(map(item.get_closest_marker, ("slow", "campaign")))]
+    return _spread(short, FEW if mark is None else mark.kwargs["keep"])
 
 
 def _usual(cases: list[pytest.Item]) -> list[pytest.Item]:

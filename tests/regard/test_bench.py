@@ -73,6 +73,7 @@ def test_every_case_is_right(build: Callable[[], bench.Case]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

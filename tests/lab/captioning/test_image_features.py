@@ -94,6 +94,7 @@ def test_files_that_hold_something_else(tmp_path: Path) -> None:
         read_efficientnet(WEIGHTS[1], 2)
 
 
+@pytest.mark.slow
 def test_encoders_by_name() -> None:
     pixels = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8)
     for encoder in (open_encoder("cnn"), open_encoder("efficientnet-lite0", 64), open_encoder("efficientnet-lite2")):

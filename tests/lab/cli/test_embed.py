@@ -105,6 +105,7 @@ def test_models_of_ours(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None
         assert float((vector - mean / mean.norm()).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("new", [True, False], ids=["one key", "a key for each pooling"])
 def test_folders_of_sentence_transformers(regard, new: bool, tokenizer: Tokenizer, tmp_path: Path) -> None:

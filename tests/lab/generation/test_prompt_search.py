@@ -53,6 +53,7 @@ def test_one_beam_is_greedy() -> None:
     assert [list(best[0].numbers) for best in found] == [greedy(model, prompt, 7) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [11, 13, 200])
 @torch.no_grad()
 def test_more_beams_than_continuations(beams: int) -> None:

@@ -58,6 +58,7 @@ def test_acceptance_and_residual_give_the_models_distribution(seed: int) -> None
     torch.testing.assert_close(total, p)
 
 
+@pytest.mark.slow
 def test_two_proposals_give_the_models_distribution_by_enumeration() -> None:
     """All pairs of drafts, with the numbers drawn on a grid: the share of each outcome is its probability."""
     p = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.0, 0.5, 0.5]], dtype=torch.float64)

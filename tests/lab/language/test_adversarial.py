@@ -83,6 +83,7 @@ def _by_embedding(model: SequenceClassifier, text: Tensor, label: Tensor) -> tup
     return model.model.embedding.weight.detach()[text[0]], loss
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(["encoder", "filters", "both ways"]),

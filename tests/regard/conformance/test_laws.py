@@ -31,6 +31,7 @@ def concerned(law, engine):
 PAIRS = [(law, engine) for law in LAWS for engine in HERE]
 
 
+@pytest.mark.quick(keep=20)
 @pytest.mark.parametrize(("law", "engine"), PAIRS, ids=[f"{law}-{engine}" for law, engine in PAIRS])
 def test_law(law, engine):
     if not concerned(law, engine):

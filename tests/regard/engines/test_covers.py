@@ -88,6 +88,7 @@ def test_outputs_and_gradients(name, other):
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_mask_and_tile(data):

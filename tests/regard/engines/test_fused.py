@@ -92,6 +92,7 @@ def test_every_score(score: str, shape: str, law: str) -> None:
     holds(law, score=score, width=4, value_width=5, learned=learned, **SHAPES[shape])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["additive", "concat"])
 def test_what_an_additive_score_learns_over_tiles_and_blocks(score: str) -> None:
     holds("gradient budget", score=score, width=3, value_width=12, learned=True, queries=67, keys=515)

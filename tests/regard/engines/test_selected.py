@@ -30,6 +30,7 @@ def results(query, key, value, weight, mask, **options):
     return output, *torch.autograd.grad((output * weight).sum(), tensors)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_outputs_and_gradients(data):

@@ -56,6 +56,7 @@ def test_without_a_device():
         regard.attention(query, query, query, engine="triton")
 
 
+@pytest.mark.slow
 def test_a_call_on_the_cpu_does_not_load_the_kernels():
     code = (
         "import regard, sys, torch; regard.attention(*torch.zeros(3, 1, 1, 2, 2)); "

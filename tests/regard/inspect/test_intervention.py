@@ -283,6 +283,7 @@ def test_a_record_of_an_intervention_comes_back(tmp_path: Path) -> None:
 
 
 class TestWrong:
+    @pytest.mark.slow
     def test_a_layer_that_does_not_run(self) -> None:
         model, given = made(DECODERS["gpt2"]()), tokens()
         for layer, message in (

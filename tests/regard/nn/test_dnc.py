@@ -166,6 +166,7 @@ def test_weights_stay_in_the_simplex_and_usage_in_the_unit_interval(scale: float
     assert (state.usage >= 0).all() and (state.usage <= 1).all()
 
 
+@pytest.mark.slow
 def test_gradients_of_both_heads_are_right() -> None:
     writer, reader = head(DNCWriteHead, 2), head(DNCReadHead, 2)
     control, memory = normal(2, 5).requires_grad_(), normal(2, 6, 4, seed=1).requires_grad_()

@@ -160,6 +160,7 @@ def test_sharpening_of_zeros_is_zero_and_of_large_powers_finite() -> None:
     assert gradient.isfinite().all() and gradient[0] > 0
 
 
+@pytest.mark.slow
 def test_gradients_of_addressing_are_right() -> None:
     layer = head(NTMReadHead, heads=2)
     ends = tuple(each.requires_grad_() for each in (normal(2, 5), normal(2, 6, 4), normal(2, 2, 6).softmax(-1)))

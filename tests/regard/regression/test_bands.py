@@ -108,6 +108,7 @@ def test_bands_cover_a_mean_without_bias(kernel, order, width):
     assert np.mean(inside) == pytest.approx(0.9, abs=4 * np.std(inside) / 120**0.5 + 0.01)
 
 
+@pytest.mark.slow
 def test_bias_is_left_out_and_a_narrower_bandwidth_makes_it_small():
     rng = np.random.default_rng(0)
     peak, covered = np.array([[np.pi / 2 / 6]]), {0.15: [], 0.03: []}

@@ -149,6 +149,7 @@ def test_classes_are_counted_by_table():
     assert model.plan_.method == "table"
 
 
+@pytest.mark.slow
 def test_float32_and_folds_by_table():
     X, y, _ = drawn([True, True], 600, 6)
     single = NadarayaWatsonRegressor(bandwidth=0.5, metric="categorical").fit(X.astype(np.float32), y)

@@ -43,6 +43,7 @@ def weights(query, X, bandwidth, kernel):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "epanechnikov"])
 def test_missing_values_are_marginalized(kernel):
     X, y = with_gaps()

@@ -104,6 +104,7 @@ def test_weights_that_count_repetitions_count_as_neighbours():
     np.testing.assert_allclose(model.loo_error(), alike.loo_error(), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov"])
 def test_the_search_finds_the_least_leave_one_out_error(kernel):
     X, y, _ = data(1, 120)

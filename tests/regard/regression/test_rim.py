@@ -44,6 +44,7 @@ def test_queries_beyond_the_box_are_transformed_and_hold_rtol(weighted):
     np.testing.assert_array_equal(model.extrapolates(query)[far], exact.extrapolates(query[far]))
 
 
+@pytest.mark.slow
 def test_which_queries_lie_beyond_is_what_all_pairs_say():
     X, y, query = square(4_000, 3_000)
     hole = (np.abs(X - 0.5) > 0.2).any(1)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from copying import OPTIONS, VALID, alone, apart, batch, begun, learner
+from interrupts import StopAt
 from lightning.pytorch import Callback
 
 from regard_lab.training import checkpoints
@@ -28,33 +29,12 @@ from regard_lab.training.options import TrainingError, TrainingOptions
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def heard():
-    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def parameters(learning):
     return {name: tensor.clone() for name, tensor in learning.model.state_dict().items()}
 
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-class StopAt(Callback):
-    """Ends a run as somebody would who presses Ctrl-C in a step."""
-
-    number = signal.SIGINT
-
-    def __init__(self, batch_index):
-        self.at = batch_index
-
-    def on_train_batch_start(self, trainer, module, data, index):
-        if index == self.at:
-            os.kill(os.getpid(), self.number)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import product
 
 import numpy as np
@@ -11,17 +10,12 @@ from pairwise import across
 from reference import weights
 from scipy.stats import t as student
 
-from regard._utils.errors import RegardWarning
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 
 WAYS = [("nufft", "gaussian"), *product(["exact", "tiles"], ["gaussian", "epanechnikov", "laplacian"])]
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RegardWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def data(seed, n=150, d=1):

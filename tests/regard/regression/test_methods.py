@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from contextlib import contextmanager
 from itertools import product
 from unittest.mock import patch
@@ -35,11 +34,7 @@ def summing(way):
         yield "tiles" if way == "tree" else way
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RegardWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def data(seed, n=700, d=2):

@@ -153,6 +153,7 @@ def test_an_engine_holds_the_laws(load) -> None:
 
 def test_a_task_trains(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = pytest.importorskip("regard_lab.tasks.translation.tasks")
+    from regard_lab.cli import kinds, translate
     from regard_lab.tasks.translation.options import ExperimentOptions
     from regard_lab.tasks.translation.training import Experiment
 
@@ -167,6 +168,8 @@ def test_a_task_trains(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     table = {"task": "reversal", "preset": "small", "data": {"data": str(pairs)}}
     options = ExperimentOptions.from_table(table | {"training": {"steps": 3, "metric": task.metric}})
     model, ended = Experiment(options, tmp_path / "run", lambda _: None).train()
+    monkeypatch.setitem(kinds.COMMANDS, "reversal model", "regard translate --model {}")
+    assert translate.load(tmp_path / "run", "translate").about["task"] == "reversal"
     assert ended.steps == 3 and set("abcd") <= set(model.target.symbols)
     assert task.scores(["dcba"], [["dcba"]]) == {"per": 0.0, "wer": 0.0}
 

@@ -42,17 +42,21 @@ demo: $(DEMO_READY)
 demo-training: $(READY)
 	$(BIN)/regard demo --train --seconds $(DEMO_SECONDS)
 
-# Two processes of one thread each; scikit-learn's check of other array libraries runs only where SciPy was told of them.
+# Two processes of one thread each, one of which takes over what is left of the other's tests; scikit-learn's check of other
+# array libraries runs only where SciPy was told of them.
+PYTEST = OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# Of tests marked campaign the cases that they keep, which hold most pairs of values.
 test: $(READY)
-	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2 --usual
+	$(PYTEST) --usual
 
 # Every case of every test, those marked campaign too.
 test-all: $(READY)
-	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2
+	$(PYTEST)
 
 # A few cases of each test, for a change under way.
 test-quick: $(READY)
-	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 2 --quick
+	$(PYTEST) --quick
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import chain, combinations
 
 import pytest
 import tiers
+from hypothesis import settings
+from pairwise import covering
 
 from regard._call import plan as _plan
 from regard.engines.flex import MODE
@@ -33,8 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the sizes of tests that draw cases by themselves."""
-    tiers.run_all(not (config.getoption("--quick") or config.getoption("--usual")))
+    """Set how many cases tests draw that draw them."""
+    whole = not (config.getoption("--quick") or config.getoption("--usual"))
+    tiers.WHOLE.set(whole)
+    settings.register_profile("usual", max_examples=30)
+    settings.load_profile("default" if whole else "usual")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,8 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
-    long = ("slow", "campaign")
-    return _spread([item for item in cases if not any(map(item.get_closest_marker, long))], FEW)
+    mark = cases[0].get_closest_marker("quick")
+    short = [item for item in cases if not any(map(item.get_closest_marker, ("slow", "campaign")))]
+    return _spread(short, FEW if mark is None else mark.kwargs["keep"])
 
 
 def _usual(cases: list[pytest.Item]) -> list[pytest.Item]:
@@ -62,20 +67,14 @@ def _usual(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
     """Return so many of the cases: those that have the most pairs of values of parameters that none before had."""
-    if len(cases) <= most:
-        return cases
-    settings = [sorted(getattr(item, "callspec").indices.items()) for item in cases]  # noqa: B009
-    pairs = [set(chain(combinations(each, 1), combinations(each, 2))) for each in settings]
-    # Among equals the golden ratio takes cases that lie far apart.
-    left = sorted(range(len(cases)), key=lambda i: i * GOLDEN % 1)
-    chosen: list[int] = []
-    seen: set[object] = set()
-    for _ in range(most):
-        best = max(left, key=lambda i: len(pairs[i] - seen))
-        seen |= pairs[best]
-        left.remove(best)
-        chosen.append(best)
-    return [cases[i] for i in sorted(chosen)]
+    if len(cases) <= most or not most:
+        return cases[:most]
+    # In an order of the golden ratio, neighbours lie far apart: those that cover as much as the first are as good.
+    order = sorted(range(len(cases)), key=lambda i: i * GOLDEN % 1)
+    indices = [sorted(getattr(cases[i], "callspec").indices.items()) for i in order]  # noqa: B009
+    chosen = covering(indices, most)
+    chosen += [i for i in range(len(order)) if i not in set(chosen)][: most - len(chosen)]
+    return [cases[i] for i in sorted(order[i] for i in chosen)]
 
 
 @pytest.fixture(autouse=True)

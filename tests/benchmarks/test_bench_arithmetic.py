@@ -128,6 +128,7 @@ def test_only_what_is_right_is_timed() -> None:
     assert "**wrong**" in text and "missing: there is none" in text and "failed: RuntimeError: it broke" in text
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("quantity", ["output", "d_query", "d_key", "d_value"])
 def test_a_wrong_gradient_is_found(quantity: str) -> None:
     rows = run(case_of((Point(6, backward=True),), other=off_by(1e-3, quantity))).tables[0].rows
@@ -325,6 +326,7 @@ def test_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| regard |" in numbers.with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.campaign
 def test_a_picture_where_there_are_sizes(tmp_path) -> None:
     pytest.importorskip("matplotlib")
     assert not report.plot(run(case_of()), tmp_path / "none.png")
@@ -361,6 +363,7 @@ def test_pages_are_filled_within_lines_and_over_lines() -> None:
         readme.filled("<!-- unknown --><!-- /unknown -->", made)
 
 
+@pytest.mark.campaign
 def test_growth_is_drawn_where_there_are_sizes_to_grow_over() -> None:
     assert readme.growth(reported()) == "" == readme.growth(reported(12))
     assert readme.growth(reported(12, 24)) == "![A case](../benchmarks/results/made-up.png)"

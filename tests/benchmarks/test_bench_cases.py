@@ -91,6 +91,7 @@ def test_plain_formula_is_not_run_where_it_would_not_fit() -> None:
         case.contenders[case.baseline].prepare(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2000, 5000])
 def test_compact_kernels_reach_one_percent_and_have_no_pair_on_their_edge(size: int) -> None:
     work = CASES["compact"].build(Point(size, variant="boxcar"))

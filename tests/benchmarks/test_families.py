@@ -113,6 +113,7 @@ def test_configurations_with_settings_derive_their_other_fields() -> None:
     assert detr.backbone_config.model_type == "resnet" and detr.backbone_config.out_indices == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_images_stand_in_the_texts_that_are_compared() -> None:
     found = alone(
         transformers_families.examined, "transformers.models.gemma3.modeling_gemma3", "Gemma3ForConditionalGeneration"
@@ -135,6 +136,7 @@ CAPTURED = (
 )  # fmt: skip
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize(("family", "name", "verdict"), CAPTURED, ids=[name for _, name, _ in CAPTURED])
 def test_what_is_captured_of_a_class(family: str, name: str, verdict: str) -> None:
     found = alone(captured_families.examined, f"transformers.models.{family}.modeling_{family}", name)

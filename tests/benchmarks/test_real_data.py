@@ -99,7 +99,7 @@ def test_the_verdict_names_the_best_of_both_sides() -> None:
     assert other.startswith("`other` has the lowest error; regard's best is `regard, good`, ") and "worse" in other
 
 
-@pytest.mark.campaign(keep=1)
+@pytest.mark.campaign
 @pytest.mark.parametrize("classifies", [False, True])
 def test_every_contender_beats_a_constant(classifies: bool) -> None:
     generator = np.random.default_rng(0)

@@ -17,6 +17,7 @@ def test_tables_are_whole(name):
     assert set(numbers) <= {"f", "i"}
 
 
+@pytest.mark.slow
 def test_a_comparison_is_printed_with_the_best_in_bold(monkeypatch):
     monkeypatch.setattr(tables, "ROWS", 60)
     row = tables.compare(tables.TABLES["iris"]())

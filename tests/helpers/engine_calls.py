@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,3 +52,18 @@ def oracle(leaves: list[Tensor], extra: list[Tensor] = [], **named: Any) -> list
     """Return the same as :func:`run`, calculated in float64 by the reference."""
     wide = [t.detach().double().requires_grad_() for t in leaves]
     return run(wide, extra, **{**named, "engine": "reference"})
+
+
+def check_threads(results: Callable[[], list[Tensor]]) -> None:
+    """Hold that two threads compute what one does but for rounding, and the same bits twice."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = results()
+        torch.set_num_threads(2)
+        together, again = results(), results()
+    finally:
+        torch.set_num_threads(before)
+    for one, two, three in zip(alone, together, again):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+        assert torch.equal(two, three)

@@ -18,15 +18,21 @@ def pairwise(options: Mapping[Any, Sequence[Any]], valid: Callable[[Row], bool] 
     same on every machine.
     """
     rows = [row for values in product(*options.values()) if valid(row := dict(zip(options, values)))]
+    chosen = covering([[(name, options[name].index(value)) for name, value in row.items()] for row in rows])
+    return [rows[i] for i in chosen]
+
+
+def covering(rows: Sequence[Sequence[Any]], most: int | None = None) -> list[int]:
+    """Return which rows hold every pair of two places that any row holds, or so many rows with most of the pairs."""
     bits: dict[object, int] = {}
     masks = []
-    for row in rows:
-        places = [(name, options[name].index(value)) for name, value in row.items()]
-        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in combinations(places, 2)))
+    for places in rows:
+        pairs = combinations(places, min(2, len(places)))  # of one parameter, its values
+        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs))
     missing, chosen = (1 << len(bits)) - 1, []
-    while missing:
+    while missing and (most is None or len(chosen) < most):
         best = max(range(len(rows)), key=lambda i: (masks[i] & missing).bit_count())
-        chosen.append(rows[best])
+        chosen.append(best)
         missing &= ~masks[best]
     return chosen
 

@@ -1,14 +1,11 @@
 """How much of a test a tier runs: all of it, or the share of `make test` and `make test-quick`."""
 
-_whole = True
+from contextvars import ContextVar
 
-
-def run_all(whole: bool) -> None:
-    """Say whether tests run whole; called before tests are collected."""
-    global _whole
-    _whole = whole
+#: Whether tests run whole; conftest.py sets it before tests are collected.
+WHOLE: ContextVar[bool] = ContextVar("whole", default=True)
 
 
 def sized(whole: int, usual: int) -> int:
     """Return how many cases a test draws by itself: ``usual`` but for `make test-all`."""
-    return whole if _whole else usual
+    return whole if WHOLE.get() else usual

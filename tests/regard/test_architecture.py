@@ -82,6 +82,7 @@ def test_private_names_do_not_cross_packages() -> None:
     assert not {name: found for name, found in crossing.items() if found}
 
 
+@pytest.mark.slow
 def test_a_file_begins_with_what_it_is_about() -> None:
     bare = [name for name, path in FILES.items() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
     assert not bare
@@ -216,6 +217,7 @@ OWN_SENTENCES = {
 }
 
 
+@pytest.mark.slow
 def test_errors_are_raised_by_the_template_alone() -> None:
     """In the library, a wrong argument's ValueError or TypeError is made by ``rejected`` or ``unknown_name``."""
     found = {}
@@ -249,6 +251,7 @@ except AttributeError as error:
     assert done.stdout == "module 'regard' has no attribute 'nothing'\n"
 
 
+@pytest.mark.slow
 def test_the_first_call_imports_no_other_package() -> None:
     code = """
 import sys, torch, regard

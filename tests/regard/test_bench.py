@@ -61,6 +61,7 @@ def test_what_cannot_run_says_why() -> None:
     assert "compiled kernels: " in report and "torch: " in report
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [pytest.param(each, id=each.__name__.lstrip("_")) for each in bench.cases()])
 def test_every_case_is_right(build: Callable[[], bench.Case]) -> None:
@@ -72,6 +73,7 @@ def test_every_case_is_right(build: Callable[[], bench.Case]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ def test_numbers_are_those_of_the_newest_reports() -> None:
         assert text == path.read_text(encoding="utf-8"), f"{path.relative_to(ROOT)} is out of date: run `make docs`"
 
 
+@pytest.mark.slow
 def test_summaries_are_those_of_the_reports() -> None:
     from benchmarks import report
 
@@ -76,6 +77,7 @@ def test_python_that_shows_no_result_is_python(page: Path) -> None:
         compile(block, page.name, "exec")
 
 
+@pytest.mark.slow
 def test_readme_is_short_and_its_first_code_runs() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150

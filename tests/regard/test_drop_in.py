@@ -367,6 +367,7 @@ def test_compile_without_a_graph_break(call: str, dynamic: bool) -> None:
     torch.testing.assert_close(compiled(*args), CALLS[call](sdpa, *args))
 
 
+@pytest.mark.slow
 def test_compile_with_gradients(swap: Callable[[], list[int]]) -> None:
     torch._dynamo.reset()
     network, x = Decoder(), normal(2, 7, 16)
@@ -377,6 +378,7 @@ def test_compile_with_gradients(swap: Callable[[], list[int]]) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"lse": True, "max": True}, {"topk": 2}, {"entropy": True, "received": True}])
 def test_compile_with_aux(asked: dict[str, Any]) -> None:
     torch._dynamo.reset()

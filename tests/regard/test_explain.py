@@ -129,6 +129,7 @@ def arguments(shape: tuple[int, ...], **named: Any) -> dict[str, Any]:
     return {"query": query, "key": key, "value": key, **named, "attn_mask": made[named["attn_mask"]]()}
 
 
+@pytest.mark.slow
 def test_auto_never_grows_where_it_need_not() -> None:
     grew = 0
     for values in itertools.product(*GRID.values()):

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from tiers import sized
 from torch import Tensor, nn
 
 import regard
@@ -114,7 +115,7 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.slow
 def test_masks() -> None:
-    check({name: of_mask(make) for name, make in MASKS.items()})
+    check({name: of_mask(MASKS[name]) for name in list(MASKS)[:: sized(1, 2)]})
 
 
 @pytest.mark.campaign

@@ -151,6 +151,7 @@ def test_one_compilation_serves_every_length(parts: dict[str, Any]) -> None:
     assert frames == frames[:1] * 3
 
 
+@pytest.mark.campaign(keep=1)
 @every_part
 def test_an_exported_gpt_takes_every_length(parts: dict[str, Any]) -> None:
     model = gpt(**parts).eval()
@@ -235,6 +236,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.campaign
 def test_two_processes_train_one_gpt(tmp_path: Path) -> None:
     path, out = [str(Path(__file__).parent), *sys.path], str(tmp_path / "gradients.pt")
     code = WORKER.format(path=path, store=tmp_path / "store", out=out)

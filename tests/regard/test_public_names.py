@@ -137,6 +137,7 @@ def names_in(code: str) -> Iterator[str]:
             yield f"{modules[first] or first}.{rest}"
 
 
+@pytest.mark.slow
 def test_what_people_read_takes_public_names_only() -> None:
     used, wrong = set(), set()
     for file, code in sources():

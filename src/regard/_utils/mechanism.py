@@ -197,19 +197,27 @@ def _causality(defined: Any, causal: str) -> str:
 
 def mechanisms() -> tuple[Mechanism, ...]:
     """Return all mechanisms, by group and in order of definition."""
+    _import_all()
+    return tuple(sorted(_TABLE.values(), key=lambda each: list(GROUPS).index(each.group)))
+
+
+def _import_all() -> None:
     for name in _LATE:
         importlib.import_module(name)
-    return tuple(sorted(_TABLE.values(), key=lambda each: list(GROUPS).index(each.group)))
 
 
 def mechanism_of(thing: object) -> Mechanism | None:
     """Return the catalogue entry of a class or function, or of an object's class; None if there is none."""
-    mechanisms()
-    rows: dict[object, Mechanism] = {each.defined: each for each in _TABLE.values()}
+    _import_all()
     if isinstance(thing, FunctionType):
-        return rows.get(thing)
+        return _entry(thing)
     cls = thing if isinstance(thing, type) else type(thing)
-    return next((rows[each] for each in cls.__mro__ if each in rows), None)  # the most derived class with an entry
+    return next(filter(None, map(_entry, cls.__mro__)), None)  # of the most derived class with an entry
+
+
+def _entry(defined: type | FunctionType) -> Mechanism | None:
+    found = _TABLE.get(defined.__name__)
+    return found if found is not None and found.defined is defined else None
 
 
 def _parts(thing: object) -> Iterator[object]:

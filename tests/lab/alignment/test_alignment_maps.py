@@ -34,6 +34,7 @@ def cuts(length: int, seed: int) -> list[Word]:
     return [Word("", range(a, b)) for a, b in pairwise(places)]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(T=st.integers(1, 9), S=st.integers(1, 9), seed=st.integers(0, 10**6))
 def test_rows_of_words_still_sum_to_one(T: int, S: int, seed: int) -> None:

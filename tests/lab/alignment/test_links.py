@@ -106,6 +106,7 @@ def test_an_unknown_method_is_refused_with_those_there_are():
         symmetrize(frozenset(), frozenset(), "intersect")
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(LINKS, LINKS, LINKS), max_size=5))
 def test_agreement_is_what_its_definition_says(cases):

@@ -35,6 +35,7 @@ def keyed(corpus: list[tuple[list[str], list[list[str]]]]) -> tuple[dict[int, li
     return theirs, {i: [" ".join(mine)] for i, (mine, _) in enumerate(corpus)}
 
 
+@pytest.mark.slow
 @given(CORPUS)
 def test_cider_d(corpus: list[tuple[list[str], list[list[str]]]]) -> None:
     _, scores = Cider().compute_score(*keyed(corpus))
@@ -42,6 +43,7 @@ def test_cider_d(corpus: list[tuple[list[str], list[list[str]]]]) -> None:
     np.testing.assert_allclose(ours, scores, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(CORPUS)
 def test_rouge_l(corpus: list[tuple[list[str], list[list[str]]]]) -> None:
     mean, scores = Rouge().compute_score(*keyed(corpus))
@@ -79,6 +81,7 @@ def test_nothing_is_refused() -> None:
     assert cider_d([[]], [[["a", "b"]]]).tolist() == [0.0]
 
 
+@pytest.mark.slow
 @given(CORPUS)
 def test_captions_of_any_image_have_the_frequencies_of_all(
     corpus: list[tuple[list[str], list[list[str]]]],

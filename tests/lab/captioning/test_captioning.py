@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interrupts import StopAt
 from lightning.pytorch import Callback
 from small_images import draw, write_list
 
@@ -25,14 +24,6 @@ from regard_lab.tasks.captioning.training import Captioning
 
 SMALL = {"embedding": 16, "decoder": 32, "features": 16, "states": 32, "dropout": 0.0}
 TRAINING = {"threads": 1, "precision": "float32", "batch_images": 8, "captions": 2, "learning_rate": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def heard():
-    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +89,7 @@ def test_a_small_network_and_its_captioner_learn_together(data: Path, tmp_path: 
         torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
 
 
-class StopAt(Callback):
-    """Ends a run as somebody would who presses Ctrl-C in a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-        if index == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
+@pytest.mark.campaign(keep=1)
 @pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("kind", ["soft", "reinforce", "transformer"])
 def test_a_resumed_run_goes_on_to_the_same_bits(kind: str, data: Path, tmp_path: Path) -> None:
@@ -277,6 +258,7 @@ def test_a_damaged_folder_is_told(data: Path, tmp_path: Path) -> None:
             Captioner.load(out)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", ["none", "reinforce"])
 def test_scores_are_learned_from(data: Path, tmp_path: Path, frozen: None, hard: str) -> None:

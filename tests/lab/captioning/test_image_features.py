@@ -58,6 +58,7 @@ def as_published(images: Tensor, number: int) -> Tensor:
     return F.relu6(norm(conv(x, "_conv_head"), "_bn1"))
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("size", [(64, 64), (65, 97)])
 def test_the_network_is_the_published_one(size: tuple[int, int], number: int) -> None:
@@ -93,6 +94,7 @@ def test_files_that_hold_something_else(tmp_path: Path) -> None:
         read_efficientnet(WEIGHTS[1], 2)
 
 
+@pytest.mark.slow
 def test_encoders_by_name() -> None:
     pixels = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8)
     for encoder in (open_encoder("cnn"), open_encoder("efficientnet-lite0", 64), open_encoder("efficientnet-lite2")):

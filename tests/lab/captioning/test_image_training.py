@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ pytestmark = pytest.mark.slow
 NETWORK = {"kind": "resnet", "model": {"features": 4, "stages": 2, "layers": 1, "attention": "se"}}
 TRANSFORMER = {"kind": "transformer", "model": {"width": 8, "heads": 2, "layers": 1, "feedforward": 8, "stem_width": 4}}
 TRAINING = {"precision": "float32", "threads": 1, "batch_examples": 16}
-
-
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -64,6 +55,7 @@ def right(classifier: ImageClassificationPipeline) -> float:
     return sum(classifier.labels[i] == label for i, label in zip(named, labels)) / 100
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", [NETWORK, TRANSFORMER], ids=["network", "transformer"])
 def test_it_learns_and_its_folder_answers_alike(kind: dict[str, Any], data: Path, tmp_path: Path) -> None:
     lines: list[str] = []

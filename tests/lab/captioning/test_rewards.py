@@ -42,6 +42,7 @@ def test_draws_are_those_of_the_generator() -> None:
     assert all((row[end + 1 :] == PAD).all() for row, end in zip(first, ends))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_gradient_is_that_of_the_mean_reward(temperature: float) -> None:
     """Over many draws it is what differentiating the sum over all targets gives."""
@@ -71,6 +72,7 @@ def test_the_gradient_is_that_of_the_mean_reward(temperature: float) -> None:
     assert model.training
 
 
+@pytest.mark.slow
 def test_what_earns_more_gets_likelier() -> None:
     torch.manual_seed(0)
     model = RecurrentEncoderDecoder(RecurrentConfig(9, 8, embedding=8, encoder=8, decoder=16)).train()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import heard, regard
+from command import regard
 
 from regard_lab.data.pairs import Pairs
 from regard_lab.tasks.pronunciation.pronouncer import Pronouncer
 from regard_lab.text.vocabulary import UNKNOWN
 
-__all__ = ["heard", "model", "regard"]
+__all__ = ["model", "regard"]
 
 
 @pytest.fixture

@@ -120,6 +120,7 @@ def test_a_translator_aligns(regard, model, pairs, gold, tmp_path) -> None:
     assert both.code == 0 and len(both.out.splitlines()) == 250
 
 
+@pytest.mark.slow
 def test_attention_is_scored_by_links(regard, model, pairs, gold) -> None:
     told = json.loads(regard("evaluate", "alignment", pairs, "--model", model, "--links", gold, "--json").out)
     assert told["pairs"] == 249
@@ -211,6 +212,7 @@ def test_links_are_refused_where_letters_are_the_symbols(regard, tmp_path) -> No
     assert result.code == 2 and "align must be left out for pronunciation" in result.err
 
 
+@pytest.mark.slow
 def test_a_transformer_is_guided_in_one_head_and_remembers_it(regard, pairs, gold, tmp_path, capsys) -> None:
     out = trained(tmp_path / "out", pairs, *TRANSFORMER, "--steps", "40", "--alignments", str(gold))
     model = SequenceModel.load(out)
@@ -222,6 +224,7 @@ def test_a_transformer_is_guided_in_one_head_and_remembers_it(regard, pairs, gol
     assert told["alignment"] == mine["words"]
 
 
+@pytest.mark.slow
 def test_a_transformer_is_guided_in_the_head_that_reads_the_word(regard, pairs, gold, tmp_path, capsys) -> None:
     head = ["--set", "model.alignment=layer 1 head 2", "--steps", "40", "--alignments", str(gold)]
     out = trained(tmp_path / "out", pairs, *TRANSFORMER, *head)
@@ -232,6 +235,7 @@ def test_a_transformer_is_guided_in_the_head_that_reads_the_word(regard, pairs, 
     assert told["aligning"] == "alignment" and told["alignment"] == maps["alignment"] != maps["layer 1 head 2"]
 
 
+@pytest.mark.slow
 def test_a_transformer_without_guidance_finds_the_map_that_aligns(pairs, tmp_path, capsys) -> None:
     out = trained(tmp_path / "out", pairs, *TRANSFORMER, "--steps", "20")
     name = SequenceModel.load(out).aligning
@@ -247,6 +251,7 @@ def test_links_of_a_file_that_changed_are_those_the_run_began_with(regard, pairs
     assert result.code == 0 and "attention is guided by" in result.out
 
 
+@pytest.mark.slow
 def test_a_guided_run_goes_on_with_the_links_it_began_with(pairs, tmp_path, monkeypatch) -> None:
     from regard_lab.tasks.translation.alignment import guidance
 

@@ -70,6 +70,7 @@ def sized(folder: Path) -> Any:
     return next(training[name] for name in ("batch_images", "batch_examples", "batch_tokens") if name in training)
 
 
+@pytest.mark.campaign
 def test_few_texts_are_read_more_often(regard, data, tmp_path, monkeypatch) -> None:
     """Eighteen steps, as before, teach nothing."""
     monkeypatch.chdir(data)

@@ -53,6 +53,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sentence_and_where_its_words_looked(regard, captioner, images, tmp_path) -> None:
     file, hard = images / "images" / "red-left-0.png", untrained(tmp_path / "hard", hard="gumbel")
     done = regard("caption", file, "--model", captioner)
@@ -73,6 +74,7 @@ def test_a_sentence_and_where_its_words_looked(regard, captioner, images, tmp_pa
     assert all(abs(sum(row) - 1) < 1e-3 for row in told["attention"])
 
 
+@pytest.mark.slow
 def test_headings_and_words_keep_clear_of_the_images(tmp_path, monkeypatch) -> None:
     figures: list[Figure] = []
     real = Figure.savefig
@@ -171,6 +173,7 @@ def test_evaluate_scores_what_is_decoded(regard, captioner, images, tmp_path) ->
         assert refused.code == 2 and message in refused.err, refused.err
 
 
+@pytest.mark.slow
 def test_training_by_the_readme(regard, images, tmp_path) -> None:
     small = [f"model.{name}=8" for name in ("embedding", "decoder", "features", "states")]
     settings = [each for name in (*small, "training.batch_images=4") for each in ("--set", name)]

@@ -74,6 +74,7 @@ def test_a_line_in_is_a_line_out(regard, model, tmp_path) -> None:
     assert json.loads(regard("classify", "--model", model, "--json", "--", " ").out)["label"] is None
 
 
+@pytest.mark.campaign
 def test_a_pipe_that_is_closed_early(model) -> None:
     command = [sys.executable, "-m", "regard_cli", "classify", "--model", str(model)]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -13,6 +13,7 @@ from regard_lab import pretrained
 from regard_lab.cli import demo
 
 
+@pytest.mark.slow
 def test_it_translates_at_once_and_shows_what_was_looked_at(regard, tmp_path: Path) -> None:
     outcome = regard("demo", "--out", tmp_path)
     assert outcome.code == 0, outcome.err
@@ -30,6 +31,7 @@ def test_it_translates_at_once_and_shows_what_was_looked_at(regard, tmp_path: Pa
     assert len(page.described["heads"]) == len(demo.DRAWN)
 
 
+@pytest.mark.slow
 def test_sentences_of_ones_own(regard, tmp_path: Path) -> None:
     outcome = regard("demo", "I am tired.", "a [bold] [/cat] <b>", "", "--out", tmp_path)
     assert outcome.code == 0, outcome.err
@@ -44,6 +46,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_a_terminal_is_asked_for_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("Thank you.\n\nnever read\n"))
     monkeypatch.setattr(sys, "stdout", Terminal())
@@ -89,6 +92,7 @@ def test_a_missing_package_is_named(regard, tmp_path: Path, monkeypatch: pytest.
     assert "tokenizers is missing: pip install 'regard-lab'" in outcome.err
 
 
+@pytest.mark.slow
 def test_translate_knows_the_model_by_name(regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     default, named = regard("translate", "Thank you."), regard("translate", "Thank you.", "--model", "english-french")
     assert default.code == 0, default.err

@@ -34,6 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Dictionary:
     return entries
 
 
+@pytest.mark.slow
 def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path) -> None:
     out = tmp_path / "here"
     outcome = regard("demo", "--train", "--seconds", 20, "--out", out)
@@ -56,6 +57,7 @@ def test_it_says_what_a_newcomer_needs(regard, small: Dictionary, tmp_path: Path
     assert again.code == 0, again.err
 
 
+@pytest.mark.slow
 def test_examples_are_neither_learned_nor_scored(regard, small: Dictionary, tmp_path: Path, monkeypatch) -> None:
     seen: list[set[str]] = []
     learn, evaluate = Pronouncer.learn, Pronouncer.evaluate
@@ -78,6 +80,7 @@ def test_examples_are_neither_learned_nor_scored(regard, small: Dictionary, tmp_
     assert len(learned) + len(scored) + len(demo.EXAMPLES) == len(small)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_training_still_evaluates_and_saves(regard, small, tmp_path: Path, monkeypatch) -> None:
     class Interrupt(Callback):
         def on_train_batch_start(self, trainer, module, batch, number):

@@ -91,6 +91,7 @@ def test_a_model_of_ours(regard, tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert typed.out.splitlines() == outcome.out.splitlines()[2:]
 
 
+@pytest.mark.slow
 def test_what_has_no_mask_is_explained(regard, tokenizer: Tokenizer, tmp_path: Path) -> None:
     plain = Tokenizer.learn([], kind="bytes", specials=("end", "pad", "cls", "sep"))
     masked = folder_of(tmp_path / "masked", "DistilBertForMaskedLM", tokenizer, **DISTILBERT)

@@ -80,6 +80,7 @@ def records(text: str) -> list[Any]:
     return [{k: v for k, v in each.items() if k != "seconds"} if isinstance(each, dict) else each for each in found]
 
 
+@pytest.mark.campaign(keep=9)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_file_gets_what_is_printed_without_one(regard, files, name: str) -> None:
     words = COMMANDS[name]
@@ -101,6 +102,7 @@ def test_a_file_gets_what_is_printed_without_one(regard, files, name: str) -> No
         assert refused.out == ""
 
 
+@pytest.mark.slow
 def test_a_text_after_the_option_is_a_text(regard, files) -> None:
     for text in ("I love you.", "my.json is here", "-"):
         shown = regard("translate", "--json", text, stdin="I love you.\n")
@@ -110,6 +112,7 @@ def test_a_text_after_the_option_is_a_text(regard, files) -> None:
     assert not list(files.glob("*.json"))
 
 
+@pytest.mark.slow
 def test_pictures_pages_and_json_side_by_side(regard, files) -> None:
     for words in (COMMANDS["translate"], COMMANDS["pronounce"], COMMANDS["generate"], COMMANDS["caption"]):
         drawn = [*words, "--plot", "a.png", "--html", "a.html"]
@@ -122,6 +125,7 @@ def test_pictures_pages_and_json_side_by_side(regard, files) -> None:
             (files / name).unlink()
 
 
+@pytest.mark.slow
 def test_every_command_with_json_is_tried(regard, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     groups = {"train": get_group(train).commands, "evaluate": get_group(evaluate).commands}

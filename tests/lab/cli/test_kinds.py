@@ -83,6 +83,7 @@ EVALUATED = {
 }
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("task", EVALUATED)
 def test_evaluation_of_another_kind_names_the_task_to_use(regard, folders, task: str) -> None:
     more = {"alignment": ["--links", "b"], "captioner": ["--images", "b"]}.get(task, [])

@@ -70,6 +70,7 @@ def test_what_each_token_looked_at(regard, model, tmp_path) -> None:
     assert "What each token attended to" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_sampling_goes_by_the_seed(regard, model) -> None:
     drawn = ["generate", "--model", model, "a", "--temperature", "2", "--max-new-tokens", "20", "--seed"]
     assert regard(*drawn, "1").out == regard(*drawn, "1").out != regard(*drawn, "2").out

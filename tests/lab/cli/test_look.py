@@ -127,6 +127,7 @@ def folder_of(kind: str, folder: Path) -> torch.nn.Module:
     return model.eval()
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

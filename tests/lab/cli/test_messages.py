@@ -48,6 +48,7 @@ def hostile(tmp_path: Path) -> Path:
     return SequenceModel(model, words, words, {"task": "translation"}).save(tmp_path / EVIL)
 
 
+@pytest.mark.slow
 def test_nothing_in_a_model_a_table_or_pairs_is_obeyed(
     regard, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

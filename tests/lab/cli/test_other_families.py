@@ -72,6 +72,7 @@ def test_classifiers_on_decoders(
     assert (problem is None) == ("single-label classifier" not in refused.err)
 
 
+@pytest.mark.slow
 def test_texts_of_other_families(regard, tokenizer: Tokenizer, tmp_path: Path) -> None:
     special = {"pad_token_id": tokenizer.pad, "eos_token_id": tokenizer.end, "bos_token_id": tokenizer.begin}
     one = folder_of(tmp_path / "one", "Qwen3ForCausalLM", tokenizer, **SIZES, **special)

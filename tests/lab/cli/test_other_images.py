@@ -98,6 +98,7 @@ def test_attention_is_ours_where_a_model_takes_it(tmp_path: Path) -> None:
     assert model.module.config.vision_config._attn_implementation == "regard"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::regard._utils.errors.RegardWarning")
 def test_what_cannot_be_read_is_explained(regard, photos: Path, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", "SwinForImageClassification")

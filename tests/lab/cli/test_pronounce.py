@@ -204,6 +204,7 @@ def test_an_interrupt_exits_quietly(regard, model: Path, monkeypatch: pytest.Mon
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_plain_pipe_gets_plain_characters(model: Path) -> None:
     code = "from regard_cli import main; main()"

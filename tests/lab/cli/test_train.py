@@ -639,6 +639,7 @@ class TestResume:
         assert result.code == 2 and "be the folder of a run, got no options.toml in it" in result.err
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", [["--model", "transformer"], ["--attention", "hard"], ["--attention", "location"]])
 def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, kind) -> None:
     chosen = SMALL[2:] if "transformer" not in kind else SMALL[2:6]
@@ -654,6 +655,7 @@ def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, 
     assert told.code == 0 and (cut in told.err) == ("location" in kind)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize(
     ("plain", "chosen"),
     [

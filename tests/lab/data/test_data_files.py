@@ -30,6 +30,7 @@ def test_a_pipe_waits_for_its_writer(tmp_path: Path, data: bytes) -> None:
     writer.join()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_wait_for_a_writer(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -76,6 +77,7 @@ def test_no_file_at_all(tmp_path: Path, load) -> None:
             load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "data", "message"),
     [

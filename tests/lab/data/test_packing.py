@@ -72,6 +72,7 @@ def _check(batch: LanguageBatch) -> None:
 LENGTHS = st.lists(st.integers(0, 30), max_size=30).filter(lambda lengths: max(lengths, default=0) > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(

@@ -64,6 +64,7 @@ def test_few_pairs_or_such_of_equal_length_are_not_judged() -> None:
     assert not unrelated(same, [each.upper() for each in reversed(same)])
 
 
+@pytest.mark.slow
 def test_targets_shuffled_from_some_line_on_are_located() -> None:
     sources, targets = sides(sentences(4000, 1))
     rest = targets[2600:]

@@ -21,6 +21,7 @@ BYTES = Tokenizer.learn([], kind="bytes")
 E = 256
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(texts=st.lists(st.text(max_size=20), min_size=1, max_size=12), size=st.integers(1, 40))
 def test_documents_come_back(tmp_path_factory: Any, texts: list[str], size: int) -> None:

@@ -34,6 +34,7 @@ def plain_search(model: DecoderLM, prompt: list[int], beams: int, most: int, end
     return max(ended)
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("kind", [{}, {"positions": "rotary", "window": 4}, {"positions": "alibi"}, LINEAR], ids=str)
 @pytest.mark.parametrize("beams", [3, 5])
 @torch.no_grad()
@@ -52,6 +53,7 @@ def test_one_beam_is_greedy() -> None:
     assert [list(best[0].numbers) for best in found] == [greedy(model, prompt, 7) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [11, 13, 200])
 @torch.no_grad()
 def test_more_beams_than_continuations(beams: int) -> None:

@@ -29,6 +29,7 @@ def drafters() -> list[Any]:
     return [NGramDrafter(), small_model(1, width=8, layers=1, heads=2, max_length=40)]
 
 
+@pytest.mark.campaign(keep=4)
 @across({"penalty": [1.0, 1.3], "which": [0, 1, 2], "kind": KINDS})
 def test_greedy_tokens_are_the_same(kind: dict[str, Any], which: int, penalty: float) -> None:
     model = small_model(**kind)
@@ -57,6 +58,7 @@ def test_acceptance_and_residual_give_the_models_distribution(seed: int) -> None
     torch.testing.assert_close(total, p)
 
 
+@pytest.mark.slow
 def test_two_proposals_give_the_models_distribution_by_enumeration() -> None:
     """All pairs of drafts, with the numbers drawn on a grid: the share of each outcome is its probability."""
     p = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.0, 0.5, 0.5]], dtype=torch.float64)
@@ -84,7 +86,7 @@ def test_two_proposals_give_the_models_distribution_by_enumeration() -> None:
     assert [second[i] / share for i in range(3)] == pytest.approx(p[1].tolist())
 
 
-@pytest.mark.campaign(keep=1)
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["model", "n-grams"])
 def test_drawn_tokens_have_the_models_distribution(kind: str) -> None:
     model = small_model(vocabulary=4, std=0.5)

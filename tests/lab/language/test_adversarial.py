@@ -83,6 +83,7 @@ def _by_embedding(model: SequenceClassifier, text: Tensor, label: Tensor) -> tup
     return model.model.embedding.weight.detach()[text[0]], loss
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(["encoder", "filters", "both ways"]),
@@ -174,6 +175,7 @@ def test_a_step_is_a_share_of_each_text_at_any_scale(small: int, scale: int, ste
     assert by[1, 2:].eq(0).all() and by[2].eq(0).all()
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("tune", ["full", "frozen", "lora"])
 def test_runs_learn_by_it(tune: str, tmp_path: Path) -> None:

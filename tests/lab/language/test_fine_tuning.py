@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from interrupts import StopAt
 
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
 from regard_lab.tasks.classification.text_options import ClassificationOptions, ClassifierTrainingOptions
@@ -23,14 +21,6 @@ pytestmark = pytest.mark.slow
 WORDS = ["one", "two", "red", "blue", "cat", "dog", "sees", "good"]
 SMALL = {"width": 32, "layers": 1, "heads": 2, "dropout": 0.0}
 TRAINING = {"precision": "float32", "threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def heard():
-    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -76,6 +66,7 @@ def right(classifier: TextClassifier, seed: int = 1) -> float:
     return sum((classifier.labels[i] == "yes") == ("good" in text) for i, text in zip(named, texts)) / 100
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_from_scratch_it_learns_all_of_a_tiny_task(kind: str, data: Path, tmp_path: Path) -> None:
     asked = options(
@@ -119,17 +110,7 @@ def test_from_a_language_model(tune: str, start: Path, data: Path, tmp_path: Pat
     assert (tune == "full") == (not any("trainable" in line for line in said if "parameters" in line))
 
 
-class StopAt(Callback):
-    """Ends a run as somebody would who presses Ctrl-C in a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-        if index == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_a_resumed_run_goes_on_to_the_same_bits(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     asked = options(
@@ -274,6 +255,7 @@ def test_a_bare_model_has_the_same_rows() -> None:
         bare(encoder, {"pooling": "last"})
 
 
+@pytest.mark.campaign(keep=1)
 def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, data: Path, tmp_path: Path) -> None:
     asked = options(
         data, start=str(start), head={"filters": 8, "window": 2, "dropout": 0.1},

@@ -50,6 +50,7 @@ def quiet(_: str) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_next_tokens_are_learned_and_the_folder_is_a_model(lines: Path, tmp_path: Path) -> None:
     told: list[str] = []
     model, ended = Pretraining(options(lines), tmp_path / "out", told.append).train()
@@ -63,6 +64,7 @@ def test_next_tokens_are_learned_and_the_folder_is_a_model(lines: Path, tmp_path
     assert any("batches per epoch" in line for line in told)
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_learned(lines: Path, tmp_path: Path) -> None:
     changes = {"masked": True, "tokenizer": {"kind": "bpe", "size": 300}}
     run = Pretraining(options(lines, **changes), tmp_path / "out", quiet)
@@ -72,6 +74,7 @@ def test_masked_tokens_are_learned(lines: Path, tmp_path: Path) -> None:
     assert isinstance(again, EncoderLM) and again.masked_head is not None
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_with_the_same_bits(lines: Path, tmp_path: Path) -> None:
     whole, _ = Pretraining(options(lines), tmp_path / "whole", quiet).train()
     begun = options(lines)
@@ -125,6 +128,7 @@ def test_the_loss_counts_masked_tokens_alone() -> None:
     assert objective.loss(model, batch).shown != one
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_rows_read_both_ways_teach_both(lines: Path, tmp_path: Path) -> None:
     """Each word tells the next, and the one before it."""
@@ -146,6 +150,7 @@ def test_rows_read_both_ways_teach_both(lines: Path, tmp_path: Path) -> None:
     assert max(found[True]) < found[False][1] / 3, found  # the first letters do not say which way they are read
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_sampled_softmax_learns_what_is_validated_among_all(masked: bool, lines: Path, tmp_path: Path) -> None:
@@ -159,6 +164,7 @@ def test_sampled_softmax_learns_what_is_validated_among_all(masked: bool, lines:
     assert best[20] < best[0] + 0.3 and best[0] < 3.0, best
 
 
+@pytest.mark.slow
 def test_a_model_to_begin_with(lines: Path, tmp_path: Path) -> None:
     Pretraining(options(lines), tmp_path / "first", quiet).train()
     table = options(lines).to_table() | {"start": str(tmp_path / "first"), "tokenizer": {}, "preset": "small"}

@@ -19,6 +19,7 @@ def quiet(line: str) -> None:
     """Say nothing."""
 
 
+@pytest.mark.slow
 def test_tokens_with_the_same_neighbours_are_alike() -> None:
     drawn = np.random.default_rng(0)
     # Tokens 0 and 1 stand between 4 and 5, tokens 2 and 3 between 6 and 7; token 8 is a mark, token 9 is not there.

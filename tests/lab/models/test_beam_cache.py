@@ -26,6 +26,7 @@ def written(attend: MultiheadAttention, x: torch.Tensor, cache: BeamCache | KVCa
     return attend(x, x, x, need_weights=False, is_causal=True, cache=cache)[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),

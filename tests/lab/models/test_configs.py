@@ -125,6 +125,7 @@ def test_transformer_presets_make_models(name: str) -> None:
     assert config.tied == "all"
 
 
+@pytest.mark.slow
 def test_presets_have_the_papers_sizes() -> None:
     base = TransformerEncoderDecoder(TransformerConfig.preset("vaswani2017-base", 10, 10, tied="all"))
     # 44 million in the layers, 19 in 37,000 shared symbols; the paper's Table 3 says 65.

@@ -35,6 +35,7 @@ def loss_of(model: EncoderDecoder, source: Tensor = SOURCE) -> Tensor:
     return loss
 
 
+@pytest.mark.campaign(keep=18)
 @torch.no_grad()
 def test_steps_of_reordered_beams_are_forward(case: str) -> None:
     model, (B, T), K = made(case), TARGET.shape, 3
@@ -99,6 +100,7 @@ def test_nothing_behind_the_end_is_seen(case: str) -> None:
         assert (clean is None and other is None) or torch.equal(clean, other)
 
 
+@pytest.mark.campaign(keep=18)
 @torch.no_grad()
 def test_sequences_are_alone(case: str) -> None:
     model = made(case)
@@ -118,6 +120,7 @@ def test_later_targets_do_not_reach_earlier_logits(case: str) -> None:
     torch.testing.assert_close(model(SOURCE, LENGTHS, TARGET[:, :3]), logits[:, :3], **EXACT)
 
 
+@pytest.mark.campaign(keep=18)
 @torch.no_grad()
 def test_without_teacher_forcing_a_model_reads_what_it_writes(case: str) -> None:
     model, written = made(case), TARGET[:, :1]
@@ -230,6 +233,7 @@ def test_the_teacher_forcing_ratio_is_checked(case: str, share: object) -> None:
     assert str(caught.value) == f"{name}: teacher_forcing must be a probability in [0, 1], got {share!r}."
 
 
+@pytest.mark.campaign(keep=18)
 def test_attention_that_a_loss_guides_is_that_of_the_same_pass(case: str) -> None:
     model = made(case)
     weights = model.align(SOURCE, LENGTHS, TARGET)
@@ -271,6 +275,7 @@ def test_a_map_that_there_is_not_is_refused(case: str) -> None:
         made(case).features_and_attention(SOURCE, LENGTHS, TARGET, name="layer 9")
 
 
+@pytest.mark.campaign(keep=18)
 @torch.no_grad()
 def test_what_a_target_is_due_to_is_shared_among_what_is_real(case: str) -> None:
     model = made(case)

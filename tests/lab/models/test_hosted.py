@@ -167,6 +167,7 @@ def test_what_a_text_costs_is_what_transformers_says(kind: str, plain: Tokenizer
     assert scores.nats == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.campaign(keep=5)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_encoders_name_masked_tokens_and_embed(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -185,6 +186,7 @@ def test_encoders_name_masked_tokens_and_embed(kind: str, tokenizer: Tokenizer, 
     assert scores.targets > 0 and 0 < scores.loss < 20
 
 
+@pytest.mark.campaign(keep=8)
 @torch.no_grad()
 @pytest.mark.parametrize("pad", [True, False])
 @pytest.mark.parametrize("kind", LABELLED)

@@ -182,6 +182,7 @@ def test_classifiers(name: str, kind: type, tmp_path: Path) -> None:
     assert again.config.id2label[1] == "b"
 
 
+@pytest.mark.campaign(keep=10)
 @torch.no_grad()
 @pytest.mark.parametrize("name", sorted(CAUSAL))
 @pytest.mark.parametrize("kind", [SequenceClassifier, TokenClassifier])

@@ -52,6 +52,7 @@ def steps(model: TransformerEncoderDecoder, source: Tensor, lengths: Tensor, bea
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     norm=st.sampled_from(["pre", "post"]), heads=st.sampled_from([1, 3, 8]), width=st.sampled_from([24, 72]),

@@ -114,6 +114,7 @@ def test_decoding_in_constant_memory(name: str, tmp_path: Path) -> None:
     assert [sum(each.numel() for each in cache.state) for cache in states] == sizes
 
 
+@pytest.mark.campaign(keep=11)
 @torch.no_grad()
 @every_model
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -248,6 +249,7 @@ KINDS = (
 )
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("kinds", KINDS)
 def test_every_kind_learns_and_decodes(kinds: str) -> None:
     torch.manual_seed(0)

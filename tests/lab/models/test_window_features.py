@@ -162,6 +162,7 @@ def test_parameters_are_drawn_anew_and_sizes_of_numpy_are_saved(tmp_path: Path) 
 FORWARD = DecoderLMConfig(50, width=16, layers=1, heads=2, positions="rotary")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 99))
 def test_filters_read_a_text_both_ways_whatever_is_padded(lengths: list[int], padded: int, seed: int) -> None:
@@ -231,6 +232,7 @@ def test_a_classifier_that_reads_both_ways_comes_back_from_its_folder(tmp_path: 
             load(tmp_path)
 
 
+@pytest.mark.slow
 def test_sequences_of_any_length_are_exported() -> None:
     model = SequenceClassifier(EncoderLM(SMALL), ["a", "b"], filters=4, window=3, pad=0).eval()
     length = torch.export.Dim("length", min=2, max=100)

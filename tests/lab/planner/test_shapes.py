@@ -57,6 +57,7 @@ def language(draw: Any) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(language())
 def test_random_decoders(fields: dict[str, Any]) -> None:

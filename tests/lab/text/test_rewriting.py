@@ -144,6 +144,7 @@ _PARTS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(_PARTS, max_size=12))
 @settings(max_examples=400)
 def test_any_words_come_back(parts: list[str]) -> None:
@@ -151,6 +152,7 @@ def test_any_words_come_back(parts: list[str]) -> None:
     assert uniform(restored(ENGLISH, text)) == uniform(normalize(text))
 
 
+@pytest.mark.slow
 @given(st.lists(_PARTS, min_size=1, max_size=12))
 @settings(max_examples=200)
 def test_every_character_is_placed(parts: list[str]) -> None:

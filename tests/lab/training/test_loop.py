@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from copying import OPTIONS, VALID, alone, apart, batch, begun, learner
+from interrupts import StopAt
 from lightning.pytorch import Callback
 
 from regard_lab.training import checkpoints
@@ -28,33 +29,12 @@ from regard_lab.training.options import TrainingError, TrainingOptions
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def heard():
-    """Hear keyboard interrupts, also in a process that was started in the background and ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def parameters(learning):
     return {name: tensor.clone() for name, tensor in learning.model.state_dict().items()}
 
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-class StopAt(Callback):
-    """Ends a run as somebody would who presses Ctrl-C in a step."""
-
-    number = signal.SIGINT
-
-    def __init__(self, batch_index):
-        self.at = batch_index
-
-    def on_train_batch_start(self, trainer, module, data, index):
-        if index == self.at:
-            os.kill(os.getpid(), self.number)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +55,7 @@ def test_it_learns(whole):
     assert ended.best == pytest.approx(min(losses), rel=1e-4)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("at", [3, 37, 39, 60])  # 39 ends with a validation and a checkpoint
 def test_an_interrupted_run_goes_on_to_the_same_bits(at, whole, tmp_path):
     ended = train(learner(), VALID, OPTIONS, tmp_path, callbacks=[StopAt(at)])
@@ -108,6 +89,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     assert same(one, other)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("options", [{"save_every": 10}, {"save_every": 5, "patience": 9}, {"save_every": 20}])
 def test_a_step_that_is_saved_and_validated(options, tmp_path):
     """The checkpoint of such a step knows what its validation found."""
@@ -332,6 +314,7 @@ def test_gradients_are_clipped():
         assert norms.found == pytest.approx([0.05] * 4, rel=1e-3) if clip else min(norms.found) > 0.05
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_two_threads_and_bfloat16_go_on_to_the_same_bits(tmp_path, precision):
     before = torch.get_num_threads()

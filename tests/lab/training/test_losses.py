@@ -120,6 +120,7 @@ def test_float64_stays_so_under_autocast():
     torch.testing.assert_close(loss, written_out(*parts, target, 0.1)[0])
 
 
+@pytest.mark.slow
 def test_products_have_few_shapes():
     """However many symbols are real: oneDNN would keep a kernel for each shape."""
 
@@ -140,6 +141,7 @@ def test_products_have_few_shapes():
     assert 0 < len(Products.shapes) <= 3 * 320 / 32
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None)
 @given(st.integers(0, 99), st.sampled_from([0.0, 0.3]), st.sampled_from([1, 20, 1 << 20]))
 def test_symbols_count_by_their_weights(seed, smoothing, at_once):

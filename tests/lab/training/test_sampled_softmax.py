@@ -65,6 +65,7 @@ def test_with_many_draws_it_is_the_cross_entropy_of_all_symbols() -> None:
         torch.testing.assert_close(some, all_, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_its_sum_estimates_the_sum_over_all_symbols() -> None:
     """Over many choices, exp(z − log π) of the candidates sums to about what exp(z) of all symbols does."""
     torch.manual_seed(0)

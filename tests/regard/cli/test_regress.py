@@ -226,6 +226,7 @@ def test_forms_of_one_table(regard, tmp_path: Path, form: str) -> None:
     assert record["quality"]["rmse"] == pytest.approx(np.sqrt(plain.loo_error()))
 
 
+@pytest.mark.slow
 def test_parquet_comes_out_with_types(regard, mixed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     assert regard("regress", mixed, "--target", "temp", "--bandwidth", "scott", "--out", out).code == 0
@@ -331,6 +332,7 @@ def test_every_kernel(regard, curve: Path, kernel: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_learned_bandwidths_say_what_hardly_matters(regard, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x, noise = draw.uniform(0, 6, 80), draw.normal(size=80)
@@ -397,6 +399,7 @@ def test_an_interrupt_exits_quietly(regard, curve: Path, tmp_path: Path, monkeyp
     assert not list(tmp_path.glob("*out*"))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_plain_pipe_gets_plain_characters(mixed: Path) -> None:
     code = "from regard_cli import main; main()"

@@ -93,6 +93,7 @@ def test_an_example_is_linted(name: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part"),
     [
@@ -114,6 +115,7 @@ def test_a_part_holds_the_laws(name: str, part: dict[str, str], load, monkeypatc
     assert tally.parts[f"{kind} {value}"] > 25
 
 
+@pytest.mark.slow
 def test_a_normalizer_that_streams_by_the_wrong_rule_is_caught(load) -> None:
     right = load("extending.md:src/regard/normalizers/softmax1.py").SoftmaxPlusOne
     NORMALIZERS["softmax1"] = type("Wrong", (right,), {"streams": True, "slope_total": lambda self, total: total})
@@ -123,6 +125,7 @@ def test_a_normalizer_that_streams_by_the_wrong_rule_is_caught(load) -> None:
     assert len(tally.broken) > 4
 
 
+@pytest.mark.slow
 def test_a_layer_does_what_every_layer_owes(load, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = load("extending.md:src/regard/nn/heads/gated.py").GatedAttention
     monkeypatch.setattr(regard.nn, "GatedAttention", kind, raising=False)
@@ -140,6 +143,7 @@ def test_a_layer_does_what_every_layer_owes(load, monkeypatch: pytest.MonkeyPatc
     layers.test_the_docstring_gives_formula_shapes_source_and_example()
 
 
+@pytest.mark.slow
 def test_an_engine_holds_the_laws(load) -> None:
     engines.register(load("extending.md:src/regard/engines/rows.py").Rows())
     tally = run(60, Plan(laws=QUICK, engines=("rows",)), progress=False)
@@ -149,6 +153,7 @@ def test_an_engine_holds_the_laws(load) -> None:
 
 def test_a_task_trains(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = pytest.importorskip("regard_lab.tasks.translation.tasks")
+    from regard_lab.cli import kinds, translate
     from regard_lab.tasks.translation.options import ExperimentOptions
     from regard_lab.tasks.translation.training import Experiment
 
@@ -163,6 +168,8 @@ def test_a_task_trains(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     table = {"task": "reversal", "preset": "small", "data": {"data": str(pairs)}}
     options = ExperimentOptions.from_table(table | {"training": {"steps": 3, "metric": task.metric}})
     model, ended = Experiment(options, tmp_path / "run", lambda _: None).train()
+    monkeypatch.setitem(kinds.COMMANDS, "reversal model", "regard translate --model {}")
+    assert translate.load(tmp_path / "run", "translate").about["task"] == "reversal"
     assert ended.steps == 3 and set("abcd") <= set(model.target.symbols)
     assert task.scores(["dcba"], [["dcba"]]) == {"per": 0.0, "wer": 0.0}
 

@@ -72,6 +72,7 @@ def test_a_new_score_is_judged_by_its_formula():
         assert any(v.outcome == "broken" for v in sweep("definition", "reference", score="laplace"))
 
 
+@pytest.mark.slow
 def test_a_new_normalizer_is_tested():
     @register_normalizer("tempered")
     class Tempered(Softmax):
@@ -101,6 +102,7 @@ def test_every_mask_is_drawn():
     assert public - {masks.Mask, masks.Aligned, masks.BlockSparse} <= drawn
 
 
+@pytest.mark.slow
 def test_a_normalizer_that_is_not_convex_must_say_so():
     @register_normalizer("generous")
     class Generous(Softmax):
@@ -112,6 +114,7 @@ def test_a_normalizer_that_is_not_convex_must_say_so():
     assert any(v.outcome == "broken" for v in sweep("convexity", "reference", normalizer="generous"))
 
 
+@pytest.mark.slow
 def test_a_new_engine_is_tested():
     class Twin(Reference):
         name = "twin"

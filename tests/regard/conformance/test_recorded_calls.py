@@ -181,6 +181,7 @@ def test_a_second_derivative_of_a_trace_is_an_error_that_names_engines() -> None
         torch.autograd.grad(first[0].square().sum(), given)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("transform", [torch.func.grad, lambda f: torch.func.vmap(f, in_dims=0)], ids=["grad", "vmap"])
 def test_transforms_inside_what_is_compiled(transform: Callable[..., Any]) -> None:
     torch.compiler.reset()
@@ -222,7 +223,7 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.campaign(keep=8)
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("score", SCORES)
 def test_every_score_and_mask_compiles_to_the_plan_of_an_eager_call(score: str, mask: str) -> None:

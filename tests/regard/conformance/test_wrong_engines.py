@@ -225,6 +225,7 @@ def first_broken(law, engine, tries):
     return None
 
 
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize(("fault", "law"), FAULTS, ids=[f"{fault.__name__}-{law}" for fault, law in FAULTS])
 def test_the_law_catches_the_fault(fault, law, registered):
     engine = registered(fault())
@@ -233,6 +234,7 @@ def test_the_law_catches_the_fault(fault, law, registered):
     assert "Error: " not in verdict.reason  # by what the law says, not by a crash
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("law", ["budget", "gradient budget", "no leak", "empty rows", "causality", "permutation"])
 def test_no_law_catches_an_engine_without_fault(law, registered):
     verdict = first_broken(law, registered(Wrong()), 20)

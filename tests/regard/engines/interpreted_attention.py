@@ -1,4 +1,4 @@
-"""Checks of engine ``triton`` in Triton's interpreter, one a process: ``python interpreted_attention.py NAME``.
+"""Checks of engine ``triton`` in Triton's interpreter: ``python interpreted_attention.py NAME ...``.
 
 ``TRITON_INTERPRET=1`` must be set before Triton is imported, which is why these are no tests of pytest's process.
 """
@@ -210,4 +210,6 @@ def laws(first):
 
 if __name__ == "__main__":
     assert type(forward).__name__ == "InterpretedFunction"
-    globals()[sys.argv[1]](*map(int, sys.argv[2:]))
+    for check in sys.argv[1:]:
+        name, *numbers = check.split()
+        globals()[name](*map(int, numbers))

@@ -26,6 +26,7 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_threads_get_the_bits_that_a_single_one_gets(
     small_tiles: Callable[..., None], small_strips: Callable[..., None]
 ) -> None:

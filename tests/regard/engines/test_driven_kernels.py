@@ -218,6 +218,7 @@ def test_every_kernel_gives_the_same_numbers(start: Callable[..., Driver], threa
     driver.close()
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_laws_hold(start: Callable[..., Driver], threads: int) -> None:
     driver = start(threads)

@@ -329,6 +329,7 @@ def test_other_lengths_compile_nothing(name: str | None, monkeypatch: pytest.Mon
             assert counted.count == 1, f"lengths {L, S} compiled again"
 
 
+@pytest.mark.slow
 def test_other_masks_of_runs_compile_nothing_and_lambdas_of_the_same_code_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -435,6 +436,7 @@ def test_compilers_trace_into_flex_attention(name: str | None, monkeypatch: pyte
     assert counted.count == 1
 
 
+@pytest.mark.slow
 def test_compiled_exported_and_autocast_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     args = ends(37, 50)
 

@@ -92,6 +92,7 @@ def test_every_score(score: str, shape: str, law: str) -> None:
     holds(law, score=score, width=4, value_width=5, learned=learned, **SHAPES[shape])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["additive", "concat"])
 def test_what_an_additive_score_learns_over_tiles_and_blocks(score: str) -> None:
     holds("gradient budget", score=score, width=3, value_width=12, learned=True, queries=67, keys=515)
@@ -113,6 +114,7 @@ def test_every_mask(score: str, mask: str, law: str) -> None:
     holds(law, score=score, mask=MASKS[mask], width=3, learned=True, **SHAPES["few"])
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("mask", ["causal", "window", "alibi", "relative", "bias", "sinks"])
 def test_masks_over_tiles_and_blocks(mask: str) -> None:
     for law in LAWS:
@@ -126,7 +128,7 @@ def test_masks_over_tiles_and_blocks(mask: str) -> None:
         )
 
 
-@pytest.mark.campaign(keep=6)
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize(("E", "V"), [(1, 1), (3, 130), (4, 12), (20, 70), (65, 5)])
 @pytest.mark.parametrize("score", ["additive/heads", "gaussian", "laplacian", "epanechnikov", "general"])
 def test_widths(score: str, E: int, V: int) -> None:
@@ -274,7 +276,7 @@ def test_auto_reads_a_long_cache_of_16_bits_in_place(G: int, dtype: torch.dtype,
     assert torch.equal(found, observed)
 
 
-@pytest.mark.campaign(keep=7)
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("scale", [0.3, -1.0, 0.0, 2.5])
 @pytest.mark.parametrize("score", ["additive", *RADIAL, "scaled_dot"])
 def test_scale(score: str, scale: float) -> None:
@@ -445,6 +447,7 @@ def test_the_gradient_of_a_bias(b: int, h: int, q: int, k: int, hidden: float, h
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.campaign(keep=8)
 @across({"b": [1, B], "h": [1, H], "q": [1, L], "hiding": list(HIDING), "normalizer": ["softmax", *NORMALIZERS]})
 def test_the_number_of_threads_changes_no_bit_of_it(b: int, h: int, q: int, hiding: str, normalizer: str) -> None:
     leaves, grad = call_with_bias((b, h, q, S), F32, 0.1)
@@ -615,6 +618,7 @@ SIZES = {
 }
 
 
+@pytest.mark.campaign(keep=18)
 @across({"by_query": list(SIZES), "by_key": list(SIZES), "dtype": ["float32", "float64"]})
 def test_additive_features_of_every_size(by_query: str, by_key: str, dtype: str) -> None:
     L, S, E = 21, 37, 6

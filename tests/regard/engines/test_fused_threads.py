@@ -252,6 +252,7 @@ def _quick(count: int, queue: Any) -> None:
     queue.put(regard.attention(*leaves, **CALLS["causal"], enable_gqa=True, engine="fused").numpy())
 
 
+@pytest.mark.campaign
 def test_a_spawned_child() -> None:
     right = everything("causal")
     context = multiprocessing.get_context("spawn")
@@ -273,6 +274,7 @@ class AttentionCall(Dataset[Tensor]):
         return regard.attention(x, x, x, **CALLS["causal"], engine="fused")[0, 0]
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader(method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():

@@ -93,6 +93,7 @@ def test_compiled_where_few_gradients_are_wanted(name: str, wanted: tuple[int, .
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_with_one_tensor_in_every_place() -> None:
     torch._dynamo.reset()
     x = normal(1, 2, 70, E).requires_grad_()
@@ -107,6 +108,7 @@ def test_compiled_with_one_tensor_in_every_place() -> None:
         torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(right.sum(), x))
 
 
+@pytest.mark.slow
 def test_compiled_gradients_to_parameters() -> None:
     torch._dynamo.reset()
     w_v, bias = normal(2, E, seed=5).requires_grad_(), normal(1, 2, 70, 75, seed=6).requires_grad_()
@@ -131,6 +133,7 @@ class Attend(nn.Module):
         return regard.attention(query, key, value, is_causal=True, score=score, engine="fused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported(strict: bool) -> None:
     torch._dynamo.reset()

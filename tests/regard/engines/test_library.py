@@ -131,6 +131,7 @@ def test_without_kernels_calls_run_and_explain_says_why(tmp_path: Path, usual: l
     assert "install" in said
 
 
+@pytest.mark.slow
 def test_an_engine_without_kernels_is_an_error_if_it_is_named(tmp_path: Path) -> None:
     named = run(str(tmp_path / "_kernels.so"), engine="fused")
     assert named.returncode == 1
@@ -145,6 +146,7 @@ def kinds() -> list[str]:
     return ["v2", "v3", "v4"][: ["v2", "v3", "v4"].index(able) + 1]
 
 
+@pytest.mark.slow
 def test_the_code_of_every_processor_gives_the_same_result() -> None:
     q = torch.randn(1, 2, 40, 5, generator=torch.Generator().manual_seed(0))
     exact = regard.attention(*[q.double()] * 3, score="laplacian", engine="reference").flatten().tolist()
@@ -156,6 +158,7 @@ def test_the_code_of_every_processor_gives_the_same_result() -> None:
         assert lines[-3:] == DECODED
 
 
+@pytest.mark.slow
 def test_an_unknown_processor_is_an_error() -> None:
     found = run(REGARD_CPU="v9")
     assert found.returncode == 1

@@ -110,6 +110,7 @@ def lengths(call: str) -> tuple[int, int]:
     return (128, 256) if call in SLOW else (512, 1024) if call.startswith("sdpa") else (256, 512)
 
 
+@pytest.mark.campaign(keep=16)
 @pytest.mark.parametrize("call", CALLS)
 def test_nothing_grows_with_both_lengths(call: str) -> None:
     short, long = lengths(call)
@@ -118,6 +119,7 @@ def test_nothing_grows_with_both_lengths(call: str) -> None:
     assert at_long <= max(2 * at_short, 2 * TILE), "doubling both lengths may double what is held, not more"
 
 
+@pytest.mark.campaign(keep=15)
 @pytest.mark.parametrize("asked", [{"lse": True}, {"max": True}, {"entropy": True}, {"received": True}, {"topk": 3}])
 @pytest.mark.parametrize("call", ["plain", "sdpa causal", "sdpa padding", "sdpa alibi", "additive", "argmax"])
 def test_nor_does_what_is_asked_beside(call: str, asked: dict[str, Any]) -> None:

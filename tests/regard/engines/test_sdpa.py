@@ -196,6 +196,7 @@ def visible_to(mask: Any) -> Tensor:
     return bound(b, h, torch.arange(L).unsqueeze(1), torch.arange(S))
 
 
+@pytest.mark.campaign(keep=14)
 @across({"name": HIDING, "engine": ["sdpa", "streaming", "reference"], "which": ["key", "value"]})
 def test_what_nobody_sees_changes_nothing(
     name: str, engine: str, which: str, small_strips: Callable[..., None], small_tiles: Callable[..., None]
@@ -300,6 +301,7 @@ def test_ranges_of_keys_merge_under_biases_far_from_zero(dtype: torch.dtype) -> 
     torch.testing.assert_close(found, mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_of_the_kernel_is_right_or_nan_or_lost_as_a_whole(dtype: torch.dtype) -> None:
     """Within one block of keys, a masked score that is not finite loses all of a row or nothing: its lse is then 0."""

@@ -4,6 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from engine_calls import check_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def results(query, key, value, weight, mask, **options):
     return output, *torch.autograd.grad((output * weight).sum(), tensors)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_outputs_and_gradients(data):
@@ -106,17 +108,7 @@ def test_threads_agree():
     """Gradients of keys that several threads share are summed in a fixed order."""
     arrays = ends(torch.Generator().manual_seed(4), 1, 1, 1, 300, 600, 16, 16)
     mask = masks.selected(torch.randint(0, 600, (300, 40), generator=torch.Generator().manual_seed(5)))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = results(*arrays, mask, engine="fused")
-        torch.set_num_threads(2)
-        together, again = (results(*arrays, mask, engine="fused") for _ in range(2))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(alone, together, again):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-        assert torch.equal(two, three)
+    check_threads(lambda: results(*arrays, mask, engine="fused"))
 
 
 def test_few_queries_with_short_lists_do_not_read_all_keys():

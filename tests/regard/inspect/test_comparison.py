@@ -23,6 +23,7 @@ def recorded(words: list[str], heads: int = 2, seed: int = 0, *, layers: int = 1
     return record.describe(words)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=9), st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 )

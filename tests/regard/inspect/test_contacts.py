@@ -9,6 +9,7 @@ from transformers import EsmConfig, EsmForMaskedLM
 from regard.inspect import capture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_record_is_what_esm_predicts_contacts_from(implementation: str) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}

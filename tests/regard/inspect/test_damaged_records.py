@@ -73,6 +73,7 @@ def change_tensors(header: dict[str, Any], chance: random.Random) -> None:
             header[one], header[other] = header[other], header[one]
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("kind", ["rows", "summaries", "gradients", "weights"])
 @pytest.mark.parametrize("change", [change_description, change_tensors])
 def test_a_changed_file_is_read_or_refused(change: Any, kind: str, tmp_path: Path) -> None:

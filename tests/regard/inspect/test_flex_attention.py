@@ -81,6 +81,7 @@ def expected(query: Tensor, key: Tensor, score_mod: bool, hidden: bool, scale: f
     return (scores.masked_fill(behind.abs() > 9, -torch.inf) if hidden else scores).softmax(-1)
 
 
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize("module", [ByName, Compiled, OfTheClass, Held])
 @pytest.mark.parametrize("given", [{}, {"score_mod": sloped, "scale": 0.4}, {"score_mod": sloped, "hidden": True},
                                    {"hidden": True, "return_aux": AuxRequest(lse=True)}],

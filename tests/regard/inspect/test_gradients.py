@@ -86,6 +86,7 @@ def test_layers_of_hugging_face(name: str, implementation: str) -> None:
         assert float((run.gradients() - each.grad)[seen].abs().max()) < 2e-5 * float(each.grad.abs().max())
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("needed", [False, True])
 @pytest.mark.parametrize("batched", [False, True])
 def test_torchs_layer(needed: bool, batched: bool) -> None:

@@ -101,6 +101,7 @@ def test_a_head_of_each_pattern(name: str, causal: bool) -> None:
     assert f"{score:.2f} of its weight" in found.text and found.text.startswith("attends to ")
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.integers(1, N))
 def test_all_shares_are_those_of_loops(seed: int, causal: bool, L: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -118,6 +119,7 @@ def test_all_shares_are_those_of_loops(seed: int, causal: bool, L: int) -> None:
                     assert one.score == pytest.approx(score, abs=1e-5) and one.chance == pytest.approx(chance, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_random_heads_have_no_label() -> None:
     generator = torch.Generator().manual_seed(0)
     labels: Counter[str] = Counter()
@@ -217,6 +219,7 @@ def test_summaries_give_lower_bounds() -> None:
             assert one.score <= exact.measures[name].score + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_summary_of_an_even_head_and_of_one_that_sees_few_keys(causal: bool) -> None:
     length = 200

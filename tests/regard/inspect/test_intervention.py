@@ -59,6 +59,7 @@ def test_a_head_removed_is_its_rows_of_the_projection_at_zero(head: Any, impleme
     near(record[0].weights().sum(-1), torch.ones(2, 4, L))
 
 
+@pytest.mark.campaign(keep=6)
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "mistral, sliding", "gpt-oss, sinks"])
@@ -282,6 +283,7 @@ def test_a_record_of_an_intervention_comes_back(tmp_path: Path) -> None:
 
 
 class TestWrong:
+    @pytest.mark.slow
     def test_a_layer_that_does_not_run(self) -> None:
         model, given = made(DECODERS["gpt2"]()), tokens()
         for layer, message in (

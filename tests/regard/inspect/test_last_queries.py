@@ -72,6 +72,7 @@ def test_encoder_decoders(name: str) -> None:
     agree(lambda: model(input_ids=tokens(), decoder_input_ids=tokens()[:, :5]), model)
 
 
+@pytest.mark.slow
 def test_layers_of_torch_on_their_fast_path() -> None:
     layer = nn.TransformerEncoderLayer(16, 4, batch_first=True)
     model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 7, 16)

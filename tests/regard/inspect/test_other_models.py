@@ -123,6 +123,7 @@ def whole() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("name", [*DECODERS, *PAIRED, "bert", "vit", "whisper", "torch", "torch, rows first"])
 def test_nothing_is_said_of_models_that_are_recorded_whole(name: str) -> None:
     model, given = whole()[name]
@@ -247,6 +248,7 @@ def test_what_such_a_model_writes_is_one_matrix(name: str) -> None:
         near(layer.weights(), each, 2e-5)
 
 
+@pytest.mark.campaign(keep=4)
 @torch.no_grad()
 @pytest.mark.parametrize("keep", ["rows", "summaries"])
 @pytest.mark.parametrize("name", ["bart", "t5", "gpt2", "mistral, sliding"])
@@ -418,6 +420,7 @@ class Holder(nn.Module):
         return self.attend(x)
 
 
+@pytest.mark.campaign(keep=1)
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_model_in_a_compiled_function_is_reported(backend: str) -> None:

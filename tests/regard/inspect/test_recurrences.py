@@ -228,6 +228,7 @@ def test_functions_without_a_model() -> None:
     torch.testing.assert_close(record[0].weights() @ v, out)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize(
     ("name", "number"),
     [("model.layers.3.self_attn", 3), ("encoder.block.5.layer.0.SelfAttention", 5), ("h.2.attn#4", 2), ("attn", None)],

@@ -153,6 +153,7 @@ def test_an_address_without_its_last_slash_leads_to_the_page(served: PageServer)
         assert answer.status == 200 and answer.url == served.address
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: "])
 def test_half_open_connections_occupy_few_threads(served: PageServer, begun: bytes) -> None:
     before = threading.active_count()
@@ -175,6 +176,7 @@ def test_a_connection_serves_several_requests(served: PageServer) -> None:
             assert answer.status == 200 and answer.read()
 
 
+@pytest.mark.slow
 def test_a_flood_is_answered(served: PageServer) -> None:
     """Silent connections and many requests at once: each gets an answer, and the server stays."""
     silent = [socket.create_connection((HOST, served.server_port), timeout=30) for _ in range(50)]

@@ -54,6 +54,7 @@ def blocks(largest: Tensor, mean: Tensor, weights: Tensor, size: int) -> None:
             torch.testing.assert_close(mean[:, :, down, across].double(), block.mean((2, 3)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.campaign(keep=3)
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "regard"])
 @pytest.mark.parametrize("name", ["llama, grouped", "mistral, sliding"])
@@ -103,6 +104,7 @@ def test_pyramids_of_rows_that_come_in_parts(parts: list[int], cols: int, seed: 
         torch.testing.assert_close(level.mean, cells.double().sum((3, 5)).div(counts).float(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_memory_grows_with_the_length_alone() -> None:
     sizes = []

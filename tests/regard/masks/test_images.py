@@ -70,6 +70,7 @@ def neighbourhoods(draw):
     return sizes, windows, dilations, causal, draw(st.sampled_from(["shift", "truncate"]))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(neighbourhoods())
 def test_neighbourhood(arguments):
@@ -120,6 +121,7 @@ def test_one_dimension_in_full():
     ]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(SIZES, st.data())
 def test_windows(sizes, data):

@@ -158,6 +158,7 @@ def test_packed(lengths, spare, same):
     assert (seen(masks.from_cu_seqlens(cu_q, cu_kv), extent) == wanted).all()
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=300)
 @given(
     pairs,

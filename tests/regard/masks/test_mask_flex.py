@@ -287,7 +287,7 @@ def test_a_mask_mod_of_no_pairs(sizes, engine):
     assert torch.equal(query.grad, torch.zeros(B, H, L, 4))
 
 
-@pytest.mark.campaign(keep=1)
+@pytest.mark.campaign
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_mask_mod_compiles(backend):
     query, key, value = torch.randn(3, B, H, L, 4, generator=G)

@@ -44,6 +44,7 @@ def check(mask, extent):
     return True
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(strategies.masks(), extents, st.integers(0, 99))
 def test_intervals_are_the_mask(recipe, extent, seed):
@@ -69,6 +70,7 @@ def runs(draw, extent):
     return choices[draw(st.sampled_from(sorted(choices)))]()
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.data(), extents)
 def test_intervals_of_compositions_are_exact_and_complete(data, extent):

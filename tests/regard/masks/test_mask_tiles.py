@@ -99,6 +99,7 @@ def true_states(seen: torch.Tensor, q_block: int, kv_block: int) -> torch.Tensor
     return torch.stack(rows, 2) if rows else seen.new_zeros((*seen.shape[:2], 0, -(-seen.shape[3] // kv_block)))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.data(), extents, st.integers(1, 6), st.integers(1, 6))
 def test_tiles_are_sound_and_exact_on_request(data, extent, q_block, kv_block):

@@ -159,6 +159,7 @@ BUILT: dict[str, Callable[..., ApproximateAttention]] = {
 }
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("name", list(BUILT))
 def test_gradients(name: str) -> None:
     torch.manual_seed(0)

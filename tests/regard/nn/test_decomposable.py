@@ -64,6 +64,7 @@ def test_the_alignments_are_told_and_change_nothing() -> None:
     assert not to_b.weights[0, :, 4:].any() and to_b.entropy.shape == (2, 5) and to_a.entropy.shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_it_learns_whether_a_word_of_one_sentence_is_missing_in_the_other() -> None:
     torch.manual_seed(0)
     words = torch.randn(8, 8)

@@ -53,6 +53,7 @@ def test_the_formula_and_its_gradients(engine: Any) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_long_sums_lose_nothing(engine: Any) -> None:
     """Sums reach −400,000, where a step of float32 is 0.03: the result is as good as with short ones."""

@@ -408,6 +408,7 @@ def test_gradients_of_outputs_or_states_alone(kind: str) -> None:
         close(found, right, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gated-delta", "kda", "mamba2"])
 def test_second_derivatives(kind: str) -> None:
     tensors, options = call(kind, 1, 1, 2, 5, 3, 2)

@@ -194,6 +194,7 @@ def test_what_cannot_be_owned_is_refused() -> None:
     assert not isinstance(MultiheadAttention(8, 2), ScoredAttention) and issubclass(MultiheadAttention, PartLayer)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("trace", ["compile", "export"])
 def test_traced_layers_own_their_parts(trace: str) -> None:
     layer = layer_with_both().eval()

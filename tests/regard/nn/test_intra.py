@@ -117,6 +117,7 @@ def test_dropout_in_training_only() -> None:
     assert layer.eval()(x)[1].summary.any()
 
 
+@pytest.mark.slow
 def test_it_remembers_a_symbol_across_noise() -> None:
     """After four steps of noise, the last step is to tell which of three symbols came first."""
     torch.manual_seed(0)

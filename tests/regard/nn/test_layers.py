@@ -99,6 +99,7 @@ def test_gradients_reach_every_parameter(sample: Sample) -> None:
         assert parameter.grad.any() or (sample.name == "HardAttention" and name.startswith("scorer.")), name
 
 
+@pytest.mark.slow
 def test_reset_parameters_draws_them_anew_and_alike() -> None:
     """A value that no layer starts with is gone from every parameter, and the same seed gives the same bits."""
     for sample in SAMPLES:
@@ -118,6 +119,7 @@ def test_reset_parameters_draws_them_anew_and_alike() -> None:
             assert tensor.isfinite().all(), f"{sample}: {name}"
 
 
+@pytest.mark.slow
 def test_each_layer_prints_and_its_sources_can_be_cited() -> None:
     for row in LAYERS:
         layer = built(next(sample for sample in SAMPLES if sample.name == row.name))

@@ -76,6 +76,7 @@ def same(a: Any, b: Any) -> None:
     close(flat(a), flat(b))
 
 
+@pytest.mark.campaign(keep=4)
 @every_kind
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -94,6 +95,7 @@ def test_the_forms_agree(kind: str, data: st.DataObject) -> None:
         same(function(*tensors, form=form, chunk=chunk, return_state=True, **options), right)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_documents_are_as_if_each_were_alone(data: st.DataObject) -> None:

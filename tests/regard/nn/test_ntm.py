@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from regard.nn.memory.addressing import ContentAddressing, content_weights
 from regard.nn.memory.ntm import (
     NeuralTuringMachine,
     NTMReadHead,
-    NTMState,
     NTMWriteHead,
     circular_shift,
     sharpened,
@@ -162,6 +160,7 @@ def test_sharpening_of_zeros_is_zero_and_of_large_powers_finite() -> None:
     assert gradient.isfinite().all() and gradient[0] > 0
 
 
+@pytest.mark.slow
 def test_gradients_of_addressing_are_right() -> None:
     layer = head(NTMReadHead, heads=2)
     ends = tuple(each.requires_grad_() for each in (normal(2, 5), normal(2, 6, 4), normal(2, 2, 6).softmax(-1)))
@@ -220,61 +219,6 @@ def test_writing_erases_then_adds_and_makes_a_new_tensor() -> None:
 
 
 # The machine
-
-
-def test_steps_in_one_call_and_one_by_one_are_the_same() -> None:
-    layer, inputs = machine(read_heads=2, write_heads=2), normal(2, 5, 3)
-    outputs, end, maps = layer(inputs, return_maps=True)
-    state, steps = None, []
-    for t in range(5):
-        output, state = layer(inputs[:, t : t + 1], state)
-        steps.append(output)
-        torch.testing.assert_close(maps.read[:, t], state.read_weights)
-        torch.testing.assert_close(maps.write[:, t], state.write_weights)
-    torch.testing.assert_close(torch.cat(steps, 1), outputs)
-    for a, b in zip(state, end):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("controller", ["lstm", "feedforward"])
-def test_padding_changes_neither_outputs_nor_state_nor_gradients(controller: str) -> None:
-    layer, inputs, ends = machine(controller=controller), normal(3, 5, 3), [5, 2, 0]
-    inputs[1, 2:], inputs[2] = NAN, torch.inf
-    inputs.requires_grad_()
-    outputs, state, maps = layer(inputs, None, torch.tensor(ends), return_maps=True)
-    for b, end in enumerate(ends):
-        right, last = layer(inputs[b : b + 1, :end])
-        torch.testing.assert_close(outputs[b : b + 1, :end], right)
-        assert (outputs[b, end:] == 0).all() and (maps.read[b, end:] == 0).all() and (maps.write[b, end:] == 0).all()
-        for whole, alone in zip(state, last):
-            torch.testing.assert_close(whole[b : b + 1], alone)
-    sum(each.square().sum() for each in (outputs, *state)).backward()
-    assert inputs.grad is not None and (inputs.grad[1, 2:] == 0).all() and (inputs.grad[2] == 0).all()
-    assert (inputs.grad[0] != 0).any() and inputs.grad.isfinite().all()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-
-
-def test_a_state_can_be_cut_and_saved() -> None:
-    layer, inputs = machine(), normal(2, 4, 3).requires_grad_()
-    _, state = layer(inputs[:, :2])
-    cut = state.detach()
-    assert isinstance(cut, NTMState) and not any(each.requires_grad for each in cut)
-    file = io.BytesIO()
-    torch.save(cut._asdict(), file)
-    loaded = NTMState(**torch.load(io.BytesIO(file.getvalue()), weights_only=True))
-    outputs, _ = layer(inputs[:, 2:], loaded)
-    torch.testing.assert_close(outputs, layer(inputs)[0][:, 2:])
-    (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
-    assert (gradient[:, :2] == 0).all() and (gradient[:, 2:] != 0).any()
-
-
-def test_sequences_and_batches_may_be_empty() -> None:
-    layer = machine(write_heads=2)
-    outputs, state, maps = layer(normal(2, 0, 3), return_maps=True)
-    assert outputs.shape == (2, 0, 2) and maps.read.shape == (2, 0, 1, 6) and maps.write.shape == (2, 0, 2, 6)
-    assert all(torch.equal(a, b) for a, b in zip(state, layer.initial_state(2)))
-    outputs, state = layer(normal(0, 3, 3))
-    assert outputs.shape == (0, 3, 2) and state.memory.shape == (0, 6, 4)
 
 
 def test_weights_load_into_a_machine_with_more_rows() -> None:

@@ -146,6 +146,7 @@ def test_weights_against_products_of_transitions(delta: bool, channels: bool) ->
     close(found, expected)
 
 
+@pytest.mark.campaign(keep=5)
 @every_layer
 def test_gradients_are_those_of_differences(name: str) -> None:
     layer, x = made(name), rows(1, 4, 8).requires_grad_()

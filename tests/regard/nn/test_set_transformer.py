@@ -178,6 +178,7 @@ def drawn(generator: torch.Generator, sets: int) -> tuple[Tensor, Tensor, Tensor
     return torch.where(real, numbers, torch.nan), lengths, torch.where(real, numbers, 0.0).amax(1)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_the_maximum_of_a_set_is_learned() -> None:
     torch.manual_seed(0)

@@ -101,6 +101,7 @@ def test_the_surrogate_has_the_gradient_of_the_expectation_exactly(monkeypatch: 
     torch.testing.assert_close(found, -right, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_surrogate_has_that_gradient_on_average_whatever_the_baseline() -> None:
     layer, query, key, value = layer_and_ends()
     reward = torch.tensor([0.3, -1.0, 2.0, 0.0, 5.0], dtype=F64)
@@ -214,6 +215,7 @@ def test_copies_and_files_leave_draws_behind() -> None:
         layer.surrogate(torch.ones(2))
 
 
+@pytest.mark.slow
 def test_compiled_training() -> None:
     layer, query, key, value = layer_and_ends()
     torch._dynamo.reset()

@@ -107,6 +107,7 @@ def test_relu(engine: Any, power: int) -> None:
     torch.testing.assert_close(found, read(weights, v))
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -149,6 +150,7 @@ def test_layers_own_their_tensors() -> None:
         assert owned and all(grad is not None and grad.any() for grad in owned)
 
 
+@pytest.mark.campaign
 def test_compiled_tensors_get_gradients_beside_a_dense_mask() -> None:
     """The mask's own tensor and strings are not taken for the normalizer's tensor."""
     q, k, v = inputs(groups=H)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import product
 
 import numpy as np
@@ -11,17 +10,12 @@ from pairwise import across
 from reference import weights
 from scipy.stats import t as student
 
-from regard._utils.errors import RegardWarning
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 
 WAYS = [("nufft", "gaussian"), *product(["exact", "tiles"], ["gaussian", "epanechnikov", "laplacian"])]
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RegardWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def data(seed, n=150, d=1):
@@ -92,6 +86,7 @@ def test_repeated_observations_halve_the_variance_of_the_mean():
     np.testing.assert_allclose(b / t * 20, a / s, rtol=1e-10)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize(("kernel", "order", "width"), [("boxcar", 0, 0.1), ("boxcar", 1, 0.2), ("gaussian", 1, 0.08)])
 def test_bands_cover_a_mean_without_bias(kernel, order, width):
     rng = np.random.default_rng(0)
@@ -107,6 +102,7 @@ def test_bands_cover_a_mean_without_bias(kernel, order, width):
     assert np.mean(inside) == pytest.approx(0.9, abs=4 * np.std(inside) / 120**0.5 + 0.01)
 
 
+@pytest.mark.slow
 def test_bias_is_left_out_and_a_narrower_bandwidth_makes_it_small():
     rng = np.random.default_rng(0)
     peak, covered = np.array([[np.pi / 2 / 6]]), {0.15: [], 0.03: []}
@@ -164,6 +160,7 @@ def test_aicc_agrees_with_statsmodels():
     np.testing.assert_allclose(model.bandwidth_, theirs.bw, rtol=2e-3)
 
 
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize(("kernel", "order"), [("gaussian", 0), ("gaussian", 1), ("epanechnikov", 1), ("boxcar", 0)])
 def test_the_search_finds_the_least_aicc_of_a_fine_grid(kernel, order):
     X, y, _, _ = data(3, n=120)

@@ -64,6 +64,7 @@ def test_the_curve_holds_the_minimum():
     np.testing.assert_allclose(model.bandwidth_[1] / model.bandwidth_[0], X[:, 1].std() / X[:, 0].std())
 
 
+@pytest.mark.campaign(keep=7)
 @across({"nearest": [True, False], "order": [0, 1], "kernel": [*kernels(), "constant", lambda u: 1 / (1 + u**4)]})
 def test_errors_of_many_bandwidths_are_those_of_each(kernel, order, nearest, monkeypatch):
     X, y = made(n=60)
@@ -151,6 +152,7 @@ def test_a_kernel_without_a_gradient_is_not_learned(kernel):
         NadarayaWatsonRegressor(kernel, bandwidth="learned").fit(X, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1])
 def test_parts_make_no_difference(order, monkeypatch):
     X, y = made(n=90)
@@ -175,6 +177,7 @@ def test_a_rule_says_what_it_takes_for_the_number_of_points():
         NadarayaWatsonRegressor(bandwidth="loo").fit(X, y, np.full(60, 1 / 60))
 
 
+@pytest.mark.slow
 def test_a_subsample_is_seeded_and_near():
     X, y = made(n=800)
     whole = NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)

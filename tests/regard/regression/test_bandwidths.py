@@ -95,6 +95,7 @@ def test_learned_bandwidth_is_a_minimum() -> None:
         assert goal(model.bandwidth_ * factor) > goal(model.bandwidth_)
 
 
+@pytest.mark.slow
 def test_learning_from_many_rows_compares_some_and_scales_to_all() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3_000, 4))

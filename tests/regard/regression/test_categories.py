@@ -76,6 +76,7 @@ def test_a_row_alone_in_its_category_is_predicted_by_the_others():
         assert model.extrapolates([[50.0], [51.0]]).tolist() == [False, True]
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("way", ["loo", "learned"])
 def test_searches_by_table_find_what_all_pairs_find(way):
     X, y, _ = drawn([True, True], 600, 8)
@@ -88,6 +89,7 @@ def test_searches_by_table_find_what_all_pairs_find(way):
     assert by_table.loo_error_ == pytest.approx(by_pairs.loo_error_, rel=1e-9)
 
 
+@pytest.mark.campaign(keep=5)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_codes_give_the_results_of_corners(monkeypatch, kernel, order):
@@ -147,6 +149,7 @@ def test_classes_are_counted_by_table():
     assert model.plan_.method == "table"
 
 
+@pytest.mark.slow
 def test_float32_and_folds_by_table():
     X, y, _ = drawn([True, True], 600, 6)
     single = NadarayaWatsonRegressor(bandwidth=0.5, metric="categorical").fit(X.astype(np.float32), y)

@@ -43,6 +43,7 @@ def test_real_flowers():
     assert cross_val_score(NadarayaWatsonClassifier(bandwidth="loo"), X, y, cv=5).mean() > 0.94
 
 
+@pytest.mark.slow
 def test_leave_one_out():
     X, y, _ = made()
     model = NadarayaWatsonClassifier(bandwidth=0.5).fit(X, y)

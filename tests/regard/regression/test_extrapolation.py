@@ -28,6 +28,7 @@ from regard.regression._sums.smoother import names
 NAMES = names()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
@@ -83,6 +84,7 @@ def test_wide_bandwidths_reach_no_further_than_the_data_spread():
         assert model.extrapolates([[edge + 0.9 * X.std()], [edge + 1.1 * X.std()]]).tolist() == [False, True]
 
 
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("load", [load_diabetes, load_wine])
 @pytest.mark.parametrize("options", [{}, {"bandwidth": 0.3}, {"kernel": "laplacian"}, {"bandwidth": "loo", "order": 1}])
 def test_rows_like_those_of_training_are_within_reach(load, options):
@@ -114,6 +116,7 @@ def test_a_line_through_two_points_leaves_nothing_to_judge_by():
     assert np.isnan(model.predict_quantiles([[0.5], [1.9]])).tolist() == [[True] * 3, [False] * 3]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), kernel=st.sampled_from(NAMES), weighted=st.booleans(), outputs=st.integers(1, 2))
 def test_quantiles_go_along_the_line(seed, kernel, weighted, outputs):
@@ -172,6 +175,7 @@ class TestShownOnce:
         assert len(self.caught) == 2
         assert all("queries lie beyond the reach of the training data" in str(each.message) for each in self.caught)
 
+    @pytest.mark.slow
     def test_worker_processes_warn_once_together(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(

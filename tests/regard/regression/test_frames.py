@@ -89,6 +89,7 @@ def test_explanations_and_pictures_have_the_values_of_the_frame(weather):
     assert [each.get_text() for each in ax.get_xticklabels()] == ["Bonn", "Köln", "Ulm"]
 
 
+@pytest.mark.slow
 def test_searches_and_partial_dependence(weather):
     frame, y = weather
     folds = KFold(3, shuffle=True, random_state=0)

@@ -74,6 +74,7 @@ class TestTies:
 
 
 class TestDependentRows:
+    @pytest.mark.slow
     def test_dependence_is_pointed_out_and_blocks_help(self):
         X, y, truth = autoregressive(0.7)
         with pytest.warns(RegardWarning, match=r"rows depend on those next to them: left out one by one, R² is 0\.\d+"):
@@ -90,6 +91,7 @@ class TestDependentRows:
                 warnings.simplefilter("error", RegardWarning)
                 NadarayaWatsonRegressor(bandwidth="loo").fit(X, y)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov"])
     @pytest.mark.parametrize("order", [0, 1])
     def test_the_error_is_that_of_scikit_learns_folds(self, kernel, order):
@@ -138,6 +140,7 @@ class TestWeights:
 
 
 class TestNested:
+    @pytest.mark.slow
     def test_noise_is_not_explained(self):
         found, reported = [], []
         for seed in range(6):
@@ -165,6 +168,7 @@ class TestNested:
             covered.append(np.mean((low <= y[60:]) & (y[60:] <= high)))
         assert np.mean(covered) > 0.88
 
+    @pytest.mark.slow
     def test_classes(self):
         X = np.random.default_rng(0).normal(size=(80, 2))
         model = NadarayaWatsonClassifier(bandwidth="learned", max_iter=5).fit(X, X[:, 0] > 0)

@@ -14,6 +14,7 @@ def sample(rng, n):
     return X, np.sin(X[:, 0]) + (0.1 + 0.1 * X[:, 0]) * rng.standard_t(4, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
 def test_intervals_cover_what_they_say(split):
     rng = np.random.default_rng(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from contextlib import contextmanager
 from itertools import product
 from unittest.mock import patch
@@ -35,11 +34,7 @@ def summing(way):
         yield "tiles" if way == "tree" else way
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RegardWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def data(seed, n=700, d=2):
@@ -125,6 +120,7 @@ def test_predictions_are_those_of_the_formula():
     assert model.plan_.bound <= 1e-6
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", ["loo", "learned"])
 def test_searches_find_what_all_pairs_find(bandwidth):
@@ -268,6 +264,7 @@ def test_without_finufft_a_sentence_says_what_to_install(monkeypatch):
     assert NadarayaWatsonRegressor().fit(*data(7)[:2]).predict([[0.0, 0.0]]).shape == (1, 2)
 
 
+@pytest.mark.campaign(keep=3)
 @across({"way": FAST[1:], "order": [0, 1], "kernel": ["gaussian", "laplacian", "epanechnikov"]})
 def test_bandwidths_that_share_looks_have_the_errors_of_each(way, order, kernel):
     X, y, _, weight = data(5, n=400)

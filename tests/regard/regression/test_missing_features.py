@@ -43,6 +43,7 @@ def weights(query, X, bandwidth, kernel):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "epanechnikov"])
 def test_missing_values_are_marginalized(kernel):
     X, y = with_gaps()
@@ -87,6 +88,7 @@ def test_rows_with_missing_values_help_and_do_not_mislead():
     assert (errors[:, 2] < errors[:, 1]).all()
 
 
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("way", ["scott", "loo", "learned"])
 def test_without_missing_values_nothing_changes(way, order):

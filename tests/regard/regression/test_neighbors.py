@@ -38,6 +38,7 @@ def expected(kernel, query, X, y, scale, k, order, weight=None):
     return np.array(found)
 
 
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize("k", [8, 150])
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("width", [1, 2])
@@ -103,6 +104,7 @@ def test_weights_that_count_repetitions_count_as_neighbours():
     np.testing.assert_allclose(model.loo_error(), alike.loo_error(), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov"])
 def test_the_search_finds_the_least_leave_one_out_error(kernel):
     X, y, _ = data(1, 120)

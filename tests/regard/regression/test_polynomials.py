@@ -89,6 +89,7 @@ def test_a_parabola_is_exact_on_quadratic_data(bandwidth, shift):
     np.testing.assert_allclose(model.predict_gradient(query[:, None] + shift)[:, 0], 2 - 6 * query, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_parabola_in_three_dimensions_is_exact_on_products():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(800, 3)) * [1e-3, 1.0, 1e3]
@@ -145,6 +146,7 @@ def test_searches_and_predictions_without_a_row(kernel):
     assert model.loo_error_ <= min(alone.loo_error(h * 0.8), alone.loo_error(h * 1.2))
 
 
+@pytest.mark.slow
 def test_learned_bandwidths_of_a_parabola():
     X, y, _ = data(2, 120)
     model = NadarayaWatsonRegressor(bandwidth="learned", order=2, max_iter=5).fit(X, y)

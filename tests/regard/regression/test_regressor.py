@@ -85,6 +85,7 @@ def test_a_kernel_that_is_none(function, message):
         NadarayaWatsonRegressor(function, 1.0).fit(X, y).predict(query)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), kernel=st.sampled_from(NAMES), width=st.integers(1, 4), weighted=st.booleans())
 def test_laws(seed, kernel, width, weighted):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from sklearn.base import clone
 
-from regard import RegardWarning
 from regard.regression import NadarayaWatsonRegressor
 
 
@@ -19,11 +16,7 @@ def square(n=30_000, queries=20_000, beyond=0.25):
     return X, y, rng.uniform(-beyond, 1 + beyond, (queries, 2))
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RegardWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -44,6 +37,7 @@ def test_queries_beyond_the_box_are_transformed_and_hold_rtol(weighted):
     np.testing.assert_array_equal(model.extrapolates(query)[far], exact.extrapolates(query[far]))
 
 
+@pytest.mark.slow
 def test_which_queries_lie_beyond_is_what_all_pairs_say():
     X, y, query = square(4_000, 3_000)
     hole = (np.abs(X - 0.5) > 0.2).any(1)

@@ -61,6 +61,7 @@ def test_a_score_mod_is_a_function_of_one_pair(name):
             torch.testing.assert_close(gradients(output, *rows), right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_flex_attention_agrees():
     for score_mod in (FUNCTIONS["distance"], lambda s, b, h, q, k: s + (k == GLOBAL).any() * (b + 1)):
         rows = [t.float() for t in (QUERY, KEY, VALUE)]

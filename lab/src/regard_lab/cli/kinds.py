@@ -93,6 +93,17 @@ def _described(config: dict[str, Any]) -> str:
     return next((kind for end, kind in _ENDS.items() if name.endswith(end)), "")
 
 
+def used_by(command: str) -> tuple[str, ...]:
+    """Return the kinds of models that a command is for.
+
+    Examples
+    --------
+    >>> used_by("classify")
+    ('text classifier', 'token classifier', 'image classifier')
+    """
+    return tuple(kind for kind, line in COMMANDS.items() if line.startswith(f"regard {command} "))
+
+
 def require_kind(command: str, folder: str | Path, *accepted: str) -> None:
     """Raise ValueError with the command to use instead if a folder, unless it is "", holds a model of another kind."""
     kind = kind_of(folder) if folder else ""

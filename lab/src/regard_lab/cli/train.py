@@ -21,7 +21,7 @@ from regard_lab.cli.translate import folder_of
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models.attending import SCORES
 from regard_lab.tasks.translation.options import ExperimentOptions
-from regard_lab.tasks.translation.tasks import get_task
+from regard_lab.tasks.translation.tasks import TASKS, get_task
 from regard_lab.tasks.translation.training import Experiment, inherit_options
 
 #: Values of ``--attention`` that are not scores, with the recurrent model's settings that they stand for.
@@ -104,7 +104,7 @@ def options_table(task: str, options: Path | None, changes: dict[str, Any]) -> d
         if not isinstance(table.get(name, ""), str):
             raise rejected("train", name, "be a string", described(table[name]), TypeError)
     start = table.get("start", "")
-    require_kind("train", start, "translation model", "pronunciation model", "span-corruption model")
+    require_kind("train", start, *(f"{name} model" for name in TASKS))
     folder = folder_of(Path(start)) if start else None
     model = None if folder is None else SequenceModel.load(folder)
     table["kind"] = _kind(table.get("kind", get_task(task).kind if model is None else model.kind))

@@ -27,6 +27,17 @@ _ATTENTION = (
     "--show-options prints all options."
 )
 
+_Out = Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")]
+_OptionsFile = Annotated[Path | None, typer.Option(help="TOML file with options, such as --show-options prints.")]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set any option of --show-options, such as training.clip=0.5."),
+]
+_ShowOptions = Annotated[
+    bool, typer.Option("--show-options", help="Print all options with their meanings as TOML, and exit.")
+]
+_Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+
 
 def _train_on_pairs(task: Task, text: str, **short: str) -> None:
     """Define the training command of a task on pairs; ``short`` overrides the help of data options."""
@@ -40,24 +51,15 @@ def _train_on_pairs(task: Task, text: str, **short: str) -> None:
         short={f"data.{name}": text for name, text in short.items()} | {"kind": kind},
     )
     def command(
-        out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")],
+        out: _Out,
         given: dict[str, Any],
         attention: Annotated[
             str | None, typer.Option(help="Attention score of the model; see below.", rich_help_panel="Model")
         ] = None,
-        options: Annotated[
-            Path | None, typer.Option(help="TOML file with options, such as --show-options prints.")
-        ] = None,
-        settings: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--set", metavar="NAME=VALUE", help="Set any option of --show-options, such as training.clip=0.5."
-            ),
-        ] = None,
-        show_options: Annotated[
-            bool, typer.Option("--show-options", help="Print all options with their meanings as TOML, and exit.")
-        ] = False,
-        resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+        options: _OptionsFile = None,
+        settings: _Settings = None,
+        show_options: _ShowOptions = False,
+        resume: _Resume = False,
     ) -> None:
         from regard_lab.cli.train import run
 
@@ -93,21 +95,12 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
 
     @with_flags(declared, unset=True)
     def command(
-        out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")],
+        out: _Out,
         given: dict[str, Any],
-        options: Annotated[
-            Path | None, typer.Option(help="TOML file with options, such as --show-options prints.")
-        ] = None,
-        settings: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--set", metavar="NAME=VALUE", help="Set any option of --show-options, such as training.clip=0.5."
-            ),
-        ] = None,
-        show_options: Annotated[
-            bool, typer.Option("--show-options", help="Print all options with their meanings as TOML, and exit.")
-        ] = False,
-        resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+        options: _OptionsFile = None,
+        settings: _Settings = None,
+        show_options: _ShowOptions = False,
+        resume: _Resume = False,
     ) -> None:
         run = import_module(f"regard_lab.cli.train_{task.replace('-', '_')}").run
         run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)

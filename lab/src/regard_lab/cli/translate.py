@@ -10,7 +10,7 @@ from regard._utils.errors import rejected
 from regard.inspect import draw, legend, save_html, save_plot
 from regard_cli.messages import JsonOutput, ascii_only, echo, fail, note, report_errors, require_writable
 from regard_lab import pretrained
-from regard_lab.cli.kinds import find, require_kind
+from regard_lab.cli.kinds import find, require_kind, used_by
 from regard_lab.data.pairs import read_lines
 from regard_lab.generation.beam_search import SearchOptions
 from regard_lab.generation.predictions import Prediction, PredictionOptions
@@ -79,7 +79,7 @@ def run(
 
 def load(folder: Path, command: str) -> SequenceModel:
     """Load a translation model from its folder, or an included model by its name."""
-    require_kind(command, folder, "translation model")
+    require_kind(command, folder, *used_by("translate"))
     return SequenceModel.load(folder_of(folder))
 
 

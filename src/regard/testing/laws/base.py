@@ -39,14 +39,11 @@ class Law:
 
     def __call__(self, case: Case, engine: Engine) -> None:
         """Check the law on an adapted case, again with larger samples of eager's errors if it exceeds its budget."""
-        try:
-            return self.check(case, engine)
-        except BudgetError:
-            pass
-        for times in CONFIRMING:
+        for times in (0, *CONFIRMING):
             try:
                 with larger_sample(times):
-                    return self.check(case, engine)
+                    self.check(case, engine)
+                return
             except BudgetError:
                 if times == CONFIRMING[-1]:
                     raise

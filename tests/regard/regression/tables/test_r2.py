@@ -61,6 +61,7 @@ def test_rows_to_come_are_worse_than_their_own_mean_and_are_extrapolated():
     assert added.extrapolated == sum(flags)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), shift=st.floats(-100, 100), weighted=st.booleans())
 def test_r2_wherever_the_new_rows_lie(seed, shift, weighted):

@@ -31,7 +31,7 @@ export default {
         }
       });
     el.classList.add("regard-widget");
-    render(<App page={model.get("page")} fetch={fetch} address={none} />, el);
+    render(<App page={model.get("page")} fetch={fetch} address={none} ask={null} />, el);
     return () => {
       model.off("msg:custom", listener);
       render(null, el);

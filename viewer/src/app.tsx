@@ -169,6 +169,7 @@ export function App({ page, fetch, address, ask }: Props) {
   const layer = page.layers[item.layer];
   const isPicture = layer.kind === "picture";
   const same = other !== null && String(layer.shape) === String(page.layers[other.layer].shape);
+  const hides = !isPicture || page.texts.some((each) => each.special.length);
   const hasImages = page.texts[layer.queries].images !== undefined || page.texts[layer.keys].images !== undefined;
   const hasWords = page.texts.some((each) => each.words && each.words.length < each.tokens.length);
   const small = layer.shape[0] * layer.shape[1] <= MERGED;
@@ -363,7 +364,7 @@ export function App({ page, fetch, address, ask }: Props) {
       "+": () => view?.zoom(1.5), "=": () => view?.zoom(1.5), "-": () => view?.zoom(1 / 1.5), "0": () => view?.fit(),
       "[": () => step(-1, false), "]": () => step(1, false), "{": () => step(-1, true), "}": () => step(1, true),
       "/": () => searched.current?.focus(), s: () => setScale(scales[(scales.indexOf(scale) + 1) % scales.length]),
-      h: () => setBare(!bare), w: () => hasWords && rewrite(), k: () => turn(direction === "query" ? "key" : "query"),
+      h: () => hides && setBare(!bare), w: () => hasWords && rewrite(), k: () => turn(direction === "query" ? "key" : "query"),
       d: () => setTheme(theme === "dark" ? "light" : "dark"),
       e: () => exporting(savePng), E: () => exporting(saveSvg), "?": () => setHelp(!help),
       Escape: () => (help ? setHelp(false) : open && region ? setRegion(null) : open && pin ? setPinned(null) : open && leave()),
@@ -494,13 +495,15 @@ export function App({ page, fetch, address, ask }: Props) {
               <input type="checkbox" checked={whole} disabled={!small} onChange={rewrite} /> Whole words
             </label>
           )}
-          <Explained says={SINKS}>
-            {(id) => (
-              <label>
-                <input type="checkbox" aria-describedby={id} checked={bare} onChange={() => setBare(!bare)} /> Hide sinks and special tokens
-              </label>
-            )}
-          </Explained>
+          {hides && (
+            <Explained says={SINKS}>
+              {(id) => (
+                <label>
+                  <input type="checkbox" aria-describedby={id} checked={bare} onChange={() => setBare(!bare)} /> Hide sinks and special tokens
+                </label>
+              )}
+            </Explained>
+          )}
           <input ref={searched} type="search" placeholder="Find a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />

@@ -60,7 +60,7 @@ export function Plot(props: Props) {
   return (
     <figure class="plot">
       <div class="top">
-        <figcaption>{props.title}</figcaption>
+        <figcaption title={props.title}>{props.title}</figcaption>
         {props.zooms && (
           <div class="zoom" role="group" aria-label="Zoom">
             <button type="button" aria-label="Zoom out" onClick={() => view.current!.zoom(1 / 1.5)}>−</button>

@@ -293,10 +293,10 @@ export class View {
     const isPinned = (side: string, at: number): boolean => this.pinned?.side === side && this.pinned.at === at;
     along(this.queries, y, scaleY, height, this.matrix.rows, (row, text) =>
       found.push({ text, x: LEFT - 6, y: TOP + y + (row + 0.5) * scaleY, turned: false,
-        strong: isPinned("query", row) || row === this.hovered?.row }));
+        strong: isPinned("query", row) || row === this.hovered?.row || (this.queries === this.keys && this.marked.has(row)) }));
     along(this.keys, x, scaleX, width, this.matrix.cols, (col, text) =>
       found.push({ text, x: LEFT + x + (col + 0.5) * scaleX, y: TOP - 6, turned: true,
-        strong: isPinned("key", col) || col === this.hovered?.col }));
+        strong: isPinned("key", col) || col === this.hovered?.col || this.marked.has(col) }));
     return found;
   }
 

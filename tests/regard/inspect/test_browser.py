@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ from regard.inspect import (
     save_html,
     words_of,
 )
-from regard.inspect._view.page import PageData, describe_page
+from regard.inspect._view.page import PageData, bundled, describe_page
 from regard.inspect._view.server import PageServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -561,6 +562,40 @@ def served(data: PageData, without: Any = None) -> Iterator[str]:
         yield server.address
         server.shutdown()
         thread.join()
+
+
+NOTEBOOK = """<!doctype html><div id="cell"></div><script type="module">
+const {{page, blocks, code}} = {given};
+const widget = await import(URL.createObjectURL(new Blob([code], {{type: "text/javascript"}})));
+let listener;
+const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+const model = {{
+  get: () => page, on: (_, given) => (listener = given), off: () => {{}},
+  send: ({{block}}) => setTimeout(() => listener({{block}}, [bytes(blocks[block])])),
+}};
+document.head.append(Object.assign(document.createElement("style"), {{textContent: {style}}}));
+widget.default.render({{model, el: document.getElementById("cell")}});
+</script>"""
+
+
+@pytest.mark.parametrize("width", [600, 900])
+def test_the_widget_of_a_notebook(visit, record: Record, tmp_path: Path, width: int) -> None:
+    data = describe_page(record)
+    blocks = [base64.b64encode(each()).decode() for each in data.blocks]
+    given = {"page": data.described | {"blocks": "served"}, "blocks": blocks, "code": bundled("widget.js")}
+    given = json.dumps(given).replace("</", "<\\/")
+    written = NOTEBOOK.format(given=given, style=json.dumps(bundled("page.css")))
+    (tmp_path / "notebook.html").write_text(written, encoding="utf-8")
+    page = opened(visit(tmp_path / "notebook.html", viewport={"width": width, "height": 900}), 1)
+    page.locator(".tokens span").nth(4).click()
+    assert "on (4) is pinned" in status(page)
+    box = page.locator(".room canvas").bounding_box()
+    assert box["width"] > 280 and box["height"] > 200
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.keyboard.press("ArrowUp")
+    assert "sat (3) is pinned" in status(page)
+    # JupyterLab leaves the keys to what has this attribute and the focus; without it, "x" and "dd" delete cells.
+    assert page.evaluate("document.activeElement.dataset.lmSuppressShortcuts") == "true"
 
 
 AXE = ROOT / "viewer/node_modules/axe-core/axe.min.js"

@@ -95,7 +95,7 @@ STEP = """async ([kind, x, y, by]) => {
   const canvas = document.querySelector(".room canvas"), box = canvas.getBoundingClientRect();
   const at = {clientX: box.left + x, clientY: box.top + y, bubbles: true, cancelable: true, pointerId: 1};
   const start = performance.now();
-  if (kind === "wheel") canvas.dispatchEvent(new WheelEvent("wheel", {...at, deltaY: by}));
+  if (kind === "wheel") canvas.dispatchEvent(new WheelEvent("wheel", {...at, deltaY: by, ctrlKey: true}));
   else canvas.dispatchEvent(new PointerEvent("pointermove", {...at, buttons: 1}));
   await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   return performance.now() - start;

@@ -76,7 +76,7 @@ class Page(HTMLParser):
     def heads(self) -> list[dict[str, Any]]:
         """The heads of layers: without what was computed from all of them."""
         page = self.described
-        return [head for head in page["heads"] if page["layers"][head["layer"]]["kind"] != "rollout"]
+        return [head for head in page["heads"] if page["layers"][head["layer"]]["kind"] not in ("rollout", "flow")]
 
     def rows(self, facts: dict[str, Any]) -> np.ndarray:
         """The largest weight of each row of a head, the same without sinks, and its entropy."""
@@ -89,13 +89,14 @@ class Page(HTMLParser):
         rows, cols = described["thumbnail"]
         block, found = self.block(described["overview"]), {}
         for name, kind, count in (
-            ("entropy", "<f4", heads), ("received", "<f4", heads), ("diagonal", "<f4", heads), ("sinks", "<i4", heads),
+            ("entropy", "<f4", heads), ("received", "<f4", heads), ("diagonal", "<f4", heads), ("hidden", "<f4", heads),
+            ("sinks", "<i4", heads),
             ("starts", "<i4", rows), ("stops", "<i4", rows), ("counts", "<i4", rows), ("spread", "u1", heads * rows),
             ("thumbnails", "u1", heads * rows * cols),
         ):  # fmt: skip
             size = count * np.dtype(kind).itemsize
             found[name], block = np.frombuffer(block[:size], kind), block[size:]
-        assert not block
+        found["bare"] = np.frombuffer(block, "u1").reshape(-1)
         found["spread"] = found["spread"].reshape(heads, rows)
         found["thumbnails"] = found["thumbnails"].reshape(heads, rows, cols)
         return found
@@ -103,7 +104,7 @@ class Page(HTMLParser):
 
 def decoded(codes: np.ndarray) -> np.ndarray:
     """Weights by their codes, as viewer/src/blocks.ts has them."""
-    return np.where(codes == 0, 0, 2.0 ** ((codes.astype(float) - 1) / 254 * 24 - 24))
+    return np.where(codes < 2, 0, 2.0 ** ((codes.astype(float) - 2) / 253 * 24 - 24))
 
 
 def pooled(weights: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -5,25 +5,27 @@ import type { Address, State } from "./address";
 import type { Fetch } from "./blocks";
 import { Camera } from "./camera";
 import { along, type RowFacts, type Scale, SCALES, type Theme } from "./colors";
+import { Explained } from "./explained";
 import { type Figure, savePng, saveSvg } from "./export";
 import { Cell as HeadCell, Grid, type Order, ORDERS } from "./grid";
-import { Legend } from "./legend";
+import { Legend, says } from "./legend";
 import { Difference, load, loadMean, type Matrix, Merged, MERGED, type Weights } from "./matrix";
-import { contents as contentsOf, type Overview, Overviews } from "./overview";
+import { contents as contentsOf, isStacked, type Overview, Overviews } from "./overview";
 import { Plot } from "./plot";
 import { Reading } from "./reading";
 import type { Page } from "./schema";
-import { named, type Side, sideOf } from "./text";
+import { named, patchesIn, type Region, type Side, sideOf } from "./text";
 import type { Cell, Pin, View } from "./view";
+import { type Ask, Without } from "./without";
 
 /** How many of the largest weights are listed. */
 const LISTED = 8;
 
 const KEYS: [string, string][] = [
-  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view"],
-  ["Escape", "unpin; then back to all heads"],
+  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view; on an image: choose a patch, with Shift a region"],
+  ["Escape", "clear the region; unpin; then back to all heads"],
   ["k", "pin queries (what a word attends to) or keys (what attends to a word)"],
-  ["+ −", "zoom; 0 fits the whole matrix"],
+  ["+ −", "zoom, as Ctrl or ⌘ and the wheel do; 0 fits the whole matrix"],
   ["[ ]", "previous or next head"],
   ["{ }", "previous or next layer"],
   ["/", "search for a token; Enter finds the next match, Escape returns"],
@@ -34,13 +36,18 @@ const KEYS: [string, string][] = [
   ["e E", "save the view as PNG or SVG"],
 ];
 
+/** What "Hide sinks" hides. */
+const SINKS = "A sink is a key that takes much of the weight of most queries, often the first token. Special tokens are those that the tokenizer adds, such as [CLS].";
+
 interface Props {
   page: Page;
   fetch: Fetch;
   address: Address;
+  /** Asks what the model answers without a head; null where there is no model. */
+  ask: Ask | null;
 }
 
-export function App({ page, fetch, address }: Props) {
+export function App({ page, fetch, address, ask }: Props) {
   const contents = useMemo(() => contentsOf(page), [page]);
   const { items } = contents;
   const runs = page.runs;
@@ -48,7 +55,7 @@ export function App({ page, fetch, address }: Props) {
   const initial = useMemo(() => readState(address.read(), page, contents), []);
   const [open, setOpen] = useState(initial.open || alone);
   const [chosen, setChosen] = useState(initial.chosen);
-  const [compared, setCompared] = useState<number | null>(initial.compared);
+  const [versus, setVersus] = useState<Versus | null>(initial.versus);
   const [subtract, setSubtract] = useState(initial.subtract);
   const [scale, setScale] = useState<Scale>(initial.scale);
   const [order, setOrder] = useState<Order>(initial.order);
@@ -57,6 +64,8 @@ export function App({ page, fetch, address }: Props) {
   const [merged, setMerged] = useState(initial.merged);
   const [direction, setDirection] = useState<Pin["side"]>(initial.pinned?.side ?? "query");
   const [pinned, setPinned] = useState<Pin | null>(initial.pinned);
+  const [region, setRegion] = useState<Region | null>(initial.region);
+  const [lacking, setLacking] = useState(initial.lacking);
   const [hovered, setHovered] = useState<Cell | null>(null);
   const [search, setSearch] = useState("");
   const [help, setHelp] = useState(false);
@@ -70,6 +79,14 @@ export function App({ page, fetch, address }: Props) {
   const cache = useMemo(() => new Map<number, Promise<Weights>>(), [page]);
   const overviews = useMemo(() => new Overviews(page, fetch), [page, fetch]);
   const run = page.layers[items[chosen].layer].run;
+  /** The same head in another run; null where there is none. */
+  const counterpart = (number: number, to: number): number | null => {
+    const { number: place, kind } = page.layers[items[number].layer];
+    const layer = page.layers.findIndex((each) => each.run === to && each.number === place && each.kind === kind);
+    return to === run || layer < 0 ? null : contents.ofLayer(layer).find((at) => items[at].head === items[number].head) ?? null;
+  };
+  const compared = versus === null ? null : "run" in versus ? counterpart(chosen, versus.run) : versus.item;
+  const compare = (item: number | null): void => setVersus(item === null ? null : { item });
   const fail = (error: unknown): void => setFailed(String(error instanceof Error ? error.message : error));
 
   const matrixOf = useCallback(
@@ -123,23 +140,27 @@ export function App({ page, fetch, address }: Props) {
   useEffect(() => {
     const parts: [string, string | false][] = [
       ["head", (open || chosen !== contents.sections(0)[0].layers.flatMap(contents.ofLayer)[0]) && String(chosen)],
-      ["view", open && !alone && "matrix"], ["compare", compared !== null && String(compared)], ["difference", subtract && "1"],
+      ["view", open && !alone && "matrix"], ["compare", versus !== null && ("run" in versus ? `run${versus.run}` : String(versus.item))], ["difference", subtract && "1"],
       ["scale", scale !== initial.usual && scale], ["order", order !== "layer" && order], ["hide", bare && "sinks"],
       ["words", merged && "1"], [pinned?.side ?? "query", pinned !== null && String(pinned.at)],
+      ["region", region !== null && [region.side, region.image, ...region.box.map((each) => +each.toFixed(1))].join()],
+      ["without", lacking && "1"],
     ];
     address.write(Object.fromEntries(parts.filter(([, value]) => value !== false)) as State);
-  }, [open, chosen, compared, subtract, scale, order, bare, merged, pinned]);
+  }, [open, chosen, versus, subtract, scale, order, bare, merged, pinned, region, lacking]);
   useEffect(() => address.listen(() => {
     const state = readState(address.read(), page, contents);
     setOpen(state.open || alone);
     setChosen(state.chosen);
-    setCompared(state.compared);
+    setVersus(state.versus);
     setSubtract(state.subtract);
     setScale(state.scale);
     setOrder(state.order);
     setBare(state.bare);
     setMerged(state.merged);
     setPinned(state.pinned);
+    setRegion(state.region);
+    setLacking(state.lacking);
   }), [page]);
 
   const current = matrices?.numbers[0] ?? chosen;
@@ -148,6 +169,8 @@ export function App({ page, fetch, address }: Props) {
   const layer = page.layers[item.layer];
   const isPicture = layer.kind === "picture";
   const same = other !== null && String(layer.shape) === String(page.layers[other.layer].shape);
+  const hides = !isPicture || page.texts.some((each) => each.special.length);
+  const hasImages = page.texts[layer.queries].images !== undefined || page.texts[layer.keys].images !== undefined;
   const hasWords = page.texts.some((each) => each.words && each.words.length < each.tokens.length);
   const small = layer.shape[0] * layer.shape[1] <= MERGED;
   const whole = merged && hasWords && small;
@@ -186,21 +209,33 @@ export function App({ page, fetch, address }: Props) {
     () => (first && askedAt >= 0 ? (askedSide === "query" ? first.row(askedAt).slice() : first.column(askedAt)) : null),
     [first, askedSide, askedAt],
   );
+  const patches = useMemo(() => {
+    if (!first || !region) return [];
+    const count = region.side === "query" ? first.rows : first.cols;
+    return patchesIn(region.side === "query" ? queries : keys, region).filter((at) => at < count);
+  }, [first, queries, keys, region]);
+  /** What each query gives to the patches of the region, or what these give to each key, on average. */
+  const shares = useMemo(() => (first && region && patches.length ? sharesOf(first, region.side, patches) : null), [first, patches]);
   const tones = useMemo(() => {
-    if (!first || !values) return null;
+    if (!first || !(values ?? shares)) return null;
+    if (!values) return shares!.map((value) => along("absolute", value, { count: 1, max: 1, entropy: 0 }, signed));
     const used = scale === "entropy" ? "even" : scale;
     const facts = askedSide === "query" ? first.facts(askedAt, bare) : null;
     return values.map((value, at) => {
-      const hidden = bare && first.sinks.has(facts ? at : askedAt);
-      return hidden || !value ? 0 : along(used, value, facts ?? first.facts(at, bare), signed);
+      if (value !== value || (bare && first.sinks.has(facts ? at : askedAt))) return NaN;
+      return value && along(used, value, facts ?? first.facts(at, bare), signed);
     });
-  }, [first, values, scale, bare]);
-  const hidden = first && bare && askedSide === "query" ? first.sinks : null;
+  }, [first, values, shares, scale, bare]);
+  /** Whose weights are listed: those of the region before those of a query or a key. */
+  const [listed, listedSide] = shares ? [shares, region!.side === "key" ? queries : keys] : [values, askedSide === "query" ? keys : queries];
+  const toned = values ? askedSide : region?.side === "key" ? "key" : "query";
+  const hidden = first && bare && listed && (shares ? region!.side : askedSide) === "query" ? first.sinks : null;
 
   const choose = (number: number): void => {
     const { shape } = page.layers[items[number].layer];
     if (String(shape) !== String(layer.shape)) {
       setPinned(null);
+      setRegion(null);
       setHovered(null);
       const view = views.current[0];
       if (view) camera.fit(shape[0], shape[1], view.plot.width, view.plot.height);
@@ -255,13 +290,53 @@ export function App({ page, fetch, address }: Props) {
   };
   const live = (): View[] => views.current.filter((view) => view !== null);
   const titleOf = (of: typeof item): string => (subtract && same ? `${item.title} minus ${other!.title}` : of.title);
+  const caption = (of: typeof item): string => {
+    const { name, kind } = page.layers[of.layer];
+    return titleOf(of) + (of.head === null || kind === "picture" || isStacked(page.layers[of.layer]) || !name ? "" : ` · ${name}`);
+  };
   const striped = first?.partial ? "not among the largest" : bare ? "masked or hidden" : "masked";
   const focusRow = first && first.rows ? (asked?.side === "query" ? asked.at : hover ? hover.row : first.rows - 1) : null;
   const facts: RowFacts | null = first && focusRow !== null ? first.facts(focusRow, bare) : null;
-  const figure = (): Figure => ({
-    title: page.title, captions: shownMatrices.map(({ of }) => titleOf(of)), scale, signed, theme, striped,
-    facts: first!.facts(asked?.side === "query" ? asked.at : first!.rows - 1, bare),
-  });
+  const nameless = (of: Side, at: number): string => `“${named(of, at)}” (${at})`;
+  /** Whose numbers a row's colours have. */
+  const whose = first && focusRow !== null && facts && !signed && (scale === "even" || scale === "row" || scale === "entropy")
+    ? `Numbers: row ${nameless(queries, focusRow)}, ${facts.count.toLocaleString("en")} keys.` : "";
+  const concealed = (): string => {
+    const known = overviewOf(item);
+    const names = [...first!.sinks].map((at) => named(keys, at));
+    return `Hidden: ${names.slice(0, 6).join(", ")}${names.length > 6 ? " …" : ""}${known ? `, with ${known.hidden[item.at].toFixed(2)} of all weight` : ""}.`;
+  };
+  const figure = (): Figure => {
+    const model = page.models[page.layers[item.layer].record];
+    const over = pin ? `what ${nameless(pin.side === "query" ? queries : keys, pin.at)} ${pin.side === "query" ? "attends to" : "is attended to by"}` : "";
+    const images = [...root.current!.querySelectorAll(".image")].map((each) => ({
+      image: each.querySelector("img")!, over: each.querySelector("canvas")!,
+      caption: [each.querySelector("figcaption")?.textContent ?? "image", tones ? `${over || "weights"}; bright: the most` : ""].filter(Boolean).join(": "),
+    }));
+    const notes = [
+      `${says(scale, signed)} ${whose}`.trim(), item.summary && !subtract ? `The head ${item.summary.text}.` : "", over && `Outlined: ${over}.`,
+      bare && first!.sinks.size ? concealed() : "", whole ? "Whole words: rows of a word's tokens are averaged, columns added." : "",
+      shares ? sentence() : "",
+    ];
+    return {
+      title: page.title, captions: shownMatrices.map(({ of }) => (model ? `${model}, ${caption(of)}` : caption(of))), scale, signed, theme, striped, images,
+      notes: notes.filter(Boolean) as string[], facts: facts ?? first!.facts(first!.rows - 1, bare),
+    };
+  };
+  const overviewOf = (of: typeof item): Overview | null => known[of.layer];
+  /** What the region has of the weight of a word, or of all. */
+  const sentence = (): string => {
+    const many = patches.length !== 1;
+    const these = many ? `These ${patches.length} patches` : "This patch";
+    const of = asked && asked.side !== region!.side ? asked.at : null;
+    const value = of === null ? shares!.reduce((sum, each) => sum + each, 0) / shares!.length : shares![of];
+    const share = `${first!.partial ? "at least " : ""}${value.toFixed(2)}`;
+    if (region!.side === "query") return of === null ? `${these} attend to the keys below.`.replace("patch attend", "patch attends") : `${these} give${many ? "" : "s"} ${nameless(keys, of)} ${share} of ${many ? "their" : "its"} weight.`;
+    if (of === null) return `${these} receive${many ? "" : "s"} ${share} of a query's weight on average.`;
+    const visible = patches.filter((at) => first!.weight(of, at) === first!.weight(of, at)).length;
+    const even = signed || first!.partial ? "" : ` An even split would give ${(visible / Math.max(first!.count(of), 1)).toFixed(2)}.`;
+    return `${these} receive${many ? "" : "s"} ${share} of the weight of ${nameless(queries, of)}.${even}`;
+  };
   const exporting = (save: typeof savePng): void => {
     if (open && first && first.rows) save(live(), figure());
   };
@@ -289,10 +364,10 @@ export function App({ page, fetch, address }: Props) {
       "+": () => view?.zoom(1.5), "=": () => view?.zoom(1.5), "-": () => view?.zoom(1 / 1.5), "0": () => view?.fit(),
       "[": () => step(-1, false), "]": () => step(1, false), "{": () => step(-1, true), "}": () => step(1, true),
       "/": () => searched.current?.focus(), s: () => setScale(scales[(scales.indexOf(scale) + 1) % scales.length]),
-      h: () => setBare(!bare), w: () => hasWords && rewrite(), k: () => turn(direction === "query" ? "key" : "query"),
+      h: () => hides && setBare(!bare), w: () => hasWords && rewrite(), k: () => turn(direction === "query" ? "key" : "query"),
       d: () => setTheme(theme === "dark" ? "light" : "dark"),
       e: () => exporting(savePng), E: () => exporting(saveSvg), "?": () => setHelp(!help),
-      Escape: () => (help ? setHelp(false) : open && pin ? setPinned(null) : open && leave()),
+      Escape: () => (help ? setHelp(false) : open && region ? setRegion(null) : open && pin ? setPinned(null) : open && leave()),
     };
     const move = moves[event.key];
     if (move && !open) root.current?.querySelector<HTMLElement>('[data-head][tabindex="0"]')?.focus();
@@ -324,28 +399,35 @@ export function App({ page, fetch, address }: Props) {
     const second = !signed && same && shownMatrices[1] ? ` and ${text(shownMatrices[1].matrix)}` : "";
     return <>{name(queries, cell.row)} ({cell.row}) → {name(keys, cell.col)} ({cell.col}): {first ? text(first) : ""}{second}</>;
   };
-  const listedSide = askedSide === "query" ? keys : queries;
   const largest = useMemo(() => {
-    if (!values) return [];
+    if (!listed) return [];
     const found: number[] = [];
-    for (let at = 0; at < values.length; at++) {
-      const size = Math.abs(values[at]);
-      if (!size || hidden?.has(at) || (found.length === LISTED && size <= Math.abs(values[found[LISTED - 1]]))) continue;
-      const behind = found.findIndex((each) => Math.abs(values[each]) < size);
+    for (let at = 0; at < listed.length; at++) {
+      const size = Math.abs(listed[at]);
+      if (!size || hidden?.has(at) || (found.length === LISTED && size <= Math.abs(listed[found[LISTED - 1]]))) continue;
+      const behind = found.findIndex((each) => Math.abs(listed[each]) < size);
       found.splice(behind < 0 ? found.length : behind, 0, at);
       found.length = Math.min(found.length, LISTED);
     }
     return found;
-  }, [values, hidden]);
-  const hiddenShare = values && hidden ? [...hidden].reduce((sum, at) => sum + values[at], 0) : 0;
+  }, [listed, hidden]);
+  const hiddenShare = listed && hidden ? [...hidden].reduce((sum, at) => sum + (listed[at] || 0), 0) : 0;
   /** The weight of a full bar: 1, unless effective weights are larger. */
-  const most = Math.max(1, largest.length && values ? Math.abs(values[largest[0]]) : 1);
+  const most = Math.max(1, largest.length && listed ? Math.abs(listed[largest[0]]) : 1);
+  /** With words there, a patch is pinned as a key: it shows its words. */
+  const lookedAt = (at: number): boolean => Boolean(keys.places[at]) && keys.places.some((each, i) => !each && !keys.special.has(i));
+  const onList = (at: number): void =>
+    toggle(shares ? (region!.side === "key" ? "query" : "key") : askedSide === "query" && queries !== keys ? "key" : askedSide === "key" && queries !== keys ? "query" : direction, at);
 
   const plain = { signed, theme, marked: matches };
+  const regional = (side: Pin["side"]) => ({
+    region: region?.side === side || queries === keys ? region : null,
+    onRegion: (image: number, box: Region["box"] | null) => setRegion(box && { side, image, box }),
+  });
   const sections = contents.sections(run);
   const strip = isPicture ? page.heads.map((_, at) => at) : contents.ofLayer(item.layer);
   const orders = (Object.keys(ORDERS) as Order[]).filter((each) => each !== "label" || items.some((of) => of.summary));
-  const cells = { page, contents, run, overviews: known, scale, theme, order, chosen, compared, visited, onCompare: setCompared };
+  const cells = { page, contents, run, overviews: known, scale, theme, bare, order, chosen, compared, visited, onCompare: compare };
   const runName = (at: number): string => {
     const { record, sequence, name } = runs[at];
     const parts = [page.records.length > 1 ? page.records[record] : "",
@@ -360,7 +442,7 @@ export function App({ page, fetch, address }: Props) {
   };
   const explained = signed && subtract ? "Each cell is the weight in the first minus that in the second."
     : isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
-    : layer.kind === "rollout" ? layer.name
+    : isStacked(layer) ? `${layer.name}.`
     : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. A row adds up to 1."
     : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. A row adds up to 1.";
   return (
@@ -380,16 +462,21 @@ export function App({ page, fetch, address }: Props) {
             <label>
               Order{" "}
               <select aria-label="Order of heads" value={order} onChange={(event) => setOrder(event.currentTarget.value as Order)}>
-                {orders.map((each) => <option key={each} value={each}>{ORDERS[each]}</option>)}
+                {orders.map((each) => <option key={each} value={each}>{ORDERS[each][0]}</option>)}
               </select>
             </label>
           )}
           {open && !alone && (
             <label>
               Compare with{" "}
-              <select aria-label="Compare with" value={compared ?? ""}
-                onChange={(event) => setCompared(event.currentTarget.value === "" ? null : Number(event.currentTarget.value))}>
+              <select aria-label="Compare with" value={versus === null ? "" : "run" in versus ? `run${versus.run}` : versus.item}
+                onChange={(event) => setVersus(readVersus(event.currentTarget.value, page, items.length))}>
                 <option value="">nothing</option>
+                {runs.length > 1 && (
+                  <optgroup label="The same head in">
+                    {runs.map((_, at) => counterpart(chosen, at) !== null && <option key={at} value={`run${at}`}>{runName(at)}</option>)}
+                  </optgroup>
+                )}
                 {page.layers.map((_, at) => (
                   <optgroup key={at} label={items[contents.ofLayer(at)[0]].title.replace(/, head.*/, "")}>
                     {contents.ofLayer(at).map((number) => <option key={number} value={number}>{items[number].title}</option>)}
@@ -398,18 +485,24 @@ export function App({ page, fetch, address }: Props) {
               </select>
             </label>
           )}
-          {open && same && (
-            <label><input type="checkbox" checked={subtract} onChange={() => setSubtract(!subtract)} /> Difference</label>
+          {open && other && (
+            <label title={same ? "The first minus the second" : "These matrices differ in shape"}>
+              <input type="checkbox" checked={subtract && same} disabled={!same} onChange={() => setSubtract(!subtract)} /> Difference
+            </label>
           )}
           {open && hasWords && (
             <label title={small ? "The tokens of a word become one: rows averaged, columns added" : "This matrix is too large"}>
               <input type="checkbox" checked={whole} disabled={!small} onChange={rewrite} /> Whole words
             </label>
           )}
-          {open && (
-            <label title="Special tokens, and the key that receives most of the attention">
-              <input type="checkbox" checked={bare} onChange={() => setBare(!bare)} /> Hide sinks
-            </label>
+          {hides && (
+            <Explained says={SINKS}>
+              {(id) => (
+                <label>
+                  <input type="checkbox" aria-describedby={id} checked={bare} onChange={() => setBare(!bare)} /> Hide sinks and special tokens
+                </label>
+              )}
+            </Explained>
           )}
           <input ref={searched} type="search" placeholder="Find a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
@@ -421,9 +514,8 @@ export function App({ page, fetch, address }: Props) {
           <button type="button" aria-label="Keyboard shortcuts" aria-expanded={help} onClick={() => setHelp(!help)}>?</button>
         </div>
       </header>
-      <Legend scale={scale} theme={theme} signed={open && signed} facts={open ? facts : null} striped={open ? striped : "masked"} onScale={setScale}
-        whose={open && first && focusRow !== null && facts && !signed && (scale === "even" || scale === "row" || scale === "entropy")
-          ? `row “${named(queries, focusRow)}”, ${facts.count.toLocaleString("en")} keys` : ""} />
+      <Legend scale={scale} theme={theme} signed={open && signed} facts={open ? facts : null} striped={open ? striped : bare ? "masked or hidden" : "masked"} onScale={setScale}
+        whose={open ? whose : ""} />
       {help && (
         <section class="help" aria-label="Keyboard shortcuts">
           <dl>{KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}</dl>
@@ -435,7 +527,8 @@ export function App({ page, fetch, address }: Props) {
           <p class="lead">
             {isPicture ? "Each picture shows what every output (row) attends to among the inputs (columns)."
               : "Each square is one attention head. Its rows are queries, the tokens that look; its columns are keys, the tokens they look at. Strong colour: much of a row's weight on one key."}{" "}
-            <b>Click one to open it.</b>
+            {ORDERS[order][1]} <b>Click one to open it.</b>
+            {bare && ` ${hiddenShares(known.filter((_, at) => page.layers[at].run === run && !isStacked(page.layers[at])))}`}
           </p>
           <Grid {...cells} onChoose={enter} />
         </main>
@@ -454,7 +547,7 @@ export function App({ page, fetch, address }: Props) {
                 }}>
                   {sections.map((each) => (
                     <optgroup key={each.title} label={each.title || "Layers"}>
-                      {each.layers.map((at) => <option key={at} value={at}>{page.layers[at].kind === "rollout" ? "rollout" : contents.layerName(at)}</option>)}
+                      {each.layers.map((at) => <option key={at} value={at}>{contents.layerName(at)}</option>)}
                     </optgroup>
                   ))}
                 </select>
@@ -463,7 +556,7 @@ export function App({ page, fetch, address }: Props) {
                 <span class="hidden">Head </span>
                 <select aria-label="Head" value={chosen} onChange={(event) => choose(Number(event.currentTarget.value))}>
                   {contents.ofLayer(items[chosen].layer).map((at) => (
-                    <option key={at} value={at}>{items[at].head === null ? "mean of heads" : layer.kind === "rollout" ? "all" : `head ${items[at].head}`}</option>
+                    <option key={at} value={at}>{items[at].head === null ? "mean of heads" : isStacked(layer) ? "all" : `head ${items[at].head}`}</option>
                   ))}
                 </select>
               </label>
@@ -472,7 +565,7 @@ export function App({ page, fetch, address }: Props) {
               <div class={isPicture ? "strip named" : "strip"}>
                 {strip.map((at) => (
                   <HeadCell {...cells} key={at} at={at} item={items[at]} focused side={36} onChoose={choose}
-                    label={isPicture ? items[at].title : items[at].head === null ? "mean" : String(items[at].head)}
+                    label={isPicture ? items[at].title : items[at].head === null ? "mean" : isStacked(layer) ? layer.kind : `${items[at].head} ${items[at].summary?.label ?? ""}`.trim()}
                     pressed={at === chosen ? "chosen" : at === compared ? "compared" : ""} />
                 ))}
               </div>
@@ -481,16 +574,25 @@ export function App({ page, fetch, address }: Props) {
           <main class={shownMatrices.length > 1 ? "two" : ""} aria-label="Attention weights">
             {shownMatrices.map(({ matrix, of }, at) => (
               <Plot key={at} matrix={matrix} queries={side(page.layers[of.layer].queries)} keys={side(page.layers[of.layer].keys)}
-                camera={camera} look={look} title={titleOf(of) + (of.head === null || isPicture || !page.layers[of.layer].name || layer.kind === "rollout" ? "" : ` · ${page.layers[of.layer].name}`)}
+                camera={camera} look={look} title={caption(of)} zooms={at === 0}
                 note={of.summary?.text ?? explained} pinned={pin} hovered={hover} marked={matches} onHover={setHovered} onPick={pick}
                 onView={(view) => void (views.current[at] = view)} />
             ))}
           </main>
           <aside class="texts" aria-label="Text">
+            {ask && item.head !== null && !isPicture && !isStacked(layer) && (lacking
+              ? <Without key={current} layer={item.layer} head={item.head} title={item.title} ask={ask} onClose={() => setLacking(false)} />
+              : (
+                <Explained says="Runs the model once more without this head, and shows both answers.">
+                  {(id) => <button type="button" aria-describedby={id} onClick={() => setLacking(true)}>Without this head</button>}
+                </Explained>
+              ))}
             <output role="status">
+              {shares && <>{sentence()} </>}
               {hover ? spoken(hover)
+                : shares ? ""
                 : pin ? <>{name(pin.side === "query" ? queries : keys, pin.at)} ({pin.at}) is pinned{pin.side === "key" ? " as a key" : ""}</>
-                : "Point at a cell for its weight. Click a word to see what it attends to."}
+                : "Point at a cell for its weight. Click a word to see what it attends to." + (hasImages ? " Drag over an image to add up its patches." : "")}
             </output>
             {queries === keys && (
               <fieldset>
@@ -501,34 +603,40 @@ export function App({ page, fetch, address }: Props) {
             )}
             <section class="list">
               <h2>
-                {asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
+                {shares ? (
+                  <>
+                    {patches.length === 1 ? "1 patch " : `${patches.length} patches `}
+                    {region!.side === "key" ? (patches.length === 1 ? "is looked at by" : "are looked at by") : (patches.length === 1 ? "attends to" : "attend to")}
+                    {" "}<button type="button" class="clear" onClick={() => setRegion(null)} aria-label="Clear region">Clear</button>
+                  </>
+                ) : asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
                   ? <>“{name(queries, asked.at)}” ({asked.at}) attends to</> : <>“{name(keys, asked.at)}” ({asked.at}) is attended to by</>}
-                {values && largest.length > 0 && largest.length < listedSide.labels.length && <small> · {largest.length} of {listedSide.labels.length}</small>}
+                {listed && largest.length > 0 && largest.length < listedSide.labels.length && <small> · {largest.length} of {listedSide.labels.length}</small>}
               </h2>
               <ol class="largest">
                 {largest.map((at) => (
                   <li key={at}>
-                    <button type="button" onClick={() => toggle(askedSide === "query" && queries !== keys ? "key" : askedSide === "key" && queries !== keys ? "query" : direction, at)}>
+                    <button type="button" onClick={() => onList(at)}>
                       <b><bdi>{named(listedSide, at)}</bdi></b> <small>{at}</small>
-                      <i style={{ width: `${(100 * Math.abs(values![at])) / most}%` }} aria-hidden="true" />
-                      {" "}<span>{values![at].toFixed(4)}</span>
+                      <i style={{ width: `${(100 * Math.abs(listed![at])) / most}%` }} aria-hidden="true" />
+                      {" "}<span>{listed![at].toFixed(4)}</span>
                     </button>
                   </li>
                 ))}
               </ol>
-              {hidden && hidden.size > 0 && values && (
+              {hidden && hidden.size > 0 && listed && (
                 <p class="share">Hidden: {[...hidden].slice(0, 4).map((at) => named(keys, at)).join(", ")}{hidden.size > 4 ? " …" : ""}, with {hiddenShare.toFixed(2)} of the weight</p>
               )}
             </section>
             {queries === keys ? (
-              <Reading {...plain} heading="Text" side={keys} tones={tones} pinned={askedAt >= 0 ? askedAt : null}
-                onPin={(at) => toggle(keys.places[at] && keys.places.some((each, i) => !each && !keys.special.has(i)) ? "key" : direction, at)} />
+              <Reading {...plain} {...regional(keys.places.some((_, at) => lookedAt(at)) ? "key" : direction)} heading="Text" side={keys} tones={tones}
+                pinned={askedAt >= 0 ? askedAt : null} onPin={(at) => toggle(lookedAt(at) ? "key" : direction, at)} />
             ) : (
               <>
-                <Reading {...plain} heading={layer.kind === "picture" ? "Output" : layer.kind === "cross" ? "Queries: the output" : "Queries"} side={queries}
-                  tones={askedSide === "key" ? tones : null} pinned={askedSide === "query" && askedAt >= 0 ? askedAt : null} onPin={(at) => toggle("query", at)} />
-                <Reading {...plain} heading={layer.kind === "picture" ? "Input" : layer.kind === "cross" ? "Keys: the input" : "Keys"} side={keys}
-                  tones={askedSide === "query" ? tones : null} pinned={askedSide === "key" && askedAt >= 0 ? askedAt : null} onPin={(at) => toggle("key", at)} />
+                <Reading {...plain} {...regional("query")} heading={layer.kind === "picture" ? "Output" : layer.kind === "cross" ? "Queries: the output" : "Queries"} side={queries}
+                  tones={toned === "key" ? tones : null} pinned={askedSide === "query" && askedAt >= 0 ? askedAt : null} onPin={(at) => toggle("query", at)} />
+                <Reading {...plain} {...regional("key")} heading={layer.kind === "picture" ? "Input" : layer.kind === "cross" ? "Keys: the input" : "Keys"} side={keys}
+                  tones={toned === "query" ? tones : null} pinned={askedSide === "key" && askedAt >= 0 ? askedAt : null} onPin={(at) => toggle("key", at)} />
               </>
             )}
           </aside>
@@ -539,17 +647,51 @@ export function App({ page, fetch, address }: Props) {
   );
 }
 
+/** What a head is compared with: another, or the same in another run. */
+type Versus = { item: number } | { run: number };
+
+function readVersus(text: string | undefined, page: Page, items: number): Versus | null {
+  const found = /^(run)?(\d+)$/.exec(text ?? "");
+  if (!found || Number(found[2]) >= (found[1] ? page.runs.length : items)) return null;
+  return found[1] ? { run: Number(found[2]) } : { item: Number(found[2]) };
+}
+
+function readRegion(text: string | undefined): Region | null {
+  const found = /^(query|key),(\d+),([\d.]+),([\d.]+),([\d.]+),([\d.]+)$/.exec(text ?? "");
+  if (!found) return null;
+  const [image, ...box] = found.slice(2).map(Number);
+  return box.some(isNaN) ? null : { side: found[1] as Region["side"], image, box: box as Region["box"] };
+}
+
+/** Return what each query gives to some keys, or what each key is given by some queries, on average. */
+function sharesOf(matrix: Matrix, side: Region["side"], patches: number[]): Float32Array {
+  if (side === "key")
+    return Float32Array.from({ length: matrix.rows }, (_, row) => patches.reduce((sum, col) => sum + (matrix.weight(row, col) || 0), 0));
+  const shares = new Float32Array(matrix.cols);
+  for (const row of patches) matrix.row(row).forEach((value, col) => (shares[col] += (value || 0) / patches.length));
+  return shares;
+}
+
+/** Return how much weight heads hide, of the layers that are known. */
+function hiddenShares(known: (Overview | null)[]): string {
+  const all = known.flatMap((each) => (each ? [...each.hidden] : []));
+  if (!all.length) return "";
+  const mean = all.reduce((sum, each) => sum + each, 0) / all.length;
+  return `Stripes hide ${mean.toFixed(2)} of all weight, from ${Math.min(...all).toFixed(2)} to ${Math.max(...all).toFixed(2)} of a head's.`;
+}
+
 /** Return what an address says to show; what it does not say, or says wrongly, is as usual. */
 function readState(state: State, page: Page, contents: ReturnType<typeof contentsOf>) {
   const number = (text: string | undefined, below: number): number | null =>
     text !== undefined && /^\d+$/.test(text) && Number(text) < below ? Number(text) : null;
   const count = contents.items.length;
-  const usual: Scale = page.layers[0].kind === "picture" ? "absolute" : "even";
+  const usual: Scale = "even";
   const first = contents.sections(0)[0].layers.flatMap(contents.ofLayer)[0];
   const most = Math.max(...page.texts.map((each) => each.tokens.length));
   const [query, key] = [number(state.query, most), number(state.key, most)];
   return {
-    open: state.view === "matrix", chosen: number(state.head, count) ?? first, compared: number(state.compare, count),
+    open: state.view === "matrix", chosen: number(state.head, count) ?? first, versus: readVersus(state.compare, page, count),
+    region: readRegion(state.region), lacking: state.without === "1",
     subtract: state.difference === "1", usual, scale: state.scale in SCALES ? (state.scale as Scale) : usual,
     order: state.order in ORDERS ? (state.order as Order) : "layer" as Order, bare: state.hide === "sinks", merged: state.words === "1",
     pinned: query !== null ? { side: "query", at: query } as Pin : key !== null ? { side: "key", at: key } as Pin : null,

@@ -56,5 +56,5 @@ export function integers(bytes: Uint8Array): Int32Array {
   return new Int32Array(whole.buffer, whole.byteOffset, whole.byteLength >> 2);
 }
 
-/** Weights by their codes: 0 is none, others are even steps of the logarithm from 2⁻²⁴ to 1. */
-export const DECODED = Float32Array.from({ length: 256 }, (_, code) => (code ? 2 ** (((code - 1) / 254) * 24 - 24) : 0));
+/** Weights by their codes: 0 is masked, 1 is zero, others are even steps of the logarithm from 2⁻²⁴ to 1. */
+export const DECODED = Float32Array.from({ length: 256 }, (_, code) => (code > 1 ? 2 ** (((code - 2) / 253) * 24 - 24) : 0));

@@ -8,7 +8,7 @@ export const SCALES: Record<Scale, [string, string]> = {
   row: ["relative to the row's largest", "The largest weight of each row has the strongest colour, even if it is small: do not compare rows."],
   absolute: ["weight, 0 to 1", "The weight itself: comparable everywhere, but rows with many keys look empty."],
   log: ["logarithm, 0.0001 to 1", "Shows small weights next to large ones: each step of the bar is ten times the one before."],
-  entropy: ["entropy of the row", "One colour per query: strong if its weight is on few keys, faint if it is spread evenly."],
+  entropy: ["concentration of the row", "One colour per query. Strong: its weight is on one key (entropy 0). Faint: it is spread evenly (the highest entropy)."],
 };
 /** What colours of a difference show. */
 export const SIGNED = "Purple: more weight in the first. Orange: more in the second. Neither: the same.";
@@ -28,7 +28,7 @@ const DIVERGING = {
   dark: ["#ffbd70", "#bb6d1f", "#4b341c", "#1a1d21", "#3a3362", "#8172cb", "#d4caff"],
 };
 /** Two colours of stripes where there is no weight to show. */
-export const MASKED = { light: ["#e9e6df", "#dad6cc"], dark: ["#262b31", "#31373e"] };
+export const MASKED = { light: ["#efece5", "#c9c2b3"], dark: ["#20252b", "#454d57"] };
 
 export type Theme = "light" | "dark";
 
@@ -92,14 +92,15 @@ export function ticks(scale: Scale, signed: boolean, facts: RowFacts): Tick[] {
   }
   if (scale === "entropy") {
     const nats = Math.log(Math.max(facts.count, 2));
-    return [{ at: 0, text: `${nats.toFixed(1)} nats` }, { at: 0.5, text: (nats / 2).toFixed(1) }, { at: 1, text: "0" }];
+    return [{ at: 0, text: `even: ${nats.toFixed(1)} nats` }, { at: 1, text: "on one key: 0 nats" }];
   }
   const { count, max } = facts;
   const values = scale === "row" ? [0, max / 2, max] : scale === "absolute" ? [0, 0.25, 0.5, 0.75, 1]
     : scale === "log" ? [1e-4, 1e-3, 0.01, 0.1, 1] : count > 1 ? [1 / count, ...(count > 2 ? [count ** -0.5] : []), 1] : [1];
   return values.map((value) => ({
     at: scale === "even" && count > 1 && value === 1 ? 1 : along(scale, value, facts),
-    text: scale === "row" && max === 1 ? ["0", "half", "row's largest"][values.indexOf(value)] : short(value),
+    text: scale === "row" && max === 1 ? ["0", "half", "row's largest"][values.indexOf(value)]
+      : (scale === "even" && count > 1 && value === values[0] ? "even " : "") + short(value),
   }));
 }
 

@@ -1,60 +1,113 @@
 // The view as a file: the matrices as they are shown, with the title, the head and the colour bar.
 
-import { type RowFacts, type Scale, SCALES, type Theme } from "./colors";
-import { marks, steps } from "./legend";
+import { css, MASKED, palette, type RowFacts, type Scale, SCALES, shade, type Theme } from "./colors";
+import { edge, marks, steps } from "./legend";
 import { stripes, type View, written } from "./view";
 
 export interface Figure {
   title: string;
-  /** What each view shows. */
+  /** What each view shows: model, layer and head. */
   captions: string[];
   scale: Scale;
   signed: boolean;
   theme: Theme;
   facts: RowFacts;
+  /** What has stripes, and sentences about the rest: the scale, the row of its numbers, what is hidden and pinned. */
   striped: string;
+  notes: string[];
+  /** Images with what is laid over them, and what that is. */
+  images: { image: HTMLImageElement; over: HTMLCanvasElement; caption: string }[];
 }
 
-/** Pixels above and below the matrices, of the colour bar, and of a pixel of the screen in a PNG. */
-const [ABOVE, BELOW, BAR, SHARPNESS] = [58, 64, 220, 2];
+/** Pixels above the matrices, of the colour bar, of a line of text, and of a pixel of the screen in a PNG. */
+const [ABOVE, BAR, LINE, SHARPNESS] = [58, 220, 16, 2];
+/** Pixels of the longer side of an image, around it, and of its caption; and of a letter of a note, about. */
+const [IMAGE, MARGIN, CAPTION, LETTER] = [300, 14, 40, 5.8];
+/** The least width of a figure whose notes can be read. */
+const NARROW = 420;
+
+interface Placed {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
 
 interface Layout {
   width: number;
   height: number;
   lefts: number[];
-  widths: number[];
   bottom: number;
+  images: Placed[];
+  notes: string[];
 }
 
-function arranged(views: View[]): Layout {
+/** Cut a text into lines of about as many letters as a width has room for. */
+function lines(text: string, room: number): string[] {
+  const found = [""];
+  for (const word of text.split(" ")) {
+    const last = found.length - 1;
+    if (!found[last] || found[last].length + word.length < room) found[last] += (found[last] && " ") + word;
+    else found.push(word);
+  }
+  return found;
+}
+
+/** Views side by side, then images in columns that are as high; below them the colour bar and the notes. */
+function arranged(views: View[], figure: Figure): Layout {
   const ratio = devicePixelRatio || 1;
   const widths = views.map((view) => view.canvas.width / ratio);
   const lefts = widths.map((_, at) => widths.slice(0, at).reduce((sum, each) => sum + each, 0));
-  const bottom = ABOVE + Math.max(...views.map((view) => view.canvas.height / ratio));
-  return { widths, lefts, bottom, width: widths.reduce((sum, each) => sum + each, 0), height: bottom + BELOW };
+  const tall = Math.max(...views.map((view) => view.canvas.height / ratio));
+  let [x, y, column, low] = [widths.reduce((sum, each) => sum + each, 0) + MARGIN, ABOVE, 0, 0];
+  const images = figure.images.map(({ image }) => {
+    const scale = IMAGE / Math.max(image.naturalWidth, image.naturalHeight, 1);
+    const [width, height] = [image.naturalWidth * scale, image.naturalHeight * scale];
+    if (y > ABOVE && y + height + CAPTION > ABOVE + tall) [x, y, column] = [x + column + MARGIN, ABOVE, 0];
+    const placed = { x, y, width, height };
+    [y, column] = [y + height + CAPTION, Math.max(column, width)];
+    low = Math.max(low, y);
+    return placed;
+  });
+  const width = Math.max(images.length ? x + column + MARGIN : x - MARGIN, NARROW);
+  const notes = figure.notes.flatMap((each) => lines(each, (width - 24) / LETTER));
+  const bottom = Math.max(ABOVE + tall, low);
+  return { lefts, width, bottom, images, notes, height: bottom + 66 + LINE * notes.length };
 }
 
 /** Texts around the matrices, with their places. */
-function texts(figure: Figure, { lefts, bottom }: Layout): { text: string; x: number; y: number; size: number; anchor: "start" | "middle" | "end"; strong?: boolean }[] {
+function texts(figure: Figure, { lefts, bottom, images, notes }: Layout): { text: string; x: number; y: number; size: number; anchor: "start" | "middle" | "end"; strong?: boolean }[] {
+  const anchors = { first: "start", last: "end", "": "middle" } as const;
+  const swatch = figure.signed || figure.scale === "entropy" ? BAR + 50 : BAR + 114;
   return [
     { text: figure.title, x: 12, y: 20, size: 15, anchor: "start", strong: true },
     ...figure.captions.map((text, at) => ({ text, x: lefts[at] + 12, y: 44, size: 12, anchor: "start" as const })),
+    ...images.flatMap((each, at) => lines(figure.images[at].caption, each.width / LETTER).slice(0, 2).map((text, line) => ({
+      text, x: each.x, y: each.y + each.height + 10 + 14 * line, size: 11, anchor: "start" as const }))),
+    { text: figure.signed ? "difference of weights" : `colour: ${SCALES[figure.scale][0]}`, x: 12, y: bottom + 12, size: 11, anchor: "start" },
     ...marks(figure.scale, figure.signed, figure.facts).map(({ at, text }) => ({
-      text, x: 12 + BAR * at, y: bottom + 52, size: 11, anchor: at < 0.05 ? "start" as const : at > 0.95 ? "end" as const : "middle" as const,
+      text, x: 12 + BAR * at, y: bottom + 48, size: 11, anchor: anchors[edge(at)],
     })),
-    { text: figure.signed ? "difference of weights" : SCALES[figure.scale][0], x: 12, y: bottom + 12, size: 11, anchor: "start" },
-    { text: figure.striped, x: BAR + 50, y: bottom + 30, size: 11, anchor: "start" },
+    ...(swatch > BAR + 50 ? [{ text: "zero", x: BAR + 50, y: bottom + 30, size: 11, anchor: "start" as const }] : []),
+    { text: figure.striped, x: swatch, y: bottom + 30, size: 11, anchor: "start" },
+    ...notes.map((text, at) => ({ text, x: 12, y: bottom + 68 + LINE * at, size: 11, anchor: "start" as const })),
   ];
+}
+
+/** The squares beside the colour bar: where, and of which colour; null has stripes. */
+function swatches(figure: Figure): [number, string | null][] {
+  if (figure.signed || figure.scale === "entropy") return [[BAR + 28, null]];
+  return [[BAR + 28, css(palette(figure.theme, false), shade(0, false))], [BAR + 92, null]];
 }
 
 /** Save the views, side by side, as one PNG file, with twice the detail of the screen. */
 export function savePng(views: View[], figure: Figure): void {
-  const layout = arranged(views);
+  const layout = arranged(views, figure);
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [layout.width * SHARPNESS, layout.height * SHARPNESS];
   const context = canvas.getContext("2d")!;
   context.scale(SHARPNESS, SHARPNESS);
-  const [paper, ink] = views[0].colors();
+  const [paper, ink, border] = views[0].colors();
   context.fillStyle = paper;
   context.fillRect(0, 0, layout.width, layout.height);
   views.forEach((view, at) => {
@@ -63,42 +116,62 @@ export function savePng(views: View[], figure: Figure): void {
     view.draw(context);
     context.restore();
   });
+  layout.images.forEach(({ x, y, width, height }, at) => {
+    context.imageSmoothingEnabled = true;
+    context.drawImage(figure.images[at].image, x, y, width, height);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(figure.images[at].over, x, y, width, height);
+  });
   const colors = steps(figure.theme, figure.signed, BAR / 4);
+  const top = layout.bottom + 22;
   colors.forEach((color, at) => {
     context.fillStyle = color;
-    context.fillRect(12 + (at * BAR) / colors.length, layout.bottom + 22, BAR / colors.length + 0.5, 16);
+    context.fillRect(12 + (at * BAR) / colors.length, top, BAR / colors.length + 0.5, 16);
   });
-  context.fillStyle = context.createPattern(stripes(figure.theme), "repeat")!;
-  context.fillRect(BAR + 28, layout.bottom + 22, 16, 16);
+  context.strokeStyle = border;
+  for (const [x, color] of swatches(figure)) {
+    context.fillStyle = color ?? context.createPattern(stripes(figure.theme), "repeat")!;
+    context.fillRect(x, top, 16, 16);
+    context.strokeRect(x, top, 16, 16);
+  }
   context.fillStyle = ink;
   context.textBaseline = "middle";
   for (const { text, x, y, size, anchor, strong } of texts(figure, layout)) {
     context.font = `${strong ? "600 " : ""}${size}px system-ui, sans-serif`;
     context.textAlign = anchor === "middle" ? "center" : anchor;
-    context.fillText(text, x, y, layout.width);
+    context.fillText(text, x, y, layout.width - 12);
   }
   canvas.toBlob((blob) => blob && save(blob, `${figure.title} ${figure.captions.join(" ")}.png`));
 }
 
 /** Save the views as an SVG file, whose text can be searched and edited. */
 export function saveSvg(views: View[], figure: Figure): void {
-  const layout = arranged(views);
-  const [paper, ink] = views[0].colors();
+  const layout = arranged(views, figure);
+  const [paper, ink, border] = views[0].colors();
   const colors = steps(figure.theme, figure.signed, BAR / 4);
+  const top = layout.bottom + 22;
   const bar = colors.map((color, at) =>
-    `<rect x="${12 + (at * BAR) / colors.length}" y="${layout.bottom + 22}" width="${BAR / colors.length + 0.5}" height="16" fill="${color}"/>`);
+    `<rect x="${12 + (at * BAR) / colors.length}" y="${top}" width="${BAR / colors.length + 1}" height="16" fill="${color}"/>`);
+  const squares = swatches(figure).map(([x, color]) =>
+    `<rect x="${x}" y="${top}" width="16" height="16" fill="${color ?? "url(#striped)"}" stroke="${border}"/>`);
   const around = texts(figure, layout).map(({ text, x, y, size, anchor, strong }) => written(text, {
     x: String(x), y: String(y), "font-size": String(size), "text-anchor": anchor, "dominant-baseline": "central",
     ...(strong ? { "font-weight": "600" } : {}),
   }));
   const inside = views.map((view, at) => `<g transform="translate(${layout.lefts[at]} ${ABOVE})">${view.svg()}</g>`);
+  const images = layout.images.map(({ x, y, width, height }, at) => {
+    const place = `x="${x}" y="${y}" width="${width}" height="${height}"`;
+    const { image, over } = figure.images[at];
+    return `<image ${place} href="${image.src}"/><image ${place} style="image-rendering:pixelated" href="${over.toDataURL()}"/>`;
+  });
+  const [light, dark] = MASKED[figure.theme];
   const drawn =
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${layout.width} ${layout.height}" width="${layout.width}" ` +
     `height="${layout.height}" font-family="system-ui, sans-serif" font-size="12" fill="${ink}">` +
-    `<rect width="100%" height="100%" fill="${paper}"/>${inside.join("")}` +
-    `<g class="bar">${bar.join("")}</g>` +
-    `<image x="${BAR + 28}" y="${layout.bottom + 22}" width="16" height="16" href="${stripes(figure.theme).toDataURL()}"/>` +
-    `${around.join("")}</svg>`;
+    `<defs><pattern id="striped" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="${light}"/>` +
+    `<path d="M-1 7L7 -1M-1 1L1 -1M5 7L7 5" stroke="${dark}" stroke-width="1.5"/></pattern></defs>` +
+    `<rect width="100%" height="100%" fill="${paper}"/>${inside.join("")}${images.join("")}` +
+    `<g class="bar">${bar.join("")}${squares.join("")}</g>${around.join("")}</svg>`;
   save(new Blob([drawn], { type: "image/svg+xml" }), `${figure.title} ${figure.captions.join(" ")}.svg`);
 }
 

@@ -3,17 +3,32 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { DECODED } from "./blocks";
 import { along, palette, type Scale, shade, type Theme } from "./colors";
-import { type Contents, type Item, type Overview, type Section, thumbnail } from "./overview";
+import { type Contents, isStacked, type Item, type Overview, type Section, thumbnail } from "./overview";
 import type { Layer, Page } from "./schema";
 
 export type Order = "layer" | "entropy" | "offDiagonal" | "sink" | "like" | "label";
-export const ORDERS: Record<Order, string> = {
-  layer: "by layer",
-  entropy: "sharpest first",
-  offDiagonal: "furthest from the diagonal first",
-  sink: "largest share on one key first",
-  like: "most like the chosen head first",
-  label: "by what heads do",
+/** The name of each order, and a sentence about its numbers. */
+export const ORDERS: Record<Order, [string, string]> = {
+  layer: ["by layer", ""],
+  entropy: ["sharpest first", "Entropy says how evenly a query spreads its weight: 0 nats if all of it is on one key, the more the more even."],
+  offDiagonal: ["furthest from the diagonal first", "The share of weight on keys that are more than one place away from the query."],
+  sink: ["largest share on one key first", "A sink is a key that takes much of the weight of most queries, often the first token."],
+  like: ["most like the chosen head first", "The correlation r of two pictures: 1 if they are alike, 0 if they have nothing in common."],
+  label: ["by what heads do", "The share of weight where the label says, or of queries whose largest weight is there."],
+};
+
+/** What the heads of a label do. */
+const GROUPS: Record<string, string> = {
+  self: "Self: to the token itself",
+  previous: "Previous: to the token before",
+  next: "Next: to the token after",
+  first: "First: to the first token, often a sink",
+  separator: "Separator: to special tokens and punctuation",
+  duplicate: "Duplicate: to other occurrences of the token",
+  induction: "Induction: to what came after an earlier occurrence of the token",
+  positional: "Positional: to one distance from the token",
+  uniform: "Uniform: evenly to all tokens",
+  "": "No label: none of the definitions fits",
 };
 
 interface Props {
@@ -24,6 +39,8 @@ interface Props {
   overviews: (Overview | null)[];
   scale: Scale;
   theme: Theme;
+  /** Whether sinks are hidden. */
+  bare: boolean;
   order: Order;
   chosen: number;
   compared: number | null;
@@ -50,7 +67,7 @@ function score(order: Order, page: Page, item: Item, overview: Overview | null, 
 function correlation(page: Page, item: Item, overview: Overview, chosen: Item, other: Overview): number {
   const [first, second] = [page.layers[item.layer], page.layers[chosen.layer]];
   if (String(first.thumbnail) !== String(second.thumbnail) || String(first.shape) !== String(second.shape)) return -2;
-  const [a, b] = [thumbnail(first, overview, item.at).codes, thumbnail(second, other, chosen.at).codes];
+  const [a, b] = [thumbnail(first, overview, item.at, false).codes, thumbnail(second, other, chosen.at, false).codes];
   const mean = (codes: Uint8Array): number => codes.reduce((sum, code) => sum + code, 0) / codes.length;
   const [meanA, meanB] = [mean(a), mean(b)];
   let [both, ofA, ofB] = [0, 0, 0];
@@ -64,6 +81,8 @@ function correlation(page: Page, item: Item, overview: Overview, chosen: Item, o
 
 /** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them. */
 const [SMALLEST, LARGEST, HEADING, ABOVE, GAP] = [22, 132, 92, 62, 28];
+/** Pixels of a label below a thumbnail; of the least thumbnail with a label, and with its number, too. */
+const [LABEL, LABELLED, SCORED] = [14, 46, 66];
 
 export function Grid(props: Props) {
   const { page, contents, run, overviews, order, chosen, compared } = props;
@@ -81,9 +100,17 @@ export function Grid(props: Props) {
   const sizes = sections.map((each) => [each.layers.length, Math.max(...each.layers.map((layer) => contents.ofLayer(layer).length))]);
   const [down, across] = [0, 1].map((at) => sizes.map((each) => each[at]));
   const sum = (values: number[]): number => values.reduce((total, each) => total + each, 0);
-  const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE) / sum(down));
-  const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across), (room[1] - ABOVE) / Math.max(...down));
-  const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, SMALLEST), LARGEST));
+  // Labels are worth more than to see all layers without scrolling.
+  const labelled = shown.some((layer) => contents.ofLayer(layer).some((at) => contents.items[at].summary)) &&
+    (room[0] - HEADING) / Math.max(...across) - 4 >= LABELLED;
+  const label = labelled ? LABEL : 0;
+  const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE) / sum(down) - label);
+  const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across), (room[1] - ABOVE) / Math.max(...down) - label);
+  const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, labelled ? LABELLED : SMALLEST), LARGEST));
+  const summarized = (at: number): string => {
+    const { summary } = contents.items[at];
+    return labelled && summary ? summary.label + (side < SCORED ? "" : ` ${String(+summary.score.toFixed(2)).replace(/^0/, "")}`) : "";
+  };
   const focus = shown.includes(contents.items[chosen].layer) ? chosen : contents.ofLayer(shown[0])[0];
   const cell = (at: number, label = "") => (
     <Cell {...props} key={at} at={at} item={contents.items[at]} label={label} focused={at === focus} side={side}
@@ -97,12 +124,13 @@ export function Grid(props: Props) {
     event.stopPropagation();
     nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], delta as [number, number])?.focus();
   };
-  const wide = beside > stacked && order === "layer";
+  // What does not fit below the other lies at its side if it fits there.
+  const wide = beside > stacked && order === "layer" && sum(across) * (side + 4) + sections.length * (HEADING + GAP) <= room[0];
   const pictures = shown.every((layer) => page.layers[layer].kind === "picture");
   return (
     <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
       {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], page.layers[layer].name))}</div>
-        : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={cell} />)
+        : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={(at) => cell(at, summarized(at))} />)
         : ranked(props, shown).map(([title, found]) => (
           <section key={title}>
             <h2>{title}</h2>
@@ -116,11 +144,11 @@ export function Grid(props: Props) {
 /** Return heads in the chosen order, under headings, each with its label. */
 function ranked({ page, contents, overviews, order, chosen }: Props, shown: number[]): [string, [number, string][]][] {
   const of = contents.items[chosen];
-  const layers = shown.filter((layer) => page.layers[layer].kind !== "rollout");
+  const layers = shown.filter((layer) => !isStacked(page.layers[layer]));
   const found = layers.flatMap((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null)).map((at) => {
     const item = contents.items[at];
     const [value, says] = score(order, page, item, overviews[item.layer], of, overviews[of.layer]);
-    return { at, value, says: `${item.short} ${says}`, group: item.summary?.label ?? "no summary" };
+    return { at, value, says: `${item.short} ${says}`, group: item.summary?.label ?? "" };
   });
   if (order === "label") {
     const groups = new Map<string, [number, string][]>();
@@ -128,20 +156,22 @@ function ranked({ page, contents, overviews, order, chosen }: Props, shown: numb
       const { short, summary } = contents.items[at];
       groups.set(group, [...(groups.get(group) ?? []), [at, `${short} ${summary ? summary.score.toFixed(2) : ""}`]]);
     }
-    return [...groups].sort(([a], [b]) => Number(a === "no summary") - Number(b === "no summary") || a.localeCompare(b));
+    return [...groups].sort(([a], [b]) => Number(a === "") - Number(b === "") || a.localeCompare(b))
+      .map(([group, heads]) => [`${GROUPS[group] ?? group} (${heads.length} ${heads.length === 1 ? "head" : "heads"}, layer·head)`, heads]);
   }
   found.sort((a, b) => (a.value < b.value ? -1 : a.value > b.value ? 1 : a.at - b.at));
-  const title = order === "like" ? `Most like ${of.title} first` : `Heads, ${ORDERS[order]} (layer·head)`;
+  const title = order === "like" ? `Most like ${of.title} first` : `Heads, ${ORDERS[order][0]} (layer·head)`;
   return [[title, found.map(({ at, says }) => [at, says])]];
 }
 
 function Layers({ section, page, contents, cell }: Props & { section: Section; cell(at: number): preact.VNode }) {
   const heads = Math.max(...section.layers.map((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null).length));
   const mean = section.layers.some((layer) => page.layers[layer].mean);
-  const alone = section.layers.every((layer) => page.layers[layer].kind === "rollout");
+  const alone = section.layers.every((layer) => isStacked(page.layers[layer]));
   return (
     <section>
       {section.title && <h2>{section.title}</h2>}
+      {alone && section.layers.map((layer) => <p class="about" key={layer}>{page.layers[layer].name}.</p>)}
       <table>
         {!alone && (
           <thead>
@@ -160,7 +190,7 @@ function Layers({ section, page, contents, cell }: Props & { section: Section; c
             const average = items.find((each) => each.head === null);
             return (
               <tr key={layer}>
-                <th scope="row" title={page.layers[layer].name}>{alone ? "rollout" : contents.layerName(layer)}</th>
+                <th scope="row" title={page.layers[layer].name}>{contents.layerName(layer)}</th>
                 {mean && (average ? <td class="mean">{cell(average.at)}</td> : <td />)}
                 {items.filter((each) => each.head !== null).map((each) => <td key={each.at}>{cell(each.at)}</td>)}
               </tr>
@@ -181,16 +211,17 @@ interface CellProps extends Props {
   pressed: string;
 }
 
-export function Cell({ page, overviews, scale, theme, at, item, label, focused, pressed, onChoose, onCompare, chosen }: CellProps) {
+export function Cell({ page, overviews, scale, theme, bare, at, item, label, focused, pressed, onChoose, onCompare, chosen }: CellProps) {
   const overview = overviews[item.layer];
   const layer = page.layers[item.layer];
   const spread = overview && Number.isFinite(overview.entropy[item.at]) ? `; entropy ${overview.entropy[item.at].toFixed(2)} nats` : "";
-  const name = `${item.title}${item.summary ? `: ${item.summary.text}` : ""}${spread}`;
+  const hidden = overview && bare ? `; ${overview.hidden[item.at].toFixed(2)} of the weight is hidden` : "";
+  const name = `${item.title}${item.summary ? `: ${item.summary.text}` : ""}${spread}${hidden}`;
   return (
     <button type="button" class={`thumbnail ${pressed}`} title={`${name}${layer.kind === "picture" ? "" : `\n${layer.name}`}\nShift-click to compare`}
       aria-label={label ? `${name} (${label})` : name} aria-current={pressed === "chosen"} data-head={at} tabIndex={focused ? 0 : -1}
       onClick={(event) => (event.shiftKey ? onCompare(at === chosen ? null : at) : onChoose(at))}>
-      <Thumbnail layer={layer} at={item.at} overview={overview} scale={scale} theme={theme} />
+      <Thumbnail layer={layer} at={item.at} overview={overview} scale={scale} theme={theme} bare={bare} />
       {label && <span>{label}</span>}
     </button>
   );
@@ -202,27 +233,28 @@ interface ThumbnailProps {
   overview: Overview | null;
   scale: Scale;
   theme: Theme;
+  bare: boolean;
 }
 
-export function Thumbnail({ layer, at, overview, scale, theme }: ThumbnailProps) {
+export function Thumbnail({ layer, at, overview, scale, theme, bare }: ThumbnailProps) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [rows, cols] = layer.thumbnail;
   useEffect(() => {
     if (!overview || !rows || !cols) return;
-    const { codes, facts } = thumbnail(layer, overview, at);
+    const { codes, facts } = thumbnail(layer, overview, at, bare);
     const colors = new Uint32Array(palette(theme, false).buffer);
     const context = canvas.current!.getContext("2d")!;
     const image = context.createImageData(cols, rows);
     const pixels = new Uint32Array(image.data.buffer);
-    const size = Math.ceil(layer.shape[1] / cols);
+    const size = layer.block[1];
     for (let row = 0; row < rows; row++) {
-      // What is masked stays transparent: there the style has a colour.
+      // What is masked or hidden stays transparent: there the style has stripes.
       const last = Math.min(Math.ceil(overview.stops[row] / size), cols);
       for (let col = Math.floor(overview.starts[row] / size), i = row * cols + col; col < last; col++, i++)
-        pixels[i] = colors[shade(along(scale, DECODED[codes[i]], facts[row]), false)];
+        if (codes[i]) pixels[i] = colors[shade(along(scale, DECODED[codes[i]], facts[row]), false)];
     }
     context.putImageData(image, 0, 0);
-  }, [layer, at, overview, scale, theme]);
+  }, [layer, at, overview, scale, theme, bare]);
   return <canvas ref={canvas} width={cols} height={rows} aria-hidden="true" />;
 }
 

@@ -8,7 +8,7 @@ interface Props {
   signed: boolean;
   /** The row whose numbers the bar has, or null for words instead. */
   facts: RowFacts | null;
-  /** Whose numbers these are. */
+  /** A sentence that says whose numbers these are. */
   whose: string;
   /** What has stripes. */
   striped: string;
@@ -21,6 +21,11 @@ export function marks(scale: Scale, signed: boolean, facts: RowFacts | null): Ti
   if (scale === "even") return [{ at: 0.1, text: "even share" }, { at: 1, text: "all of it" }];
   if (scale === "entropy") return [{ at: 0, text: "even" }, { at: 1, text: "on one key" }];
   return ticks(scale, signed, { count: 2, max: 1, entropy: 0 });
+}
+
+/** Return whether a mark's text begins or ends at the mark, so that it stays within the bar. */
+export function edge(at: number): "first" | "last" | "" {
+  return at < 0.15 ? "first" : at > 0.95 ? "last" : "";
 }
 
 /** Return the colours of a bar, at even steps. */
@@ -46,12 +51,12 @@ export function Legend({ scale, theme, signed, facts, whose, striped, onScale }:
       <div class="bar" role="img" aria-label={`Colour bar: ${marks(scale, signed, facts).map((each) => each.text).join(", ")}`}>
         <div style={{ background: `linear-gradient(90deg, ${steps(theme, signed).join()})` }} />
         {marks(scale, signed, facts).map(({ at, text }) => (
-          <span key={at} style={{ left: `${100 * at}%` }} class={at < 0.05 ? "first" : at > 0.95 ? "last" : ""}>{text}</span>
+          <span key={at} style={{ left: `${100 * at}%` }} class={edge(at)}>{text}</span>
         ))}
       </div>
-      {!signed && <span class="key"><i style={{ background: css(palette(theme, false), shade(0, false)) }} />zero</span>}
+      {!signed && scale !== "entropy" && <span class="key"><i style={{ background: css(palette(theme, false), shade(0, false)) }} />zero</span>}
       <span class="key"><i style={{ background: `repeating-linear-gradient(135deg, ${light} 0 2px, ${dark} 2px 4px)` }} />{striped}</span>
-      <span class="says">{says(scale, signed)}{whose && ` Numbers: ${whose}.`}</span>
+      <span class="says">{says(scale, signed)}{whose && ` ${whose}`}</span>
     </section>
   );
 }

@@ -2,7 +2,7 @@
 
 import { DECODED, type Fetch, floats, integers } from "./blocks";
 import type { RowFacts } from "./colors";
-import type { Overviews } from "./overview";
+import { hiddenKeys, type Overviews } from "./overview";
 import type { Facts, Head, Largest, Layer, Page, Products, Table } from "./schema";
 
 /** Cells along the side of a tile. */
@@ -48,20 +48,19 @@ export abstract class Matrix {
   /** The most rows that are read for a row of a tile: fewer than there are, where all take too long. */
   protected read = Infinity;
 
-  /** The weights of a query, 0 where masked; not to be written into. */
+  /** The weights of a query, NaN where masked or not kept; not to be written into. */
   row(row: number): Float32Array {
     if (this.#last?.row !== row) {
       const values = new Float32Array(this.cols);
       this.fill(row, 0, this.cols, values);
-      for (let col = 0; col < values.length; col++) if (values[col] !== values[col]) values[col] = 0;
       this.#last = { row, values };
     }
     return this.#last.values;
   }
 
-  /** The weights that a key is given. */
+  /** The weights that a key is given, NaN where masked or not kept. */
   column(col: number): Float32Array {
-    return Float32Array.from({ length: this.rows }, (_, row) => this.weight(row, col) || 0);
+    return Float32Array.from({ length: this.rows }, (_, row) => this.weight(row, col));
   }
 
   /** Each row's largest weight and entropy. */
@@ -142,10 +141,7 @@ export async function loadMean(page: Page, number: number, heads: Weights[], ove
 }
 
 async function sinksOf(page: Page, layer: number, at: number, overviews: Overviews): Promise<Set<number>> {
-  const sinks = new Set(page.texts[page.layers[layer].keys].special);
-  const sink = (await overviews.of(layer)).sinks[at];
-  if (sink >= 0) sinks.add(sink);
-  return sinks;
+  return hiddenKeys(page, layer, (await overviews.of(layer)).sinks[at]);
 }
 
 async function loadFacts(layer: Layer, { rows }: Facts, fetch: Fetch): Promise<Float32Array[]> {
@@ -366,12 +362,12 @@ export class Weights extends Matrix {
   override *tile(levels: Levels, down: number, across: number, bare: boolean): Generator<void, Float32Array> {
     const { pooled } = this;
     if (pooled && levels[0] >= pooled.levels[0] && levels[1] >= pooled.levels[1])
-      return filled(pooled, levels, down, across, bare);
+      return filled(pooled, this.cols, levels, down, across, bare);
     return yield* super.tile(levels, down, across, bare);
   }
 }
 
-function filled(pooled: Pooled, levels: Levels, down: number, across: number, bare: boolean): Float32Array {
+function filled(pooled: Pooled, keys: number, levels: Levels, down: number, across: number, bare: boolean): Float32Array {
   const [ups, wides] = [levels[0] - pooled.levels[0], levels[1] - pooled.levels[1]];
   const [top, left] = [(down * TILE) << ups, (across * TILE) << wides];
   const right = Math.min(left + (TILE << wides), pooled.cols);
@@ -393,7 +389,17 @@ function filled(pooled: Pooled, levels: Levels, down: number, across: number, ba
       if (code > codes[at + (col >> wides)]) codes[at + (col >> wides)] = code;
     }
   }
-  return Float32Array.from(codes, (code) => (code < 0 ? NaN : DECODED[code]));
+  if (bare) {
+    const counts = new Map<number, number>();
+    for (const key of pooled.columns) counts.set(key >> levels[1], (counts.get(key >> levels[1]) ?? 0) + 1);
+    // Where all keys of a cell are hidden, it has none.
+    for (const [col, count] of counts) {
+      const cell = col - across * TILE;
+      if (cell < 0 || cell >= TILE || count < Math.min(1 << levels[1], keys - (col << levels[1]))) continue;
+      for (let at = cell; at < codes.length; at += TILE) codes[at] = -1;
+    }
+  }
+  return Float32Array.from(codes, (code) => (code < 1 ? NaN : DECODED[code]));
 }
 
 /** The difference of two matrices of the same shape. */

@@ -11,6 +11,8 @@ export interface Overview {
   /** The share of all attention that one key receives at most, and that within one position of the query's own. */
   received: Float32Array;
   diagonal: Float32Array;
+  /** The mean weight of a query on sinks and special tokens. */
+  hidden: Float32Array;
   /** The key that takes most of the attention of most queries, of each head; −1 where there is none. */
   sinks: Int32Array;
   /** The first key that queries of each row of a thumbnail see, the one behind the last, and their mean number. */
@@ -21,6 +23,8 @@ export interface Overview {
   spread: Uint8Array;
   /** Codes of the thumbnails, one behind the other. */
   thumbnails: Uint8Array;
+  /** For each head, the columns of its thumbnail that have sinks or special tokens, and their codes without these. */
+  bare: { cols: number[]; codes: Uint8Array }[];
 }
 
 /** Overviews of a page's layers, each of which is requested once. */
@@ -46,20 +50,41 @@ export class Overviews {
     const [rows] = layer.thumbnail;
     let at = 0;
     const next = (size: number): Uint8Array => bytes.slice(at, (at += size));
-    const [entropy, received, diagonal] = [0, 0, 0].map(() => floats(next(4 * heads), "float32"));
+    const [entropy, received, diagonal, hidden] = [0, 0, 0, 0].map(() => floats(next(4 * heads), "float32"));
     const sinks = integers(next(4 * heads));
     const [starts, stops, counts] = [0, 0, 0].map(() => integers(next(4 * rows)));
-    return {
-      entropy, received, diagonal, sinks, starts, stops, counts,
-      spread: next(heads * rows), thumbnails: bytes.subarray(at),
-    };
+    const [spread, thumbnails] = [next(heads * rows), next(heads * rows * layer.thumbnail[1])];
+    const bare = Array.from(sinks, (sink) => {
+      const keys = [...hiddenKeys(this.page, number, sink)];
+      const cols = [...new Set(keys.map((key) => Math.floor(key / layer.block[1])))].sort((a, b) => a - b);
+      // Where each column is one key, nothing is left of it.
+      return { cols, codes: layer.block[1] > 1 ? next(rows * cols.length) : new Uint8Array(rows * cols.length) };
+    });
+    return { entropy, received, diagonal, hidden, sinks, starts, stops, counts, spread, thumbnails, bare };
   }
 }
 
+/** Return the keys that "Hide sinks" hides in a head with this sink, −1 for none. */
+export function hiddenKeys(page: Page, layer: number, sink: number): Set<number> {
+  const keys = new Set(page.texts[page.layers[layer].keys].special);
+  if (sink >= 0) keys.add(sink);
+  return keys;
+}
+
+/** Whether a matrix is of all layers together. */
+export function isStacked(layer: Layer): boolean {
+  return layer.kind === "rollout" || layer.kind === "flow";
+}
+
 /** Return the codes of a head's thumbnail, and what colours of its rows follow from. */
-export function thumbnail(layer: Layer, overview: Overview, head: number): { codes: Uint8Array; facts: RowFacts[] } {
+export function thumbnail(layer: Layer, overview: Overview, head: number, bare: boolean): { codes: Uint8Array; facts: RowFacts[] } {
   const [rows, cols] = layer.thumbnail;
-  const codes = overview.thumbnails.subarray(head * rows * cols, (head + 1) * rows * cols);
+  const codes = overview.thumbnails.slice(head * rows * cols, (head + 1) * rows * cols);
+  const without = overview.bare[head];
+  if (bare)
+    without.cols.forEach((col, at) => {
+      for (let row = 0; row < rows; row++) codes[row * cols + col] = without.codes[row * without.cols.length + at];
+    });
   const facts = Array.from({ length: rows }, (_, row) => {
     let most = 0;
     for (let at = row * cols; at < (row + 1) * cols; at++) most = Math.max(most, codes[at]);
@@ -114,27 +139,30 @@ function crossed(page: Page): number {
 export function contents(page: Page): Contents {
   const kinds = page.layers.map((each) => section(page, each));
   const names = page.layers.map((each, at) => {
-    if (each.kind === "picture" || each.kind === "rollout") return each.name;
+    if (each.kind === "picture") return each.name;
+    if (isStacked(each)) return each.kind;
     const mine = page.layers.filter((other, i) => other.run === each.run && kinds[i] === kinds[at]);
     const own = (of: Layer): string | undefined => /(?:^|\.)(\d+)(?=\.|$)/.exec(of.name)?.[1];
     const distinct = new Set(mine.map(own)).size === mine.length && mine.every((other) => own(other) !== undefined);
     return `layer ${distinct ? own(each) : mine.indexOf(each)}`;
   });
-  const named = new Set(kinds.filter((each) => each !== "picture" && each !== "rollout")).size > 1;
+  const named = new Set(page.layers.flatMap((each, at) => (each.kind === "picture" || isStacked(each) ? [] : [kinds[at]]))).size > 1;
   const items: Item[] = page.heads.map(({ layer, head, summary }) => {
     const of = page.layers[layer];
-    const alone = of.kind === "picture" || of.kind === "rollout";
-    const title = alone ? (of.kind === "rollout" ? "rollout" : of.name) : `${title_(layer)}, head ${head}`;
-    const short = alone ? title : `${names[layer].replace("layer ", "")}·${head}`;
+    const alone = of.kind === "picture" || isStacked(of);
+    const title = alone ? `${isStacked(of) ? which(layer) : ""}${names[layer]}` : `${title_(layer)}, head ${head}`;
+    const short = alone ? names[layer] : `${names[layer].replace("layer ", "")}·${head}`;
     return { layer, head, at: head, title, short, summary: summary ?? null };
   });
-  function title_(layer: number): string {
+  function which(layer: number): string {
     const { record, run } = page.layers[layer];
     const one = page.runs.filter((each) => each.record === record).length === 1;
     const { sequence, name } = page.runs[run];
-    const which = one ? "" : `sequence ${sequence}${name && `, ${name}`}, `;
+    return (page.records.length > 1 ? `${page.records[record]}: ` : "") + (one ? "" : `sequence ${sequence}${name && `, ${name}`}, `);
+  }
+  function title_(layer: number): string {
     const kind = named ? `${kinds[layer]}${kinds[layer] === "encoder" || kinds[layer] === "decoder" ? "" : "-attention"}, ` : "";
-    return (page.records.length > 1 ? `${page.records[record]}: ` : "") + which + kind + names[layer];
+    return which(layer) + kind + names[layer];
   }
   page.layers.forEach((each, layer) => {
     if (!each.mean) return;
@@ -154,13 +182,15 @@ export function contents(page: Page): Contents {
     sections(run) {
       const found = new Map<string, number[]>();
       page.layers.forEach((each, at) => {
-        if (each.run === run || each.kind === "picture") found.set(kinds[at], [...(found.get(kinds[at]) ?? []), at]);
+        if (each.run !== run && each.kind !== "picture") return;
+        const kind = isStacked(each) ? "stacked" : kinds[at];
+        found.set(kind, [...(found.get(kind) ?? []), at]);
       });
       const rank = (kind: string): number =>
-        kind === "rollout" ? 99 : KINDS.findIndex(([name]) => name === kind) + 1 || 50;
+        kind === "stacked" ? 99 : KINDS.findIndex(([name]) => name === kind) + 1 || 50;
       return [...found].sort(([a], [b]) => rank(a) - rank(b)).map(([kind, layers]) => ({
         title: kind === "picture" ? "" : kind === "self" ? (found.size > 1 ? "Self-attention" : "") :
-          kind === "rollout" ? "All layers together" :
+          kind === "stacked" ? "All layers together" :
           KINDS.find(([name]) => name === kind)?.[1] ?? kind, layers,
       }));
     },

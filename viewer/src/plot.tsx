@@ -1,6 +1,6 @@
 // A head's matrix as part of the page.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Camera } from "./camera";
 import type { Matrix } from "./matrix";
 import type { Side } from "./text";
@@ -19,6 +19,8 @@ interface Props {
   pinned: Pin | null;
   hovered: Cell | null;
   marked: Set<number>;
+  /** Whether it has the buttons that zoom; views are linked. */
+  zooms: boolean;
   onHover(cell: Cell | null): void;
   onPick(row: number | null, col: number | null): void;
   /** Gets the view once it is there, and null when it goes. */
@@ -30,11 +32,18 @@ export function Plot(props: Props) {
   const view = useRef<View | null>(null);
   const latest = useRef(props);
   latest.current = props;
+  const [hint, setHint] = useState(false);
+  const timer = useRef(0);
   const { matrix, queries, keys, camera, look, pinned, hovered, marked } = props;
   useEffect(() => {
     const made = new View(canvas.current!, camera, matrix, queries, keys, latest.current.look, {
       hover: (cell) => latest.current.onHover(cell),
       pick: (row, col) => latest.current.onPick(row, col),
+      scroll: () => {
+        setHint(true);
+        clearTimeout(timer.current);
+        timer.current = setTimeout(() => setHint(false), 1500);
+      },
     });
     view.current = made;
     latest.current.onView(made);
@@ -50,9 +59,19 @@ export function Plot(props: Props) {
   }, [pinned, hovered, marked, matrix]);
   return (
     <figure class="plot">
-      <figcaption>{props.title}</figcaption>
+      <div class="top">
+        <figcaption title={props.title}>{props.title}</figcaption>
+        {props.zooms && (
+          <div class="zoom" role="group" aria-label="Zoom">
+            <button type="button" aria-label="Zoom out" onClick={() => view.current!.zoom(1 / 1.5)}>−</button>
+            <button type="button" aria-label="Zoom in" onClick={() => view.current!.zoom(1.5)}>+</button>
+            <button type="button" onClick={() => view.current!.fit()}>Reset zoom</button>
+          </div>
+        )}
+      </div>
       <p class="note">{props.note}</p>
       <div class="room">
+        {hint && <p class="hint">Hold Ctrl or ⌘ and turn the wheel to zoom</p>}
         <canvas ref={canvas} role="img" aria-label={`Attention weights of ${props.title}: ${matrix.rows} queries, ${matrix.cols} keys`} />
       </div>
     </figure>

@@ -1,20 +1,24 @@
 // The text itself, and its images: weights as colours behind the tokens.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { css, ink, palette, shade, type Theme } from "./colors";
-import type { Picture, Place } from "./schema";
-import { shown, type Side } from "./text";
+import type { Picture } from "./schema";
+import { patchesIn, type Region, shown, type Side } from "./text";
+import { stripes } from "./view";
 
 interface Props {
   heading: string;
   side: Side;
-  /** How far along the scale each item is; null where nothing is shown. */
+  /** How far along the scale each item is, NaN where it is masked or hidden; null where nothing is shown. */
   tones: Float32Array | null;
   signed: boolean;
   theme: Theme;
   pinned: number | null;
   marked: Set<number>;
+  region: Region | null;
   onPin(item: number): void;
+  /** Gets a rectangle of an image, in its pixels, or null. */
+  onRegion(image: number, box: Region["box"] | null): void;
 }
 
 /** Items that are laid out at once: around the pinned one, where there are more. */
@@ -22,7 +26,7 @@ const LAID_OUT = 20_000;
 /** Colours below this share of the scale are not drawn. */
 const FAINT = 0.004;
 
-export function Reading({ heading, side, tones, signed, theme, pinned, marked, onPin }: Props) {
+export function Reading({ heading, side, tones, signed, theme, pinned, marked, region, onPin, onRegion }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const spans = useRef<HTMLElement[]>([]);
   const painted = useRef<Set<number>>(new Set());
@@ -49,10 +53,17 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
   }, [side, first]);
   useEffect(() => {
     const colors = palette(theme, signed);
-    for (const at of painted.current) spans.current[at]?.removeAttribute("style");
+    for (const at of painted.current) {
+      spans.current[at]?.removeAttribute("style");
+      spans.current[at]?.classList.remove("striped");
+    }
     painted.current = new Set();
     if (!tones) return;
     for (let at = first; at < last; at++) {
+      if (tones[at] !== tones[at]) {
+        spans.current[at].classList.add("striped");
+        painted.current.add(at);
+      }
       if (!(Math.abs(tones[at]) >= FAINT)) continue;
       const index = shade(tones[at], signed);
       spans.current[at].style.background = css(colors, index);
@@ -84,8 +95,8 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
       {side.images.length > 0 && (
         <div class="images">
           {side.images.map((image, number) => (
-            <Patches key={number} image={image} number={number} places={side.places} tones={tones} signed={signed} theme={theme}
-              pinned={pinned} onPin={onPin} />
+            <Patches key={number} image={image} number={number} side={side} tones={tones} signed={signed} theme={theme}
+              pinned={pinned} region={region?.image === number ? region : null} onPin={onPin} onRegion={onRegion} />
           ))}
         </div>
       )}
@@ -97,22 +108,31 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, o
 interface PatchesProps {
   image: Picture;
   number: number;
-  places: (Place | null)[];
+  side: Side;
   tones: Float32Array | null;
   signed: boolean;
   theme: Theme;
   pinned: number | null;
+  region: Region | null;
   onPin(item: number): void;
+  onRegion(image: number, box: Region["box"] | null): void;
 }
 
-/** Pixels along the longer side of what is laid over an image. */
+/** Pixels along the longer side of what is laid over an image; and those of a drag that is no click. */
 const DETAIL = 512;
+const DRAGGED = 5;
 
 /** An image, with what its patches are given laid over it. */
-function Patches({ image, number, places, tones, signed, theme, pinned, onPin }: PatchesProps) {
+function Patches({ image, number, side, tones, signed, theme, pinned, region, onPin, onRegion }: PatchesProps) {
   const canvas = useRef<HTMLCanvasElement>(null);
+  const [dragged, setDragged] = useState<Region["box"] | null>(null);
+  const start = useRef<[number, number] | null>(null);
+  /** The patch where a region begins that the keyboard extends, and the one where it ends. */
+  const ends = useRef<[number, number] | null>(null);
+  const { places } = side;
   const scale = DETAIL / Math.max(image.width, image.height);
-  const patches = places.flatMap((place, at) => (place?.image === number ? [{ at, ...place }] : []));
+  const patches = useMemo(() => places.flatMap((place, at) => (place?.image === number ? [{ at, ...place }] : [])), [places, number]);
+  const inside = useMemo(() => new Set(region ? patchesIn(side, region) : []), [side, region]);
   useEffect(() => {
     const context = canvas.current!.getContext("2d")!;
     context.clearRect(0, 0, DETAIL, DETAIL);
@@ -125,36 +145,118 @@ function Patches({ image, number, places, tones, signed, theme, pinned, onPin }:
       const tone = (tones![at] || 0) / most;
       context.globalAlpha = 1;
       context.clearRect(...box);
-      // What gets no attention lies in the dark; a difference has colours.
-      context.fillStyle = signed ? css(colors, shade(tone, true)) : "#000";
-      context.globalAlpha = signed ? 0.15 + 0.7 * Math.abs(tone) : 0.8 * (1 - tone);
+      // What gets no attention lies in the dark; a difference has colours; what is masked has stripes.
+      context.fillStyle = tones![at] !== tones![at] ? context.createPattern(stripes(theme), "repeat")!
+        : signed ? css(colors, shade(tone, true)) : "#000";
+      context.globalAlpha = tones![at] !== tones![at] ? 0.85 : signed ? 0.15 + 0.7 * Math.abs(tone) : 0.8 * (1 - tone);
       context.fillRect(...box);
     }
+    context.globalAlpha = 1;
+    const mark = getComputedStyle(canvas.current!).getPropertyValue("--mark");
+    const outline = (boxes: Region["box"][], color: string, wide: number): void => {
+      context.strokeStyle = color;
+      context.lineWidth = (wide * DETAIL) / 128;
+      for (const box of boxes) context.strokeRect(...(box.map((each) => each * scale) as Region["box"]));
+    };
     const mine = patches.find((each) => each.at === pinned);
-    if (mine) {
-      context.globalAlpha = 1;
-      context.strokeStyle = getComputedStyle(canvas.current!).getPropertyValue("--mark");
-      context.lineWidth = DETAIL / 128;
-      context.strokeRect(mine.x * scale, mine.y * scale, mine.width * scale, mine.height * scale);
-    }
-  }, [image, places, tones, signed, theme, pinned]);
-  const click = (event: MouseEvent): void => {
+    if (mine) outline([boxOf(mine)], mark, 1);
+    const chosen = patches.filter((each) => inside.has(each.at));
+    const frame = dragged ?? (chosen.length ? around(chosen) : null);
+    if (!frame) return;
+    outline([frame], "#fff", 1.6);
+    outline([frame], mark, 0.9);
+  }, [image, patches, tones, signed, theme, pinned, inside, dragged]);
+  const place = (event: MouseEvent): [number, number] => {
     const box = canvas.current!.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * image.width;
-    const y = ((event.clientY - box.top) / box.height) * image.height;
+    const within = (at: number, room: number): number => Math.min(Math.max(at, 0), room);
+    return [within(((event.clientX - box.left) / box.width) * image.width, image.width),
+      within(((event.clientY - box.top) / box.height) * image.height, image.height)];
+  };
+  const between = ([x, y]: [number, number], [toX, toY]: [number, number]): Region["box"] =>
+    [Math.min(x, toX), Math.min(y, toY), Math.abs(toX - x), Math.abs(toY - y)];
+  const isDrag = ([, , width, height]: Region["box"]): boolean => Math.max(width, height) * (canvas.current!.clientWidth / image.width) > DRAGGED;
+  const down = (event: PointerEvent): void => {
+    start.current = place(event);
+    canvas.current!.setPointerCapture(event.pointerId);
+  };
+  const moved = (event: PointerEvent): void => {
+    if (!start.current) return;
+    const box = between(start.current, place(event));
+    if (dragged || isDrag(box)) setDragged(box);
+  };
+  const up = (event: PointerEvent): void => {
+    if (!start.current) return;
+    const [x, y] = place(event);
+    const box = between(start.current, [x, y]);
+    stop();
+    if (dragged || isDrag(box)) {
+      ends.current = null;
+      return onRegion(number, box);
+    }
     const under = patches.filter((each) => x >= each.x && x < each.x + each.width && y >= each.y && y < each.y + each.height);
     under.sort((a, b) => a.width * a.height - b.width * b.height);
     if (under.length) onPin(under[0].at);
+  };
+  const stop = (): void => {
+    start.current = null;
+    setDragged(null);
+  };
+  const key = (event: KeyboardEvent): void => {
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const chosen = patches.filter((each) => inside.has(each.at));
+    if (event.key === "Enter" && chosen.length) onPin((ends.current ?? [0, chosen[0].at])[1]);
+    else if (!move || !patches.length) return;
+    else {
+      const [from, to] = chosen.length ? ends.current ?? [chosen[0].at, chosen[chosen.length - 1].at] : [null, patches[patches.length >> 1].at];
+      const at = from === null ? to : beside(patches, to, move as [number, number]);
+      ends.current = [event.shiftKey && from !== null ? from : at, at];
+      onRegion(number, around(patches.filter((each) => ends.current!.includes(each.at))));
+    }
+    event.preventDefault();
+    event.stopPropagation();
   };
   const name = image.name || (number ? `image ${number + 1}` : "image");
   return (
     <figure class="image live">
       <div>
         <img src={image.data} alt={`The ${name} that was read`} />
-        <canvas ref={canvas} width={image.width * scale} height={image.height * scale} onClick={click} role="img"
-          aria-label={`Weights of ${patches.length} patches of ${name}`} />
+        <canvas ref={canvas} width={image.width * scale} height={image.height * scale} role="application" tabIndex={0}
+          onPointerDown={down} onPointerMove={moved} onPointerUp={up} onPointerCancel={stop} onKeyDown={key}
+          aria-label={`Weights of ${patches.length} patches of ${name}. Arrow keys choose a patch, with Shift a region; Enter pins the patch.`} />
       </div>
       {image.name && <figcaption>{image.name}</figcaption>}
     </figure>
   );
+}
+
+interface Box {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
+function boxOf({ x, y, width, height }: Box): Region["box"] {
+  return [x, y, width, height];
+}
+
+/** Return the rectangle around others. */
+function around(boxes: Box[]): Region["box"] {
+  const [left, top] = [Math.min(...boxes.map((each) => each.x)), Math.min(...boxes.map((each) => each.y))];
+  const right = Math.max(...boxes.map((each) => each.x + each.width));
+  return [left, top, right - left, Math.max(...boxes.map((each) => each.y + each.height)) - top];
+}
+
+/** Return the patch that is next to another in a direction, or that patch at the edge. */
+function beside(patches: (Box & { at: number })[], from: number, [dx, dy]: [number, number]): number {
+  const centre = (each: Box): [number, number] => [each.x + each.width / 2, each.y + each.height / 2];
+  const [x, y] = centre(patches.find((each) => each.at === from)!);
+  let [best, least] = [from, Infinity];
+  for (const each of patches) {
+    const [toX, toY] = centre(each);
+    const ahead = (toX - x) * dx + (toY - y) * dy;
+    const distance = ahead + 4 * Math.abs(dx ? toY - y : toX - x);
+    if (ahead > 1e-3 && distance < least) [best, least] = [each.at, distance];
+  }
+  return best;
 }

@@ -67,8 +67,9 @@ export interface Layer {
   shape: [number, number];
   /** Block that the grid needs: see overview.ts. */
   overview: number;
-  /** Rows and columns of a thumbnail. */
+  /** Rows and columns of a thumbnail, and how many of the matrix's each of them stands for. */
   thumbnail: [number, number];
+  block: [number, number];
   /** The mean over heads, whose weights follow from theirs. */
   mean?: Facts | null;
 }
@@ -125,10 +126,22 @@ export interface Page {
   title: string;
   note: string;
   records: string[];
+  /** The class of each record's model, if it is known. */
+  models: string[];
   runs: Run[];
   texts: Text[];
   layers: Layer[];
   heads: Head[];
   /** Where blocks are: in the page, or at an address below it. */
   blocks: "inside" | "served";
+  /** Whether the server answers what the model says without a head. */
+  without?: boolean;
+}
+
+/** What a model answers with and without a head: an answer and its probability, the most probable first. */
+export interface Effect {
+  before: [string, number][];
+  after: [string, number][];
+  change: number;
+  text: string;
 }

@@ -19,6 +19,26 @@ export interface Side {
   groups: [number, number][] | null;
 }
 
+/** Patches of an image that count together: those whose middle is in a rectangle, in its pixels. */
+export interface Region {
+  side: "query" | "key";
+  image: number;
+  box: [x: number, y: number, width: number, height: number];
+}
+
+/** Return the items of a side that a region has; where it is smaller than a patch, the patch around it. */
+export function patchesIn({ places }: Side, { image, box: [x, y, width, height] }: Region): number[] {
+  const found = (test: (place: Place) => boolean): number[] =>
+    places.flatMap((place, at) => (place?.image === image && test(place) ? [at] : []));
+  const whole = found((each) => {
+    const [across, down] = [each.x + each.width / 2 - x, each.y + each.height / 2 - y];
+    return across >= 0 && across <= width && down >= 0 && down <= height;
+  });
+  const [middle, centre] = [x + width / 2, y + height / 2];
+  return whole.length ? whole
+    : found((each) => middle >= each.x && middle < each.x + each.width && centre >= each.y && centre < each.y + each.height);
+}
+
 /** Return a side with its tokens, or with whole words. */
 export function sideOf(text: Text, merged: boolean): Side {
   const groups = merged && text.words ? text.words : null;

@@ -33,6 +33,8 @@ const APART = 14;
 const NUMBERED = 34;
 export const LEFT = 96;
 export const TOP = 84;
+/** What rows and columns are, in the corner of a matrix: text and place. */
+const AXES: [string, number][] = [["queries (rows) ↓", 14], ["keys (columns) →", 30]];
 
 export class View {
   readonly tiles: Tiles;
@@ -49,7 +51,12 @@ export class View {
     private readonly queries: Side,
     private readonly keys: Side,
     private look: Look,
-    private readonly events: { hover(cell: Cell | null): void; pick(row: number | null, col: number | null): void },
+    private readonly events: {
+      hover(cell: Cell | null): void;
+      pick(row: number | null, col: number | null): void;
+      /** The wheel was turned without the key that makes it zoom. */
+      scroll(): void;
+    },
   ) {
     this.tiles = new Tiles(matrix, look, () => this.refresh());
     this.#ends.push(camera.listen(() => this.refresh()));
@@ -140,10 +147,9 @@ export class View {
     this.canvas.dataset.state = this.tiles.complete ? "complete" : "drawing";
     context.textBaseline = "middle";
     context.textAlign = "left";
-    context.font = FONT(12);
+    context.font = FONT(11);
     context.fillStyle = soft;
-    context.fillText("queries ↓", 8, 14);
-    context.fillText("keys →", 8, 30);
+    for (const [text, y] of AXES) context.fillText(text, 2, y, LEFT - 6);
     for (const label of this.labels()) {
       context.save();
       context.translate(label.x, label.y);
@@ -287,10 +293,10 @@ export class View {
     const isPinned = (side: string, at: number): boolean => this.pinned?.side === side && this.pinned.at === at;
     along(this.queries, y, scaleY, height, this.matrix.rows, (row, text) =>
       found.push({ text, x: LEFT - 6, y: TOP + y + (row + 0.5) * scaleY, turned: false,
-        strong: isPinned("query", row) || row === this.hovered?.row }));
+        strong: isPinned("query", row) || row === this.hovered?.row || (this.queries === this.keys && this.marked.has(row)) }));
     along(this.keys, x, scaleX, width, this.matrix.cols, (col, text) =>
       found.push({ text, x: LEFT + x + (col + 0.5) * scaleX, y: TOP - 6, turned: true,
-        strong: isPinned("key", col) || col === this.hovered?.col }));
+        strong: isPinned("key", col) || col === this.hovered?.col || this.marked.has(col) }));
     return found;
   }
 
@@ -346,6 +352,7 @@ export class View {
     on("pointerleave", () => this.events.hover(null));
     on("dblclick", () => this.fit());
     on("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return this.events.scroll();
       event.preventDefault();
       const { x, y } = place(event);
       this.zoom(2 ** (-event.deltaY / (event.deltaMode ? 8 : 240)), x - LEFT, y - TOP);
@@ -356,7 +363,7 @@ export class View {
   svg(): string {
     const { width, height } = this.plot;
     const { scaleX, scaleY, x, y } = this.camera;
-    const [paper, text] = this.colors();
+    const [paper, text, soft, mark] = this.colors();
     const [top, bottom, left, right] = this.#span();
     const { signed } = this.matrix;
     const parts: string[] = [];
@@ -367,7 +374,7 @@ export class View {
         for (let col = left; col < right; col++) {
           const weight = this.matrix.weight(row, col);
           const hidden = weight !== weight || (this.look.bare && this.matrix.sinks.has(col));
-          const fill = hidden ? MASKED[this.look.theme][0] : css(colors, shade(along(this.look.scale, weight, facts, signed), signed));
+          const fill = hidden ? "url(#striped)" : css(colors, shade(along(this.look.scale, weight, facts, signed), signed));
           const [at, down, across, high] = [x + col * scaleX, y + row * scaleY, scaleX, scaleY].map((each) => each.toFixed(2));
           parts.push(`<rect x="${at}" y="${down}" width="${across}" height="${high}" fill="${fill}"/>`);
         }
@@ -380,17 +387,25 @@ export class View {
       this.#drawTiles(context, "transparent");
       parts.push(`<image width="${width}" height="${height}" href="${canvas.toDataURL()}"/>`);
     }
+    const frame = (left: number, high: number, wide: number, tall: number, color: string, line: number): string =>
+      `<rect x="${left}" y="${high}" width="${wide}" height="${tall}" fill="none" stroke="${color}" stroke-width="${line}"/>`;
+    const [wide, tall] = [this.matrix.cols * scaleX, this.matrix.rows * scaleY];
+    const frames = [frame(x - 0.5, y - 0.5, wide + 1, tall + 1, soft, 1)];
+    if (this.pinned?.side === "query") frames.push(frame(x - 1, y + this.pinned.at * scaleY - 1, wide + 2, Math.max(scaleY, 2) + 2, mark, 2));
+    if (this.pinned?.side === "key") frames.push(frame(x + this.pinned.at * scaleX - 1, y - 1, Math.max(scaleX, 2) + 2, tall + 2, mark, 2));
     const labels = this.labels().map((each) => written(each.text, {
       transform: `translate(${each.x.toFixed(1)} ${each.y.toFixed(1)})${each.turned ? " rotate(-90)" : ""}`,
-      "text-anchor": each.turned ? "start" : "end", "dominant-baseline": "central",
+      "text-anchor": each.turned ? "start" : "end", "dominant-baseline": "central", ...(each.strong ? { fill: mark } : {}),
     }));
     if (this.#numbered)
       this.#numbers((number, at, down, fill) => labels.push(written(number, { x: (at + LEFT).toFixed(1), y: (down + TOP).toFixed(1), fill,
         "font-size": "11", "text-anchor": "middle", "dominant-baseline": "central" })));
-    labels.push(written("queries ↓", { x: "8", y: "18" }), written("keys →", { x: "8", y: "34" }));
+    for (const [label, at] of AXES)
+      labels.push(written(label, { x: "2", y: String(at), "font-size": "11", "dominant-baseline": "central", textLength: String(LEFT - 8), lengthAdjust: "spacingAndGlyphs" }));
     return (
       `<svg width="${width + LEFT}" height="${height + TOP}" fill="${text}"><rect width="100%" height="100%" fill="${paper}"/>` +
       `<svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}" shape-rendering="crispEdges">${parts.join("")}</svg>` +
+      `<svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}">${frames.join("")}</svg>` +
       `${labels.join("")}</svg>`
     );
   }

@@ -31,7 +31,9 @@ export default {
         }
       });
     el.classList.add("regard-widget");
-    render(<App page={model.get("page")} fetch={fetch} address={none} />, el);
+    // JupyterLab's shortcuts of single letters would insert and delete cells; it looks at what has the focus.
+    el.addEventListener("focusin", ({ target }) => void ((target as HTMLElement).dataset.lmSuppressShortcuts = "true"));
+    render(<App page={model.get("page")} fetch={fetch} address={none} ask={null} />, el);
     return () => {
       model.off("msg:custom", listener);
       render(null, el);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import re
 import shutil
@@ -21,8 +22,20 @@ from hugging_face_models import DECODERS, PAIRED, made
 from PIL import Image
 from transformers import AutoModelForSeq2SeqLM
 
-from regard.inspect import Alignment, Patches, Record, Text, capture, merge_tokens, rollout, save_html, words_of
-from regard.inspect._view.page import PageData, describe_page
+from regard.inspect import (
+    Alignment,
+    Patches,
+    Record,
+    Text,
+    capture,
+    flow,
+    head_effect,
+    merge_tokens,
+    rollout,
+    save_html,
+    words_of,
+)
+from regard.inspect._view.page import PageData, bundled, describe_page
 from regard.inspect._view.server import PageServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -186,7 +199,9 @@ def test_zoom_pan_and_fit(visit, tmp_path: Path) -> None:
         row, col, weight = int(said[1]), int(said[2]), float(said[3])
         scores = query[0, 0, row].double() @ key[0, 0].double().T / 4
         assert weight == pytest.approx(float(scores.softmax(-1)[col]), abs=1e-3, rel=1e-3)
+        page.keyboard.down("Control")
         page.mouse.wheel(0, -200)
+        page.keyboard.up("Control")
         page.mouse.move(x + times % 3, y)
         page.wait_for_timeout(30)
     assert page.locator("output").text_content()
@@ -198,10 +213,18 @@ def test_zoom_pan_and_fit(visit, tmp_path: Path) -> None:
     page.mouse.move(x, y)
     page.wait_for_timeout(50)
     assert status(page) != before and "pinned" not in status(page)
-    page.keyboard.press("0")
-    page.mouse.move(x + 1, y)
-    page.wait_for_timeout(50)
-    assert abs(int(status(page).split()[0]) - (300 - 84) * 3000 / min(box["width"] - 96, box["height"] - 84)) < 8
+    for back in (lambda: page.keyboard.press("0"), lambda: page.get_by_role("button", name="Reset zoom").click()):
+        back()
+        page.mouse.move(x + 1, y)
+        page.wait_for_timeout(50)
+        assert abs(int(status(page).split()[0]) - (300 - 84) * 3000 / min(box["width"] - 96, box["height"] - 84)) < 8
+        before = status(page)
+        page.mouse.wheel(0, -200)  # the wheel alone is the browser's
+        page.mouse.move(x, y)
+        page.mouse.move(x + 1, y)
+        page.wait_for_timeout(50)
+        assert status(page) == before and "Hold Ctrl" in page.locator(".hint").text_content()
+        page.get_by_role("button", name="Zoom in").click()
 
 
 def test_a_matrix_that_is_whole_in_view_stays_there(visit, tmp_path: Path) -> None:
@@ -221,8 +244,8 @@ def test_a_matrix_that_is_whole_in_view_stays_there(visit, tmp_path: Path) -> No
 def test_the_grid_has_headings_and_opens_heads(visit, record: Record, tmp_path: Path) -> None:
     page = visit(record.to_html(tmp_path / "a.html"))
     assert page.locator(".grid thead th").all_text_contents() == ["mean", "head 0", "head 1", "head 2", "head 3"]
-    assert page.locator(".grid tbody th").all_text_contents() == ["layer 0", "layer 1", "rollout"]
-    assert page.locator(".grid [data-head]").count() == 2 * (4 + 1) + 1
+    assert page.locator(".grid tbody th").all_text_contents() == ["layer 0", "layer 1", "rollout", "flow"]
+    assert page.locator(".grid [data-head]").count() == 2 * (4 + 1) + 2
     assert "one attention head" in page.locator(".lead").text_content()
     page.keyboard.press("ArrowDown")  # to the first cell, and on from there
     for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown", "Enter"):
@@ -239,7 +262,7 @@ def test_the_grid_has_headings_and_opens_heads(visit, record: Record, tmp_path: 
     assert page.evaluate("document.activeElement.dataset.head") == "6"
 
 
-def test_the_mean_and_the_rollout(visit, record: Record, tmp_path: Path) -> None:
+def test_the_mean_rollout_and_flow(visit, record: Record, tmp_path: Path) -> None:
     page = visit(record.to_html(tmp_path / "a.html"))
     page.get_by_label("layer 1, mean of 4 heads").click()
     page.wait_for_selector(".room canvas[data-state=complete]")
@@ -247,11 +270,15 @@ def test_the_mean_and_the_rollout(visit, record: Record, tmp_path: Path) -> None
     page.wait_for_timeout(50)
     expected = record[1].weights(batch=0).mean(0)[9, 2]
     assert float(status(page).rpartition(": ")[2]) == pytest.approx(float(expected), rel=1e-3)
-    page.select_option('[aria-label="Layer"]', label="rollout")
-    page.wait_for_timeout(200)
-    page.mouse.move(*cell(page, 9, 3))
-    page.wait_for_timeout(50)
-    assert float(status(page).rpartition(": ")[2]) == pytest.approx(float(rollout(record)[9, 3]), rel=2e-3)
+    for name, expected in (("rollout", rollout(record)), ("flow", flow(record))):
+        page.select_option('[aria-label="Layer"]', label=name)
+        page.wait_for_timeout(200)
+        assert page.locator(".note").text_content().startswith(f"{name.capitalize()}: how much")
+        page.mouse.move(*cell(page, 9, 3))
+        page.wait_for_timeout(50)
+        assert float(status(page).rpartition(": ")[2]) == pytest.approx(
+            float(expected[9, 3] / expected[9].sum()), rel=2e-3
+        )
 
 
 def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) -> None:
@@ -456,9 +483,7 @@ def test_frames_of_a_video_and_times_of_a_recording(visit, tmp_path: Path) -> No
     query[..., 0], key[..., 3, 0] = 8.0, 8.0  # all look at the last patch of the second frame
     with capture() as found:
         F.scaled_dot_product_attention(query, key, key)
-    written = io.BytesIO()
-    Image.new("RGB", (40, 20), "white").save(written, "PNG")
-    source = f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+    source = f"data:image/png;base64,{base64.b64encode(pixels(40, 20)).decode()}"
     data = describe_page(found.describe(["<v>", "<v>", "<v>", "<v>", "a", "dog"]))
     (text,) = data.described["texts"]
     text["images"] = [{"name": f"frame {i}", "width": 40, "height": 20, "data": source} for i in range(2)]
@@ -498,8 +523,14 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
         data.described["heads"][number]["summary"] = {"label": label, "score": number / 10, "text": text}
     with served(data) as address:
         page = visit(address)
+        labels = page.locator(".grid .thumbnail span").all_text_contents()
+        assert labels == ["previous .1", "first .3", "previous .6"]
         page.select_option('[aria-label="Order of heads"]', label="by what heads do")
-        assert page.locator(".grid h2").all_text_contents() == ["first", "previous", "no summary"]
+        assert [each.partition(" (")[0] for each in page.locator(".grid h2").all_text_contents()] == [
+            "First: to the first token, often a sink",
+            "Previous: to the token before",
+            "No label: none of the definitions fits",
+        ]
         second = page.locator(".grid section").nth(1)
         assert second.locator(".thumbnail span").all_text_contents() == ["0·1 0.10", "1·2 0.60"]
         second.get_by_label("layer 1, head 2: attends to the previous token").click()
@@ -524,13 +555,47 @@ def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> Non
 
 
 @contextmanager
-def served(data: PageData) -> Iterator[str]:
-    with PageServer(data) as server:
+def served(data: PageData, without: Any = None) -> Iterator[str]:
+    with PageServer(data, without=without) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server.address
         server.shutdown()
         thread.join()
+
+
+NOTEBOOK = """<!doctype html><div id="cell"></div><script type="module">
+const {{page, blocks, code}} = {given};
+const widget = await import(URL.createObjectURL(new Blob([code], {{type: "text/javascript"}})));
+let listener;
+const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+const model = {{
+  get: () => page, on: (_, given) => (listener = given), off: () => {{}},
+  send: ({{block}}) => setTimeout(() => listener({{block}}, [bytes(blocks[block])])),
+}};
+document.head.append(Object.assign(document.createElement("style"), {{textContent: {style}}}));
+widget.default.render({{model, el: document.getElementById("cell")}});
+</script>"""
+
+
+@pytest.mark.parametrize("width", [600, 900])
+def test_the_widget_of_a_notebook(visit, record: Record, tmp_path: Path, width: int) -> None:
+    data = describe_page(record)
+    blocks = [base64.b64encode(each()).decode() for each in data.blocks]
+    given = {"page": data.described | {"blocks": "served"}, "blocks": blocks, "code": bundled("widget.js")}
+    given = json.dumps(given).replace("</", "<\\/")
+    written = NOTEBOOK.format(given=given, style=json.dumps(bundled("page.css")))
+    (tmp_path / "notebook.html").write_text(written, encoding="utf-8")
+    page = opened(visit(tmp_path / "notebook.html", viewport={"width": width, "height": 900}), 1)
+    page.locator(".tokens span").nth(4).click()
+    assert "on (4) is pinned" in status(page)
+    box = page.locator(".room canvas").bounding_box()
+    assert box["width"] > 280 and box["height"] > 200
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.keyboard.press("ArrowUp")
+    assert "sat (3) is pinned" in status(page)
+    # JupyterLab leaves the keys to what has this attribute and the focus; without it, "x" and "dd" delete cells.
+    assert page.evaluate("document.activeElement.dataset.lmSuppressShortcuts") == "true"
 
 
 AXE = ROOT / "viewer/node_modules/axe-core/axe.min.js"
@@ -541,7 +606,13 @@ def test_axe_finds_nothing(visit, record: Record, tmp_path: Path, scheme: str) -
     if not AXE.exists() and not os.environ.get("REGARD_BROWSER"):
         pytest.skip("axe-core is not here; `npm ci` in viewer/ brings it, and REGARD_BROWSER=1 insists on it")
     path = record.to_html(tmp_path / "a.html")
-    for address, keys in ((path, ""), (path, "?"), (f"file://{path}#view=matrix&head=5&query=9&hide=sinks", "?")):
+    rows = torch.eye(3, 4)
+    image = Text(("p",) * 4, patches=Patches(pixels(20, 20), 2, 2))
+    seen = save_html(Alignment(image.tokens, ("a", "b", "c"), rows, patches=image.patches[0]), tmp_path / "b.html")
+    for address, keys in (
+        (path, ""), (path, "?"), (f"file://{path}#view=matrix&head=5&query=9&hide=sinks", "?"),
+        (f"file://{path}#order=label&hide=sinks", ""), (f"file://{seen}#query=1&region=key,0,0,0,20,9", ""),
+    ):  # fmt: skip
         page = visit(address, color_scheme=scheme, bypass_csp=True)
         for key in keys:
             page.keyboard.press(key)
@@ -560,6 +631,9 @@ def test_numbers_in_cells_contrast_with_them() -> None:
 
 def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> None:
     page = opened(visit(record.to_html(tmp_path / "a.html")))
+    page.get_by_label("Hide sinks").check()
+    page.locator(".tokens span").nth(2).click()
+    page.mouse.move(5, 5)
     with page.expect_download() as download:
         page.get_by_role("button", name="PNG").click()
     picture = Image.open(download.value.path())
@@ -579,20 +653,178 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
         "cat",
         "日本",
         "A <model>",
-        "queries ↓",
-        "compared with an even split",
-        "masked",
-        "0.1",
+        "queries (rows) ↓",
+        "keys (columns) →",
+        "colour: compared with an even split",
+        "zero",
+        "masked or hidden",
+        "even 0.33",
+        "GPT2LMHeadModel, layer 0, head 0 · transformer.h.0.attn",
+        "Outlined: what “cat” (2) attends to.",
     } <= set(said)
-    assert any(each.startswith("layer 0, head 0") for each in said)
+    weights = record[0].weights(batch=0, head=0)
+    columns = hidden(weights)
+    names, share = ", ".join(WORDS[each] for each in columns), float(weights[:, columns].sum(1).mean())
+    assert any(each == f"Hidden: {names}, with {share:.2f} of all weight." for each in said)
+    assert any(each.endswith("Numbers: row “cat” (2), 3 keys.") for each in said)
+    striped = np.triu(np.ones((10, 10), bool), 1)  # masked
+    striped[:, columns] = True
+    assert sum(each.get("fill") == "url(#striped)" for each in cells) == striped.sum()
     assert download.value.suggested_filename.endswith(".svg") and "<" not in download.value.suggested_filename
+
+
+def pixels(width: int, height: int) -> bytes:
+    """Return a white image."""
+    written = io.BytesIO()
+    Image.new("RGB", (width, height), "white").save(written, "PNG")
+    return written.getvalue()
+
+
+def dragged(page: Any, first: tuple[float, float], last: tuple[float, float]) -> None:
+    """Drag over the image, from one place to another in shares of its width and height."""
+    box = page.locator(".image canvas").bounding_box()
+    start, end = ((box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (first, last))
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*end, steps=3)
+    page.mouse.up()
+    page.wait_for_timeout(150)
+
+
+def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
+    words = ("a", "dog", "sleeps")
+    weights = torch.rand(3, 24, generator=torch.Generator().manual_seed(0)).double().softmax(-1).float()
+    shown = Alignment(("patch",) * 24, words, weights, "sleeping", Patches(pixels(96, 64), 4, 6))
+    page = visit(save_html(shown, tmp_path / "a.html"))
+    assert page.locator('[aria-label="Scale"]').input_value() == "even"
+    assert "compared with an even split" in page.locator('[aria-label="Scale"] option:checked').text_content()
+    page.locator(".tokens span").nth(1).click()
+    dragged(page, (0.3, 0.2), (0.95, 0.7))  # rows 1 and 2, columns 2 to 5: their middles are inside
+    inside = [row * 6 + col for row in (1, 2) for col in (2, 3, 4, 5)]
+    sums = weights.double()[:, inside].sum(1)
+    expected = f"These 8 patches receive {sums[1]:.2f} of the weight of “dog” (1). An even split would give 0.33."
+    assert status(page).strip() == expected
+    listed = {each.split()[0]: float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()}
+    assert listed == pytest.approx(dict(zip(words, sums.tolist())), abs=1e-4)
+    assert list(listed) == [words[at] for at in sums.argsort(descending=True)]
+    assert status(visit(page.url)).strip() == expected
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
+    assert expected in drawing and drawing.count("<image") == 2  # the image, and the weights over it
+    assert "image 1: what “dog” (1) attends to; bright:" in drawing
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    assert (
+        Image.open(download.value.path()).width > 2 * round(page.locator(".room canvas").bounding_box()["width"]) + 600
+    )
+    page.locator(".image canvas").focus()  # by the keyboard: a patch, then a region of two
+    page.keyboard.press("Escape")
+    assert "is pinned" in status(page) and "region=" not in page.url
+    for keys, patches in (("ArrowLeft", [12]), ("Shift+ArrowRight", [12, 13]), ("Shift+ArrowUp", [6, 7, 12, 13])):
+        page.keyboard.press(keys)
+        page.wait_for_timeout(100)
+        assert f"{weights[1, patches].sum():.2f} of the weight of “dog”" in status(page)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**key=7**")
+    page.get_by_role("button", name="Clear region").click()
+    assert "patch 7 (7) is pinned as a key" in status(page)
+
+
+def hidden(weights: torch.Tensor) -> list[int]:
+    """The special token, and the key that receives more than 0.3 of all weight."""
+    received = weights.mean(0)
+    return sorted({0, int(received.argmax())} if received.max() > 0.3 else {0})
+
+
+def test_sinks_are_hidden_in_thumbnails_too(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    alphas = """(at) => {
+      const canvas = document.querySelectorAll(".grid [data-head] canvas")[at];
+      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      return [...pixels].filter((_, i) => i % 4 === 3).map((alpha) => alpha > 0);
+    }"""
+    for at in (1, 5, 10):  # a head, a mean, the rollout
+        assert (np.array(page.evaluate(alphas, at)).reshape(10, 10) == np.tri(10, dtype=bool)).all()
+    striped = page.locator(".grid canvas").first.evaluate("each => getComputedStyle(each).backgroundImage")
+    assert "repeating-linear-gradient" in striped
+    hide = page.get_by_label("Hide sinks")
+    described = page.locator(f"[id='{hide.get_attribute('aria-describedby')}']")
+    assert "A sink is a key that takes much" in described.text_content() and not described.is_visible()
+    hide.focus()
+    assert described.is_visible()
+    hide.check()
+    page.wait_for_timeout(200)
+    matrices = [run.weights(batch=0) for run in record]
+    matrices = [each for heads in matrices for each in (heads.mean(0), *heads)]  # as the grid has them
+    for at, columns in ((1, hidden(matrices[1])), (5, hidden(matrices[5])), (10, [0])):
+        expected = np.tri(10, dtype=bool)
+        expected[:, columns] = False
+        assert (np.array(page.evaluate(alphas, at)).reshape(10, 10) == expected).all()
+    shares = [float(each[:, hidden(each)].sum(1).mean()) for each in matrices]
+    said = page.locator(".lead").text_content()
+    assert f"Stripes hide {np.mean(shares):.2f} of all weight" in said and f"{max(shares):.2f} of a head's" in said
+    assert "hide=sinks" in page.url and "of the weight is hidden" in page.locator('[data-head="0"]').get_attribute(
+        "title"
+    )
+
+
+def test_the_scale_of_entropy_cannot_be_read_the_wrong_way(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(f"file://{record.to_html(tmp_path / 'a.html')}#scale=entropy&view=matrix&head=0")
+    assert page.locator(".bar span").all_text_contents() == ["even: 2.3 nats", "on one key: 0 nats"]
+    assert "Strong: its weight is on one key (entropy 0)" in page.locator(".says").text_content()
+
+
+def test_the_same_head_of_another_run(visit, tmp_path: Path) -> None:
+    query = torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
+    with capture(torch.nn.ModuleList([layer := Attention()])) as found:
+        layer(query)
+    page = opened(visit(found.to_html(tmp_path / "a.html")))
+    page.select_option('[aria-label="Compare with"]', label="sequence 1")
+    page.get_by_label("Difference").check()
+    page.keyboard.press("]")  # the other head of both
+    page.wait_for_timeout(300)
+    assert page.locator("figcaption").text_content() == (
+        "sequence 0, layer 0, head 1 minus sequence 1, layer 0, head 1 · 0"
+    )
+    page.mouse.move(*cell(page, 4, 2, count=6))
+    page.wait_for_timeout(50)
+    weights = found[0].weights(head=1)
+    expected = float(weights[0, 4, 2] - weights[1, 4, 2])
+    assert float(status(page).rpartition(": ")[2]) == pytest.approx(expected, rel=2e-3, abs=1e-6)
+    assert "compare=run1&difference=1" in page.url
+    assert " minus " in visit(page.url).locator("figcaption").text_content()
+
+
+def test_the_answer_without_a_head(visit, record: Record, tmp_path: Path) -> None:
+    model, tokens = made(DECODERS["gpt2"]()), torch.arange(10)[None]
+
+    def without(layer: str, head: int) -> Any:
+        if head == 3:
+            raise ValueError("the model is gone")
+        return head_effect(model, lambda: model(tokens), layer, head, names=lambda number: f"answer {number}")
+
+    with served(describe_page(record), without) as address:
+        page = opened(visit(address), 1)
+        page.get_by_role("button", name="Without this head").click()
+        page.wait_for_selector(".answers")
+        effect = without("transformer.h.0.attn", 1)
+        assert page.locator(".without p").first.text_content().lower() == f"{effect.text}."
+        for table, answers in zip(page.locator(".answers table").all(), (effect.before, effect.after), strict=True):
+            assert table.locator("th").all_text_contents() == [name for name, _ in answers]
+            assert table.locator("td").all_text_contents() == [f"{share:.2f}" for _, share in answers]
+        again = visit(page.url)
+        again.wait_for_selector(".answers")
+        page.select_option('[aria-label="Layer"]', label="rollout")
+        page.wait_for_timeout(200)
+        assert page.locator(".without").count() == 0
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
+    assert page.get_by_role("button", name="Without this head").count() == 0
 
 
 def test_images_and_their_patches(visit, tmp_path: Path) -> None:
     rows, cols = 4, 6
-    written = io.BytesIO()
-    Image.new("RGB", (96, 64), "white").save(written, "PNG")
-    text = Text(("[CLS]", *(f"p{i}" for i in range(24))), (0,), Patches(written.getvalue(), rows, cols, 1))
+    text = Text(("[CLS]", *(f"p{i}" for i in range(24))), (0,), Patches(pixels(96, 64), rows, cols, 1))
     query = torch.zeros(1, 1, 25, 4)
     key = torch.zeros(1, 1, 25, 4)
     query[..., 0], key[..., 9, 0] = 8.0, 8.0  # all look at patch 8: row 1, column 2

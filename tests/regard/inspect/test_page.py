@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 import regard
 from regard import masks
-from regard.inspect import Alignment, Patches, Record, Text, capture, render_html, rollout, save_html
+from regard.inspect import Alignment, Patches, Record, Text, capture, flow, render_html, rollout, save_html
 from regard.inspect._view.page import HONEST, codes, describe_page
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
@@ -155,11 +155,25 @@ def test_a_large_matrix_is_pooled_with_its_sinks_apart() -> None:
     assert np.allclose(page.rows(head)[1], bare.max(1), rtol=2**-10, atol=1e-6)
 
 
+def test_thumbnails_without_sinks_and_their_share() -> None:
+    """Blocks of two keys: one has a special token beside another key, and one has nothing but special tokens."""
+    length, special = 70, (0, 10, 11)
+    record = attended(L=length, S=length, heads=1)
+    page = Page(str(record.describe(Text(tuple(map(str, range(length))), special)).to_html()))
+    grid, weights = page.overview(0), record[0].weights(batch=0, head=0).numpy()
+    assert page.described["layers"][0]["block"] == [2, 2] and grid["sinks"].tolist() == [-1]
+    assert np.allclose(grid["hidden"], weights[:, special].sum(1).mean(), rtol=1e-5)
+    bare = grid["bare"].reshape(35, 2)  # the blocks of keys 0 and 1, and of 10 and 11
+    assert np.allclose(decoded(bare[:, 0]), weights[:, 1].reshape(35, 2).max(1), rtol=0.035)
+    assert (bare[:, 1] == 0).all()
+
+
 def test_codes_are_steps_of_the_logarithm() -> None:
     weights = torch.cat([torch.zeros(1), torch.logspace(-30, 0, 1000, base=2.0)])
     found = decoded(codes(weights).numpy())
     expected = weights.double().numpy()
     small = expected < 2.0**-24
+    assert (codes(weights) > 0).all()  # 0 says that a pair is masked
     assert (found[small] == 0).all() and np.allclose(found[~small], expected[~small], rtol=0.034)
 
 
@@ -390,10 +404,24 @@ def test_masked_pairs_differ_from_weights_of_zero() -> None:
         assert (np.signbit(values) == ~gaps.numpy()).all() and (values[gaps.numpy()] == 0).any()
     grid = page.overview(0)
     assert (grid["counts"] == gaps.sum(1).numpy()).all()
+    assert ((grid["thumbnails"] == 0) == ~gaps.numpy()).all() and (grid["thumbnails"] == 1).any()
     page = Page(str(attended(L=96, S=96, attn_mask=masks.window(4, 0)).to_html()))
     grid, at = page.overview(0), np.arange(0, 96, 2)
     assert (grid["starts"] == np.maximum(at - 4, 0)).all() and (grid["stops"] == at + 2).all()
     assert (grid["counts"][2:] == 5).all()
+
+
+def test_what_causal_layers_mask_their_rollout_masks() -> None:
+    model = DecoderLM(DecoderLMConfig(20, width=16, layers=2, heads=2)).eval()
+    with capture(model) as record, torch.no_grad():
+        model(torch.arange(7)[None])
+    page = Page(str(record.to_html()))
+    assert page.described["models"] == ["DecoderLM"]
+    for number, kind in ((-2, "rollout"), (-1, "flow")):
+        head = page.described["heads"][number]
+        values = np.frombuffer(page.block(head["weights"]["block"]), "<f2").reshape(7, 7)
+        assert page.layer(head)["kind"] == kind
+        assert (np.signbit(values) == np.triu(np.ones((7, 7), bool), 1)).all()
 
 
 def test_words_of_a_text() -> None:
@@ -412,7 +440,7 @@ def test_words_of_a_text() -> None:
     assert not {"labels", "words", "wordTexts"} & set(text)
 
 
-def test_every_sequence_and_run_and_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sequence_and_run_rollout_and_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
     model = nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False).eval()
     with capture(model) as record, torch.no_grad():
@@ -430,6 +458,9 @@ def test_every_sequence_and_run_and_the_rollout(monkeypatch: pytest.MonkeyPatch)
     rolled = [head for head in page.described["heads"] if page.layer(head)["kind"] == "rollout"]
     assert [page.described["runs"][page.layer(head)["run"]]["sequence"] for head in rolled] == [1, 0, 2]
     assert np.abs(page.weights(rolled[1]) - rollout(record, batch=0).numpy()).max() < 1e-3
+    flowing = [head for head in page.described["heads"] if page.layer(head)["kind"] == "flow"]
+    expected = flow(record, batch=0)
+    assert np.abs(page.weights(flowing[1]) - (expected / expected.sum(1, keepdim=True)).numpy()).max() < 1e-3
     monkeypatch.setattr("regard.inspect._view.page._OTHERS", 10)
     alone = Page(render_html(record, batch=1)).described
     assert len(alone["runs"]) == 1 and "one of 6 sequences and runs" in alone["note"]

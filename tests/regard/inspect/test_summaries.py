@@ -177,8 +177,12 @@ def test_the_page_of_a_summary(length: int) -> None:
         blocks = np.frombuffer(page.block(described["pooled"]["blocks"]), np.uint8)
         assert blocks.size == (-(-length // size)) ** 2
     down, across = layer["thumbnail"]
-    facts = 4 * 4 + 7 * down  # four numbers of a head; what each row of the thumbnail sees, and how spread it is
-    assert len(page.block(layer["overview"])) == 2 * (facts + down * across) and max(down, across) <= 48
+    facts = 4 * 5 + 7 * down  # five numbers of a head; what each row of the thumbnail sees, and how spread it is
+    known = page.overview(0)
+    blocks = 2 * down * (max(layer["block"]) > 1)  # the block of the special token, without it, in each head
+    assert known["bare"].size == blocks and max(down, across) <= 48
+    assert len(page.block(layer["overview"])) == 2 * (facts + down * across) + blocks
+    np.testing.assert_allclose(known["hidden"], weights[..., 0].mean(1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [{"keep": "all"}, {"topk": 0}, {"topk": True}, {"topk": 2.0}])

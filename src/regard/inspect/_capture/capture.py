@@ -108,6 +108,7 @@ def capture(
         names, PRECISIONS[precision], layers, topk=topk if keep == "summaries" else None, gradients=gradients,
         queries=queries, recurrences=recurrences,
     )  # fmt: skip
+    record.model = "" if model is None else type(uncompiled(model)).__name__
     try:
         with recording(record, model):
             yield record

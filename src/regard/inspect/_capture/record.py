@@ -30,6 +30,8 @@ class Record(Recording):
         The numbers of the layers that pages show.
     coverage : Coverage
         What was recorded and what was missed; set when the block of the capture ends.
+    model : str
+        The class of the model, if there is one.
     title : str
         The heading of pictures and pages.
     texts : tuple of Text
@@ -63,7 +65,7 @@ class Record(Recording):
             If the file is not a record, is damaged, or has an unknown version.
         """
         made = cls({}, torch.float32)
-        made._runs, made.texts, made.title, made.sequence = load_record(path)
+        made._runs, made.texts, made.title, made.sequence, made.model = load_record(path)
         return made
 
     def to_html(self, path: str | Path | None = None, *, batch: int = 0) -> str | Path:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def save_record(path: str | Path, record: Recording) -> Path:
         ]
         texts.append({"tokens": text.tokens, "special": text.special, "patches": grids, "seconds": text.seconds})
     about = {"format": FORMAT, "version": VERSION, "title": record.title, "texts": texts, "runs": described}
-    about["sequence"] = record.sequence
+    about |= {"sequence": record.sequence, "model": record.model}
     target = Path(path)
     write_together({target: save(tensors, {"regard": json.dumps(about)})})
     return target
@@ -108,8 +108,12 @@ def _described_calls(run: AttentionRecord, at: str, tensors: dict[str, Tensor]) 
     return calls
 
 
-def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str, int]:
-    """Return the runs in a file by layer, its texts, its title, and the number of the sequence that has the texts.
+#: What a file holds: the runs of each layer, texts, title, the number of the sequence that has the texts, and model.
+Held: TypeAlias = tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str, int, str]
+
+
+def load_record(path: str | Path) -> Held:
+    """Return what a file holds.
 
     Raises
     ------
@@ -138,11 +142,12 @@ def load_record(path: str | Path) -> tuple[dict[str, list[LayerRecord]], tuple[T
         raise _wrong(path, "be a whole record of attention", f"a damaged one ({error})") from None
 
 
-def _read(about: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, list[LayerRecord]], tuple[Text, ...], str, int]:
+def _read(about: Any, tensors: dict[str, Tensor]) -> Held:
     try:
         _require_plain(tensors)
         texts = _texts(about["texts"], tensors)
-        return _runs(about["runs"], tensors), texts, str(about["title"]), _count(about.get("sequence", 0), 0)
+        sequence, model = _count(about.get("sequence", 0), 0), str(about.get("model", ""))
+        return _runs(about["runs"], tensors), texts, str(about["title"]), sequence, model
     except ValueError as error:  # parts and texts check what they are given
         raise TypeError(str(error)) from None
 

@@ -486,6 +486,8 @@ class Recording:
         The names of the model's modules by ``id(module)``.
     wanted : sequence of int or str, optional
         The layers to keep; None keeps all.
+    model : str
+        The class of the model, if there is one.
     title : str
         The heading of pictures and pages.
     texts : tuple of Text
@@ -502,7 +504,7 @@ class Recording:
     ) -> None:  # fmt: skip
         self.names, self.gradients, self.recurrences, self._queries = names, gradients, recurrences, queries
         self._dtype, self.wanted, self._topk = dtype, layers, topk
-        self.title = ""
+        self.model = self.title = ""
         self.texts: tuple[Text, ...] = ()
         self.sequence = 0
         self._runs: dict[str, list[LayerRecord]] = {}

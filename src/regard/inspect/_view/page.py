@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from html import escape
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +28,7 @@ from regard.inspect._record.calls import AttentionCall, dense_mask
 from regard.inspect._record.head_summary import summaries_of
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord
 from regard.inspect._record.recording import Recording
-from regard.inspect._record.rollout import left_out, rollout
+from regard.inspect._record.rollout import flow, left_out, rollout
 from regard.inspect._record.summary import AttentionSummary
 from regard.inspect._record.texts import Patches, Text, scheme_of, texts_of, words_of
 from regard.inspect._view.plots import Alignment, drawable
@@ -50,8 +51,10 @@ _OTHERS = 8 << 20
 #: The largest matrix (pairs) that is read whole for its overview, and how many queries share a block of log-sum-exps
 #: in a larger one.
 _READ, _CHUNK = 1 << 28, 1024
-#: The longest sequence with a rollout when blocks are loaded on demand, and in a file.
+#: The longest sequence with a rollout when blocks are loaded on demand, and in a file; and the same for a flow, which
+#: takes S² maximum flows.
 _ROLLED, _ROLLED_INSIDE = 4096, 256
+_FLOWED, _FLOWED_INSIDE = 48, 32
 
 
 @dataclass
@@ -107,16 +110,25 @@ def page_data(
     ValueError
         If there is nothing to show, texts do not match, or a matrix is too large to send whole.
     """
-    described: dict[str, Any] = {"version": 2, "title": title, "note": note, "records": [], "runs": [], "texts": []}
+    described: dict[str, Any] = {
+        "version": 2,
+        "title": title,
+        "note": note,
+        "records": [],
+        "models": [],
+        "runs": [],
+        "texts": [],
+    }
     data = PageData(described | {"layers": [], "heads": []})
     records = data.described["records"]
     for each in shown:
         if isinstance(each, Alignment):
-            data.described["records"] = [""]
+            data.described["records"] = data.described["models"] = [""]
             data.described["runs"] = [{"record": 0, "sequence": 0, "run": 0, "name": ""}]
             _add_alignment(data, each)
         else:
             records.append(each.title or f"record {len(records) + 1}")
+            data.described["models"].append(each.model)
             _add_record(data, each, batch, served=served)
     if not data.described["heads"]:
         raise rejected("page", "record", "hold attention", "none")
@@ -151,7 +163,8 @@ def _add_record(data: PageData, record: Recording, batch: int, *, served: bool) 
                 _add_summaries(data, run, texts, sequence)
         rolled = _rolled(record, served=served) if number == runs - 1 else None
         if rolled is not None:
-            _add_rollout(data, record, record.texts_of(rolled, sequence), place | {"number": len(layers)}, sequence)
+            texts = record.texts_of(rolled, sequence)
+            _add_stacked(data, record, texts, place | {"number": len(layers)}, sequence, served=served)
 
 
 def _texts_of(record: Recording, run: LayerRecord, sequence: int, *, strict: bool) -> tuple[Text, Text]:
@@ -175,18 +188,47 @@ def _rolled(record: Recording, *, served: bool) -> LayerRecord | None:
     return None if signed or runs[0].shape[3] > most else runs[0]
 
 
-def _add_rollout(
-    data: PageData, record: Recording, texts: tuple[Text, Text], place: dict[str, int], batch: int
+def _add_stacked(
+    data: PageData, record: Recording, texts: tuple[Text, Text], place: dict[str, int], batch: int, *, served: bool
 ) -> None:
+    """Add the rollout of all layers, and their flow if it is quick."""
     S = len(texts[1].tokens)
-    weights = cache(lambda: rollout(record, batch=batch, layers=record.layers))
-    compute = partial(overview, lambda first, last: weights()[None, first:last], (1, S, S))
-    lazy = _LazyOverview(compute, _no_sinks, ())
     texts_at = {"queries": data.text(texts[0]), "keys": data.text(texts[1])}
     through = f"layers {', '.join(record.labels)} alone" if left_out(record) else "all layers"
-    name = f"Rollout: how much each output depends on each input through {through}"
-    layer = place | {"name": name, "kind": "rollout", "shape": [S, S]} | texts_at
-    _add_whole(data, layer, lazy, [_table(data, weights, None)])
+    computed: list[tuple[str, str, Callable[[], Tensor]]] = [
+        ("rollout", f"Rollout: how much each output depends on each input through {through}, as a product of their "
+         "weights mixed with the residual connection", lambda: rollout(record, batch=batch, layers=record.layers)),
+    ]  # fmt: skip
+    if (_FLOWED if served else _FLOWED_INSIDE) >= S and find_spec("scipy"):
+        computed.append((
+            "flow", f"Flow: how much can flow from each input to each output through {through}, with weights as capacities; "
+            "each row is divided by its sum",
+            lambda: F.normalize(flow(record, batch=batch, layers=record.layers), p=1.0, dim=1),
+        ))  # fmt: skip
+    causal = all(_is_causal(run, batch) for run in record)
+    seen = torch.stack([torch.zeros(S, dtype=torch.int), *2 * [torch.arange(1, S + 1)]]) if causal else None
+    for kind, name, compute in computed:
+        weights = cache(partial(_above_diagonal, compute) if causal else compute)
+        read = partial(_rows_of, weights)
+        lazy = _LazyOverview(partial(overview, read, (1, S, S), seen=lambda: seen), _no_sinks, texts[1].special)
+        layer = place | {"name": name, "kind": kind, "shape": [S, S]} | texts_at
+        _add_whole(data, layer, lazy, [_table(data, weights, None)])
+
+
+def _rows_of(weights: Callable[[], Tensor], first: int, last: int) -> Tensor:
+    return weights()[None, first:last]
+
+
+def _is_causal(run: LayerRecord, batch: int) -> bool:
+    """Return whether no query of a run sees a key after it."""
+    spans = _spans(run, batch) if isinstance(run, AttentionRecord) else None
+    return spans is not None and bool((spans[1].cpu() <= torch.arange(1, run.shape[2] + 1)).all())
+
+
+def _above_diagonal(compute: Callable[[], Tensor]) -> Tensor:
+    """Return weights of causal layers, with −0 where these are masked."""
+    weights = compute()
+    return torch.where(torch.ones_like(weights, dtype=torch.bool).triu(1), -0.0, weights)
 
 
 def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place: dict[str, int], batch: int) -> None:
@@ -203,7 +245,8 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
             keys.special,
             small=min(L, S) <= _SMALL,
         )
-        thumbnail, size = summary_thumbnail(run).max.shape[2:], run.pyramid()[0].size
+        small, size = summary_thumbnail(run), run.pyramid()[0].size
+        thumbnail = small.max.shape[2:], (small.size, small.size)
         _add_heads(data, layer, lazy, _largest(data, run, batch), thumbnail, (size, size), is_pooled=True)
         return
     assert isinstance(run, AttentionRecord)
@@ -232,7 +275,9 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
     weights = None if spans is None else _products(data, run, batch, spans, sampled)
     if weights is None:
         weights = [_table(data, partial(_marked, run, batch, head, masked), run) for head in range(H)]
-    compute: Callable[[Sequence[Sequence[int]]], Overview] = partial(overview, rows, (H + (H > 1), L, S), seen=seen)
+    compute: Callable[[Sequence[Sequence[int]]], Overview] = partial(
+        overview, rows, (H + (H > 1), L, S), seen=seen, masked=masked
+    )
     received: Callable[[], tuple[Tensor, Tensor]] = partial(_received, run, batch)
     if sampled is not None:
         compute, received = sampled.overview, sampled.received
@@ -304,9 +349,9 @@ class _LazyOverview:
     def encoded(self) -> bytes:
         """Return what the page's grid needs, concatenated."""
         found = self.all
-        numbers = torch.stack([found.entropy, self.received[0].float().cpu(), found.diagonal])
+        numbers = torch.stack([found.entropy, self.received[0].float().cpu(), found.diagonal, found.hidden])
         sinks = torch.tensor(self.sinks, dtype=torch.int32)
-        parts = (numbers, sinks, found.spans.int(), found.spread, found.thumbnails)
+        parts = (numbers, sinks, found.spans.int(), found.spread, found.thumbnails, *found.bare)
         return b"".join(map(_bytes, parts))
 
     def rows(self, head: int) -> bytes:
@@ -318,15 +363,17 @@ class _LazyOverview:
 def _add_whole(data: PageData, layer: dict[str, Any], lazy: _LazyOverview, weights: list[dict[str, Any]]) -> None:
     """Add heads with complete matrices."""
     L, S = layer["shape"]
-    thumbnail = [-(-each // thumbnail_block(each)) for each in (L, S)]
+    block = thumbnail_block(L), thumbnail_block(S)
+    thumbnail = (-(-L // block[0]), -(-S // block[1])), block
     size = pooled_block(L), pooled_block(S)
     _add_heads(data, layer, lazy, weights, thumbnail, size, is_pooled=max(size) > 1)
 
 
 def _add_heads(
     data: PageData, layer: dict[str, Any], lazy: _LazyOverview, weights: list[dict[str, Any]],
-    thumbnail: Sequence[int], size: tuple[int, int], *, is_pooled: bool,
+    thumbnail: tuple[Sequence[int], Sequence[int]], size: tuple[int, int], *, is_pooled: bool,
 ) -> None:  # fmt: skip
+    """Add a layer's heads; its thumbnails have this shape, and blocks of this size."""
     number = len(data.described["layers"])
 
     def facts(head: int) -> dict[str, Any]:
@@ -336,7 +383,8 @@ def _add_heads(
             pooled = {"size": list(size), "blocks": blocks, "sinks": data.block(lambda: _bytes(lazy.all.sinks[head]))}
         return {"rows": data.block(partial(lazy.rows, head)), "pooled": pooled}
 
-    layer = layer | {"overview": data.block(lazy.encoded), "thumbnail": list(thumbnail)}
+    shape, block = map(list, thumbnail)
+    layer = layer | {"overview": data.block(lazy.encoded), "thumbnail": shape, "block": block}
     data.described["layers"].append(layer)
     for head, described in enumerate(weights):
         data.described["heads"].append({"layer": number, "head": head, "weights": described} | facts(head))
@@ -611,6 +659,8 @@ class Overview:
         The mean entropy of the rows, in nats.
     diagonal : Tensor (H,)
         The mean weight within one position of the query's own; NaN unless queries and keys are as many.
+    hidden : Tensor (H,)
+        The mean weight of a query on sinks and special tokens.
     row_max, bare_max, row_entropy : Tensor (H, L)
         The largest weight of each row, with and without sinks, and its entropy in nats.
     spans : Tensor (3, rows)
@@ -618,7 +668,10 @@ class Overview:
     spread : Tensor (H, rows) of uint8
         The mean entropy of each row of a thumbnail, in 255ths of the logarithm of the number of keys.
     thumbnails : Tensor (H, rows, cols) of uint8
-        The largest weights of the blocks of a thumbnail, as :func:`codes`.
+        The largest weights of the blocks of a thumbnail, as :func:`codes`; 0 where all pairs are masked.
+    bare : tuple of H Tensors (rows, number of blocks) of uint8
+        The same without sinks, for the columns of a thumbnail that have any; 0 where there are only sinks. Empty if
+        each block is one column.
     pooled : Tensor (H, rows, cols) of uint8
         The largest weights of the blocks of a pooled matrix without sinks, as :func:`codes`; empty if it is small.
     sinks : tuple of H Tensors (rows, number of sinks) of uint8
@@ -627,23 +680,25 @@ class Overview:
 
     entropy: Tensor
     diagonal: Tensor
+    hidden: Tensor
     row_max: Tensor
     bare_max: Tensor
     row_entropy: Tensor
     spans: Tensor
     spread: Tensor
     thumbnails: Tensor
+    bare: tuple[Tensor, ...]
     pooled: Tensor
     sinks: tuple[Tensor, ...]
 
 
 def codes(weights: Tensor) -> Tensor:
-    """Return weights as bytes: 0 for none, then even steps of the logarithm from 2⁻²⁴ to 1.
+    """Return weights as bytes: 1 for zero, then even steps of the logarithm from 2⁻²⁴ to 1; 0 is for masked pairs.
 
-    A step is a factor of 2^(24/254), so a weight is off by at most 3.4 %.
+    A step is a factor of 2^(24/253), so a weight is off by at most 3.4 %.
     """
-    steps = 1 + torch.round(254 * (1 - weights.abs().clamp_min(2.0**_LEAST).log2() / _LEAST))
-    return torch.where(weights.abs() < 2.0**_LEAST, 0, steps.clamp(1, 255)).to(torch.uint8)
+    steps = 2 + torch.round(253 * (1 - weights.abs().clamp_min(2.0**_LEAST).log2() / _LEAST))
+    return torch.where(weights.abs() < 2.0**_LEAST, 1, steps.clamp(2, 255)).to(torch.uint8)
 
 
 def thumbnail_block(length: int) -> int:
@@ -658,7 +713,7 @@ def pooled_block(length: int) -> int:
 
 def overview(
     rows: Callable[[int, int], Tensor], shape: tuple[int, int, int], hidden: Sequence[Sequence[int]],
-    seen: Callable[[], Tensor | None] = lambda: None,
+    seen: Callable[[], Tensor | None] = lambda: None, masked: Callable[[], Tensor | None] | None = None,
 ) -> Overview:  # fmt: skip
     """Read a layer's matrices once, some rows at a time.
 
@@ -672,6 +727,8 @@ def overview(
         For each head, the keys that are sinks, sorted.
     seen : callable
         Returns the first key that each query sees, the one after its last, and how many it sees (3, L); None if all.
+    masked : callable, optional
+        Returns which pairs (H − 1 or H or 1, L, S) are masked, for masks with gaps; None if unknown.
     """
     H, L, S = shape
     size, small = (pooled_block(L), pooled_block(S)), (thumbnail_block(L), thumbnail_block(S))
@@ -681,6 +738,9 @@ def overview(
     large = max(size) > 1
     pooled = torch.zeros(H, -(-L // size[0]) if large else 0, -(-S // size[1]))
     sinks = [torch.zeros(pooled.shape[1], len(each)) for each in hidden]
+    hidden_share = torch.zeros(H)
+    partly = [sorted({each // small[1] for each in columns}) if small[1] > 1 else [] for columns in hidden]
+    bare = [torch.zeros(thumbnails.shape[1], len(each)) for each in partly]
     step = max(_AT_ONCE // (H * S), 1)
     for first in range(0, L, step):
         last = min(first + step, L)
@@ -695,16 +755,40 @@ def overview(
             if columns:
                 if large:
                     _fold(sinks[head][None], first, (size[0], 1), weights[head : head + 1, :, list(columns)])
+                hidden_share[head] += weights[head, :, list(columns)].sum() / max(L, 1)
                 weights[head, :, list(columns)] = 0
+            for i, block in enumerate(partly[head]):
+                part = weights[head : head + 1, :, block * small[1] : (block + 1) * small[1]]
+                _fold(bare[head][None, :, i : i + 1], first, small, part)
         bare_max[:, first:last] = weights.amax(2)
         if large:
             _fold(pooled, first, size, weights)
     diagonal /= max(L, 1)
     spans, spread = _spread(row_entropy, _all_of(L, S) if (some := seen()) is None else some.cpu(), thumbnails.shape[1])
+    coded = [codes(thumbnails), codes(pooled)]
+    gaps = masked() if masked is not None else None
+    if gaps is not None:
+        coded = [_without_gaps(each, ~gaps, by) for each, by in zip(coded, (small, size))]
+    bared = [codes(each) for each in bare]
+    for head, columns in enumerate(hidden):
+        for i, block in enumerate(partly[head]):
+            if set(range(block * small[1], min((block + 1) * small[1], S))) <= set(columns):
+                bared[head][:, i] = 0
     return Overview(
-        row_entropy.sum(1) / max(L, 1), diagonal, row_max, bare_max, row_entropy, spans, spread,
-        codes(thumbnails), codes(pooled), tuple(map(codes, sinks)),
+        row_entropy.sum(1) / max(L, 1), diagonal, hidden_share, row_max, bare_max, row_entropy, spans, spread,
+        coded[0], tuple(bared), coded[1], tuple(map(codes, sinks)),
     )  # fmt: skip
+
+
+def _without_gaps(coded: Tensor, visible: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return codes of blocks (H, rows, cols) with 0 where no pair of the mask (heads, L, S) is visible."""
+    if not coded.numel():
+        return coded
+    found = torch.zeros(len(visible), *coded.shape[1:])
+    _fold(found, 0, size, visible.float())
+    if 1 < len(found) < len(coded):  # the mean of all heads is the last
+        found = torch.cat([found, found.amax(0, keepdim=True)])
+    return coded.masked_fill(found == 0, 0)
 
 
 def _all_of(L: int, S: int) -> Tensor:
@@ -748,7 +832,7 @@ def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequenc
     """Return the overview of a summary; the blocks of its pyramid include sinks."""
     top, base = run.topk(run.k), run.pyramid()[0].max[batch]
     weights, keys = top.weights[batch], top.indices[batch]
-    bare = torch.stack([
+    without = torch.stack([
         each.masked_fill(torch.isin(at, torch.tensor(list(columns), dtype=at.dtype)), 0.0).amax(-1)
         for each, at, columns in zip(weights, keys, hidden)
     ])  # fmt: skip
@@ -758,9 +842,28 @@ def summary_overview(run: AttentionSummary, batch: int, hidden: Sequence[Sequenc
     spans, spread = _spread(entropy, _all_of(L, run.shape[3]), small.shape[1])
     apart = (keys - torch.arange(L)[:, None]).abs() <= 1
     near = (weights * apart).sum((1, 2)) / L if run.shape[3] == L else torch.full((H,), math.nan)
+    received = run.received()[batch].float().cpu() / L
+    share = torch.stack([each[list(columns)].sum() for each, columns in zip(received, hidden)])
+    level = summary_thumbnail(run).size
+    bare = tuple(_bare_blocks(*each, level, small.shape[1]) for each in zip(weights, keys, hidden))
     return Overview(
-        entropy.mean(-1), near, weights.amax(-1), bare, entropy, spans, spread, codes(small), codes(base), sinks
-    )
+        entropy.mean(-1), near, share, weights.amax(-1), without, entropy, spans, spread, codes(small), bare,
+        codes(base), sinks,
+    )  # fmt: skip
+
+
+def _bare_blocks(weights: Tensor, keys: Tensor, columns: Sequence[int], size: int, rows: int) -> Tensor:
+    """Return the largest known weights of a head's blocks that have sinks (rows, number of blocks), without these.
+
+    Known are the largest weights of each query and their keys (L, k).
+    """
+    partly = sorted({each // size for each in columns}) if size > 1 else []
+    weights = weights.masked_fill(torch.isin(keys, torch.tensor(list(columns), dtype=keys.dtype)), 0.0)
+    found = torch.zeros(rows, len(partly))
+    for i, block in enumerate(partly):
+        inside = (weights * (keys.div(size, rounding_mode="floor") == block)).amax(-1)
+        _fold(found[None, :, i : i + 1], 0, (size, 1), inside[None, :, None])
+    return codes(found)
 
 
 def _fold(into: Tensor, first: int, size: tuple[int, int], weights: Tensor) -> None:

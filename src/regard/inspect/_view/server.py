@@ -207,7 +207,7 @@ def _head(path: str, data: PageData) -> tuple[int, int] | None:
     layer, head = map(int, numbers)
     if not any((each["layer"], each["head"]) == (layer, head) for each in data.described["heads"]):
         return None
-    made = data.described["layers"][layer]["kind"] in ("picture", "rollout")  # of several layers, or of none
+    made = data.described["layers"][layer]["kind"] in ("picture", "rollout", "flow")  # of several layers, or of none
     return None if made else (layer, head)
 
 

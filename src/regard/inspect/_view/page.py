@@ -191,8 +191,9 @@ def _add_rollout(
 
 def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place: dict[str, int], batch: int) -> None:
     _, H, L, S = run.shape
-    if min(L, S) == 0:
-        raise rejected("page", run.name or "the layer", "have queries and keys", f"{L} queries and {S} keys")
+    if min(H, L, S) == 0:
+        got = f"{H} heads, {L} queries and {S} keys"
+        raise rejected("page", run.name or "the layer", "have heads, queries and keys", got)
     queries, keys = texts
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at

@@ -171,7 +171,8 @@ def _rolled(record: Recording, *, served: bool) -> LayerRecord | None:
     apart = any(isinstance(run, AttentionSummary) or run.kind != "self" or run.windows > 1 for run in runs)
     if len(runs) < 2 or apart or len({run.shape[2:] for run in runs}) > 1 or runs[0].shape[2] != runs[0].shape[3]:
         return None
-    signed = any(each.given is not None for run in runs if isinstance(run, AttentionRecord) for each in run.calls)
+    calls = [each for run in runs if isinstance(run, AttentionRecord) for each in run.calls]
+    signed = any(each.given is not None or each.order != 0 for each in calls)
     return None if signed or runs[0].shape[3] > most else runs[0]
 
 

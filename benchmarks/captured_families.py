@@ -7,7 +7,8 @@ attention, and with "regard" if supported. The recorded weights must equal those
 attention, or the softmaxes that it computes there, within 1e-5; or a warning must report what is missing. timm's models
 (`pip install --no-deps timm`; they need no torchvision) are compared with their softmaxes without fused kernels.
 Results go to benchmarks/results/captured-families.json and, with a line for each family, to docs/inspector-families.md;
---only keeps the results of other families. The exit status is 1 if a record is wrong or silently incomplete.
+--only keeps the results of other families, and --page writes the page from the results alone. The exit status is 1 if a
+record is wrong or silently incomplete.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import argparse
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.families.processes import alone
@@ -83,42 +86,64 @@ def tasks(only: list[str]) -> Iterator[tuple[str, str, str]]:
         yield from ((f"timm: {name}", TIMM, name) for name in MODELS)
 
 
-def judgement(found: dict[str, list[dict[str, str]]]) -> str:
-    """Return a family's line: the worst verdict on its classes, with an example."""
+def judgement(found: dict[str, list[dict[str, str]]]) -> tuple[str, str, str]:
+    """Return the worst verdict on a family's classes, what is recorded, and what is not and why."""
     every = [(name, result) for name, results in found.items() for result in results]
     for verdict in VERDICTS:
         of_it = [(name, result) for name, result in every if result["verdict"] == verdict]
-        if of_it:
-            if verdict == "recorded":
-                from benchmarks.families.captured import RECURRENCES
+        if not of_it:
+            continue
+        name, detail = of_it[0][0], of_it[0][1]["detail"]
+        if verdict == "recorded":
+            from benchmarks.families.captured import RECURRENCES
 
-                linear = any(RECURRENCES in result["detail"] for _, result in of_it)
-                return f"recorded; {RECURRENCES}" if linear else "recorded"
-            name, result = of_it[0]
-            return f"{verdict}: {name}: {result['detail']}" if result["detail"] else verdict
-    return "not built: it has no class of its own that is a whole model"
+            linear = any(RECURRENCES in result["detail"] for _, result in of_it)
+            return verdict, f"all; {RECURRENCES}" if linear else "all", ""
+        if verdict == "reported":
+            missing = _missing([result["detail"] for _, result in of_it])
+            if not missing and all(result["detail"].startswith("0 matrices") for _, result in of_it):
+                others = any(result["verdict"] == "recorded" for _, result in every)
+                return ("recorded", "all", "") if others else ("no attention", "no attention in it", "")
+            some = any(
+                result["verdict"] == "recorded" or not result["detail"].startswith("0 matrices") for _, result in every
+            )
+            return verdict, "in part" if some else "nothing", missing or f"{name}: {detail}"
+        return verdict, verdict if verdict != "different" else "wrong", f"{name}: {detail}" if detail else ""
+    return "not built", "not built", "it has no class of its own that is a whole model"
+
+
+def _missing(details: list[str]) -> str:
+    """Return the classes of unrecorded modules with their reasons, from the sentences of coverages."""
+    reasons: dict[str, list[str]] = {}
+    for detail in details:
+        for listed, why in re.findall(r"unrecorded, (.*?): (.*?)\.(?= |$)", detail):
+            reasons.setdefault(why, []).extend(re.findall(r"\((\w+)\)", listed))
+    return "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
 
 
 def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> str:
     """Return the page of docs."""
     lines = {family: judgement(classes) for family, classes in found.items()}
-    count = {verdict: sum(line.startswith(verdict) for line in lines.values()) for verdict in VERDICTS}
+    count = Counter(verdict for verdict, _, _ in lines.values())
     head = [
         "# What `capture` records, by model family",
         "",
         "Each model class of transformers, tiny and with random weights, and models of timm, checked by",
-        "`python -m benchmarks.captured_families`. *recorded*: the record has every matrix, within 1e-5 of the "
-        "model's own; effective weights of recurrences are compared with outputs in tests only.",
-        "*reported*: a warning lists the missing modules, and everything recorded is correct.",
+        "`python -m benchmarks.captured_families`. *all*: the record has every matrix, within 1e-5 of the model's own;",
+        "effective weights of recurrences are compared with outputs in tests only. *in part*, *nothing*: a warning",
+        "lists the missing modules, and everything recorded is correct. *not built*, *not run*: this check has no",
+        "inputs for it.",
         "",
-        f"{len(lines)} families: {count['recorded']} recorded, {count['reported']} reported, "
-        f"{count['different']} wrong or silently incomplete, {count['no attention']} without attention, "
-        f"{count['not built'] + count['not run']} not built or not run. {versions}.",
+        f"{len(lines)} families: of {count['recorded']} all is recorded, of {count['reported']} a part or nothing, "
+        f"{count['different']} are wrong or silently incomplete, {count['no attention']} have no attention, "
+        f"{count['not built'] + count['not run']} were not built or not run. {versions}.",
         "",
-        "| family | result |",
-        "| --- | --- |",
+        "| family | recorded | not recorded, and why |",
+        "| --- | --- | --- |",
     ]
-    rows = [f"| {family} | {line.replace('|', '/')} |" for family, line in sorted(lines.items())]
+    rows = [
+        f"| {family} | {kept} | {missing.replace('|', '/')} |" for family, (_, kept, missing) in sorted(lines.items())
+    ]
     return "\n".join([*head, *rows]) + "\n"
 
 
@@ -127,12 +152,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.captured_families", description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", default=[], help="families, by the names of their folders, or timm")
     parser.add_argument("--workers", type=int, default=2, help="classes at one time (default 2)")
+    parser.add_argument("--page", action="store_true", help="run nothing: write the page from the results")
     given = parser.parse_args(arguments)
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"found": {}}
+    if given.page:
+        TABLE.write_text(table(known["found"], known["versions"]), encoding="utf-8")
+        return 0
     unknown = [name for name in given.only if name not in families() and name != TIMM]
     if unknown:
         parser.error(f"--only must name families of transformers, or timm, got {unknown[0]!r}")
     if importlib.util.find_spec(TIMM) is None and (not given.only or TIMM in given.only):
-        print("timm is not installed; skipping its models: pip install --no-deps timm", file=sys.stderr)
+        print("timm is not installed; keeping the results of its models: pip install --no-deps timm", file=sys.stderr)
     every = list(tasks(given.only))
     found: dict[str, dict[str, list[dict[str, str]]]] = {family: {} for family, _, _ in every}
     with ThreadPoolExecutor(given.workers) as pool:
@@ -146,20 +176,15 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{i + 1} of {len(every)} classes", flush=True)
     if given.only:
         for family, of_it in found.items():
-            print(f"{family}: {judgement(of_it)}")
-        if RESULTS.exists():
-            found = json.loads(RESULTS.read_text(encoding="utf-8"))["found"] | found
-    versions = ", ".join(f"{name} {_version(name)}" for name in ("transformers", TIMM, "torch"))
-    RESULTS.write_text(json.dumps({"facts": facts(), "found": found}, indent=1) + "\n", encoding="utf-8")
-    TABLE.write_text(table(found, f"{versions}, {datetime.now(UTC):%Y-%m-%d}"), encoding="utf-8")
+            print(f"{family}: {': '.join(filter(None, judgement(of_it)[1:]))}")
+    kept = {family for family in known["found"] if given.only or family.startswith(f"{TIMM}: ")}
+    found = {family: of_it for family, of_it in known["found"].items() if family in kept} | found
+    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
+    versions += f", {datetime.now(UTC):%Y-%m-%d}"
+    described = {"facts": facts(), "versions": versions, "found": found}
+    RESULTS.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text(table(found, versions), encoding="utf-8")
     return int(any(r["verdict"] == "different" for of_it in found.values() for rs in of_it.values() for r in rs))
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

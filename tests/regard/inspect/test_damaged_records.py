@@ -14,7 +14,7 @@ import torch
 from hugging_face_models import DECODERS, made, tokens
 from other_attention import RECORDED
 
-from regard.inspect import Record, capture
+from regard.inspect import Record, capture, compare_tokens, summarize_heads
 
 VALUES: list[Any] = [None, -1, 0, 1, 2, 99, 10**12, "x", [], {}, [0, 3], 1.5, True, float("nan")]
 CASES = 60
@@ -145,5 +145,16 @@ def test_extents_that_no_model_has(
 def test_a_record_of_no_queries_is_not_shown() -> None:
     with capture() as record:
         torch.nn.functional.scaled_dot_product_attention(*(torch.zeros(1, 1, each, 4) for each in (0, 3, 3)))
-    with pytest.raises(ValueError, match="page: the layer must have queries and keys, got 0 queries and 3 keys"):
+    with pytest.raises(ValueError, match="page: the layer must have heads, queries and keys, got 1 heads, 0 queries"):
+        record.to_html()
+
+
+@pytest.mark.parametrize("extents", [(0, 3, 3), (1, 3, 0), (1, 0, 3)])
+def test_a_record_of_nothing_is_summarized_and_compared(extents: tuple[int, int, int]) -> None:
+    H, L, S = extents
+    with capture() as record:
+        torch.nn.functional.scaled_dot_product_attention(*(torch.zeros(1, H, each, 4) for each in (L, S, S)))
+    assert len(summarize_heads(record)) == H
+    assert compare_tokens(record, record)[0].largest == ()
+    with pytest.raises(ValueError, match="page: the layer must have heads, queries and keys"):
         record.to_html()

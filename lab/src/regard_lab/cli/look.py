@@ -94,7 +94,7 @@ def subject(
     """
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
-        given = [*([] if text is None else [text]), *images, *([] if audio is None else [audio])]
+        given: list[str | Path] = [*([] if text is None else [text]), *images, *([] if audio is None else [audio])]
         return _of_function(Path(file), function, given)
     if path.endswith(".py"):
         raise rejected("look", "MODEL", f"name a function of the file: write {path}:FUNCTION", f"only {path}")

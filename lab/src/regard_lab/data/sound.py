@@ -96,7 +96,7 @@ def _others(data: bytes, name: str, function: str, error: Exception) -> tuple[np
     try:
         samples, rate = soundfile.read(io.BytesIO(data), always_2d=True)
     except (soundfile.SoundFileError, ValueError) as other:
-        raise rejected(function, name, "be a sound file", other) from None
+        raise rejected(function, name, "be a sound file", str(other).rstrip(".")) from None
     return samples, int(rate)
 
 

@@ -34,7 +34,8 @@ class ComparedLayer:
         The total variation distance ½ Σ |w − w′| of their weights over the tokens of both texts, in [0, 1]; H is 1, the
         mean of the heads, if the models have different numbers of heads.
     largest : tuple of ((str, float), (str, float))
-        For the head that differs most at each query: the token with the largest weight in each record, and that weight.
+        For the head that differs most at each query: the token with the largest weight in each record, and that weight;
+        empty for layers without heads or keys.
     """
 
     names: tuple[str, str]
@@ -118,7 +119,7 @@ def _compared(first: Recording, second: Recording, names: tuple[str, str], at: t
     alone = sum(each.sum(-1) - both.sum(-1) for each, both in zip(weights, shared))
     distance = ((shared[0] - shared[1]).abs().sum(-1) + alone).mul(0.5).clamp(0, 1)
     largest = []
-    for i in range(len(queries)):
+    for i in range(len(queries) if distance.shape[0] and min(len(side[1].tokens) for side in texts) else 0):
         head = int(distance[:, i].argmax())
         rows = [each[head, i] for each in weights]
         one, other = ((side[1].tokens[int(row.argmax())], float(row.max())) for side, row in zip(texts, rows))

@@ -188,7 +188,7 @@ def summaries_of(
     if not 0 <= batch < B:
         raise rejected("summarize_heads", "batch", f"be below {B}, the batch size", batch)
     known = _Measures(run, texts, batch)
-    if min(L, S):
+    if min(H, L, S):
         known.read(queries)
     is_bound = isinstance(run, AttentionSummary)
     within = {name: _relation(run, batch, name, pairs) for name, pairs in relations.items() if known.is_within}

@@ -335,7 +335,9 @@ def _gathered(call: AttentionCall, key: Tensor, first: int, rows: Tensor, valid:
 _CLASS = re.compile(r"att(entio)?n|mha$|mhsa|gpsa|xca")
 _NAMES = ("attn", "attention", "self_attn", "cross_attn", "self_attention", "cross_attention")
 #: Class names of their parts that compute no attention.
-_PART = re.compile(r"(output|bias|dropout|mask\w*|norm|embeddings?|intermediate|config|processor)\d*$")
+_PART = re.compile(
+    r"(output|bias|dropout|mask\w*|norm|embeddings?|intermediate|config|processor|projection|bottlenecklayer)\d*$"
+)
 #: How many modules a warning names.
 _NAMED = 4
 #: The default reason for an unrecorded module.

@@ -205,7 +205,10 @@ def _chosen(function: str, record: Recording, layers: Sequence[LayerLike] | None
     if any(isinstance(each, tuple) for each in layers):
         return [record[each] for each in layers]
     named = record.named()
-    chosen = {at for each in layers for at in found_layers(function, each, named, argument="layers", within=True)}
+    chosen: set[int] = set()
+    for each in layers:
+        assert not isinstance(each, tuple)
+        chosen |= set(found_layers(function, each, named, argument="layers", within=True))
     return [record[named[at].name] for at in sorted(chosen)]
 
 

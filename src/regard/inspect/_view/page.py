@@ -184,7 +184,8 @@ def _rolled(record: Recording, *, served: bool) -> LayerRecord | None:
     apart = any(isinstance(run, AttentionSummary) or run.kind != "self" or run.windows > 1 for run in runs)
     if len(runs) < 2 or apart or len({run.shape[2:] for run in runs}) > 1 or runs[0].shape[2] != runs[0].shape[3]:
         return None
-    signed = any(each.given is not None for run in runs if isinstance(run, AttentionRecord) for each in run.calls)
+    calls = [each for run in runs if isinstance(run, AttentionRecord) for each in run.calls]
+    signed = any(each.given is not None or each.order != 0 for each in calls)
     return None if signed or runs[0].shape[3] > most else runs[0]
 
 
@@ -201,8 +202,8 @@ def _add_stacked(
     ]  # fmt: skip
     if (_FLOWED if served else _FLOWED_INSIDE) >= S and find_spec("scipy"):
         computed.append((
-            "flow", f"Flow: how much can flow from each input to each output through {through}, with weights as capacities; "
-            "each row is divided by its sum",
+            "flow", f"Flow: how much can flow from each input to each output through {through}, with weights as "
+            "capacities; each row is divided by its sum",
             lambda: F.normalize(flow(record, batch=batch, layers=record.layers), p=1.0, dim=1),
         ))  # fmt: skip
     causal = all(_is_causal(run, batch) for run in record)
@@ -233,8 +234,9 @@ def _above_diagonal(compute: Callable[[], Tensor]) -> Tensor:
 
 def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place: dict[str, int], batch: int) -> None:
     _, H, L, S = run.shape
-    if min(L, S) == 0:
-        raise rejected("page", run.name or "the layer", "have queries and keys", f"{L} queries and {S} keys")
+    if min(H, L, S) == 0:
+        got = f"{H} heads, {L} queries and {S} keys"
+        raise rejected("page", run.name or "the layer", "have heads, queries and keys", got)
     queries, keys = texts
     texts_at = {"queries": data.text(queries), "keys": data.text(keys)}
     layer = place | {"name": run.name, "kind": run.kind, "shape": [L, S]} | texts_at

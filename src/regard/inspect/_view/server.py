@@ -207,7 +207,8 @@ def _head(path: str, data: PageData) -> tuple[int, int] | None:
     layer, head = map(int, numbers)
     if not any((each["layer"], each["head"]) == (layer, head) for each in data.described["heads"]):
         return None
-    made = data.described["layers"][layer]["kind"] in ("picture", "rollout", "flow")  # of several layers, or of none
+    # Pictures, rollouts and flows are of several layers or of none, and heads of recurrences cannot be removed.
+    made = data.described["layers"][layer]["kind"] in ("picture", "rollout", "flow", "linear")
     return None if made else (layer, head)
 
 

@@ -38,7 +38,9 @@ def half(x: float, steps: list[tuple[str, bool]], name: str, below: str) -> tupl
         parts += [arrow((middle, y), (middle, joint + BOX)), box(x, joint, text, ATTENTION if attention else OTHER)]
         parts += [arrow((middle, joint), (middle, top + BOX)), box(x, top, "add, normalize")]
         side = x - 14
-        parts.append(arrow((middle, joint + BOX + 9), (side, joint + BOX + 9), (side, top + BOX / 2), (x, top + BOX / 2)))
+        parts.append(
+            arrow((middle, joint + BOX + 9), (side, joint + BOX + 9), (side, top + BOX / 2), (x, top + BOX / 2))
+        )
         places[text], y = joint + BOX / 2, top
     frame = f'<rect x="{x - 24}" y="{y - 12}" width="{WIDTH + 36}" height="{bottom - y + 18}" rx="8" '
     parts.append(frame + 'fill="none" stroke="#555" stroke-dasharray="5 4"/>')
@@ -55,7 +57,9 @@ def transformer() -> str:
     lift = above - 44
     parts = [encoder, decoder]
     turn = left + WIDTH + 36
-    parts.append(arrow((left + WIDTH / 2, above), (left + WIDTH / 2, lift), (turn, lift), (turn, cross), (right, cross)))
+    parts.append(
+        arrow((left + WIDTH / 2, above), (left + WIDTH / 2, lift), (turn, lift), (turn, cross), (right, cross))
+    )
     parts.append(f'<text x="{left + WIDTH / 2}" y="{lift - 8}" text-anchor="middle">keys and values</text>')
     last = top - 84
     parts += [arrow((middle, top), (middle, last + BOX)), box(right, last, "linear, softmax")]

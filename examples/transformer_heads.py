@@ -1,10 +1,10 @@
 """What a trained Transformer attends to.
 
 The included English–French Transformer (Vaswani 2017) on the example of Bahdanau, Cho and Bengio (2014, figure 3). Each
-picture is one head: rows look, columns are looked at; ⇧ marks a capital. Above, the encoder: a head that looks at the previous token, one
-that looks at the next, and one without a single place. Below, a head of the decoder, which sees only what is written;
-the head that looks at the English word just translated, along *zone économique européenne* backwards; and one that looks
-at the word to translate next.
+picture is one head: rows look, columns are looked at; ⇧ marks a capital. Above, the encoder: a head that looks at the
+previous token, one that looks at the next, and one without a single place. Below, a head of the decoder, which sees
+only what is written; the head that looks at the English word just translated, along *zone économique européenne*
+backwards; and one that looks at the word to translate next.
 """
 
 from __future__ import annotations

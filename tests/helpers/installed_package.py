@@ -1,8 +1,8 @@
 """Checks of an installation of the package by its wheel: ``python installed_package.py [pure]``.
 
 The package is not the clone's; unless the wheel is the pure one, its compiled kernels run; the code of README runs; the
-command line starts; the laws hold. The interpreter needs the package and its extras ``cli`` and ``sklearn``, and no test
-framework.
+command line starts; the laws hold. The interpreter needs the package and its extras ``cli`` and ``sklearn``, and no
+test framework.
 """
 
 from __future__ import annotations

@@ -130,5 +130,10 @@ def test_what_the_site_lacks_is_said_in_a_sentence(
     if lacks == "folder":
         out.write_text("a file")
     assert build.main(["--out", str(out), "--mathjax", str(script)]) == 1
-    sentence = {"module": "pages need nothing_of_this_name: pip install", "package": "the site needs nothing: pip install", "script": "needs MathJax", "folder": "--out"}[lacks]
+    sentence = {
+        "module": "pages need nothing_of_this_name: pip install",
+        "package": "the site needs nothing: pip install",
+        "script": "needs MathJax",
+        "folder": "--out",
+    }[lacks]
     assert sentence in capsys.readouterr().err

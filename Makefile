@@ -254,7 +254,7 @@ CHECKED = cd / && PATH="$(FRESH_BIN)" "$(FRESH_BIN)/python" "$(CURDIR)/tests/hel
 wheel-check: wheel
 	rm -rf "$(FRESH)" && $(PYTHON) -m venv "$(FRESH)"
 	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: \
-		"$$(ls dist/regard-*.whl | grep -v none-any)[cli]"
+		"$$(ls dist/regard-*.whl | grep -v none-any)[cli,sklearn]"
 	$(CHECKED)
 	$(MAKE) pure-installed
 	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: dist/regard_lab-*.whl
@@ -264,7 +264,7 @@ wheel-check: wheel
 pure-check: pure
 	rm -rf "$(FRESH)" && $(PYTHON) -m venv "$(FRESH)"
 	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: \
-		"$$(ls dist/regard-*-none-any.whl)[cli]"
+		"$$(ls dist/regard-*-none-any.whl)[cli,sklearn]"
 	$(MAKE) pure-installed
 
 pure-installed:

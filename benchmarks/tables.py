@@ -6,7 +6,8 @@ have the settings that scikit-learn gives them. Times are of one thread, as CPU 
 
     python -m benchmarks.tables [--data NAME ...]
 
-Writes benchmarks/results/tables.json and .md; ``python -m benchmarks.readme`` puts the table into docs/regression-results.md.
+Writes benchmarks/results/tables.json and .md; ``python -m benchmarks.readme`` puts the table into
+docs/regression-results.md.
 """
 
 from __future__ import annotations

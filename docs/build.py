@@ -76,7 +76,8 @@ def build(out: Path, mathjax: Path) -> Path:
         raise BuildError(f"the site needs MathJax for its formulas, and {mathjax} is not there: run `npm ci` in {DOCS}")
     source, html = out / "source", out / "html"
     try:
-        shutil.rmtree(source, ignore_errors=True)
+        if source.is_dir():
+            shutil.rmtree(source)
         source.mkdir(parents=True)
     except OSError as error:
         raise BuildError(f"{out} cannot be written ({error.strerror}): choose another folder by --out") from None

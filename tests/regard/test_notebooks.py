@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 from pathlib import Path
@@ -39,6 +41,37 @@ def test_its_code_runs(notebook: Path) -> None:
             compared += source.count("assert_close(")
     plt.close("all")
     assert compared > 10, "formulas are compared with the library"
+
+
+def names(code: str) -> tuple[set[str], set[str]]:
+    """Return what code defines, and what it reads."""
+    defined, read = set(), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (defined if isinstance(node.ctx, ast.Store) else read).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+    return defined, read
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_section_needs_the_first_cell_alone(notebook: Path) -> None:
+    known, common, numbered = set(dir(builtins)), set(), False
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            if source.startswith("## "):
+                numbered = source[3].isdigit()
+                common = common or known
+                known = set(common)
+            continue
+        defined, read = names(source)
+        assert not numbered or not read - defined - known, f"{source.splitlines()[0]}: {read - defined - known}"
+        known |= defined
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -85,7 +86,38 @@ def test_what_a_page_would_load_from_elsewhere_is_found(build: ModuleType, tmp_p
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("lacks", ["package", "script", "folder"])
+def test_what_a_page_would_show_and_is_not_there_is_found(build: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "b.png").write_text("")
+    (tmp_path / "a.html").write_text(
+        '<img src="b.png?v=1"><iframe src="no/page.html"></iframe><source srcset="dark.png"><img src="data:x">'
+        '<img src="https://x.org/y.png">'
+    )
+    assert [address for _, address in build.lacking(tmp_path)] == ["no/page.html", "dark.png"]
+
+
+def test_the_record_on_the_site_is_made_by_the_command_on_its_page(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "look: no such model.")
+
+    monkeypatch.setattr(build.subprocess, "run", run)
+    with pytest.raises(build.BuildError, match="wrote no page: look: no such model"):
+        build.record(tmp_path / "records" / "page.html")
+    assert ran[0][3:5] == ["look", "english-french"] and ran[0][-1].endswith("page.html")
+    page = (ROOT / "docs" / "see-a-model.md").read_text(encoding="utf-8")
+    assert '"_static/records/translator.html"' in page
+
+
+def test_the_diagram_is_what_its_code_draws(build: ModuleType) -> None:
+    diagram = import_module("_diagram")
+    assert diagram.FILE.read_text(encoding="utf-8") == diagram.transformer(), "run `python docs/_diagram.py`"
+
+
+@pytest.mark.parametrize("lacks", ["package", "script", "folder", "module"])
 def test_what_the_site_lacks_is_said_in_a_sentence(
     lacks: str, build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,8 +125,15 @@ def test_what_the_site_lacks_is_said_in_a_sentence(
     monkeypatch.setattr(build, "NEEDED", {"nothing_of_this_name": "nothing"} if lacks == "package" else {})
     if lacks != "script":
         script.write_text("")
+    if lacks == "module":
+        monkeypatch.setattr(build, "collect", lambda *_: import_module("nothing_of_this_name"))
     if lacks == "folder":
         out.write_text("a file")
     assert build.main(["--out", str(out), "--mathjax", str(script)]) == 1
-    sentence = {"package": "the site needs nothing: pip install", "script": "needs MathJax", "folder": "--out"}[lacks]
+    sentence = {
+        "module": "pages need nothing_of_this_name: pip install",
+        "package": "the site needs nothing: pip install",
+        "script": "needs MathJax",
+        "folder": "--out",
+    }[lacks]
     assert sentence in capsys.readouterr().err

@@ -279,9 +279,8 @@ def entmax_weights(base, alpha, RULE: tl.constexpr, WIDE: tl.constexpr):
         weights = slopes * slopes
     else:
         none = base <= (2.2250738585072014e-308 if tl.float64 == WIDE else 1.1754943508222875e-38)
-        some = tl.where(none, 1, base)
-        weights = tl.where(none, 0, tl.exp2(tl.log2(some) * (1 / (alpha - 1))))
-        slopes = weights / some
+        weights = tl.exp2(tl.log2(tl.where(none, 0, base)) * (1 / (alpha - 1)))
+        slopes = tl.where(none, 0, weights / base)
     return weights, slopes
 
 

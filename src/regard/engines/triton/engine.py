@@ -128,7 +128,7 @@ class Triton(Engine):
     ) -> Tensor | None:
         if is_traced(problem.query) or problem.dropout_p or not problem.is_softmax:
             return None
-        return _computed(problem, _visible(problem), (output.detach(), lse.detach().unsqueeze(-1))).output
+        return _computed(problem, _visible(problem), (output.detach(), lse.detach())).output
 
 
 def _visible(problem: Problem) -> VisibleKeys:
@@ -147,7 +147,7 @@ def _visible(problem: Problem) -> VisibleKeys:
 def _attend(visible: VisibleKeys | None, request: AuxRequest | None, problem: Problem) -> EngineOutput:
     found = _computed(problem, _visible(problem) if visible is None else visible, (None, None))
     is_softmax = RULES[type(problem.normalizer)] == SOFTMAX
-    outcome = EngineOutput(found.output.to(problem.query.dtype), found.statistic.squeeze(-1) if is_softmax else None)
+    outcome = EngineOutput(found.output.to(problem.query.dtype), found.statistic if is_softmax else None)
     return outcome if request is None else _with_fields(problem, found, outcome, request)
 
 
@@ -158,7 +158,7 @@ class _Computed:
     Attributes
     ----------
     output : Tensor (B, H, L, V)
-    statistic : Tensor (B, H, L, n)
+    statistic : Tensor (B, H, L) or (B, H, L, 2)
     given : tuple
         Arguments of :func:`triton_forward`.
     """
@@ -192,10 +192,10 @@ def _with_fields(problem: Problem, found: _Computed, outcome: EngineOutput, requ
 
 def _ranked(problem: Problem, statistic: Tensor, best: Tensor, keys: Tensor, sink: Tensor | None) -> TopK:
     """Return the weights of the best scores (B, H, L, k), 0 beyond the keys that a query sees."""
-    normalizer, shift, offset = problem.normalizer, statistic[..., :1], statistic[..., -1:]
+    normalizer, shift, offset = problem.normalizer, statistic[..., :1], statistic[..., 1:]
     if isinstance(normalizer, Softmax | SoftmaxSink):
-        whole = shift if sink is None else torch.logaddexp(shift, sink[..., None, None].to(shift.dtype))
-        weights = (best - whole).exp()
+        whole = statistic if sink is None else torch.logaddexp(statistic, sink.to(statistic.dtype).unsqueeze(-1))
+        weights = (best - whole.unsqueeze(-1)).exp()
     elif isinstance(normalizer, Sigmoid):
         weights = best.sigmoid()
     elif isinstance(normalizer, Argmax):
@@ -218,7 +218,7 @@ def _computed(problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tenso
     seed = int(torch.randint(2**62, ())) if problem.dropout_p else 0
     rule, kind = RULES[type(problem.normalizer)], KINDS.get(type(problem.score), 0)
     alpha = getattr(problem.normalizer, "alpha", 0.0)
-    setting = Setting(family, kind, rule, problem.scale, problem.softcap or 0.0, alpha, problem.dropout_p, seed)
+    setting = Setting(family, kind, rule, problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, alpha)
     lists = (visible.start, visible.stop, visible.by_query, visible.by_key, visible.tiles, visible.words)
     given = (rows.query, rows.key, rows.value, rows.weight, visible.bias, rows.sink, *lists, *astuple(setting))
     if known[0] is None and not (torch.is_grad_enabled() and _differentiates(given)):

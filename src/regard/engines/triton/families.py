@@ -28,9 +28,9 @@ RULES: dict[type[Normalizer], int] = {
 }  # fmt: skip
 
 
-def numbers_of_a_row(rule: int) -> int:
-    """Return how many numbers of a row its weights follow from: two are a shift and an offset, whose sum counts."""
-    return 1 if rule in (SOFTMAX, SIGMOID) else 2
+def row_shape(rule: int) -> tuple[int, ...]:
+    """Return the shape of what a row's weights follow from: two numbers are a shift and an offset, whose sum counts."""
+    return () if rule in (SOFTMAX, SIGMOID) else (2,)
 
 
 def family_of(score: Score) -> int | None:

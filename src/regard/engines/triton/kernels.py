@@ -279,9 +279,8 @@ def entmax_weights(base, alpha, RULE: tl.constexpr, WIDE: tl.constexpr):
         weights = slopes * slopes
     else:
         none = base <= (2.2250738585072014e-308 if tl.float64 == WIDE else 1.1754943508222875e-38)
-        some = tl.where(none, 1, base)
-        weights = tl.where(none, 0, tl.exp2(tl.log2(some) / (alpha - 1)))
-        slopes = weights / some
+        weights = tl.exp2(tl.log2(tl.where(none, 0, base)) * (1 / (alpha - 1)))
+        slopes = tl.where(none, 0, weights / base)
     return weights, slopes
 
 
@@ -357,7 +356,7 @@ def two_sum(a, b):
     return total, (a - (total - part)) + (b - part)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold", "scale", "softcap", "alpha"])
+@triton.jit(do_not_specialize=["scale", "softcap", "alpha"])
 def statistics(
     query, key, weight, rest, statistic,
     q_b, q_h, q_r, q_c, k_b, k_h, k_r, k_c, w_b, w_h,
@@ -366,20 +365,21 @@ def statistics(
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write what weights follow from, (B, H, L, 2): the threshold of entmax, or the key of argmax, as two numbers.
+    """Write what weights follow from, (B, H, L, 2): the threshold of entmax, or the key of argmax, as two numbers, of BQ rows.
 
     A first sweep over keys finds the largest score, or key. The threshold of the largest scores of BN lanes, found
     without a sweep, is a lower bound of the row's; a few sweeps improve it by Newton's method. NaN marks a row of which
     a score is NaN or, for entmax, ∞.
     """
     scale, softcap, alpha = real(scale, WIDE), real(softcap, WIDE), real(alpha, WIDE)
-    block = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
+    own = (blocks - 1 - tl.program_id(0) % blocks).to(tl.int64)
+    block, part = own * BQ // BM, own * BQ % BM
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // H, bh % H
-    r0 = block * BM
-    nr, rows, keys = (L - r0).to(tl.int32), tl.arange(0, BM), tl.arange(0, BN)
+    r0 = own * BQ
+    nr, rows, keys = (L - r0).to(tl.int32), tl.arange(0, BQ), tl.arange(0, BN)
     query += b * q_b + h * q_h + r0 * q_r
     key += b * k_b + h // R * k_h
     weight += b * w_b + h * w_h
@@ -394,8 +394,8 @@ def statistics(
         full, last = S // BN, (S + BN - 1) // BN
     if HIDES:
         full = full * 0
-    lanes = tl.full((BM, 1 if RULE == ARGMAX else BN), float("-inf"), WIDE)
-    place, bad = tl.full((BM,), -1, tl.int64), tl.zeros((BM,), tl.int32)
+    lanes = tl.full((BQ, 1 if RULE == ARGMAX else BN), float("-inf"), WIDE)
+    place, bad = tl.full((BQ,), -1, tl.int64), tl.zeros((BQ,), tl.int32)
     for visit in tl.static_range(HIDES, 2):
         for tile in range(full * visit, last * visit + full * (1 - visit)):
             col = bh * 0 + (tl.load(lists + 2 + tile) if LISTS else tile)
@@ -403,10 +403,10 @@ def statistics(
             nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
             k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
             scores, _, _, _ = tile_scores(
-                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C,
+                q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                 bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                BM, BN, BM, W, visit == 1,
+                BQ, BN, BM, W, visit == 1,
             )  # fmt: skip
             flaws = scores != scores
             bad = tl.maximum(bad, tl.max(flaws.to(tl.int32), 1))
@@ -428,19 +428,19 @@ def statistics(
         wrong = (bad == 1) | (peak == float("inf"))
         done = wrong | (peak == float("-inf"))
         peak = tl.where(done, 0.0, peak)
-        low, high = tl.zeros((BM,), WIDE) - 1 / (alpha - 1), tl.zeros((BM,), WIDE)
+        low, high = tl.zeros((BQ,), WIDE) - 1 / (alpha - 1), tl.zeros((BQ,), WIDE)
         t = low
-        for _ in range(LANE_STEPS):
+        for attempt in range(LANE_STEPS):  # noqa: B007
             weights, slopes = entmax_weights((lanes - peak[:, None] - t[:, None]) * (alpha - 1), alpha, RULE, WIDE)
             step, _, low, high = next_threshold(t, low, high, tl.sum(weights, 1), tl.sum(slopes, 1), alpha, RULE)
             t += step
         low = tl.where(alpha <= 2, tl.minimum(t, 0.0), low)
-        t, high = low, tl.zeros((BM,), WIDE)
+        t, high = low, tl.zeros((BQ,), WIDE)
         EPS: tl.constexpr = 2.220446049250313e-16 if tl.float64 == WIDE else 1.1920928955078125e-07
         shift, offset = two_sum(peak, t)
         sweeps, active = 0, tl.max(tl.where(done, 0, 1), 0)
         while active * (SWEEPS - sweeps) > 0:
-            total, slope = tl.zeros((BM,), WIDE), tl.zeros((BM,), WIDE)
+            total, slope = tl.zeros((BQ,), WIDE), tl.zeros((BQ,), WIDE)
             for visit in tl.static_range(HIDES, 2):
                 for tile in range(full * visit, last * visit + full * (1 - visit)):
                     col = bh * 0 + (tl.load(lists + 2 + tile) if LISTS else tile)
@@ -448,10 +448,10 @@ def statistics(
                     nk, key_k = (S - k0).to(tl.int32), key + k0 * k_r
                     k = load_rows(key_k, keys, nk, k_r, C, k_c, BC, visit == 1) if FAMILY == DOT else 0
                     scores, _, _, _ = tile_scores(
-                        q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C,
+                        q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                         q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                         bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                        BM, BN, BM, W, visit == 1,
+                        BQ, BN, BM, W, visit == 1,
                     )  # fmt: skip
                     weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, False, WIDE)
                     total += tl.sum(weights, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SIGMOID, SOFTMAX, numbers_of_a_row
+from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SIGMOID, SOFTMAX, row_shape
 from regard.engines.triton.visible import WORD, VisibleKeys
 
 #: Rows and columns of a tile in Triton's interpreter, which takes as long for few pairs as for many.
@@ -89,11 +89,11 @@ class Setting:
         Constants of ``families``.
     scale, softcap : float
         A softcap of 0 is none.
-    alpha : float
-        That of entmax: 2 for sparsemax; 0 for other rules.
     dropout_p : float
     seed : int
         Of the random numbers of dropout.
+    alpha : float
+        That of entmax: 2 for sparsemax; 0 for other rules.
     """
 
     family: int
@@ -101,9 +101,9 @@ class Setting:
     rule: int
     scale: float
     softcap: float
-    alpha: float
     dropout_p: float
     seed: int
+    alpha: float = 0.0
 
     def base_2(self, bias: bool) -> bool:
         """Whether scores are held in units of log 2, which saves a product if nothing is added to them."""
@@ -176,7 +176,7 @@ class Arguments:
         kernel = getattr(kernels(), name)
         lists = self.visible.by_key if by_key else self.visible.by_query
         part = self.shape.key_part if by_key else self.shape.query_part
-        rows = self.shape.rows if name in ("forward", "statistics") else part
+        rows = self.shape.rows if name == "forward" else part
         blocks = -(-S // self.shape.cols) if by_key else -(-L // rows)
         given = {
             **self.tensors, **self.numbers, **strides("n", lists, 3), **self.constants, **(tensors or {}),
@@ -245,11 +245,11 @@ def run_forward(
     setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
     visible: VisibleKeys,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output (B, H, L, V) and the statistic (B, H, L, n) of rows, which for softmax is the log-sum-exp."""
+    """Return the output (B, H, L, V), and the log-sum-exp (B, H, L) or what else weights follow from (B, H, L, 2)."""
     arguments = Arguments(setting, query, key, value, weight, sink, visible)
     B, H, L, *_ = arguments.sizes
     output = value.new_empty(B, H, L, value.shape[-1])
-    statistic = value.new_zeros(B, H, L, numbers_of_a_row(setting.rule), dtype=arguments.wide)
+    statistic = value.new_zeros(B, H, L, *row_shape(setting.rule), dtype=arguments.wide)
     found = {"output": output, "statistic": statistic}
     if setting.rule not in (SOFTMAX, SIGMOID):
         arguments.launch("statistics", tensors=found)
@@ -270,7 +270,7 @@ def run_backward(
     wide = arguments.wide
     whole = statistic.contiguous()
     if sink is not None:
-        whole = torch.logaddexp(whole, sink.to(wide)[..., None, None])
+        whole = torch.logaddexp(whole, sink.to(wide).unsqueeze(-1))
     deltas = value.new_empty(B, H, L, dtype=wide)
     d_query, d_key, d_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     blocks = -(-L // arguments.shape.query_part)
@@ -293,8 +293,8 @@ def run_backward(
         added = d_bias.sum_to_size(visible.bias.shape).to(visible.bias.dtype)
     d_sink = value.new_empty(0)
     if sink is not None:
-        share = torch.where(statistic == -torch.inf, 0.0, torch.exp(sink.to(wide)[..., None, None] - whole))
-        d_sink = -(share.squeeze(-1) * deltas).sum(-1).sum_to_size(sink.shape).to(sink.dtype)
+        share = torch.where(statistic == -torch.inf, 0.0, torch.exp(sink.to(wide).unsqueeze(-1) - whole))
+        d_sink = -(share * deltas).sum(-1).sum_to_size(sink.shape).to(sink.dtype)
     return d_query, d_key, d_value, sums, added, d_sink
 
 
@@ -312,7 +312,7 @@ def run_fields(
     wide = arguments.wide
     whole = statistic.contiguous()
     if sink is not None:
-        whole = torch.logaddexp(whole, sink.to(wide)[..., None, None])
+        whole = torch.logaddexp(whole, sink.to(wide).unsqueeze(-1))
 
     def new(wanted: bool, *shape: int, dtype: torch.dtype = wide) -> Tensor:
         return value.new_empty((B, H, *shape) if wanted else (0,), dtype=dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.triton.decoding import is_step, run_step
-from regard.engines.triton.families import numbers_of_a_row
+from regard.engines.triton.families import row_shape
 from regard.engines.triton.launch import Setting, run_backward, run_fields, run_forward
 from regard.engines.triton.visible import VisibleKeys
 
@@ -36,16 +36,15 @@ def _forward(
     rule: int,
     scale: float,
     softcap: float,
-    alpha: float,
     dropout_p: float,
     seed: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return output (B, H, L, V) and the statistic (B, H, L, n) of which weights follow; softmax' is the log-sum-exp."""
+    """Return output (B, H, L, V), and the log-sum-exp (B, H, L) or what else weights follow from (B, H, L, 2)."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
-    setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
+    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed, alpha)
     if tiles is None and is_step(family, rule, dropout_p, query.shape[2]):
-        output, lse = run_step(setting, query, key, value, sink, visible)
-        return output, lse.unsqueeze(-1)
+        return run_step(setting, query, key, value, sink, visible)
     return run_forward(setting, query, key, value, weight, sink, visible)
 
 
@@ -73,13 +72,13 @@ def _fields(
     rule: int,
     scale: float,
     softcap: float,
-    alpha: float,
     dropout_p: float,
     seed: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return what is wanted of largest scores, log-sum-exps, entropies, sums of weights, best scores and their keys."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
-    setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
+    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed, alpha)
     wants = largest, lse, entropy, received, k
     return run_fields(setting, query, key, value, weight, sink, visible, statistic, *wants)
 
@@ -99,7 +98,7 @@ def _forward_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  
     rule = rest[TENSORS - 1]
     wide = torch.float64 if value.dtype == torch.float64 else torch.float32
     shape = query.shape[:3]
-    statistic = value.new_empty(*shape, numbers_of_a_row(rule), dtype=wide)
+    statistic = value.new_empty(*shape, *row_shape(rule), dtype=wide)
     return value.new_empty(*shape, value.shape[-1]), statistic
 
 
@@ -125,13 +124,13 @@ def _backward(
     rule: int,
     scale: float,
     softcap: float,
-    alpha: float,
     dropout_p: float,
     seed: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, weight, bias (empty if not needed) and sink (empty without one)."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
-    setting = Setting(family, kind, rule, scale, softcap, alpha, dropout_p, seed)
+    setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed, alpha)
     return run_backward(setting, query, key, value, weight, sink, visible, output, statistic, grad, to_bias)
 
 

@@ -63,7 +63,7 @@ def _forward(
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
     """Return output (B, H, L, V) and log-sum-exp (B, H, L)."""
-    setting = Setting(DOT, 0, SOFTMAX, scale, softcap, 0.0, 0.0, 0)
+    setting = Setting(DOT, 0, SOFTMAX, scale, softcap, 0.0, 0, 0.0)
     pages = Pages(table.to(torch.int32).contiguous(), key.shape[2])
     return run_step(setting, query, key, value, sink, VisibleKeys(start, stop, bias=bias), pages)
 

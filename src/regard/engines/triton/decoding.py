@@ -64,11 +64,11 @@ def is_step(family: int | None, rule: int, dropout_p: float, L: int) -> bool:
 def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, small: bool = False) -> StepShape:
     """Return the tiles for this many queries of a group; ``small`` if a device has little shared memory."""
     width = max(padded(C), padded(V))
-    rows = min(max(1 << (queries - 1).bit_length(), 16), 64)
+    rows = 16 if queries <= 16 else 32
     if dtype.itemsize == 2:
         return StepShape(rows, 64 if width <= 128 else 32, 4, 2 if small else 3)
     if dtype.itemsize == 4:
-        return StepShape(min(rows, 32), 32 if width <= 128 else 16, 4, 2)
+        return StepShape(rows, 32 if width <= 128 else 16, 4, 2)
     return StepShape(16, 16, 4, 1)
 
 

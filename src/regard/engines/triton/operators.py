@@ -41,7 +41,7 @@ def _forward(
     """Return output (B, H, L, V) and log-sum-exp (B, H, L)."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
     setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed)
-    if tiles is None and is_step(family, rule, dropout_p, query.shape[2]):
+    if tiles is None and is_step(family, rule, dropout_p, query.shape[2], key.shape[2]):
         return run_step(setting, query, key, value, sink, visible)
     return run_forward(setting, query, key, value, weight, sink, visible)
 

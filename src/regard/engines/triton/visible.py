@@ -167,7 +167,8 @@ def _evaluated(mask: Mask, extent: Extent, tile: tuple[int, int], device: torch.
     states = mask.tiles(extent, rows, cols)
     every = not mask.is_structural and states.numel() * rows * cols <= 8 * MOST_BITS
     if every:
-        some = torch.ones_like(states, dtype=torch.bool).nonzero_static(size=states.numel())
+        place = torch.arange(states.numel(), device=states.device)
+        some = torch.stack(torch.unravel_index(place, tuple(states.shape)), 1)
     else:
         states = mask.tiles(extent, rows, cols, exact=True)
         if extent.L % rows:  # rows that are no queries

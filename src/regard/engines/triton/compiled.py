@@ -116,7 +116,7 @@ def _steps() -> list[Compilation]:
     cases += [(torch.bfloat16, 128, 8, {"SPANS": True, "PAGE": 16}), (torch.float16, 128, 8, {"BIAS": True})]
     cases += [(single, 128, 8, {"SOFTCAP": True}), (double, 64, 8, {"SPANS": True})]
     for dtype, C, queries, options in cases:
-        shape, wide = step_shape(dtype, C, C, queries), "fp64" if dtype == double else "fp32"
+        shape, wide = step_shape(dtype, C, C, queries, "PAGE" in options), "fp64" if dtype == double else "fp32"
         tl = kernels().tl
         constants = {
             "SOFTCAP": False, "BASE2": "BIAS" not in options and "SOFTCAP" not in options, "SPANS": False,

@@ -63,15 +63,19 @@ def is_step(family: int | None, rule: int, dropout_p: float, L: int, S: int) -> 
     return family == DOT and rule == SOFTMAX and dropout_p == 0 and L <= MOST_QUERIES and S >= KEYS * L
 
 
-def step_shape(dtype: torch.dtype, C: int, V: int, queries: int) -> StepShape:
-    """Return the tiles for this many queries of a group."""
+def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, paged: bool = False) -> StepShape:
+    """Return the tiles for this many queries of a group.
+
+    Triton shares the stages of a loop among loads of pages and of the keys in them.
+    """
     width, rows = max(padded(C), padded(V), 64), 16 if queries <= 16 else 32
     if dtype.itemsize == 8:
         return StepShape(16, 16, 4, 1)
     cols = (1 << 16) // (rows * width)
     if dtype.itemsize == 4:
         return StepShape(rows, max(cols // 2, 16), 8 if width > 128 else 4, 2)
-    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, 4 if width > 64 else 3)
+    stages = 4 if width > 64 else 3
+    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, 2 * stages - 1 if paged else stages)
 
 
 def run_step(
@@ -90,7 +94,7 @@ def run_step(
     S, R = key.shape[2] if pages is None else pages.table.shape[1] * pages.size, H // G
     wide = torch.float64 if value.dtype == torch.float64 else torch.float32
     biased, tl = visible.bias is not None, kernels().tl
-    shape = INTERPRETED_SHAPE if is_interpreted() else step_shape(value.dtype, C, V, R * L)
+    shape = INTERPRETED_SHAPE if is_interpreted() else step_shape(value.dtype, C, V, R * L, pages is not None)
     blocks = -(-R * L // shape.rows)
     splits = splits_of(B * G * blocks, -(-S // shape.cols), _processors(query.device))
     parts = query.new_empty(B, H, L, splits, V, dtype=wide)

@@ -160,7 +160,8 @@ def one_pass(settings: Settings, until: float) -> int:
                 if output.requires_grad:
                     gradients(output, leaves, torch.ones_like(output))
                 count += 1
-    for task in ROWS["linear"](Sizes(settings.device, max(settings.divisor, 128))):
+    small = Sizes(settings.device, max(settings.divisor, 128))
+    for task in [*ROWS["linear"](small), *ROWS["decoding"](small), *ROWS["paged"](small)]:
         tensors = {name: each.detach().requires_grad_(task.backward) for name, each in task.tensors.items()}
         call_of(task, task.contenders[OURS](tensors), tensors)()
         count += 1

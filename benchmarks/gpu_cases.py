@@ -369,6 +369,7 @@ def decoding(s: Sizes) -> Iterator[Task]:
             "decoding", f"batch {B}, cache {S:,}, {H} over {G} heads", tensors, dot_truth(),
             {
                 OURS: ours(enable_gqa=True),
+                "regard, triton": on_gpu(ours(enable_gqa=True, engine="triton")),
                 "torch SDPA": lambda t: lambda: F.scaled_dot_product_attention(
                     t["query"], t["key"], t["value"], enable_gqa=True
                 ),
@@ -376,6 +377,45 @@ def decoding(s: Sizes) -> Iterator[Task]:
             },
             torch.zeros(1, dtype=torch.long, device=s.device), moved, "bytes",
         )  # fmt: skip
+
+
+def paged(s: Sizes) -> Iterator[Task]:
+    """Yield a step over caches of different lengths, in pages of 16 steps."""
+    B, S, H, G, E, size = 8, s.length(65536), 32, 8, 128, 16
+    N = S // size
+    lengths = torch.linspace(S // 4, S, B, device=s.device).to(torch.int32)
+    table = torch.randperm(B * N, device=s.device, generator=s.generator).to(torch.int32).view(B, N)
+    tensors = {"query": s.new(B, H, 1, E), "key": s.new(B * N, G, size, E), "value": s.new(B * N, G, size, E)}
+
+    def rows(t: Tensors, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the query and the cache of a sequence, (1, H, 1, E) and (1, G, n, E)."""
+        key, value = (t[name][table[b].long()].transpose(0, 1).flatten(1, 2)[None] for name in ("key", "value"))
+        return t["query"][b : b + 1], key[:, :, : int(lengths[b])], value[:, :, : int(lengths[b])]
+
+    def truth(t: Tensors, at: Tensor) -> Tensor:
+        found = [dot_truth()(dict(zip(("query", "key", "value"), rows(t, b))), at) for b in range(B)]
+        return torch.cat(found)
+
+    def run(engine: str) -> Make:
+        def make(t: Tensors) -> Callable[[], Tensor]:
+            given = t["query"], t["key"], t["value"], table, lengths
+            return lambda: regard.nn.paged_attention(*given, engine=engine)
+
+        return make
+
+    def one_by_one(t: Tensors) -> Callable[[], Tensor]:
+        caches = [rows(t, b) for b in range(B)]
+        return lambda: torch.cat([F.scaled_dot_product_attention(*each, enable_gqa=True) for each in caches])
+
+    moved = 2.0 * float(lengths.sum()) * G * E * tensors["key"].element_size()
+    yield Task(
+        "paged", f"batch {B}, caches of {S // 4:,} to {S:,} in pages of {size}, {H} over {G} heads", tensors, truth,
+        {
+            OURS: run("auto"), "regard, triton": on_gpu(run("triton")),
+            "torch SDPA, one dense cache after another": one_by_one,
+        },
+        torch.zeros(1, dtype=torch.long, device=s.device), moved, "bytes",
+    )  # fmt: skip
 
 
 def recurrences(s: Sizes) -> Iterator[Task]:
@@ -442,6 +482,7 @@ ROWS: dict[str, Callable[[Sizes], Iterator[Task]]] = {
     "sparse": sparse,
     "aux": observed,
     "decoding": decoding,
+    "paged": paged,
     "linear": recurrences,
     "gaussian": gaussian,
 }

@@ -64,7 +64,8 @@ def run(function, args, kwargs):
         return args[0] if function is torch.ops.aten.copy_.default else result
     if device is not None:  # made on the CPU, by request
         return result
-    if function._schema.name.endswith("_") and isinstance(args[0], OnDevice):
+    name = function._schema.name  # of "__lshift__", too, which is not in place
+    if name.endswith("_") and not name.endswith("__") and isinstance(args[0], OnDevice):
         return args[0]
     return tree_map(_wrapped, result)
 

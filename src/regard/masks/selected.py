@@ -37,8 +37,8 @@ def selected(indices: Tensor, block_size: int = 1) -> Mask:
     TypeError
         If ``indices`` is not an integer tensor.
     ValueError
-        If it has another number of dimensions or, when used, sizes that do not match the call, or an index below −1 or
-        of no key; or if ``block_size`` is less than 1.
+        If it has another number of dimensions or, when used, sizes that do not match the call, or, on the CPU, an
+        index below −1 or of no key; or if ``block_size`` is less than 1.
 
     References
     ----------
@@ -101,7 +101,7 @@ class Selected(Mask):
                 f"divides {extent.H}"
             )
             raise rejected("masks.selected", "indices", expected, shape(self.indices))
-        if self.indices.numel() and not values_unavailable(self.indices):
+        if self.indices.is_cpu and self.indices.numel() and not values_unavailable(self.indices):
             least, greatest = (int(x) for x in self.indices.aminmax())
             if least < -1 or greatest * self.block_size >= extent.S:
                 wrong = least if least < -1 else greatest

@@ -115,7 +115,8 @@ def _signature(
             signature[argument] = "fp32" if wide == "fp32" else "i64"
         else:
             signature[argument] = "i64" if argument in ("seed", "threshold") else "i32"
-        aligned = signature[argument].startswith("*") or (argument[1:] in ("_b", "_h", "_r") and C % 16 == 0)
+        width = argument[1:] in ("_b", "_h", "_r") or argument in ("C", "V")
+        aligned = signature[argument].startswith("*") or (width and C % 16 == 0)
         if aligned:
             attributes[(place,)] = [["tt.divisibility", 16]]
     return signature, attributes
@@ -126,12 +127,12 @@ def _steps() -> list[Compilation]:
     found = []
     single, double = torch.float32, torch.float64
     cases: list[tuple[torch.dtype, int, int, dict[str, Any]]] = [
-        (torch.bfloat16, C, queries, {"SPANS": True}) for C in (64, 128, 256) for queries in (4, 64)
+        (torch.bfloat16, C, queries, {"SPANS": True}) for C in (64, 128, 256) for queries in (4, 32)
     ]
     cases += [(torch.bfloat16, 128, 8, {"SPANS": True, "PAGE": 16}), (torch.float16, 128, 8, {"BIAS": True})]
     cases += [(single, 128, 8, {"SOFTCAP": True}), (double, 64, 8, {"SPANS": True})]
     for dtype, C, queries, options in cases:
-        shape, wide = step_shape(dtype, C, C, queries), "fp64" if dtype == double else "fp32"
+        shape, wide = step_shape(dtype, C, C, queries, "PAGE" in options), "fp64" if dtype == double else "fp32"
         tl = kernels().tl
         constants = {
             "SOFTCAP": False, "BASE2": "BIAS" not in options and "SOFTCAP" not in options, "SPANS": False,

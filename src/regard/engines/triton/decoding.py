@@ -23,8 +23,8 @@ from regard.engines.triton.launch import (
 )
 from regard.engines.triton.visible import VisibleKeys
 
-#: The most queries of a step. Triton's interpreter takes fewer, so that short problems test the other kernels, too.
-MOST_QUERIES, MOST_INTERPRETED = 16, 4
+#: The most queries of a step, and how many times as many keys it has at least.
+MOST_QUERIES, KEYS = 16, 4
 #: The most splits of the keys, and programs of a processor that there should be.
 MOST_SPLITS, PROGRAMS = 64, 4
 #: Processors that Triton's interpreter is said to have.
@@ -64,21 +64,27 @@ class StepShape:
     stages: int
 
 
-def is_step(family: int | None, rule: int, dropout_p: float, L: int) -> bool:
-    """Whether the kernels of decoding run a call of L queries."""
-    most = MOST_INTERPRETED if is_interpreted() else MOST_QUERIES
-    return family == DOT and rule == SOFTMAX and dropout_p == 0 and L <= most
+INTERPRETED_SHAPE = StepShape(4, 4, 4, 1)
 
 
-def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, small: bool = False) -> StepShape:
-    """Return the tiles for this many queries of a group; ``small`` if a device has little shared memory."""
-    width = max(padded(C), padded(V))
-    rows = min(max(1 << (queries - 1).bit_length(), 16), 64)
-    if dtype.itemsize == 2:
-        return StepShape(rows, 64 if width <= 128 else 32, 4, 2 if small else 3)
+def is_step(family: int | None, rule: int, dropout_p: float, L: int, S: int) -> bool:
+    """Whether the kernels of decoding run a call of L queries and S keys."""
+    return family == DOT and rule == SOFTMAX and dropout_p == 0 and L <= MOST_QUERIES and S >= KEYS * L
+
+
+def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, paged: bool = False) -> StepShape:
+    """Return the tiles for this many queries of a group.
+
+    Triton shares the stages of a loop among loads of pages and of the keys in them.
+    """
+    width, rows = max(padded(C), padded(V), 64), 16 if queries <= 16 else 32
+    if dtype.itemsize == 8:
+        return StepShape(16, 16, 4, 1)
+    cols = (1 << 16) // (rows * width)
     if dtype.itemsize == 4:
-        return StepShape(min(rows, 32), 32 if width <= 128 else 16, 4, 2)
-    return StepShape(16, 16, 4, 1)
+        return StepShape(rows, max(cols // 2, 16), 8 if width > 128 else 4, 2)
+    stages = 4 if width > 64 else 3
+    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, 2 * stages - 1 if paged else stages)
 
 
 def run_step(
@@ -97,11 +103,9 @@ def run_step(
     S, R = key.shape[2] if pages is None else pages.table.shape[1] * pages.size, H // G
     wide = torch.float64 if value.dtype == torch.float64 else torch.float32
     biased, tl = visible.bias is not None, kernels().tl
-    shape, processors = step_shape(value.dtype, C, V, R * L, torch.version.hip is not None), _processors(query.device)
-    if is_interpreted():
-        shape = StepShape(4, 4, 4, 1)
+    shape = INTERPRETED_SHAPE if is_interpreted() else step_shape(value.dtype, C, V, R * L, pages is not None)
     blocks = -(-R * L // shape.rows)
-    splits = splits_of(B * G * blocks, -(-S // shape.cols), processors)
+    splits = splits_of(B * G * blocks, -(-S // shape.cols), _processors(query.device))
     parts = query.new_empty(B, H, L, splits, V, dtype=wide)
     statistics = query.new_empty(B, H, L, splits, 2, dtype=wide)
     output, lse = value.new_empty(B, H, L, V), query.new_empty(B, H, L, dtype=wide)

@@ -167,11 +167,11 @@ def merge(
     out = tl.zeros((BV,), WIDE)
     for first in range(0, splits, TOGETHER):
         some = first + tl.arange(0, TOGETHER)
-        at = own * splits + some
-        weights = tl.load(statistics + at * 2 + 1, mask=some < splits, other=0.0) / (2 * whole)
-        weights *= power(tl.load(statistics + at * 2, mask=some < splits, other=float("-inf")) - shift, BASE2)
+        row = own * splits + some
+        weights = tl.load(statistics + row * 2 + 1, mask=some < splits, other=0.0) / (2 * whole)
+        weights *= power(tl.load(statistics + row * 2, mask=some < splits, other=float("-inf")) - shift, BASE2)
         inside = (some[:, None] < splits) & (columns[None, :] < V)
-        part = tl.load(parts + at[:, None] * V + columns[None, :], mask=inside, other=0.0)
+        part = tl.load(parts + row[:, None] * V + columns[None, :], mask=inside, other=0.0)
         out += tl.sum(weights[:, None] * part, 0)
     # Half an average, whose sum cannot overflow by rounding.
     out = tl.where(finite(out), 2 * tl.minimum(tl.maximum(out, -LARGEST / 2), LARGEST / 2), out)

@@ -140,7 +140,8 @@ def _visible(problem: Problem) -> VisibleKeys:
         shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted())
         return shape.rows, shape.cols
 
-    step = is_step(family, RULES[type(problem.normalizer)], problem.dropout_p, problem.extent.L)
+    extent, rule = problem.extent, RULES[type(problem.normalizer)]
+    step = is_step(family, rule, problem.dropout_p, extent.L, extent.S)
     return VisibleKeys.of(problem, None if step else tile)
 
 

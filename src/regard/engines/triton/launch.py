@@ -37,6 +37,17 @@ def is_interpreted() -> bool:
     return type(kernels().forward).__name__ == "InterpretedFunction"
 
 
+@cache
+def chip(device: torch.device) -> str:
+    """Return which tiles suit a device: ``"sm_80"``, ``"sm_90a"``, ``"sm_100"`` or ``"gfx942"``."""
+    if device.type != "cuda":
+        return "sm_90a"
+    if torch.version.hip is not None:
+        return "gfx942"
+    major = torch.cuda.get_device_capability(device)[0]
+    return "sm_80" if major < 9 else "sm_90a" if major == 9 else "sm_100"
+
+
 def padded(width: int, least: int = LEAST_WIDTH) -> int:
     """Return the number of columns of which a kernel holds a row of this width."""
     return max(1 << max(width - 1, 0).bit_length(), least)

@@ -43,7 +43,7 @@ def _forward(
     """Return output (B, H, L, V), and the log-sum-exp (B, H, L) or what else weights follow from (B, H, L, 2)."""
     visible = VisibleKeys(start, stop, by_query, by_key, tiles, words, bias)
     setting = Setting(family, kind, rule, scale, softcap, dropout_p, seed, alpha)
-    if tiles is None and is_step(family, rule, dropout_p, query.shape[2]):
+    if tiles is None and is_step(family, rule, dropout_p, query.shape[2], key.shape[2]):
         return run_step(setting, query, key, value, sink, visible)
     return run_forward(setting, query, key, value, weight, sink, visible)
 

@@ -149,26 +149,71 @@ def listed(states: Tensor) -> Tensor:
 
 # Other masks: the bits of mixed tiles ---------------------------------------------------------------------------------
 
+#: Bytes of the bits of all tiles up to which nothing waits to learn which are mixed.
+MOST_BITS = 1 << 28
+
 
 def _evaluated(mask: Mask, extent: Extent, tile: tuple[int, int], device: torch.device) -> VisibleKeys:
-    """Return the visible keys of a mask without intervals. The number of mixed tiles is read on the host."""
+    """Return the visible keys of a mask without intervals.
+
+    The host never waits for the device: a mask without tensors is evaluated on the CPU, and of one with tensors all
+    tiles have bits. Above ``MOST_BITS`` the number of its mixed tiles is read, to save memory.
+    """
     rows, cols = tile
-    states = mask.tiles(extent, rows, cols, exact=True, device=device)
-    if extent.L % rows:  # rows that are no queries
-        states[:, :, -1].clamp_(max=MIXED)
-    if extent.S % cols:
-        states[..., -1].clamp_(max=MIXED)
-    mixed = (states == MIXED).nonzero()
-    tiles = torch.full(states.shape, -1, dtype=torch.int32, device=device)
-    tiles[tuple(mixed.unbind(1))] = torch.arange(len(mixed), dtype=torch.int32, device=device)
+    if mask.listed_keys is not None:
+        lists = mask.key_lists(extent)
+        assert lists is not None
+        return _of_lists(lists, extent, tile)
+    states = mask.tiles(extent, rows, cols)
+    every = not mask.is_structural and states.numel() * rows * cols <= 8 * MOST_BITS
+    if every:
+        place = torch.arange(states.numel(), device=states.device)
+        some = torch.stack(torch.unravel_index(place, tuple(states.shape)), 1)
+    else:
+        states = mask.tiles(extent, rows, cols, exact=True)
+        if extent.L % rows:  # rows that are no queries
+            states[:, :, -1].clamp_(max=MIXED)
+        if extent.S % cols:
+            states[..., -1].clamp_(max=MIXED)
+        some = (states == MIXED).nonzero()
+    tiles = torch.full(states.shape, -1, dtype=torch.int32, device=states.device)
+    tiles[tuple(some.unbind(1))] = torch.arange(len(some), dtype=torch.int32, device=states.device)
+    states, tiles, some = (t.to(device, non_blocking=True) for t in (states, tiles, some))
     at_once = max(PAIRS_AT_ONCE // (rows * cols), 1)
-    words = [_bits(mask, extent, tile, some) for some in mixed.split(at_once)] if len(mixed) else []
-    empty = torch.zeros(1, rows, -(-cols // WORD), dtype=torch.int32, device=device)
+    found = [_bits(mask, extent, tile, part) for part in some.split(at_once)] if len(some) else []
+    words = torch.cat(found) if found else torch.zeros(1, rows, -(-cols // WORD), dtype=torch.int32, device=device)
+    if every:
+        bits = sum(((words >> bit) & 1).sum((1, 2)) for bit in range(WORD))
+        states = ((bits > 0).to(torch.int8) + (bits == rows * cols)).view(states.shape)
+    return VisibleKeys(by_query=listed(states), by_key=listed(states.mT), tiles=tiles.contiguous(), words=words)
+
+
+def _of_lists(lists: Tensor, extent: Extent, tile: tuple[int, int]) -> VisibleKeys:
+    """Return the visible keys of lists (b, h, L, K) of keys, in any order and maybe repeated; −1 is no key."""
+    (rows, cols), (b, h, L, K), device = tile, lists.shape, lists.device
+    nq, nk, width = -(-L // rows), -(-extent.S // cols), -(-cols // WORD)
+    keys = torch.nn.functional.pad(lists.to(torch.int64).sort(-1).values, (1, 0), value=-1)
+    keys = torch.where(keys[..., 1:] == keys[..., :-1], -1, keys[..., 1:])
+    query = torch.arange(L, device=device).unsqueeze(-1)
+    place = torch.where(keys >= 0, query // rows * nk + keys // cols, nq * nk)
+    counts = torch.zeros(b, h, nq * nk + 1, dtype=torch.int32, device=device)
+    ones = torch.ones((), dtype=torch.int32, device=device).expand(b, h, L * K)
+    counts = counts.scatter_add_(-1, place.flatten(-2), ones)[..., :-1].unflatten(-1, (nq, nk))
+    states = (counts > 0).to(torch.int8) + (counts == rows * cols)
+    # Each block of queries has room for as many mixed tiles as its lists can meet.
+    room = max(min(nk, rows * K), 1)
+    mixed = states == MIXED
+    order = torch.arange(b * h * nq, device=device).view(b, h, nq, 1) * room + mixed.cumsum(-1) - 1
+    tiles = torch.where(mixed, order, -1).to(torch.int32)
+    held = torch.nn.functional.pad(tiles.flatten(-2), (0, 1), value=-1).gather(-1, place.flatten(-2)).view_as(place)
+    held = held.to(torch.int64)
+    total = b * h * nq * room * rows * width
+    bit = keys % cols
+    at = torch.where(held >= 0, (held * rows + query % rows) * width + bit // WORD, total)
+    powers = torch.ones(K, dtype=torch.int32, device=device) << (bit % WORD).to(torch.int32)
+    words = torch.zeros(total + 1, dtype=torch.int32, device=device).scatter_add_(0, at.flatten(), powers.flatten())
     return VisibleKeys(
-        by_query=listed(states),
-        by_key=listed(states.mT),
-        tiles=tiles.contiguous(),
-        words=torch.cat(words) if words else empty,
+        by_query=listed(states), by_key=listed(states.mT), tiles=tiles, words=words[:-1].view(-1, rows, width)
     )
 
 
@@ -180,7 +225,8 @@ def _bits(mask: Mask, extent: Extent, tile: tuple[int, int], some: Tensor) -> Te
     kv_idx = col * cols + torch.arange(cols, device=some.device).view(1, 1, 1, -1)
     visible = mask.visible(b, h, q_idx.clamp(max=extent.L - 1), kv_idx.clamp(max=extent.S - 1))
     assert visible is not None
-    visible = visible.expand(len(some), 1, rows, cols).squeeze(1)
+    inside = (q_idx < extent.L) & (kv_idx < extent.S)
+    visible = (visible & inside).expand(len(some), 1, rows, cols).squeeze(1)
     visible = torch.nn.functional.pad(visible, (0, -cols % WORD)).unflatten(-1, (-1, WORD))
     powers = torch.ones((), dtype=torch.int64, device=some.device) << torch.arange(WORD, device=some.device)
     packed = (visible * powers).sum(-1)

@@ -16,7 +16,7 @@ KINDS = sorted(MIXERS)
 
 def model(kind: str, **changes: object) -> DecoderLM:
     torch.manual_seed(0)
-    turned = "rotary" if MIXERS[kind.split(",")[0]].rotary else "none"
+    turned = "rotary" if MIXERS[kind.split(",", maxsplit=1)[0]].rotary else "none"
     sizes: dict[str, object] = {
         "width": 32,
         "layers": 2,

@@ -337,9 +337,12 @@ CASES = [
     Case("ForgettingAttention", lambda: layers.ForgettingAttention(E, H), padded_rows()),
     Case("GatedAttentionPooling", lambda: layers.GatedAttentionPooling(E, 4, 2), padded_rows()),
     Case("GatedCrossAttention", lambda: layers.GatedCrossAttention(E, H), two_sets),
-    Case("GraphAttention", lambda: layers.GraphAttention(E, 3, H), padded_rows(edges=None)),
+    Case(
+        "GraphAttention",
+        lambda: layers.GraphAttention(E, 3, H),
+        lambda new, B, L: ((new(B, L, E), None, lengths(B, L)), {}),
+    ),
     Case("HopfieldAttention", lambda: layers.HopfieldAttention(E, H, rounds=2), two_sets),
-    Case("LSHAttention", lambda: layers.LSHAttention(E, H, num_buckets=4, chunk=3), padded_rows()),
     Case("LinformerAttention", lambda: layers.LinformerAttention(E, H, LONGEST, num_projected=3), padded_rows()),
     Case("NystromAttention", lambda: layers.NystromAttention(E, H, num_landmarks=3), padded_rows()),
     Case("PerformerAttention", lambda: layers.PerformerAttention(E, H, num_features=5), padded_rows(is_causal=True)),
@@ -408,7 +411,10 @@ def trained(run: Any, layer: nn.Module, case: Case, B: int, L: int) -> list[Tens
 
 
 #: Layers that the table leaves out, and why.
-OF_ONE_SIZE = {"LightningIndexer": "a part of DeepSeek's layer that returns indices, without a gradient"}
+OF_ONE_SIZE = {
+    "LightningIndexer": "a part of DeepSeek's layer that returns indices, without a gradient",
+    "LSHAttention": "passes, but compiling its sorted chunks for unknown sizes takes minutes",
+}
 
 
 def test_every_layer_is_in_the_table() -> None:

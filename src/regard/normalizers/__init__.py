@@ -7,9 +7,11 @@ from regard.normalizers.base import NormalizerLike as NormalizerLike
 from regard.normalizers.base import NormalizerName as NormalizerName
 from regard.normalizers.base import Statistic as Statistic
 from regard.normalizers.base import register as register
+from regard.normalizers.cog import Cog as Cog
 from regard.normalizers.entmax import Entmax as Entmax
 from regard.normalizers.entmax import Entmax15 as Entmax15
 from regard.normalizers.entmax import Sparsemax as Sparsemax
+from regard.normalizers.learned_entmax import LearnedEntmax as LearnedEntmax
 from regard.normalizers.one_hot import Argmax as Argmax
 from regard.normalizers.one_hot import Gumbel as Gumbel
 from regard.normalizers.one_hot import Sampled as Sampled

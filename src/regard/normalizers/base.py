@@ -127,9 +127,11 @@ class Normalizer(Part, ABC):
 #: The names in :data:`TABLE`, for editors and type checkers.
 NormalizerName = Literal[
     "argmax",
+    "cog",
     "entmax",
     "entmax15",
     "gumbel",
+    "learned_entmax",
     "relu",
     "sampled",
     "scalable_softmax",

@@ -18,7 +18,7 @@ from regard.engines import Engine
 from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import Call, Problem
 from regard.masks import Extent, Mask
-from regard.normalizers import ScalableSoftmax, SoftmaxSink, TalkingHeads
+from regard.normalizers import LearnedEntmax, ScalableSoftmax, SoftmaxSink, TalkingHeads
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
 from regard.scores import Score
@@ -127,6 +127,7 @@ def make_score(name: str, widths: Widths, generator: torch.Generator) -> Score:
 NORMALIZER_VARIANTS: dict[str, Callable[[int, torch.Generator], Normalizer]] = {
     "softmax_sink/heads": lambda heads, g: SoftmaxSink(2 * _randn(g, heads)),
     "scalable_softmax/heads": lambda heads, g: ScalableSoftmax(0.2 + torch.rand(heads, generator=g)),
+    "learned_entmax/heads": lambda heads, g: LearnedEntmax(2 * _randn(g, heads)),
     "talking_heads/heads": lambda heads, g: TalkingHeads(*torch.rand(2, heads, heads, generator=g)),
     "softmax_sink/plus one": lambda heads, g: SoftmaxSink(),  # noqa: ARG005
 }

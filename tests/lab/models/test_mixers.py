@@ -16,7 +16,7 @@ KINDS = sorted(MIXERS)
 
 def model(kind: str, **changes: object) -> DecoderLM:
     torch.manual_seed(0)
-    turned = "rotary" if MIXERS[kind.split(",")[0]].rotary else "none"
+    turned = "rotary" if MIXERS[kind.split(",", maxsplit=1)[0]].rotary else "none"
     sizes: dict[str, object] = {
         "width": 32,
         "layers": 2,
@@ -91,6 +91,60 @@ def test_a_warm_up_of_indexers_teaches_nothing_else() -> None:
     target = scores.masked_fill(hidden, -torch.inf).softmax(-1).mean(1)
     right = torch.where(target > 0, target * (target.log() - guess), 0.0).sum(-1).mean()
     torch.testing.assert_close(loss, right)
+
+
+# Layers with and without rotary positions (iRoPE) ---------------------------------------------------------------------
+
+
+def test_layers_with_rotary_positions_see_their_chunk_and_the_others_all() -> None:
+    made = model("softmax", layers=3, rotary_layers="rotary,none,rotary", chunk=4)
+    text, x = tokens(11), made.embedding(tokens(11))
+    place, causal = torch.arange(11), torch.ones(11, 11, dtype=torch.bool).tril()
+    rotation = made.rotary.rotation(place, x.dtype)
+    for i, block in enumerate(made.blocks):
+        rows = block.attention.qkv(block.attention_norm(x)).unflatten(-1, (-1, 8)).transpose(1, 2)
+        query, key, value = rows.split(4, 1)
+        seen = causal
+        if i != 1:
+            query, key = made.rotary.turn(query, rotation), made.rotary.turn(key, rotation)
+            seen = causal & (place[:, None] // 4 == place // 4)
+        read = scaled_dot_product_attention(query, key, value, seen)
+        x = x + block.attention.out(read.transpose(1, 2).flatten(2))
+        x = x + block.feed_forward(block.feed_forward_norm(x))
+    torch.testing.assert_close(made(text), made.norm(x) @ made.embedding.weight.T)
+    with torch.no_grad():
+        caches = made.caches()
+        steps = [made(part, caches=caches) for part in text.split([3, 1, 1, 2, 1, 1, 1, 1], 1)]
+    torch.testing.assert_close(torch.cat(steps, 1), made(text))
+
+
+@torch.no_grad()
+def test_slots_of_other_lengths_know_their_chunks() -> None:
+    made, slots = model("softmax", rotary_layers="rotary,none", chunk=4), Slots()
+    slots.lengths, texts = [6, 3], [tokens(7, 1), tokens(4, 1)]
+    caches = made.slot_caches(slots)
+    for row, text in enumerate(texts):
+        own = made.caches()
+        made(text[:, :-1], caches=own)
+        for slot, cache in zip(caches, own):
+            slot.load(row, *cache.sequence(0))
+    found = made(torch.cat([text[:, -1:] for text in texts]), caches=caches)
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(found[row], made(text)[0, -1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotary_layers": "rotary,learned"}, "rotary_layers must name 'rotary' and 'none'"),
+        ({"positions": "none", "chunk": 4}, "chunk must be left out unless positions is 'rotary'"),
+        ({"rotary_layers": "none", "attention": "mla"}, "rotary_layers must be 'rotary' unless all layers are of kind"),
+        ({"chunk": 4, "window": 3}, "chunk must be left out with a window"),
+    ],
+)
+def test_positions_of_layers_that_cannot_be(changes, message) -> None:
+    with pytest.raises(ValueError, match=f"DecoderLMConfig: {message}"):
+        model(**{"kind": changes.pop("attention", "softmax"), **changes})
 
 
 # Keys and values that layers share ------------------------------------------------------------------------------------

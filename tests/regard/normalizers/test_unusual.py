@@ -1,4 +1,4 @@
-"""ReLU, stick-breaking, scalable softmax and talking heads, beside their formulas in NumPy."""
+"""Normalizers that most models do without, beside their formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regard
 from regard import masks
 from regard.nn import SelfAttention
-from regard.normalizers import ReLU, ScalableSoftmax, SoftmaxSink, StickBreaking, TalkingHeads
+from regard.normalizers import Cog, Entmax, LearnedEntmax, ReLU, ScalableSoftmax, SoftmaxSink, StickBreaking, TalkingHeads
 
 H = 4
 
@@ -98,6 +98,50 @@ def test_talking_heads_mix_scores_and_weights() -> None:
     torch.testing.assert_close(plain, attended("softmax", masks.causal()))
 
 
+def test_cog_keeps_the_signs_of_scores() -> None:
+    q, k, v = inputs()
+    s, causal = scores(q, k), np.tril(np.ones((6, 6), bool))
+    weights = np.sign(s) * softmax(np.where(causal, np.abs(s), -np.inf))
+    torch.testing.assert_close(attended("cog", masks.causal()), read(weights, v))
+    with pytest.raises(ValueError, match="Cog declares no streaming rule"):
+        attended("cog", masks.causal(), engine="streaming")
+
+
+LOGITS = torch.tensor([-3.0, -0.5, 0.7, 4.0], dtype=torch.float64)
+
+
+def test_learned_entmax_is_entmax_of_each_heads_alpha() -> None:
+    found = attended(LearnedEntmax(LOGITS), masks.causal())
+    for h, alpha in enumerate(1 + torch.sigmoid(LOGITS)):
+        right = attended(Entmax(float(alpha)), masks.causal())[:, h]
+        torch.testing.assert_close(found[:, h], right, rtol=1e-9, atol=1e-9)
+    near = attended(LearnedEntmax(torch.tensor(-30.0)), masks.causal())
+    torch.testing.assert_close(near, attended("softmax", masks.causal()), rtol=2e-3, atol=2e-3)
+    with pytest.raises(ValueError, match="LearnedEntmax declares no streaming rule"):
+        attended(LearnedEntmax(), masks.causal(), engine="streaming")
+    with pytest.raises(ValueError, match="LearnedEntmax: logit must have one number, or one for each of query's 4 heads"):
+        attended(LearnedEntmax(torch.zeros(3)), masks.causal())
+    with pytest.raises(ValueError, match="LearnedEntmax: logit must be a floating-point tensor of one number"):
+        LearnedEntmax(torch.zeros(3, 1))
+
+
+def test_the_gradient_of_alpha_is_the_published_one() -> None:
+    """Proposition 1 of Correia 2019, for one row at a time."""
+    s = torch.randn(4, 1, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    logits, grad = LOGITS.clone().requires_grad_(), torch.randn(4, 1, 9, dtype=torch.float64)
+    weights = LearnedEntmax(logits).weights(s)
+    weights.backward(grad)
+    for h in range(4):
+        share = 1 / (1 + np.exp(-float(LOGITS[h])))
+        alpha, p = 1 + share, weights[h, 0].detach().numpy()
+        skewed = np.where(p > 0, np.where(p > 0, p, 1) ** (2 - alpha), 0)
+        skewed /= skewed.sum()
+        entropy = np.where(p > 0, -p * np.log(np.where(p > 0, p, 1)), 0)
+        slope = (p - skewed) / (alpha - 1) ** 2 + (entropy - skewed * entropy.sum()) / (alpha - 1)
+        right = (slope * grad[h, 0].numpy()).sum() * share * (1 - share)
+        np.testing.assert_allclose(float(logits.grad[h]), right, rtol=1e-8)
+
+
 @pytest.mark.parametrize("engine", ["streaming", "reference"])
 @pytest.mark.parametrize("power", [1, 2])
 def test_relu(engine: Any, power: int) -> None:
@@ -113,6 +157,8 @@ def test_relu(engine: Any, power: int) -> None:
     [
         lambda t: ScalableSoftmax(t[0]),
         lambda t: TalkingHeads(t, t.mT),
+        lambda t: LearnedEntmax(t[0]),
+        lambda _: Cog(),
         lambda _: StickBreaking(),
         lambda _: ReLU(2),
     ],
@@ -128,7 +174,7 @@ def test_gradients(make: Any) -> None:
     assert torch.autograd.gradgradcheck(run, (q, k, v, matrix))
 
 
-@pytest.mark.parametrize("normalizer", ["relu", "stick_breaking", "scalable_softmax", "talking_heads"])
+@pytest.mark.parametrize("normalizer", ["relu", "stick_breaking", "scalable_softmax", "talking_heads", "cog", "learned_entmax"])
 def test_rows_that_see_nothing_and_hidden_garbage(normalizer: str) -> None:
     q, k, v = inputs()
     seen = torch.ones(6, 6, dtype=torch.bool).tril()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -32,14 +32,20 @@ from regard_lab.models.language_blocks import (
     norm,
     rotary,
 )
-from regard_lab.models.mixers import MIXERS, Mixer, kinds_of, meta
+from regard_lab.models.mixers import MIXERS, kinds_of, meta
 from regard_lab.models.pooling import OF_DECODERS, pooled
 from regard_lab.models.slot_cache import LinearSlotCache, SlotCache, Slots
 
 __all__ = ["PRESETS", "DecoderLM", "DecoderLMConfig"]
 
-#: The mask of layers with a state (True), and of those with scores (False).
-Masks = dict[bool, MaskLike | None]
+
+class Masks(NamedTuple):
+    """The masks of layers with a state, of those with scores, and of those that see their own chunk alone."""
+
+    state: MaskLike | None
+    scores: MaskLike | None
+    chunk: MaskLike | None = None
+
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ class DecoderLMConfig(LanguageConfig):
     window: int | None = size(None, "tokens that each one sees, itself included; all by default", 1 << 24)
     #: Xiao 2023, arXiv 2309.17453.
     sinks: int = option(0, "first tokens that each one sees beside its window", ge=0)
+    #: Llama 4, 2025: iRoPE.
+    rotary_layers: str = option("rotary", "which layers have rotary positions, where the model has: 'rotary' or 'none', "
+                                "repeated in this order, with commas between them")  # fmt: skip
+    chunk: int | None = size(None, "positions of a chunk; layers with rotary positions then see their own chunk alone "
+                             "(Llama 4)", 1 << 24)  # fmt: skip
     attention: str = option("softmax", f"kinds of attention of the layers, repeated in this order, with commas between "
                             f"them: {', '.join(MIXERS)}", short="Kinds of attention of the layers, repeated in this "
                             "order, with commas between them.")  # fmt: skip
@@ -153,9 +164,26 @@ class DecoderLMConfig(LanguageConfig):
                 expected = "be 'rotary' with retention, whose heads all of width E/H turn as a whole"
                 raise self.refused("positions", expected, repr(self.positions))
         self._check_shared()
+        if wrong := set(self.rotary_layers.split(",")) - {"rotary", "none"}:
+            raise self.refused("rotary_layers", "name 'rotary' and 'none'", repr(min(wrong)))
+        if self.positions != "rotary" and (self.chunk is not None or self.rotary_layers != "rotary"):
+            name = "rotary_layers" if self.chunk is None else "chunk"
+            raise self.refused(name, "be left out unless positions is 'rotary'", repr(getattr(self, name)))
+        if self.rotary_layers != "rotary" and any(not each.scores for each in mixers):
+            expected = "be 'rotary' unless all layers are of kind softmax or order1"
+            raise self.refused("rotary_layers", expected, repr(self.rotary_layers))
+        if self.chunk is not None and (self.window is not None or any(not each.scores for each in mixers)):
+            expected = "be left out with a window, or with layers other than softmax and order1"
+            raise self.refused("chunk", expected, self.chunk)
         for i, kind in enumerate(self.kinds):
             if kind not in self.kinds[:i] and kind != "softmax":
                 meta(self, kind, i)  # raises where its sizes contradict each other
+
+    @property
+    def turning(self) -> tuple[bool, ...]:
+        """Whether each layer has rotary positions, if it takes any."""
+        found = kinds_of(self.rotary_layers, self.layers)
+        return tuple(self.positions == "rotary" and each == "rotary" for each in found)
 
     def _check_shared(self) -> None:
         """Raise unless the layers that share keys and values can."""
@@ -377,7 +405,8 @@ class DecoderLM(BlockStack):
         own = dict(zip(self.owners, [None] * len(self.owners) if caches is None else caches))
         shared: dict[int, KeysValues] = {}
         for i, (block, mixer, source) in enumerate(zip(self.blocks, self.mixers, self.config.sources)):
-            how = (self._seen(mixer, seen, slots), rotation if mixer.rotary else None, own.get(i), return_aux)
+            turned = rotation if mixer.rotary and self.config.turning[i] else None
+            how = (self._seen(i, seen, slots), turned, own.get(i), return_aux)
             loss = index_loss if mixer.indexed else None
             made = block(x, *how, shared.get(source), self.config.sources.count(i) > 1, loss)
             x = made.rows
@@ -446,7 +475,12 @@ class DecoderLM(BlockStack):
         """Return the masks for one new token in each of several sequences of different lengths."""
         if mask is not None:
             raise rejected("DecoderLM", "mask", "be None with caches of slots", type(mask).__name__)
-        return {True: None, False: None if all(mixer.state for mixer in self.mixers) else self._slot_mask(slots)}
+        if all(mixer.state for mixer in self.mixers):
+            return Masks(None, None)
+        offset, chunk = slots.offsets + slots.prefix, None
+        if self.config.chunk is not None:
+            chunk = masks.causal(offset=offset) & masks.chunked(self.config.chunk, offset=offset)
+        return Masks(None, self._slot_mask(slots), chunk)
 
     def _slot_mask(self, slots: Slots) -> MaskLike | None:
         config = self.config
@@ -463,16 +497,18 @@ class DecoderLM(BlockStack):
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
-    def _seen(self, mixer: Mixer, seen: Masks, slots: Slots | None) -> MaskLike | None:
+    def _seen(self, layer: int, seen: Masks, slots: Slots | None) -> MaskLike | None:
         """Return the mask that a layer takes."""
+        mixer = self.mixers[layer]
         if not mixer.causal:
-            return seen[mixer.state]
+            chunked = self.config.chunk is not None and self.config.turning[layer]
+            return seen.state if mixer.state else seen.chunk if chunked else seen.scores
         if slots is not None and slots.visible is not None:
             expected = f"be sequences of one length with {mixer.text}: decode others one by one"
             raise rejected("DecoderLM", "caches", expected, f"lengths {slots.lengths}")
-        if seen[True] is not None:
+        if seen.state is not None:
             expected = f"be None with {mixer.text}, which makes its mask itself: train on a stream (data.rows)"
-            raise rejected("DecoderLM", "mask", expected, type(seen[True]).__name__)
+            raise rejected("DecoderLM", "mask", expected, type(seen.state).__name__)
         return None
 
     def _masks(self, length: int, before: int, mask: MaskLike | None, caches: Sequence[Any] | None) -> Masks:
@@ -480,8 +516,12 @@ class DecoderLM(BlockStack):
         given = None if mask is None else masks.as_mask(mask)
         scored = [place for place, i in enumerate(self.owners) if not self.mixers[i].state]
         if not scored:
-            return {True: given, False: None}
-        return {True: given, False: self._mask(length, before, given, None if caches is None else caches[scored[0]])}
+            return Masks(given, None)
+        mask = self._mask(length, before, given, None if caches is None else caches[scored[0]])
+        if self.config.chunk is None:
+            return Masks(given, mask)
+        chunk: Mask = masks.chunked(self.config.chunk, align="lower_right" if before else None)
+        return Masks(given, mask, chunk if mask is None else mask & chunk)
 
     def _mask(self, length: int, before: int, mask: Mask | None, cache: Any) -> Mask | None:
         """Return the mask of layers with scores: causal, ALiBi and window."""

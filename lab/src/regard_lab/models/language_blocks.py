@@ -119,6 +119,11 @@ class LanguageConfig(Options, ABC):
         return range(self.layers)
 
     @property
+    def turning(self) -> Sequence[bool]:
+        """Whether each layer has rotary positions, if it takes any."""
+        return [self.positions == "rotary"] * self.layers
+
+    @property
     def hidden(self) -> int:
         """Width F of the hidden layers."""
         if self.feedforward is not None:

@@ -86,7 +86,7 @@ def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAtten
         # None also means scaled dot product, and uses torch's kernel if possible.
         score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.max_length),
         normalizer=config.normalizer,
-        rotary=rotary(config),
+        rotary=rotary(config) if config.turning[layer] else None,
         order=order,
         qk_norm=None if config.qk_norm == "none" else "rms",
         output_gate="channel" if config.output_gate else None,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._utils.constraints import Integer, size
 from regard._utils.mechanism import mechanism
+from regard._utils.tracing import is_symbolic
 from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
@@ -42,7 +43,12 @@ class BlockAttention(CausalSelfAttention):
         return rows[:, :, : count * self.block_size].unflatten(2, (count, self.block_size)).mean(3)
 
     def _tiles(self, L: int, S: int, B: int) -> list[tuple[int, int]]:
-        """Return the first and one past the last row of tiles for which scores of all blocks may be held."""
+        """Return the first and one past the last row of tiles for which scores of all blocks may be held.
+
+        One tile of all rows where a compiler does not know how many there are.
+        """
+        if is_symbolic(L) or is_symbolic(S) or is_symbolic(B):
+            return [(0, L)]
         step = max(HELD // max(B * self.num_heads * (S // self.block_size + 1), 1), 1)
         return [(first, min(first + step, L)) for first in range(0, L, step)]
 

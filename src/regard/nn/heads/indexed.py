@@ -14,6 +14,7 @@ from regard import masks
 from regard._utils.constraints import OneOf, flag, floats, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
+from regard._utils.tracing import is_symbolic
 from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn._base import Layer
@@ -171,7 +172,12 @@ class LightningIndexer(Layer):
 
 
 def _tiles(rows: int, width: int) -> list[tuple[int, int]]:
-    """Return the first and one past the last row of tiles with at most ``HELD`` numbers, or one row."""
+    """Return the first and one past the last row of tiles with at most ``HELD`` numbers, or one row.
+
+    One tile of all rows where a compiler does not know how many there are.
+    """
+    if is_symbolic(rows) or is_symbolic(width):
+        return [(0, rows)]
     step = max(HELD // max(width, 1), 1)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 

@@ -306,10 +306,10 @@ class KimiDeltaAttention(_DeltaRule):
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence."""
-        decay = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_heads, -1))
-        bias = self.dt_bias.view(self.num_heads, -1)
-        log_decay, _ = mamba_decay(decay, self.A_log.unsqueeze(-1), bias)  # (B, L, H, D)
-        return self._delta(x, past, layout, self.rate(x).sigmoid(), log_decay.transpose(1, 2))
+        # In one dimension of heads and channels: compilers get the layout of softplus's gradient wrong in two.
+        amount = self.A_log.repeat_interleave(self.key_dim)
+        log_decay, _ = mamba_decay(self.decay_up(self.decay_down(x)), amount, self.dt_bias)
+        return self._delta(x, past, layout, self.rate(x).sigmoid(), heads(log_decay, self.num_heads))
 
     def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
         """Return the rows."""

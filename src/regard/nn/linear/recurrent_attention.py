@@ -229,7 +229,7 @@ def unit(rows: Tensor) -> Tensor:
 def mamba_decay(rows: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log decay ``−e^A_log · softplus(rows + dt_bias)`` and the softplus, in at least float32.
 
-    The last dimension of all three is that of heads, or (H, K) of heads and channels with ``A_log`` (H, 1).
+    The last dimension of all three is that of heads, or of heads and channels.
     """
     wide = torch.promote_types(rows.dtype, torch.float32)
     delta = F.softplus(rows.to(wide) + dt_bias.to(wide))

@@ -675,4 +675,6 @@ def is_plain(config: DecoderLMConfig | EncoderLMConfig | VisionTransformerConfig
         return False
     if isinstance(config, DecoderLMConfig) and (config.experts or len(set(config.sources)) < config.layers):
         return False
+    if isinstance(config, DecoderLMConfig) and (config.chunk is not None or config.rotary_layers != "rotary"):
+        return False
     return config.score == "scaled_dot" and config.normalizer == "softmax"

@@ -10,13 +10,13 @@
   field(key) field(key_small) field(key_raw) field(key_class)                                                   \
   field(weight) field(weight_rest) field(weight_head) field(mixed) field(kind) field(direct) field(boxes)       \
   field(factor)                                                                                                 \
-  field(value) field(value_keys) field(value_lanes) field(read_all)                                             \
+  field(value) field(value_lanes) field(read_all)                                             \
   /* Distances of sequences, heads and rows that are read where they are. */                                    \
   field(key_b) field(key_g) field(key_s) field(value_b) field(value_g) field(value_s)                           \
   /* How scores become weights, and the bits of a double, entmax's α. */                                        \
   field(normalizer) field(alpha)                                                                                \
   /* Results. */                                                                                                \
-  field(output) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
+  field(output) field(flawed) field(peak) field(total) field(top) field(entropy) field(received) field(best) field(best_key)  \
   /* The logit of each row's sink, and the dropout of weights. */                                               \
   field(sink) field(seed) field(threshold)                                                                      \
   /* Of the backward pass. */                                                                                   \

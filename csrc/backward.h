@@ -192,7 +192,7 @@ void begin_block(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const Parts<T>
 template <class Family, class T>
 void begin_tile(const Arguments<T>& a, i64 kv, i64 t0, i64 n, const Parts<T>& to) {
   const i64 V = a[F::V], S = a[F::S], C = a[F::C], height = padded(n);
-  pack_rows(a.array(F::value_keys) + kv * V * S + t0, S, V, n, to.v, ROW, height);
+  transpose(a.array(F::value) + (kv * S + t0) * V, V, n, V, to.v, ROW, height);
   for (i64 c = 0; c < V; c += CHUNK) fill(to.dv + c / CHUNK * ROW * CHUNK, height * CHUNK, T(0));
   if constexpr (Family::linear) {
     pack_lanes(a.array(F::key_raw) + (kv * S + t0) * C, C, n, C, to.keys, ROW);
@@ -318,7 +318,7 @@ void entmax_means(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const Parts<T
   T sums[BLOCK] = {}, slopes[BLOCK] = {};
   over_tiles(a, head, r0, r1, [&](i64 t0, i64 n, i64 column, i64) {
     if (!Family::pack(a, head, kv, r0, r1, t0, n, in.k)) return;
-    pack_rows(a.array(F::value_keys) + kv * V * S + t0, S, V, n, in.v, ROW, padded(n));
+    transpose(a.array(F::value) + (kv * S + t0) * V, V, n, V, in.v, ROW, padded(n));
     for (i64 row = r0; row < r1; row += GROUP) {
       const Range seen = tile_scores<Family>(a, head, r0, r1, (row - r0) / GROUP, t0, n, column, in.k, in.s);
       const i64 j0 = seen.start, j1 = seen.stop, count = least(GROUP, r1 - row);

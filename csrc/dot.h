@@ -14,7 +14,7 @@ struct Dot {
   template <class T>
   static bool pack(const Arguments<T>& a, i64, i64 kv, i64, i64, i64 t0, i64 n, T* k) {
     const i64 C = a[F::C], S = a[F::S];
-    pack_rows(a.array(F::key) + kv * C * S + t0, S, C, n, k, ROW, padded(n));
+    transpose(a.array(F::key_raw) + (kv * S + t0) * C, C, n, C, k, ROW, padded(n));
     return true;
   }
 

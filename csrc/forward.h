@@ -111,14 +111,10 @@ void pack_values(const Arguments<T>& a, i64 kv, i64 t0, i64 n, T* v) {
   const i64 S = a[F::S], V = a[F::V];
   const T* source = a.array(F::value) + (kv * S + t0) * V;
   if (a[F::value_lanes] == 0) {
-    for (i64 c = 0; c < V; ++c) {
-      T* row = v + c * ROW;
-      for (i64 j = 0; j < n; ++j) row[j] = source[j * V + c];
-      fill(row + n, padded(n) - n, T(0));
-    }
-    return;
+    transpose(source, V, n, V, v, ROW, padded(n));
+  } else {
+    pack_lanes(source, V, n, V, v, ROW);
   }
-  pack_lanes(source, V, n, V, v, ROW);
 }
 
 // Write 1 / (1 + e^−s).
@@ -212,6 +208,14 @@ INLINE T share_of(const Arguments<T>& a, i64 place, T peak, T total) {
   return factor / (total * factor + exponential(sink - top));
 }
 
+// Mark the output as flawed if a number of a block's is not finite: 0 times that is NaN.
+template <class T>
+void check(const Arguments<T>& a, const T* output, i64 count) {
+  Sum<T> sum;
+  over<T>(0, count, [&](i64 i, auto x) { sum.add(load<decltype(x)>(output + i) * T(0)); });
+  if (sum.total() != T(0)) __atomic_store_n(a.integers(F::flawed), 1, __ATOMIC_RELAXED);
+}
+
 // Write the output and the statistics of a block.
 template <class T>
 void finish(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const T* state, const T* o) {
@@ -230,6 +234,7 @@ void finish(const Arguments<T>& a, i64 head, i64 r0, i64 r1, const T* state, con
     if (a[F::top] != 0) a.array(F::top)[place] = state[3 * BLOCK + row];
     if (a[F::entropy] != 0) a.array(F::entropy)[place] = state[2 * BLOCK + row];
   }
+  check(a, a.array(F::output) + (head * L + r0) * V, (r1 - r0) * V);
 }
 
 // Add the finished weights of a block to what each key received, in a second sweep.

@@ -128,37 +128,6 @@ void multiply(
   }
 }
 
-template <i64 S, class T, std::size_t... I>
-INLINE void exchange(Vector<T>& a, Vector<T>& b, std::index_sequence<I...>) {
-  const Vector<T> x = a, y = b;
-  a = __builtin_shufflevector(x, y, (I & S ? WIDTH<T> + I - S : I)...);
-  b = __builtin_shufflevector(x, y, (I & S ? WIDTH<T> + I : I + S)...);
-}
-
-template <class T, i64 S = WIDTH<T> / 2>
-INLINE void exchange_all(Vector<T> (&rows)[WIDTH<T>]) {
-  if constexpr (S > 0) {
-    UNROLLED
-    for (i64 i = 0; i < WIDTH<T>; ++i)
-      if (!(i & S)) exchange<S, T>(rows[i], rows[i + S], std::make_index_sequence<WIDTH<T>>());
-    exchange_all<T, S / 2>(rows);
-  }
-}
-
-// Write the transpose of an array; its rows and lanes are multiples of PAD.
-template <class T>
-OUTLINE void transpose(const T* x, i64 x_row, i64 rows, i64 lanes, T* y, i64 y_row) {
-  for (i64 i = 0; i < rows; i += WIDTH<T>)
-    for (i64 j = 0; j < lanes; j += WIDTH<T>) {
-      Vector<T> block[WIDTH<T>];
-      UNROLLED
-      for (i64 k = 0; k < WIDTH<T>; ++k) block[k] = load<Vector<T>>(x + (i + k) * x_row + j);
-      exchange_all<T>(block);
-      UNROLLED
-      for (i64 k = 0; k < WIDTH<T>; ++k) store(y + (j + k) * y_row + i, block[k]);
-    }
-}
-
 // Write `count` rows of `width` numbers, times a factor; up to SPAN rows and `lanes` numbers, the rest is 0.
 template <class T>
 OUTLINE void gather(const T* source, i64 step, i64 count, i64 width, i64 lanes, T factor, T* target) {
@@ -315,7 +284,7 @@ struct Chunk {
 
   // Write P, and M for the delta rule.
   void compare() {
-    transpose(keys, k, SPAN, k, columns, SPAN);
+    transpose(keys, k, SPAN, k, columns, SPAN, SPAN);
     if (a.kind == OF_CHANNEL) {
       if (a.delta)
         compare_channels<true>();
@@ -476,7 +445,7 @@ void recur(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
     for (i64 c = 0; c < a.chunks(); ++c) {
       const i64 l = c * SPAN;
       if (a.saved && c % a.saved_every == 0) {
-        transpose(s, v, k, v, turned, k);
+        transpose(s, v, k, v, turned, k, k);
         scatter(turned, k, V, K, T(1), false, a.template saved_state<T>(b, h, c), K);
       }
       chunk.read(b, h, l);
@@ -778,8 +747,8 @@ void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
               over_lanes<T>(v, [&](i64 j) { sum += load<X>(g + i * v + j) * load<X>(r + i * v + j); });
               *a.d_rate.template row<T>(b, h, l + i) = sum_of_lanes<T>(sum);
             }
-          transpose(ds, v, k, v, d_turned, k);
-          transpose(u, v, SPAN, v, turned, SPAN);
+          transpose(ds, v, k, v, d_turned, k, k);
+          transpose(u, v, SPAN, v, turned, SPAN, SPAN);
           gradients.pull(slopes, u, turned, before, d_turned);
           if (a.d_decay.at) {
             fill(d_end, k, T(0));

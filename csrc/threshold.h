@@ -444,6 +444,7 @@ void threshold_forward(const Arguments<T>& a) {
       if (some) read_all(a, head, r0, r1, q0, q1, held, rows, marked, v, p, o);
       const i64 place = head * L + q0;
       unpack_lanes(o, BLOCK, q1 - q0, V, a.array(F::output) + place * V, V);
+      check(a, a.array(F::output) + place * V, (q1 - q0) * V);
       for (i64 i = 0; i < q1 - q0; ++i) {
         a.array(F::peak)[place + i] = rows[i].shift;
         a.array(F::total)[place + i] = rows[i].offset;

@@ -436,4 +436,54 @@ INLINE X square_root(X x) {
   }
 }
 
+// Transpose a block of vectors: exchange its halves beside the diagonal, then those of each quarter, and so on.
+template <i64 S, class T, std::size_t... I>
+INLINE void exchange(Vector<T>& a, Vector<T>& b, std::index_sequence<I...>) {
+  const Vector<T> x = a, y = b;
+  a = __builtin_shufflevector(x, y, (I & S ? WIDTH<T> + I - S : I)...);
+  b = __builtin_shufflevector(x, y, (I & S ? WIDTH<T> + I : I + S)...);
+}
+
+template <class T, i64 S = WIDTH<T> / 2>
+INLINE void exchange_all(Vector<T> (&rows)[WIDTH<T>]) {
+  if constexpr (S > 0) {
+    UNROLLED
+    for (i64 i = 0; i < WIDTH<T>; ++i)
+      if (!(i & S)) exchange<S, T>(rows[i], rows[i + S], std::make_index_sequence<WIDTH<T>>());
+    exchange_all<T, S / 2>(rows);
+  }
+}
+
+// Write the columns of rows, each filled with zeros to `height`, a multiple of a vector's width.
+template <class T>
+OUTLINE void transpose(
+    const T* source, i64 source_row, i64 rows, i64 width, T* target, i64 target_row, i64 height) {
+  constexpr i64 W = WIDTH<T>;
+  for (i64 j = 0; j < height; j += W)
+    for (i64 c = 0; c < width; c += W) {
+      // The last columns again with those before them, where there are as many as a vector has.
+      const i64 first = c + W > width && width >= W ? width - W : c, count = width - first < W ? width - first : W;
+      const T* from = source + j * source_row + first;
+      Vector<T> block[W];
+      if (j + W <= rows && count == W) {
+        UNROLLED
+        for (i64 k = 0; k < W; ++k) block[k] = load<Vector<T>>(from + k * source_row);
+      } else {
+        T numbers[W * W] = {};
+        for (i64 k = 0; k < W && j + k < rows; ++k)
+          for (i64 i = 0; i < count; ++i) numbers[k * W + i] = from[k * source_row + i];
+        UNROLLED
+        for (i64 k = 0; k < W; ++k) block[k] = load<Vector<T>>(numbers + k * W);
+      }
+      exchange_all<T>(block);
+      T* to = target + first * target_row + j;
+      if (count == W) {
+        UNROLLED
+        for (i64 k = 0; k < W; ++k) store(to + k * target_row, block[k]);
+      } else {
+        for (i64 k = 0; k < count; ++k) store(to + k * target_row, block[k]);
+      }
+    }
+}
+
 }  // namespace

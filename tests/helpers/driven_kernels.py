@@ -25,7 +25,7 @@ from torch import Tensor
 
 from regard._call import plan
 from regard.engines.fused import decoding, families, layers, library, lines, panels, pool, run
-from regard.engines.fused.arguments import FIELDS, REALS, RECORDS
+from regard.engines.fused.arguments import FIELDS, REALS, RECORDS, F
 from regard.nn.linear import gated, kernels
 
 #: Bytes of an integer, and of a word.
@@ -91,15 +91,14 @@ class Batch:
 
         def place(value: int) -> tuple[int, int]:
             """Return the number of a block and a byte in it; −1 and the value if it is no address."""
-            for start, number in own.items():
-                if value == start:
-                    return number, 0
-            start = memory.find(value)
-            if start is None:
+            if value in own:
+                return own[value], 0
+            found = memory.find(value)
+            if found is None:
                 return -1, value
-            if start not in self.places:
-                self.places[start] = self._new(start, memory.sizes[start])
-            return self.places[start], value - start
+            if found not in self.places:
+                self.places[found] = self._new(found, memory.sizes[found])
+            return self.places[found], value - found
 
         for start, number in own.items():
             for i, value in enumerate(integers(start, records[start])):
@@ -152,7 +151,7 @@ def described(name: str, given: Sequence[Any], item: int) -> tuple[dict[int, int
     family, _, kind = name.partition(".")
     first = given[0]
     if name not in library.SIGNATURES:
-        return {given[1]: REALS * item}, {first: len(FIELDS)}
+        return {given[1]: REALS * item, integers(first, len(FIELDS))[F.flawed]: WORD}, {first: len(FIELDS)}
     if name == "decoding.largest_sums":
         return {given[-1]: WORD}, {}
     if family == "lines" and kind != "sizes":

@@ -28,6 +28,8 @@ class EngineOutput:
     topk : TopK or None
     received : Tensor (B, H, S) or None
         Requested fields that the engine computes in the same pass; see :class:`regard.Aux`.
+    is_finite : bool or None
+        Whether the output has no NaN or infinity; None if the engine does not know.
     """
 
     output: Tensor
@@ -38,6 +40,7 @@ class EngineOutput:
     entropy: Tensor | None = None
     topk: TopK | None = None
     received: Tensor | None = None
+    is_finite: bool | None = None
 
 
 @dataclass(frozen=True)

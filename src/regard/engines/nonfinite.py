@@ -33,7 +33,7 @@ def recomputed(problem: Problem, attend: Attend, drop: dense.Drop | None = None)
     finite calls only pay for checking the output.
     """
     outcome = attend(problem)
-    if outcome is not None and (dense.is_finite(outcome.output) or _is_finite(outcome.output)):
+    if outcome is not None and _is_settled(outcome):
         return outcome
     if all(map(_is_finite, (problem.query, problem.key, problem.value))):
         return _fitted(problem, attend, drop)
@@ -56,7 +56,7 @@ def fitted(problem: Problem, attend: Callable[[Problem], EngineOutput]) -> Engin
     """Run a problem, again on smaller values if sums of finite values overflow; for engines that contain NaN."""
     state = torch.get_rng_state() if problem.dropout_p else None
     outcome = attend(problem)
-    if dense.is_finite(outcome.output) or _is_finite(outcome.output):
+    if _is_settled(outcome):
         return outcome
     if not all(map(_is_finite, (problem.query, problem.key, problem.value))):
         return outcome
@@ -80,6 +80,13 @@ def _on_smaller_values(problem: Problem, attend: Attend) -> EngineOutput | None:
         return None
     largest = torch.finfo(problem.value.dtype).max  # bounds the output, up to rounding
     return replace(outcome, output=(outcome.output / SHRUNK).clamp(-largest, largest))
+
+
+def _is_settled(outcome: EngineOutput) -> bool:
+    """Whether an output is finite, which its engine may have seen while it wrote it."""
+    if outcome.is_finite is not None:
+        return outcome.is_finite
+    return dense.is_finite(outcome.output) or _is_finite(outcome.output)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from pairwise import across
 from torch import Tensor
 
 import regard
-from regard import AuxRequest, masks, scores
+from regard import AuxRequest, engines, masks, scores
 from regard.engines import cost_model
 from regard.engines.fused import run
 from regard.engines.fused.arguments import RADIAL
@@ -882,3 +882,30 @@ def test_marked_keys_are_a_bias_beside_intervals() -> None:
         assert (found.mask is None and found.bias is not None and found.start is not None) == is_bias
         right = regard.attention(q, k, v, mask, engine="reference")
         torch.testing.assert_close(regard.attention(q, k, v, mask, engine="fused"), right)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_marked_keys_in_a_row_are_an_interval(causal: bool) -> None:
+    keep = torch.tensor([[False, True, True, False, False], [False] * 5, [True] * 5])
+    q, k, v = (torch.randn(3, 2, 5, 4) for _ in range(3))
+    mask = masks.key_padding(keep) & masks.key_padding(torch.tensor([True] * 4 + [False]))
+    mask = mask & masks.causal() if causal else mask
+    found = VisibleKeys.of(Problem.of(Call(q, k, v, mask)))
+    assert found.bias is None and found.mask is None
+    start, stop = found.start, found.stop
+    assert start is not None and stop is not None
+    assert bool(((start >= 0) & (start <= stop) & (stop <= 5)).all())
+    right = regard.attention(q, k, v, mask, engine="reference")
+    torch.testing.assert_close(regard.attention(q, k, v, mask, engine="fused"), right)
+    assert keep.untyped_storage().resizable()
+
+
+@across({"value": [torch.inf, -torch.inf, torch.nan], "at": [(0, 0, 0, 0), (1, 1, 70, 16)],
+         "normalizer": ["softmax", "sparsemax", "sigmoid"]})  # fmt: skip
+def test_kernels_see_an_output_that_is_not_finite(value: float, at: tuple[int, ...], normalizer: str) -> None:
+    q, k, v = (torch.randn(2, 2, 71, 17) for _ in range(3))
+    problem = Problem.of(Call(q, k, v, normalizer=normalizer))
+    attend = engines.TABLE["fused"].prepare(problem, None)
+    assert attend(problem).is_finite is True
+    v[at] = value
+    assert attend(problem).is_finite is False

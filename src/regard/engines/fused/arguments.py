@@ -39,13 +39,13 @@ _NAMES = (
     "key key_small key_raw key_class",
     "weight weight_rest weight_head mixed kind direct boxes",
     "factor",
-    "value value_keys value_lanes read_all",
+    "value value_lanes read_all",
     # Distances of sequences, heads and rows that are read where they are.
     "key_b key_g key_s value_b value_g value_s",
     # How scores become weights, and the bits of a double, entmax's α.
     "normalizer alpha",
     # Results.
-    "output peak total top entropy received best best_key",
+    "output flawed peak total top entropy received best best_key",
     # The logit of each row's sink, and the dropout of weights: those whose 32 random bits are below the threshold.
     "sink seed threshold",
     # Of the backward pass.
@@ -86,7 +86,6 @@ _ROWS = {
     "boxes": "B G tiles two C",
     "factor": "B H L",
     "value": "B G S V",
-    "value_keys": "B G S V",
     "output": "B H L V",
     "peak": "B H L",
     "total": "B H L",

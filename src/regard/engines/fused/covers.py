@@ -132,7 +132,7 @@ class Places:
         if pieces[0].received is not None:
             parts = [(piece.peak.shape[:2], piece.received) for piece in pieces if piece.received is not None]
             found["received"] = torch.cat([self.by_key(t.view(*n, -1, 1)).squeeze(-1) for n, t in parts])
-        return replace(pieces[0], **found)
+        return replace(pieces[0], **found, is_finite=all(piece.is_finite for piece in pieces))
 
     def _named(self, rows: Tensor, name: str) -> Tensor:
         """Return rows of a result; keys (T, heads, l, k) of tiles as keys of the problem, −1 stays."""

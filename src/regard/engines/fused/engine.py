@@ -285,7 +285,7 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
     def attend(problem: Problem) -> EngineOutput:
         seen = in_place.visible_keys(problem) if visible is None else visible
         found = in_place.forward(problem, seen, wants, passes if visible is not None else {})
-        return EngineOutput(found.output.to(problem.query.dtype)) if request is None else _outcome(problem, found)
+        return _output(problem, found) if request is None else _outcome(problem, found)
 
     return partial(nonfinite.recomputed, attend=attend)
 
@@ -301,7 +301,7 @@ def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem:
     found = attend_differentiably(
         setting, rows.query, rows.key, rows.value, rows.weight, rows.sink, own_width=rows.own_width
     )
-    return _outcome(problem, found) if wants_aux else EngineOutput(found.output.to(problem.query.dtype))
+    return _outcome(problem, found) if wants_aux else _output(problem, found)
 
 
 def _setting(problem: Problem, wants: ForwardRequest, places: Places | None) -> StaticArguments:
@@ -412,10 +412,19 @@ def _cleared(rows: _Projected, seen: Tensor) -> _Projected:
     return replace(rows, key=torch.where(seen, rows.key, 0.0), value=torch.where(seen, rows.value, 0.0))
 
 
+def _output(problem: Problem, found: ForwardResult) -> EngineOutput:
+    """Return the output of a forward pass alone."""
+    dtype = problem.query.dtype
+    if found.output.dtype == dtype:
+        return EngineOutput(found.output, is_finite=found.is_finite)
+    return EngineOutput(found.output.to(dtype))  # which may overflow
+
+
 def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
     """Convert the results of a forward pass to auxiliary outputs."""
+    plain = _output(problem, found)
     if not _is_online(problem):
-        return EngineOutput(found.output.to(problem.query.dtype))
+        return plain
     empty, whole = found.total == 0, found.total
     log_whole = torch.where(empty, 1.0, whole).log()
     if found.sink is not None:
@@ -429,9 +438,9 @@ def _outcome(problem: Problem, found: ForwardResult) -> EngineOutput:
         powers = found.best if found.direct else (found.best - found.peak.unsqueeze(-1)).exp()
         weights = torch.where(found.best_key < 0, 0.0, powers / whole.unsqueeze(-1))
         topk = TopK(weights, found.best_key)
-    return EngineOutput(
-        found.output.to(problem.query.dtype),
-        found.lse,
+    return replace(
+        plain,
+        lse=found.lse,
         max=found.top,
         entropy=entropy,
         topk=topk,

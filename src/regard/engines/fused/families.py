@@ -127,7 +127,7 @@ def rows_of(
     the widths of each query.
     """
     if family == "dot":
-        arrays = {"query": query.contiguous(), "key": lanes(key), "key_raw": key.contiguous()}
+        arrays = {"query": query.contiguous(), "key_raw": key.contiguous()}
         return Rows(family, query.shape[-1], arrays, rule.numbers, scale, softcap)
     if family == "radial":
         whole, rest = inverse_of(weight) if inverse is None else inverse

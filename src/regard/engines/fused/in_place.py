@@ -64,4 +64,4 @@ def forward(problem: Problem, visible: VisibleKeys, wants: ForwardRequest, kept:
         for name in ("output", "peak", "total", "top", "entropy", "best", "best_key")
         if (t := getattr(found, name)) is not None
     }
-    return ForwardResult(**unfolded)
+    return ForwardResult(**unfolded, is_finite=found.is_finite)

@@ -91,8 +91,8 @@ class StaticArguments:
 class Fused(torch.autograd.Function):
     """Fused attention of query (B, H, L, C), key (B, G, S, C) and value (B, G, S, V), float32 or float64.
 
-    ``sink`` (B, H, 1) are the logits of sinks, or None. It returns the output, and the statistics of
-    :class:`ForwardResult`, which are not differentiable.
+    ``sink`` (B, H, 1) are the logits of sinks, or None. It returns the output, whether that is finite, and the
+    statistics of :class:`ForwardResult`, which are not differentiable.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ class Fused(torch.autograd.Function):
         weight: Tensor,
         sink: Tensor | None,
         *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         value, found, inputs = value.contiguous(), setting.precomputed, None
         if setting.places is None or len(setting.places.parts(key, value)) == 1:
             inputs = _inputs(setting, query, key, value, weight)
@@ -115,10 +115,10 @@ class Fused(torch.autograd.Function):
         ctx.setting, ctx.inputs = setting, inputs  # needed for the backward pass; as large as the inputs, or few
         ctx.save_for_backward(query, key, value, weight, found.sink_share, found.output, *found.shares, *tensors)
         ctx.mark_non_differentiable(*statistics)
-        return found.output, *statistics
+        return found.output, found.is_finite, *statistics
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         query, key, value, weight, share, output, peak, total, *tensors = ctx.saved_tensors
         setting, wanted = ctx.setting, list(ctx.needs_input_grad[6:])
         visible = setting.visible.with_tensors(tensors)
@@ -248,13 +248,15 @@ def attend_differentiably(
         value = value.contiguous()
         inputs = (setting.rows(query, key, weight, own_width), value) if setting.places is None else None
         return _computed(setting, inputs, query, key, value, weight, sink)
-    output, peak, total, *rest = Fused.apply(setting, *given)
+    output, is_finite, peak, total, *rest = Fused.apply(setting, *given)
     wants = setting.wants
     requested = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))
     remaining = iter(rest)
     top, entropy, received, best, best_key = (next(remaining) if wanted else None for wanted in requested)
     logits = None if sink is None else sink.detach().expand(peak.shape)
-    return ForwardResult(output, peak, total, top, entropy, received, best, best_key, logits, setting.is_direct)
+    return ForwardResult(
+        output, peak, total, top, entropy, received, best, best_key, logits, setting.is_direct, is_finite
+    )
 
 
 # The kernels as operators of ``torch.library``: opaque to compilers, exporters and transforms -------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -170,9 +171,8 @@ def _of_items(visible: VisibleKeys, order: Order, count: int) -> list[Partition]
 
 def _cuts(costs: Tensor, count: int) -> list[int]:
     """Return the boundaries that split costs into ``count`` parts of about equal sum."""
-    done = costs.cumsum(0)
-    at = done[-1] * torch.arange(1, count, dtype=done.dtype, device="cpu") / count
-    return [0, *torch.searchsorted(done, at).tolist(), len(costs)]
+    done = np.cumsum(costs.numpy())
+    return [0, *np.searchsorted(done, done[-1] * np.arange(1, count) / count).tolist(), len(costs)]
 
 
 # Arguments of one unit of work ----------------------------------------------------------------------------------------
@@ -407,6 +407,8 @@ class ForwardResult:
         The logit of each row's sink. Output and ``received`` take it into account, the other fields do not.
     direct : bool
         Whether ``top`` and ``best`` are kernel weights instead of scores, and the peak is 0.
+    is_finite : bool
+        Whether the output has no NaN or infinity.
     """
 
     output: Tensor
@@ -419,6 +421,7 @@ class ForwardResult:
     best_key: Tensor | None = None
     sink: Tensor | None = None
     direct: bool = False
+    is_finite: bool = True
 
     @property
     def lse(self) -> Tensor:
@@ -582,12 +585,16 @@ class Pass:
         dropout: Dropout | None,
         arrays: Mapping[str, Tensor | None],
         d_bias: BiasGradient | None = None,
+        flawed: int = 0,
     ) -> KernelCall:
-        """Return the kernel with the arrays and numbers that all shares use."""
+        """Return the kernel with the arrays and numbers that all shares use.
+
+        ``flawed`` is the address of an integer that a forward pass sets to 1 if the output is not finite.
+        """
         arrays = {**rows.arrays, "value": value, "bias": visible.bias_array(), "own": visible.own, **arrays}
         arrays["boxes"] = boxes(rows.arrays["key"].mT, self.tile) if self.near else None
         reals = [rows.scale, rows.softcap]
-        numbers: dict[str, int] = {}
+        numbers: dict[str, int] = {"flawed": flawed}
         sizes: dict[str, int] = {}
         if dropout is not None:
             reals.append(dropout.kept)
@@ -633,7 +640,8 @@ def forward(
         arrays["sink"] = sink.detach().expand(B, H, L).contiguous()
     found = ForwardResult(**arrays, direct=rows.is_direct)
     made = Pass.of(kept, "forward", rows, value, visible, wants.k)
-    call = made.given(rows, value, visible, dropout, arrays)
+    flawed = array("q", (0,))
+    call = made.given(rows, value, visible, dropout, arrays, flawed=flawed.buffer_info()[0])
     # Keys without weight are not read, so the kernels must not skip values that make NaN of a weight of 0.
     reads_all = {"read_all": 1} if rows.has_threshold and not math.isfinite(value.sum().item()) else {}
     received: dict[int, Tensor] = {}
@@ -647,6 +655,7 @@ def forward(
                 _run_unit(call, scratch, common, made.arguments(share, unit), reads_all)
 
     pool.run([partial(task, i) for i in range(len(made.partitions))])
+    found.is_finite = not flawed[0]
     if wants.received:
         found.received = query.new_zeros(B * H, S)
         for i, share in enumerate(made.partitions):
@@ -703,7 +712,7 @@ def backward(
     order = Order.of(extent, G, bias)
     made = Pass.of(kept, "backward", rows, value, visible, order=order)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
-    arrays |= {"grad": grad.contiguous(), "value_keys": value.mT.contiguous()}
+    arrays["grad"] = grad.contiguous()
     d_bias = None if bias is None else BiasGradient.of(bias, L)
     call = made.given(rows, value, visible, dropout, arrays, d_bias)
     key_shape = (S, C) if linear else (C, S)

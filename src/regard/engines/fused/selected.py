@@ -98,7 +98,8 @@ class _Part:
         sizes = [B, H, G, L, S, C, V, K, *strides, rows, together]
         self.sizes = torch.tensor(sizes, device="cpu")
         bits = -(-S // (64 * PAD)) * PAD * 8
-        self.room = bits + rows * (row * pair + 4 * buckets)  # as in Room of csrc/selected.h
+        # As in Room of csrc/selected.h; a whole number of words, as it begins with words.
+        self.room = -(-(bits + rows * (row * pair + 4 * buckets)) // 8) * 8
         arrays = self.query, key, value, self.lists, self.sizes
         self.given = *(x.data_ptr() for x in arrays), scale
 

@@ -43,7 +43,7 @@ def draw() -> Figure:
     for (module, head, title), axis in zip(HEADS, axes.flat):
         queries = across if module.startswith("encoder") else down
         keys = down if module.startswith("decoder") and module.endswith("self_attn") else across
-        image = axis.imshow(record[module].weights(batch=0, head=head), cmap="Blues", vmin=0, vmax=1)
+        image = axis.imshow(record[module].weights(batch=0, head=head).numpy(), cmap="Blues", vmin=0, vmax=1)
         axis.set_xticks(range(len(keys)), keys, rotation=60, ha="left", rotation_mode="anchor", fontsize=8)
         axis.set_yticks(range(len(queries)), queries, fontsize=8)
         axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)

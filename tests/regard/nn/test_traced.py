@@ -360,7 +360,7 @@ def test_every_layer_is_in_the_table() -> None:
     assert {sample.name for sample in SAMPLES} >= OF_ONE_SIZE - {"LightningIndexer"}  # a part of DeepSeek's layer
 
 
-@pytest.mark.campaign(keep=2)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
 @every_layer
 def test_one_program_serves_all_sizes(case: Case, dynamic: bool | None) -> None:

@@ -71,10 +71,9 @@ def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
         return cases[:most]
     # In an order of the golden ratio, neighbours lie far apart: those that cover as much as the first are as good.
     order = sorted(range(len(cases)), key=lambda i: i * GOLDEN % 1)
-    indices = [sorted(getattr(cases[i], "callspec").indices.items()) for i in order]  # noqa: B009
-    chosen = covering(indices, most)
-    chosen += [i for i in range(len(order)) if i not in set(chosen)][: most - len(chosen)]
-    return [cases[i] for i in sorted(order[i] for i in chosen)]
+    indices = [sorted(cases[i].callspec.indices.items()) for i in order]
+    chosen = dict.fromkeys([*covering(indices, most), *range(len(cases))])
+    return [cases[i] for i in sorted(order[i] for i in list(chosen)[:most])]
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,6 +37,11 @@ FILES = dict(_files())
 PACKAGE_NAMES = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def package_of(name: str) -> str:
     return name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
 
@@ -58,9 +64,7 @@ def private_names(tree: ast.AST) -> set[str]:
 @pytest.mark.slow
 def test_private_names_do_not_cross_packages() -> None:
     """What begins with an underscore belongs to the package, or the packages below it, that have it."""
-    trees = {
-        name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items() if name.startswith("regard.")
-    }
+    trees = {name: tree_of(path) for name, path in FILES.items() if name.startswith("regard.")}
     homes: dict[str, set[str]] = {}
     for module, tree in trees.items():
         for name in private_names(tree):
@@ -84,7 +88,7 @@ def test_private_names_do_not_cross_packages() -> None:
 
 @pytest.mark.slow
 def test_a_file_begins_with_what_it_is_about() -> None:
-    bare = [name for name, path in FILES.items() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    bare = [name for name, path in FILES.items() if not ast.get_docstring(tree_of(path))]
     assert not bare
 
 
@@ -195,7 +199,7 @@ def test_nothing_optional_is_needed() -> None:
 def test_no_assert_speaks_to_users() -> None:
     """Asserts are for invariants: none in what checks arguments."""
     for name in ("_utils/errors", "_utils/constraints", "engines/aux", "functional"):
-        tree = ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8"))
+        tree = tree_of(SOURCE / f"{name}.py")
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Assert)], name
 
 
@@ -222,9 +226,7 @@ def test_errors_are_raised_by_the_template_alone() -> None:
     """In the library, a wrong argument's ValueError or TypeError is made by ``rejected`` or ``unknown_name``."""
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        raised = [
-            node.exc for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Raise)
-        ]
+        raised = [node.exc for node in ast.walk(tree_of(path)) if isinstance(node, ast.Raise)]
         own = [
             each
             for each in raised

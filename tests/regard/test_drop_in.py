@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_calls import normal
 from engines_here import HERE
 from pairwise import across
 from torch import Tensor, nn
@@ -29,10 +30,6 @@ CLOSE = {
     torch.float16: {"rtol": 2e-3, "atol": 1e-3},
     torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2},
 }
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def triple(lead: tuple[int, ...], L: int, S: int, V: int = 8, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -64,6 +64,7 @@ def quiet(line: str) -> None:
     """Say nothing."""
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_small_network_and_its_captioner_learn_together(data: Path, tmp_path: Path) -> None:
     asked = options(

@@ -492,6 +492,7 @@ class TestResume:
         assert "going on after step 10\n" in on.out and "going on" not in first.out
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
+    @pytest.mark.campaign
     def test_seconds_count_from_this_start(self, regard, pairs, tmp_path) -> None:
         few = ["--seconds", "2", "--set", "training.validate_every=100000"]
         first = regard("train", "translation", "--data", pairs, "--out", tmp_path, *SMALL, *few)

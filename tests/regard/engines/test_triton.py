@@ -43,7 +43,7 @@ def test_kernels_in_the_interpreter():
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.campaign(keep=1)
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(40))
 def test_laws_in_the_interpreter(part):
     interpreted(f"laws {part}")
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow
 
 #: Bytes of shared memory that a program can have on a device, by target.
 SHARED = {"sm_80": 163 << 10, "gfx942": 64 << 10, "sm_100": 227 << 10, "sm_90a": 227 << 10}
-#: Each case compiles every fourth kernel.
-PARTS = 4
+#: Each case compiles every eighth kernel.
+PARTS = 8
 #: Modules with lists of kernels; that of the attention engine is there once its package is.
 MODULES = [
     name

@@ -53,6 +53,7 @@ def test_a_wrong_result_is_not_timed():
     assert entry["not timed"]["broken"].startswith("failed: ZeroDivisionError")
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_laws_are_checked_until_the_time_is_up(tmp_path, capsys):
     parts = ["--part", "conformance", "--part", "campaign", "--seconds", "6"]

@@ -424,7 +424,7 @@ def test_every_layer_is_in_the_table() -> None:
     assert {case.name for case in CASES} == modules - OF_ONE_SIZE.keys()
 
 
-@pytest.mark.campaign(keep=2)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
 @every_layer
 def test_one_program_serves_all_sizes(case: Case, dynamic: bool | None) -> None:

@@ -175,6 +175,7 @@ class TestShownOnce:
         assert len(self.caught) == 2
         assert all("queries lie beyond the reach of the training data" in str(each.message) for each in self.caught)
 
+    @pytest.mark.campaign
     @pytest.mark.slow
     def test_worker_processes_warn_once_together(self, tmp_path):
         script = tmp_path / "script.py"

@@ -140,6 +140,7 @@ class TestWeights:
 
 
 class TestNested:
+    @pytest.mark.campaign
     @pytest.mark.slow
     def test_noise_is_not_explained(self):
         found, reported = [], []

@@ -111,7 +111,7 @@ def opened(page: Any, head: int = 0) -> Any:
 def cell(page: Any, row: int, col: int, at: int = 0, count: int = len(WORDS)) -> tuple[float, float]:
     """Where a cell of a matrix that is shown whole is on the screen."""
     box = page.locator(".room canvas").nth(at).bounding_box()
-    side = min((box["width"] - 96) / count, (box["height"] - 84) / count, 56)
+    side = min((box["width"] - 98) / count, (box["height"] - 86) / count, 56)
     return box["x"] + 96 + (col + 0.5) * side, box["y"] + 84 + (row + 0.5) * side
 
 
@@ -467,7 +467,7 @@ def test_a_long_and_narrow_matrix_fills_the_page(visit, tmp_path: Path) -> None:
         F.scaled_dot_product_attention(query, key, key)
     page = visit(found.to_html(tmp_path / "a.html"))
     box = page.locator(".room canvas").bounding_box()
-    width, height = (box["width"] - 96) / 1500, min((box["height"] - 84) / 10, 56)
+    width, height = (box["width"] - 98) / 1500, min((box["height"] - 86) / 10, 56)
     weights = found[0].weights(batch=0, head=0)
     for row, col in ((2, 1400), (9, 20)):
         page.mouse.move(box["x"] + 96 + (col + 0.5) * width, box["y"] + 84 + (row + 0.5) * height)

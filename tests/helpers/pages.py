@@ -116,6 +116,6 @@ def pooled(weights: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def addresses(text: str) -> list[str]:
-    """Everything in a page that could make a browser ask somebody; names of formats are none."""
-    without = text.replace("http://www.w3.org/", "")
+    """Everything in a page that could make a browser ask somebody; names of formats and places in it are none."""
+    without = text.replace("http://www.w3.org/", "").replace("url(#", "")
     return re.findall(r"https?:|//[a-z]+\.[a-z]|@import|url\(", without)

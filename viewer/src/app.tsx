@@ -399,12 +399,17 @@ export function App({ page, fetch, address, ask }: Props) {
     const second = !signed && same && shownMatrices[1] ? ` and ${text(shownMatrices[1].matrix)}` : "";
     return <>{name(queries, cell.row)} ({cell.row}) → {name(keys, cell.col)} ({cell.col}): {first ? text(first) : ""}{second}</>;
   };
+  /** With words there, patches that look at a region are not listed. */
+  const isWord = (at: number): boolean => !listedSide.places[at] && !listedSide.special.has(at);
+  const wordsAlone = shares !== null && region!.side === "key" && listedSide.labels.some((_, at) => isWord(at));
+  const unlisted = (at: number): boolean => wordsAlone && Boolean(listedSide.places[at]);
+  const countable = wordsAlone ? listedSide.places.filter((each) => !each).length : listedSide.labels.length;
   const largest = useMemo(() => {
     if (!listed) return [];
     const found: number[] = [];
     for (let at = 0; at < listed.length; at++) {
       const size = Math.abs(listed[at]);
-      if (!size || hidden?.has(at) || (found.length === LISTED && size <= Math.abs(listed[found[LISTED - 1]]))) continue;
+      if (!size || hidden?.has(at) || unlisted(at) || (found.length === LISTED && size <= Math.abs(listed[found[LISTED - 1]]))) continue;
       const behind = found.findIndex((each) => Math.abs(listed[each]) < size);
       found.splice(behind < 0 ? found.length : behind, 0, at);
       found.length = Math.min(found.length, LISTED);
@@ -611,7 +616,7 @@ export function App({ page, fetch, address, ask }: Props) {
                   </>
                 ) : asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
                   ? <>“{name(queries, asked.at)}” ({asked.at}) attends to</> : <>“{name(keys, asked.at)}” ({asked.at}) is attended to by</>}
-                {listed && largest.length > 0 && largest.length < listedSide.labels.length && <small> · {largest.length} of {listedSide.labels.length}</small>}
+                {listed && largest.length > 0 && largest.length < countable && <small> · {largest.length} of {countable}</small>}
               </h2>
               <ol class="largest">
                 {largest.map((at) => (

@@ -33,6 +33,8 @@ const APART = 14;
 const NUMBERED = 34;
 export const LEFT = 96;
 export const TOP = 84;
+/** Pixels right of and below a matrix that is shown whole: of its frame. */
+const EDGE = 2;
 /** What rows and columns are, in the corner of a matrix: text and place. */
 const AXES: [string, number][] = [["queries (rows) ↓", 14], ["keys (columns) →", 30]];
 
@@ -81,7 +83,7 @@ export class View {
 
   get plot(): { width: number; height: number } {
     const ratio = devicePixelRatio || 1;
-    return { width: Math.max(this.canvas.width / ratio - LEFT, 1), height: Math.max(this.canvas.height / ratio - TOP, 1) };
+    return { width: Math.max(this.canvas.width / ratio - LEFT - EDGE, 1), height: Math.max(this.canvas.height / ratio - TOP - EDGE, 1) };
   }
 
   resize(): void {
@@ -134,10 +136,10 @@ export class View {
     const { width, height } = this.plot;
     const [paper, text, soft, mark] = this.colors();
     context.fillStyle = paper;
-    context.fillRect(0, 0, width + LEFT, height + TOP);
+    context.fillRect(0, 0, width + LEFT + EDGE, height + TOP + EDGE);
     context.save();
     context.beginPath();
-    context.rect(LEFT - 1, TOP - 1, width + 1, height + 1);
+    context.rect(LEFT - 1, TOP - 1, width + 1 + EDGE, height + 1 + EDGE);
     context.clip();
     context.translate(LEFT, TOP);
     this.#drawTiles(context, soft);
@@ -403,9 +405,9 @@ export class View {
     for (const [label, at] of AXES)
       labels.push(written(label, { x: "2", y: String(at), "font-size": "11", "dominant-baseline": "central", textLength: String(LEFT - 8), lengthAdjust: "spacingAndGlyphs" }));
     return (
-      `<svg width="${width + LEFT}" height="${height + TOP}" fill="${text}"><rect width="100%" height="100%" fill="${paper}"/>` +
+      `<svg width="${width + LEFT + EDGE}" height="${height + TOP + EDGE}" fill="${text}"><rect width="100%" height="100%" fill="${paper}"/>` +
       `<svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}" shape-rendering="crispEdges">${parts.join("")}</svg>` +
-      `<svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}">${frames.join("")}</svg>` +
+      `<svg x="${LEFT}" y="${TOP}" width="${width + EDGE}" height="${height + EDGE}">${frames.join("")}</svg>` +
       `${labels.join("")}</svg>`
     );
   }

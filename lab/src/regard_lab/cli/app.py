@@ -75,6 +75,10 @@ def look(
     audio: Annotated[
         Path | None, typer.Option(help="Recording for a speech model: a WAV file, or with soundfile FLAC, Ogg and MP3.")
     ] = None,
+    video: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the frames of a video as images, for Qwen2-VL and its kin, with --text."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(help="Text for the decoder of an encoder–decoder; by default, what the model generates."),
@@ -113,7 +117,7 @@ def look(
 
     run(
         model, text=text, images=image or [], target=target, layer=layer, head=head, plot=plot, scale=scale,
-        compare=compare, audio=audio, html=html, out=out, browser=browser, recurrences=recurrences,
+        compare=compare, audio=audio, video=video, html=html, out=out, browser=browser, recurrences=recurrences,
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ from regard_lab.text.unknown import UnknownCharacters
 
 #: The most tokens that an encoder–decoder generates.
 _LONGEST = 128
+#: Frames of a video.
+_FRAMES = (".png", ".jpg", ".jpeg", ".webp")
 #: Speech models of transformers whose inputs are texts, or texts with recordings in them.
 _NOT_RECORDINGS = ("dia", "granite_speech", "granite_speech_plus", "qwen3_asr", "vibevoice", "vibevoice_asr", "voxtral")
 #: Default mean and standard deviation of pixels.
@@ -83,8 +85,9 @@ class Subject:
 
 
 def subject(
-    path: str, text: str | None, images: Sequence[Path], target: str | None, audio: Path | None = None
-) -> Subject:
+    path: str, text: str | None, images: Sequence[Path], target: str | None, audio: Path | None = None,
+    video: Path | None = None,
+) -> Subject:  # fmt: skip
     """Return the model at a path with its inputs.
 
     Raises
@@ -105,7 +108,9 @@ def subject(
     if (heard := _hearing(described)) is not None or audio is not None:
         return _of_recording(folder, described, heard, audio, text, images, target)
     if isinstance(described.get("vision_config"), dict):
-        return _of_images_and_text(folder, images, text)
+        return _of_images_and_text(folder, images, text, video)
+    if video is not None:
+        raise rejected("look", "--video", "be left out unless the model reads videos and text", video)
     ours = described.get("format") == VISION_FORMAT
     vision = ours or ("image_size" in described and "patch_size" in described)
     if vision and len(images) != 1:
@@ -238,46 +243,80 @@ def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject
     return Subject(model, lambda: model(values), (text,), path.name)
 
 
-def _of_images_and_text(folder: Path, paths: Sequence[Path], text: str | None) -> Subject:
-    """Inspect the language model of a vision–language model, on images and a text."""
-    if not paths or text is None:
+def _of_images_and_text(folder: Path, paths: Sequence[Path], text: str | None, video: Path | None) -> Subject:
+    """Inspect the language model of a vision–language model, on images, the frames of a video and a text."""
+    if text is None or not (paths or video):
         raise ValueError("look: a vision–language model requires both --image and --text.")
     model = _hugging_face(folder, "AutoModelForImageTextToText")
     processor = load_processor(folder)
     images = [read_image(path, function="look") for path in paths]
-    prompt = _prompt(processor, text, len(images))
+    frames = [] if video is None else [read_image(path, function="look") for path in _frames(video, processor)]
+    counts = ({"image": len(images)} if images else {}) | ({"video": 1} if frames else {})
+    prompt = _prompt(processor, text, counts)
     begin = processor.tokenizer.bos_token
+    given: dict[str, Any] = {"images": [images]} if images else {}
+    given |= {"videos": [frames], "do_sample_frames": False} if frames else {}
     try:
         made = processor(
-            text=[prompt], images=[images], return_tensors="pt",
+            text=[prompt],
+            return_tensors="pt",
             add_special_tokens=begin is None or not prompt.startswith(begin),
-        )  # fmt: skip
+            **given,
+        )
     except (ValueError, TypeError, RuntimeError, LookupError) as error:
         got = " ".join(str(error).split())[:200]
-        raise rejected("look", "--image and --text", "be inputs that the processor accepts", got) from None
+        options = " and ".join(
+            f"--{name.removesuffix('s')}" for name in (*given, "texts") if name != "do_sample_frames"
+        )
+        raise rejected("look", options, "be inputs that the processor accepts", got) from None
     inputs = {name: each for name, each in made.items() if name != "labels"}
-    names = [path.name for path in paths]
-    texts = input_texts(model, processor, inputs, images=images, names=names)
+    names = [path.name for path in (*paths, *([video] if video else []))]
+    texts = input_texts(model, processor, inputs, images=images, videos=[frames] if frames else [], names=names)
     layers = tuple(name for name, module in model.named_modules() if module is model.get_decoder())
     return Subject(model, lambda: model(**inputs), texts, f"{', '.join(names)}: {text}", layers)
 
 
-def _prompt(processor: Any, text: str, count: int) -> str:
-    """Return a text with a mark for each image: as it is, in the chat template of the processor, or after the images.
+def _frames(folder: Path, processor: Any) -> list[Path]:
+    """Return the images in a folder, in the order of their names, for a processor that reads videos."""
+    if getattr(processor, "video_processor", None) is None:
+        if find_spec("torchvision") is None and hasattr(processor, "video_token"):
+            expected = "be left out without torchvision, by which transformers reads videos; pass frames as --image"
+        else:
+            expected = "be left out unless the model reads videos (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)"
+        raise rejected("look", "--video", expected, folder)
+    if not folder.is_dir():
+        raise rejected("look", "--video", "be a folder with the frames as images", folder)
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _FRAMES)
+    if not found:
+        raise rejected("look", "--video", f"hold frames as images ({', '.join(_FRAMES)})", f"none in {folder}")
+    return found
+
+
+def _prompt(processor: Any, text: str, counts: Mapping[str, int]) -> str:
+    """Return a text with a mark for each image and video: as it is, in the processor's chat template, or after them.
+
+    Parameters
+    ----------
+    counts : mapping
+        How many of each kind there are, by "image" and "video".
 
     Raises
     ------
     ValueError
-        If the text has marks, but not one for each image.
+        If the text has marks, but not one for each.
     """
-    mark = processor.image_token
-    if (marks := text.count(mark)) not in (0, count):
-        raise rejected("look", "--text", f"have {mark} once for each of the {count} images, or not at all", marks)
-    if marks:
+    marks = {kind: getattr(processor, f"{kind}_token") for kind in counts}
+    found = {kind: text.count(mark) for kind, mark in marks.items()}
+    if found == counts:
         return text
+    for kind, count in counts.items():
+        if any(found.values()) and found[kind] != count:
+            expected = f"have {marks[kind]} once for each of the {count} {kind}s, or not at all"
+            raise rejected("look", "--text", expected, found[kind])
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
     if getattr(processor, "chat_template", None) is None:
-        return "\n".join([mark] * count) + f"\n{text}"
-    content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
+        return "\n".join(marks[kind] for kind in kinds) + f"\n{text}"
+    content = [*({"type": kind} for kind in kinds), {"type": "text", "text": text}]
     messages = [{"role": "user", "content": content}]
     prompt: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return prompt
@@ -429,6 +468,7 @@ def run(
     scale: str | None,
     compare: Path | None,
     audio: Path | None,
+    video: Path | None,
     html: Path | None,
     out: Path | None,
     browser: bool,
@@ -442,7 +482,7 @@ def run(
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
         other = None if compare is None else Record.load(compare)
-        looked = subject(path, text, images, target, audio)
+        looked = subject(path, text, images, target, audio, video)
         with capture(looked.model, layers=looked.layers, recurrences=recurrences) as record, torch.no_grad():
             record.names = {key: looked.names.get(name, name) for key, name in record.names.items()}
             looked.run()
@@ -500,7 +540,7 @@ def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
 def _print_entropies(record: Record) -> None:
     """Print the attention entropy of each head."""
     heads = max(run.shape[1] for run in record)
-    tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(record[0].shape[3])
+    tokens = " and ".join(str(len(each.tokens)) for each in record.texts) or str(next(iter(record)).shape[3])
     echo(f"{len(record)} layers of {heads} heads, {tokens} tokens; attention entropy in nats, mean over queries")
     more = "  ..." if heads > _SHOWN else ""
     wide = max(map(len, ("layer", *record.labels)))

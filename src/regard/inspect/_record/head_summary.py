@@ -126,7 +126,8 @@ def summarize_heads(
 
     A query counts if it sees such keys and others, and is no padding. "positional" is the share of queries whose
     largest weight is at the most frequent distance from the query, 0.9 at least (Voita et al. 2019, arXiv 1905.09418).
-    "uniform" is the entropy of the weights divided by that of even weights, 0.95 at least.
+    "uniform" is the entropy of the weights divided by that of even weights, 0.95 at least: a broad head of Clark et al.
+    (2019, section 3.3), with a threshold of ours.
 
     The label is the largest share that is at least halfway from the share of even weights to 1, and that weights placed
     at random among the visible keys reach with a probability of at most 0.001; so short texts have fewer labels. A

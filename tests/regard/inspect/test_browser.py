@@ -725,7 +725,8 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
     )
     page.locator(".image canvas").focus()  # by the keyboard: a patch, then a region of two
     page.keyboard.press("Escape")
-    assert "is pinned" in status(page) and "region=" not in page.url
+    page.wait_for_url(lambda address: "region=" not in address)
+    assert "is pinned" in status(page)
     for keys, patches in (("ArrowLeft", [12]), ("Shift+ArrowRight", [12, 13]), ("Shift+ArrowUp", [6, 7, 12, 13])):
         page.keyboard.press(keys)
         page.wait_for_timeout(100)

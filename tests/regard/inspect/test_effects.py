@@ -77,7 +77,7 @@ def test_the_same_answer_is_said(model: Small) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ({"layer": "nowhere"}, ValueError, r"ablate: layer must be the number or the name of 0 .attention., got 'nowhere'"),
+        ({"layer": "nowhere"}, ValueError, r"the number or the name of 0 .attention., got 'nowhere'"),
         ({"head": 2}, ValueError, "ablate: head must be one or more numbers below 2, got 2"),
         ({"batch": 1}, ValueError, "head_effect: batch must be below 1, the batch size, got 1"),
         ({"run": lambda: 3}, TypeError, "head_effect: run must return a tensor or what has logits, got 3"),

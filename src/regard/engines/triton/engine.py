@@ -205,9 +205,7 @@ def _ranked(problem: Problem, statistic: Tensor, best: Tensor, keys: Tensor, sin
     return TopK(weights.masked_fill(keys < 0, 0.0), keys)
 
 
-def _computed(
-    problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tensor] | tuple[None, None]
-) -> _Computed:
+def _computed(problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tensor] | tuple[None, None]) -> _Computed:
     """Return the output and the statistic of rows, or attach known ones to the graph."""
     if problem.query.dtype == torch.bfloat16 and is_interpreted():  # Triton's interpreter computes it wrongly
         query, key, value = (t.float() for t in (problem.query, problem.key, problem.value))
@@ -222,8 +220,10 @@ def _computed(
     lists = (visible.start, visible.stop, visible.by_query, visible.by_key, visible.tiles, visible.words)
     given = (rows.query, rows.key, rows.value, rows.weight, visible.bias, rows.sink, *lists, *astuple(setting))
     if known[0] is None and not (torch.is_grad_enabled() and _differentiates(given)):
-        return _Computed(*triton_forward(*given), given)
-    return _Computed(*Attend.apply(*given, *known), given)
+        output, statistic = triton_forward(*given)
+    else:
+        output, statistic = Attend.apply(*given, *known)
+    return _Computed(output, statistic, given)
 
 
 def _differentiates(given: tuple[object, ...]) -> bool:

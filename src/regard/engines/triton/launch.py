@@ -62,6 +62,10 @@ class Shape:
     warps: int
     stages: int
 
+    def warps_of(self, kernel: str) -> int:
+        """Return the warps of a kernel: that of auxiliary outputs would spill registers with more than four."""
+        return min(self.warps, 4) if kernel == "fields" else self.warps
+
 
 def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool) -> Shape:
     """Return the tiles for rows of C features and V values, with or without a bias."""
@@ -187,7 +191,15 @@ class Arguments:
         part = self.shape.key_part if by_key else self.shape.query_part
         rows = self.shape.rows if name == "forward" else part
         blocks = -(-S // self.shape.cols) if by_key else -(-L // rows)
-        given = {**self.tensors, **self.numbers, **self.constants, **(tensors or {}), "blocks": blocks, "BQ": part, **given}
+        given = {
+            **self.tensors,
+            **self.numbers,
+            **self.constants,
+            **(tensors or {}),
+            "blocks": blocks,
+            "BQ": part,
+            **given,
+        }
         if lists is not None:
             given["lists"] = lists
         given = {each: given[each] for each in kernel.arg_names}
@@ -196,7 +208,7 @@ class Arguments:
         current = nullcontext() if device.type == "cpu" else torch.get_device_module(device.type).device(device)
         try:
             with current:
-                kernel[grid](**given, num_warps=self.shape.warps, num_stages=self.shape.stages)
+                kernel[grid](**given, num_warps=self.shape.warps_of(name), num_stages=self.shape.stages)
         except kernels().OutOfResources as error:
             raise RuntimeError(
                 f"attention: engine 'triton' needs {error.required} of {error.name}, and {device} has {error.limit}; "
@@ -316,9 +328,9 @@ def run_fields(
         "statistic": whole, "peaks": peaks, "sums": sums, "entropies": entropies, "best": best, "best_key": best_key,
         "totals": totals,
     }  # fmt: skip
-    plain = {"BASE2": False, "scale": arguments.numbers["factor"]}
+    plain: dict[str, Any] = {"BASE2": False, "scale": arguments.numbers["factor"]}
     if largest or lse or entropy or k:
-        wants = {"MAX": largest, "LSE": lse, "ENTROPY": entropy, "TOPK": slots}
+        wants: dict[str, Any] = {"MAX": largest, "LSE": lse, "ENTROPY": entropy, "TOPK": slots}
         arguments.launch("fields", tensors=tensors, **wants, **plain)
     if received:
         arguments.launch("received", by_key=True, grouped=False, tensors=tensors, **plain)

@@ -74,7 +74,7 @@ def thresholds():
     agrees(normalizer="sparsemax", attn_mask=masks.dilated(2, "upper_left"), scale=2.0)
     agrees(normalizer="entmax15", scale=0.01)
     agrees(normalizer=Entmax(1.3), score=scores.Additive(normal(E)), attn_mask=masks.causal("upper_left"))
-    agrees(normalizer=Entmax(3.0), rtol=1e-9)
+    agrees(normalizer=Entmax(3.0), rtol=1e-9, scale=3.0)
     agrees(normalizer="entmax15", E=3, score=scores.Epanechnikov(4.0), attn_mask=masks.dense(normal(1, 1, 1, S)))
     agrees(torch.float16, 2e-2, normalizer="sparsemax")
     query, key, value = (t.detach() for t in rows())
@@ -118,6 +118,13 @@ def auxiliary_outputs():
             torch.testing.assert_close(found, wanted)
         grads = [torch.autograd.grad(aux.lse.sum(), (query, key)) for _, aux in (ours, theirs)]
         torch.testing.assert_close(*grads)
+
+    def entropy(query):
+        request = regard.AuxRequest(entropy=True)
+        return regard.attention(query, key, value, engine="triton", enable_gqa=True, return_aux=request)[1].entropy
+
+    samples = torch.stack((query, query + 1)).detach()
+    torch.testing.assert_close(torch.func.vmap(entropy)(samples), torch.stack([entropy(each) for each in samples]))
     many = regard.AuxRequest(topk=S + 2)
     ours, theirs = (
         regard.attention(query, key, value, engine=name, enable_gqa=True, return_aux=many)[1].topk

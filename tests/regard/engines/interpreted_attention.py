@@ -12,7 +12,7 @@ import regard
 from regard import masks, scores
 from regard.engines.triton.kernels import forward
 from regard.nn import paged_attention
-from regard.normalizers import SoftmaxSink
+from regard.normalizers import Entmax, SoftmaxSink
 from regard.testing.campaign import Plan, entries
 
 L, S, E, V = 19, 21, 8, 5
@@ -69,15 +69,70 @@ def dtypes():
 def normalizers():
     agrees(normalizer="sigmoid", attn_mask=masks.causal("upper_left"))
     agrees(normalizer=SoftmaxSink(normal(2)), attn_mask=masks.window(3, 3, "upper_left"))
+
+
+def thresholds():
+    """Sparsemax and entmax, in all families, with scores that are flat, steep, hidden or not numbers."""
+    agrees(normalizer="sparsemax", attn_mask=masks.dilated(2, "upper_left"), scale=2.0)
+    agrees(normalizer="entmax15", scale=0.01)
+    agrees(normalizer=Entmax(1.3), score=scores.Additive(normal(E)), attn_mask=masks.causal("upper_left"))
+    agrees(normalizer=Entmax(3.0), rtol=1e-9, scale=3.0)
+    agrees(normalizer="entmax15", E=3, score=scores.Epanechnikov(4.0), attn_mask=masks.dense(normal(1, 1, 1, S)))
+    agrees(torch.float16, 2e-2, normalizer="sparsemax")
+    query, key, value = (t.detach() for t in rows())
+    key[0, 0, 3, 0] = torch.nan  # which the first three queries do not see
+    given = {"attn_mask": masks.causal("upper_left"), "enable_gqa": True, "engine": "triton"}
+    for name in ("sparsemax", "argmax"):
+        output = regard.attention(query, key, value, normalizer=name, **given)
+        assert output[:, :, 3:].isnan().all()
+        assert output[:, :, :3].isfinite().all()
+    empty = regard.attention(
+        query, key, value, ~masks.everything(), normalizer="entmax15", engine="triton", enable_gqa=True
+    )
+    assert (empty == 0).all()
+
+
+def argmax():
+    """The first of the largest scores, whatever the order of the tiles."""
+    agrees(normalizer="argmax", attn_mask=masks.dilated(2, "upper_left"))
+    query, key, value = (t.detach() for t in rows())
+    ties = regard.attention(
+        query * 0, key, value, masks.causal("lower_right"), normalizer="argmax", engine="triton", enable_gqa=True
+    )
+    assert torch.equal(ties, value[:, :, :1].expand(1, 2, L, V))
+
+
+def auxiliary_outputs():
     query, key, value = rows()
-    request = regard.AuxRequest(lse="grad", entropy=True, topk=3, received=True)
-    named = {"enable_gqa": True, "return_aux": request, "attn_mask": masks.causal("upper_left")}
-    ours, theirs = (regard.attention(query, key, value, engine=name, **named) for name in ("triton", "reference"))
-    assert torch.equal(ours[0], regard.attention(query, key, value, None, 0.0, True, enable_gqa=True, engine="triton"))
-    torch.testing.assert_close(ours[1].lse, theirs[1].lse)
-    grads = [torch.autograd.grad(aux.lse.sum(), (query, key)) for _, aux in (ours, theirs)]
-    torch.testing.assert_close(*grads)
-    torch.testing.assert_close(ours[1].topk.weights, theirs[1].topk.weights)
+    request = regard.AuxRequest(lse="grad", max=True, entropy=True, topk=3, received=True)
+    for normalizer in ("softmax", SoftmaxSink(normal(2)), "sigmoid", Entmax(1.3), "argmax"):
+        named = {"enable_gqa": True, "normalizer": normalizer, "attn_mask": masks.causal("upper_left")}
+        ours, theirs = (
+            regard.attention(query, key, value, engine=name, return_aux=request, **named)
+            for name in ("triton", "reference")
+        )
+        assert torch.equal(ours[0], regard.attention(query, key, value, engine="triton", **named))
+        for field in ("lse", "max", "entropy", "received", "topk"):
+            found, wanted = (getattr(aux, field) for _, aux in (ours, theirs))
+            if field == "topk":
+                assert torch.equal(found.indices, wanted.indices)
+                found, wanted = found.weights, wanted.weights
+            torch.testing.assert_close(found, wanted)
+        grads = [torch.autograd.grad(aux.lse.sum(), (query, key)) for _, aux in (ours, theirs)]
+        torch.testing.assert_close(*grads)
+
+    def entropy(query):
+        request = regard.AuxRequest(entropy=True)
+        return regard.attention(query, key, value, engine="triton", enable_gqa=True, return_aux=request)[1].entropy
+
+    samples = torch.stack((query, query + 1)).detach()
+    torch.testing.assert_close(torch.func.vmap(entropy)(samples), torch.stack([entropy(each) for each in samples]))
+    many = regard.AuxRequest(topk=S + 2)
+    ours, theirs = (
+        regard.attention(query, key, value, engine=name, enable_gqa=True, return_aux=many)[1].topk
+        for name in ("triton", "reference")
+    )
+    assert torch.equal(ours.indices, theirs.indices)
 
 
 def learned_parts():
@@ -187,7 +242,7 @@ def paged():
 def refusals():
     plain = normal(1, 1, 3, 4)
     for named, reason in (
-        ({"normalizer": "sparsemax"}, "softmax and sigmoid only, not Sparsemax"),
+        ({"normalizer": "relu"}, "no kernel for ReLU"),
         ({"score": lambda score, *_: score * 2}, "no kernel for ScoreMod"),
         ({"order": 1}, "order=0 only"),
     ):

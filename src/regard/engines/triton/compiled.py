@@ -54,11 +54,12 @@ def _cases() -> list[_Case]:
     found += [_Case(DOT, torch.float16, 128, 128, 0, {"DROPOUT": True}), _Case(DOT, single, 64, 64, 0, spans)]
     found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans), _Case(DOT, double, 64, 64)]
     found += [_Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
-    found += [_Case(DOT, narrow, C, C, 0, spans, rule, _WHOLE) for C in (64, 128) for rule in (SPARSEMAX, ENTMAX)]
-    found += [_Case(DOT, narrow, 64, 64, 0, spans, rule, _WHOLE) for rule in (ENTMAX15, ARGMAX)]
-    found += [_Case(family, single, 64, 64, 0, spans, ENTMAX15, _WHOLE) for family in (DOT, ADDITIVE)]
+    found += [_Case(DOT, narrow, C, C, 0, spans, rule, _WHOLE) for C, rule in ((64, SPARSEMAX), (128, ENTMAX))]
+    found += [_Case(DOT, narrow, 64, 64, 0, spans, ARGMAX, ("statistics", "forward"))]
+    found += [_Case(DOT, single, 64, 64, 0, spans, ENTMAX15, _WHOLE)]
+    found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans, ENTMAX15, _WHOLE)]
     best = {**spans, "ENTROPY": True, "TOPK": 8}
-    found += [_Case(DOT, narrow, C, C, 0, best, SOFTMAX, _FIELDS) for C in (64, 128, 256)]
+    found += [_Case(DOT, narrow, C, C, 0, best, SOFTMAX, _FIELDS) for C in (128, 256)]
     found += [_Case(ADDITIVE, narrow, 64, 64, 0, best, SOFTMAX, _FIELDS)]
     every = {"MAX": True, "LSE": True, "ENTROPY": True, "TOPK": 64}
     return [*found, _Case(DOT, single, 64, 64, 0, every, ENTMAX, _FIELDS)]
@@ -78,7 +79,8 @@ def _compilation(case: _Case, name: str) -> Compilation:
     wide = "fp64" if case.dtype == torch.float64 else "fp32"
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {
-        "FAMILY": case.family, "KIND": case.kind, "RULE": case.rule, "BASE2": case.family == DOT and case.rule == SOFTMAX, "PRECISION": "ieee",
+        "FAMILY": case.family, "KIND": case.kind, "RULE": case.rule, "PRECISION": "ieee",
+        "BASE2": case.family == DOT and case.rule == SOFTMAX,
         "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols,
         "BQ": shape.key_part if name in ("backward_key", "received") else shape.query_part, "BC": padded(case.C),
         "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
@@ -89,7 +91,7 @@ def _compilation(case: _Case, name: str) -> Compilation:
     constants |= dict.fromkeys(switches, False) | wants | case.options
     signature, attributes = _signature(kernel, constants, rows, case.dtype, wide, case.C)
     used = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    return Compilation(f"{name}: {case.name}", kernel, signature, used, attributes, shape.warps, shape.stages)
+    return Compilation(f"{name}: {case.name}", kernel, signature, used, attributes, shape.warps_of(name), shape.stages)
 
 
 def _signature(

@@ -223,8 +223,10 @@ def _computed(problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tenso
     lists = (visible.start, visible.stop, visible.by_query, visible.by_key, visible.tiles, visible.words)
     given = (rows.query, rows.key, rows.value, rows.weight, visible.bias, rows.sink, *lists, *astuple(setting))
     if known[0] is None and not (torch.is_grad_enabled() and _differentiates(given)):
-        return _Computed(*triton_forward(*given), given)
-    return _Computed(*Attend.apply(*given, *known), given)
+        output, statistic = triton_forward(*given)
+    else:
+        output, statistic = Attend.apply(*given, *known)
+    return _Computed(output, statistic, given)
 
 
 def _differentiates(given: tuple[object, ...]) -> bool:

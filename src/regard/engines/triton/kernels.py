@@ -286,7 +286,7 @@ def entmax_weights(base, alpha, RULE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def row_statistic(statistic, at, there, RULE: tl.constexpr, BASE2: tl.constexpr, WIDE: tl.constexpr):
-    """Load what rows hold: the log-sum-exp, or the threshold or argmax' key as a shift and an offset, whose sum it is."""
+    """Load what weights follow from: the log-sum-exp, or the threshold or argmax' key as a shift and an offset."""
     if RULE == SOFTMAX:
         shift = tl.load(statistic + at, mask=there, other=0.0)
         shift = tl.where(shift == float("-inf"), 0.0, shift) * (LOG2_E if BASE2 else 1.0)
@@ -367,7 +367,7 @@ def statistics(
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write what weights follow from, (B, H, L, 2): the threshold of entmax, or the key of argmax, as two numbers, of BQ rows.
+    """Write what weights of BQ rows follow from, (B, H, L, 2): entmax' threshold or argmax' key, as shift and offset.
 
     A first sweep over keys finds the largest score, or key. The threshold of the largest scores of BN lanes, found
     without a sweep, is a lower bound of the row's; a few sweeps improve it by Newton's method. NaN marks a row of which
@@ -489,8 +489,9 @@ def forward(
 ):  # fmt: skip
     """Write the output (B, H, L, V) and, for softmax, the log-sum-exp (B, H, L), without the sink, of some queries.
 
-    Others than softmax and sigmoid read the :func:`statistics` of rows. Sums of large values may overflow, and 0 times a hidden NaN is NaN. The kernel that REPAIRS outputs computes those
-    that are not finite again: with care, and of weights that are smaller by a factor of 2³².
+    Entmax and argmax read the :func:`statistics` of rows. Sums of large values may overflow, and 0 times a hidden NaN
+    is NaN. The kernel that REPAIRS outputs computes those that are not finite again: with care, and of weights that are
+    smaller by a factor of 2³².
     """
     scale, softcap, alpha, keeping = real(scale, WIDE), real(softcap, WIDE), real(alpha, WIDE), real(keeping, WIDE)
     # The last blocks come first: with a causal mask they take longest.
@@ -640,7 +641,8 @@ def weight_gradients(
 
 @triton.jit
 def tile_gradients(
-    scores, seen, square, slope, shift, offset, delta, d_out, v, seed, bh, r0, k0, rows, keys, alpha, threshold, keeping,
+    scores, seen, square, slope, shift, offset, delta, d_out, v, seed, bh, r0, k0, rows, keys,
+    alpha, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, BASE2: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -674,7 +676,7 @@ def backward_query(
     DROPOUT: tl.constexpr, TO_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of BQ queries of a tile, their part of the weight's, and their δ = Σ slope · d weight / Σ slope.
+    """Write the gradients of BQ queries of a tile, their part of the weight's, and δ = Σ slope · d weight / Σ slope.
 
     ``factor`` is the scale of the scores in natural units. Softmax finds δ in the output, entmax in a sweep of its own.
     """
@@ -711,7 +713,7 @@ def backward_query(
         full, last = S // BN, (S + BN - 1) // BN
     if HIDES:
         full = full * 0
-    ALONE: tl.constexpr = RULE == SOFTMAX or RULE == SIGMOID or RULE == ARGMAX
+    ALONE: tl.constexpr = RULE < SPARSEMAX or RULE == ARGMAX
     for sweep in tl.static_range(ALONE, 2):
         for visit in tl.static_range(HIDES, 2):
             for place in range(full * visit, last * visit + full * (1 - visit)):
@@ -868,7 +870,7 @@ def fields(
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write the largest scores, log-sum-exps and entropies (B, H, L) of BQ queries, and their TOPK best scores and keys.
+    """Write the largest scores, log-sum-exps and entropies (B, H, L) of BQ queries, and TOPK best scores and keys.
 
     These are in no order, and −∞ with key −1 beyond the keys that a query sees. ``statistic`` is that of rows; softmax'
     counts the sink.

@@ -73,6 +73,10 @@ class Shape:
     warps: int
     stages: int
 
+    def warps_of(self, kernel: str) -> int:
+        """Return the warps of a kernel: that of auxiliary outputs would spill registers with more than four."""
+        return min(self.warps, 4) if kernel == "fields" else self.warps
+
 
 def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool) -> Shape:
     """Return the tiles for rows of C features and V values, with or without a bias."""
@@ -196,7 +200,7 @@ class Arguments:
         if lists is not None:
             given["lists"] = lists
         programs = blocks * B * (G if by_key and grouped else H)
-        run_kernel(kernel, programs, given, self.shape.warps, self.shape.stages)
+        run_kernel(kernel, programs, given, self.shape.warps_of(name), self.shape.stages)
 
 
 def strides(name: str, tensor: Tensor | None, dims: int) -> dict[str, int]:
@@ -336,9 +340,9 @@ def run_fields(
         "statistic": whole, "peaks": peaks, "sums": sums, "entropies": entropies, "best": best, "best_key": best_key,
         "totals": totals,
     }  # fmt: skip
-    plain = {"BASE2": False, "scale": arguments.numbers["factor"]}
+    plain: dict[str, Any] = {"BASE2": False, "scale": arguments.numbers["factor"]}
     if largest or lse or entropy or k:
-        wants = {"MAX": largest, "LSE": lse, "ENTROPY": entropy, "TOPK": slots}
+        wants: dict[str, Any] = {"MAX": largest, "LSE": lse, "ENTROPY": entropy, "TOPK": slots}
         arguments.launch("fields", tensors=tensors, **wants, **plain)
     if received:
         arguments.launch("received", by_key=True, grouped=False, tensors=tensors, **plain)

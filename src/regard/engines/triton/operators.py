@@ -83,9 +83,9 @@ def _fields(
     return run_fields(setting, query, key, value, weight, sink, visible, statistic, *wants)
 
 
-def _fields_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]
+def _fields_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
     statistic, largest, lse, entropy, received, k = rest[TENSORS - 3 : TENSORS + 3]
-    B, H, L, S = *query.shape[:3], key.shape[2]
+    (B, H, L), S = query.shape[:3], key.shape[2]
 
     def like(wanted: bool, *shape: int) -> Tensor:
         return statistic.new_empty((B, H, *shape) if wanted else (0,))

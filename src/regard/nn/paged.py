@@ -84,8 +84,9 @@ def paged_attention(
 
     Notes
     -----
-    Engine ``triton`` reads pages where they are for softmax of dot products, up to 16 queries and no gradients; ``auto``
-    uses it on GPUs that were measured (docs/gpu.md). All other calls copy the pages into one tensor (B, G, N·size, E).
+    Engine ``triton`` reads pages where they are for softmax of dot products, up to 16 queries and no gradients;
+    ``auto`` uses it on GPUs that were measured (docs/gpu.md). All other calls copy the pages into one tensor
+    (B, G, N·size, E).
 
     Examples
     --------

@@ -2,7 +2,7 @@
 
     python compile_kernels.py TARGET MODULE
 
-MODULE has ``kernels_to_compile()``. Run in a process of its own, without TRITON_INTERPRET.
+MODULE has ``kernels_to_compile(target)``. Run in a process of its own, without TRITON_INTERPRET.
 """
 
 import importlib
@@ -38,7 +38,7 @@ def spilled(compiled) -> int:
 
 def main(target: str, module: str) -> None:
     """Compile every kernel of a module for a target."""
-    for each in importlib.import_module(module).kernels_to_compile():
+    for each in importlib.import_module(module).kernels_to_compile(target):
         constants = {(each.kernel.arg_names.index(name),): value for name, value in each.constants.items()}
         source = ASTSource(each.kernel, each.signature, constants, each.attributes)
         options = {"num_warps": each.warps, "num_stages": each.stages}

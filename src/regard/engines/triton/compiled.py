@@ -48,18 +48,18 @@ def _cases() -> list[_Case]:
     return [*found, _Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
 
 
-def kernels_to_compile() -> list[Compilation]:
-    """Return every kernel at the default shapes: what a user is likely to run.
+def kernels_to_compile(chip: str) -> list[Compilation]:
+    """Return every kernel at the default shapes of a chip: what a user is likely to run.
 
     Triton's interpreter must be off when Triton is imported.
     """
     names = "forward", "backward_query", "backward_key"
-    return [_compilation(case, name) for case in _cases() for name in names] + _steps()
+    return [_compilation(case, name, chip) for case in _cases() for name in names] + _steps()
 
 
-def _compilation(case: _Case, name: str) -> Compilation:
+def _compilation(case: _Case, name: str, chip: str) -> Compilation:
     kernel, tl = getattr(kernels(), name), kernels().tl
-    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, "BIAS" in case.options, False)
+    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, "BIAS" in case.options, False, chip)
     wide = "fp64" if case.dtype == torch.float64 else "fp32"
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {

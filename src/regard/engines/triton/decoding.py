@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.triton.families import DOT, SOFTMAX
-from regard.engines.triton.launch import Setting, is_interpreted, kernels, padded, run_kernel, strides
+from regard.engines.triton.launch import LOG2_E, Setting, is_interpreted, kernels, padded, run_kernel, strides
 from regard.engines.triton.visible import VisibleKeys
 
 #: The most queries of a step, and how many times as many keys it has at least.
@@ -110,9 +110,10 @@ def run_step(
     given: dict[str, Any] = {
         **shared, "query": query, "key": key, "value": value, "table": query if pages is None else pages.table,
         "start": query if visible.start is None else visible.start,
-        "stop": query if visible.stop is None else visible.stop, "bias": query if visible.bias is None else visible.bias,
+        "stop": query if visible.stop is None else visible.stop,
+        "bias": query if visible.bias is None else visible.bias,
         "p_b": 0 if pages is None else pages.table.stride(0), "R": R, "S": S, "C": C, "blocks": blocks,
-        "scale": setting.scale * (1.4426950408889634 if base_2 else 1.0), "softcap": setting.softcap or 1.0,
+        "scale": setting.scale * (LOG2_E if base_2 else 1.0), "softcap": setting.softcap or 1.0,
         "SOFTCAP": bool(setting.softcap), "SPANS": visible.start is not None, "BIAS": biased,
         "PAGE": 0 if pages is None else pages.size, "PRECISION": "tf32" if narrow else "ieee",
         "BM": shape.rows, "BN": shape.cols, "BC": padded(C),

@@ -94,7 +94,9 @@ def tile_shape(
         if width > 128:
             return Shape(32, 32, 16, 16, 8, 1)
         return Shape(64, 32, 32, 32, 8, 1) if chip == "sm_80" else Shape(64, 16, 16, 32, 8, 1)
-    return Shape(16, 16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 16, 16, 8, 1)
+    if width > 64:
+        return Shape(16, 16, 16, 16, 4, 1)
+    return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, paged: bool = F
     if dtype.itemsize == 4:
         return StepShape(rows, max(cols // 2, 16), 8 if width > 128 else 4, 2)
     stages = 4 if width > 64 else 3
-    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, 2 * stages - 1 if paged else stages)
+    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, stages + 1 if paged else stages)
 
 
 def run_step(

@@ -4,7 +4,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Parts of the names of operators that wait.
-WAITS = ("_local_scalar_dense", "nonzero.", "masked_select", "unique", "is_nonzero", "aten.equal.", "repeat_interleave.Tensor")
+WAITS = (
+    "_local_scalar_dense",
+    "nonzero.",
+    "masked_select",
+    "unique",
+    "is_nonzero",
+    "aten.equal.",
+    "repeat_interleave.Tensor",
+)
 
 
 class NoWaiting(TorchDispatchMode):
@@ -19,9 +27,9 @@ class NoWaiting(TorchDispatchMode):
         self.names.append(name)
         if any(each in name for each in WAITS) and not _is_here(args[0]):
             raise AssertionError(f"{name} waits for the device")
-        if "index" in name and isinstance(args[1], (list, tuple)):
-            if any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]):
-                raise AssertionError(f"{name} with bools waits for the device")
+        index = args[1] if "index" in name and isinstance(args[1], (list, tuple)) else ()
+        if any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in index):
+            raise AssertionError(f"{name} with bools waits for the device")
         return function(*args, **kwargs or {})
 
 

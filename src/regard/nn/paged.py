@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -84,8 +84,9 @@ def paged_attention(
 
     Notes
     -----
-    Engine ``triton`` reads pages where they are for softmax of dot products, up to 16 queries and no gradients; ``auto``
-    uses it on GPUs that were measured (docs/gpu.md). All other calls copy the pages into one tensor (B, G, N·size, E).
+    Engine ``triton`` reads pages where they are for softmax of dot products, up to 16 queries and no gradients;
+    ``auto`` uses it on GPUs that were measured (docs/gpu.md). All other calls copy the pages into one tensor
+    (B, G, N·size, E).
 
     Examples
     --------
@@ -105,21 +106,23 @@ def paged_attention(
     if attn_mask is not None:
         queries = torch.full_like(lengths, query.shape[2])
         mask = mask & masks.as_mask(attn_mask, _NAME, "attn_mask").for_lengths(queries, lengths)
-    named = {"scale": scale, "enable_gqa": True, "score": score, "normalizer": normalizer, "softcap": softcap}
+    named: dict[str, Any] = {"scale": scale, "enable_gqa": True, "score": score, "normalizer": normalizer, "softcap": softcap}
     triton = TABLE["triton"]
     if engine in ("auto", "triton", triton) and key.shape[0] > 0:
-        ends = (t[:1, :, :1].expand(len(table), -1, table.shape[1] * size, -1) for t in (key, value))  # of no memory
-        problem = Problem.of(Call(query, *ends, mask, engine=engine, **named))
+        S = table.shape[1] * size
+        first, second = (t[:1, :, :1].expand(len(table), -1, S, -1) for t in (key, value))  # of no memory
+        problem = Problem.of(Call(query, first, second, mask, engine=engine, **named))
         supported = triton.why_not(problem) is None and (engine != "auto" or triton.not_automatic(problem) is None)
         if supported and reads_pages(problem):
             output, lse = attend_pages(problem, key, value, table)
             return (output, lse) if return_lse else output
     used = torch.arange(table.shape[1], device=table.device) * size < lengths.unsqueeze(-1)
     pages = torch.where(used, table, 0).to(torch.int64)
-    ends = (t[pages].transpose(1, 2).flatten(2, 3) for t in (key, value))
+    key, value = (t[pages].transpose(1, 2).flatten(2, 3) for t in (key, value))
     if not return_lse:
-        return attention(query, *ends, mask, engine=engine, **named)
-    output, aux = attention(query, *ends, mask, engine=engine, **named, return_aux=AuxRequest(lse=True))
+        return attention(query, key, value, mask, engine=engine, **named)
+    output, aux = attention(query, key, value, mask, engine=engine, **named, return_aux=AuxRequest(lse=True))
+    assert aux.lse is not None
     return output, aux.lse
 
 

@@ -55,7 +55,8 @@ def masks_of_every_kind():
     for mask in (
         masks.causal("upper_left"), masks.window(5, 0, "lower_right"), packed, masks.dilated(3, "upper_left"),
         masks.causal("upper_left") & ~masks.sinks(2) | masks.prefix(4), masks.key_padding(normal(1, S) > 0),
-        masks.dense(normal(2, L, S) > 0), masks.selected(torch.arange(L).unsqueeze(-1) % torch.tensor([3, 7, 19])), masks.dense(normal(1, 1, 1, S)), masks.alibi(2, align="upper_left"),
+        masks.dense(normal(2, L, S) > 0), masks.dense(normal(1, 1, 1, S)),
+        masks.selected(torch.arange(L).unsqueeze(-1) % torch.tensor([3, 7, 19])), masks.alibi(2, align="upper_left"),
         masks.causal("upper_left") & masks.alibi(2, align="upper_left"), ~masks.everything(),
     ):  # fmt: skip
         agrees(attn_mask=mask)
@@ -206,7 +207,9 @@ def decoding():
     masked = masks.padding(torch.tensor([5]))
     bad = value.detach().clone().index_fill_(2, torch.arange(5, S), torch.nan)
     for named in ({"attn_mask": masked}, {"attn_mask": masks.dense((torch.arange(S) < 5).expand(2, S))}):
-        a, b = (regard.attention(query[:, :, :2], key, v, enable_gqa=True, engine="triton", **named) for v in (bad, value))
+        a, b = (
+            regard.attention(query[:, :, :2], key, v, enable_gqa=True, engine="triton", **named) for v in (bad, value)
+        )
         assert torch.equal(a, b)
     large = torch.full_like(value, torch.finfo(torch.float64).max).detach()
     assert regard.attention(query[:, :, :1], key, large, enable_gqa=True, engine="triton").isfinite().all()

@@ -125,6 +125,22 @@ def test_masks_of_runs_evaluate_no_pair_and_share_a_predicate(name: str, monkeyp
     assert lowered.mask is None
 
 
+@pytest.mark.parametrize(
+    ("mask", "most"),
+    [
+        (masks.selected(torch.arange(64).unsqueeze(-1) // 16 * 4 + torch.tensor([0, 3, 3])), 8),
+        (masks.selected(torch.arange(64).view(1, 64, 1) // 32, 8), 8),
+        (masks.neighbourhood((64,), 5), 22),
+        (masks.neighbourhood((8, 8), 3), 24),
+    ],
+)
+def test_selected_keys_and_neighbourhoods_are_lists_of_blocks(mask: Mask, most: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(flex, "BLOCK", 8)
+    lowered = Lowered.of(problem(mask, 64, 64), reads=True)
+    assert lowered is not None
+    assert int((lowered.lists[0] + lowered.lists[2]).sum(-1).amax(dim=(0, 1)).sum()) <= most  # of 64 blocks of pairs
+
+
 def test_lists_of_blocks_do_not_grow_with_the_pairs() -> None:
     long = 1 << 19
     query = torch.empty(1, 1, long, 1)

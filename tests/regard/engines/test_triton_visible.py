@@ -115,6 +115,6 @@ def test_nothing_waits_for_the_device(name, step):
 def test_the_mode_finds_what_waits():
     with stand_in(), NoWaiting():
         there = torch.arange(3).to(DEVICE)
-        for waits in (lambda: there.nonzero(), lambda: int(there[1]), lambda: there[there > 1]):
+        for waits in (there.nonzero, lambda: int(there[1]), lambda: there[there > 1]):
             with pytest.raises(AssertionError, match="waits for the device"):
                 waits()

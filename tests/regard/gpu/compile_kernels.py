@@ -2,7 +2,7 @@
 
     python compile_kernels.py TARGET MODULE PART/PARTS
 
-MODULE has ``kernels_to_compile()``, of which every so many are one part. Run in a process of its own, without
+MODULE has ``kernels_to_compile(target)``, of which every so many are one part. Run in a process of its own, without
 TRITON_INTERPRET.
 """
 
@@ -40,7 +40,7 @@ def spilled(compiled) -> int:
 def main(target: str, module: str, share: str) -> None:
     """Compile one part of a module's kernels for a target."""
     part, parts = map(int, share.split("/"))
-    for each in importlib.import_module(module).kernels_to_compile()[part::parts]:
+    for each in importlib.import_module(module).kernels_to_compile(target)[part::parts]:
         constants = {(each.kernel.arg_names.index(name),): value for name, value in each.constants.items()}
         source = ASTSource(each.kernel, each.signature, constants, each.attributes)
         options = {"num_warps": each.warps, "num_stages": each.stages}

@@ -21,8 +21,8 @@ MODULES = [
     for name in ("regard.nn.linear.triton_kernels", "regard.engines.triton.compiled")
     if name.startswith("regard.nn") or find_spec("regard.engines.triton") is not None
 ]
-#: Where kernels are known to spill, as docs/gpu.md says: their tiles were chosen for sm_90a.
-SPILLING = {("regard.engines.triton.compiled", target) for target in ("sm_80", "sm_100", "gfx942")}
+#: Kernels that are known to spill, as docs/gpu.md says, by target; all on gfx942, whose tiles were not chosen yet.
+SPILLING = {"sm_100": "forward: dot fp16 128×128 DROPOUT", "gfx942": ""}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
@@ -37,8 +37,8 @@ def test_kernels_compile_without_spills(target, module, part):
     assert run.returncode == 0, run.stderr[-3000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert found
-    if (module, target) not in SPILLING:
-        spilling = [each for each in found if each["spilled"]]
-        assert not spilling, f"kernels that spill on {target}: {spilling}"
+    known = SPILLING.get(target) if module == "regard.engines.triton.compiled" else None
+    spilling = [each for each in found if each["spilled"] and (known is None or known not in each["name"])]
+    assert not spilling, f"kernels that spill on {target}: {spilling}"
     large = [each for each in found if each["shared"] > SHARED[target]]
     assert not large, f"kernels with more shared memory than {target} has: {large}"

@@ -65,17 +65,17 @@ def _cases() -> list[_Case]:
     return [*found, _Case(DOT, single, 64, 64, 0, every, ENTMAX, _FIELDS)]
 
 
-def kernels_to_compile() -> list[Compilation]:
-    """Return every kernel at the default shapes: what a user is likely to run.
+def kernels_to_compile(chip: str) -> list[Compilation]:
+    """Return every kernel at the default shapes of a chip: what a user is likely to run.
 
     Triton's interpreter must be off when Triton is imported.
     """
-    return [_compilation(case, name) for case in _cases() for name in case.kernels] + _steps()
+    return [_compilation(case, name, chip) for case in _cases() for name in case.kernels] + _steps()
 
 
-def _compilation(case: _Case, name: str) -> Compilation:
+def _compilation(case: _Case, name: str, chip: str) -> Compilation:
     kernel, tl = getattr(kernels(), name), kernels().tl
-    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, "BIAS" in case.options, False)
+    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, "BIAS" in case.options, False, chip)
     wide = "fp64" if case.dtype == torch.float64 else "fp32"
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {

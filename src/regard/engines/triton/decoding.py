@@ -84,7 +84,7 @@ def step_shape(dtype: torch.dtype, C: int, V: int, queries: int, paged: bool = F
     if dtype.itemsize == 4:
         return StepShape(rows, max(cols // 2, 16), 8 if width > 128 else 4, 2)
     stages = 4 if width > 64 else 3
-    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, 2 * stages - 1 if paged else stages)
+    return StepShape(rows, max(cols, 16), 8 if rows * width > 4096 else 4, stages + 1 if paged else stages)
 
 
 def run_step(
@@ -119,7 +119,8 @@ def run_step(
     given: dict[str, Any] = {
         **shared, "query": query, "key": key, "value": value, "table": query if pages is None else pages.table,
         "start": query if visible.start is None else visible.start,
-        "stop": query if visible.stop is None else visible.stop, "bias": query if visible.bias is None else visible.bias,
+        "stop": query if visible.stop is None else visible.stop,
+        "bias": query if visible.bias is None else visible.bias,
         "p_b": 0 if pages is None else pages.table.stride(0), "R": R, "S": S, "C": C, "blocks": blocks,
         **reals({"scale": setting.scale * (LOG2_E if base_2 else 1.0), "softcap": setting.softcap or 1.0}, wide),
         "SOFTCAP": bool(setting.softcap), "SPANS": visible.start is not None, "BIAS": biased,

@@ -18,8 +18,8 @@ TOGETHER = tl.constexpr(16)
 
 @triton.jit
 def averages(
-    q, query, key, value, table, b, first, last, heads, rows, there,
-    k_r, k_c, v_r, v_c, k_b, v_b, start, stop, bias, b_b, b_h, b_r, b_c, low, high, lower, upper, C, V, scale, softcap,
+    q, key, value, table, b, first, last, heads, rows, there,
+    k_r, k_c, v_r, v_c, k_b, v_b, bias, b_b, b_h, b_r, b_c, low, high, lower, upper, C, V, scale, softcap,
     SOFTCAP: tl.constexpr, BASE2: tl.constexpr, SPANS: tl.constexpr, BIAS: tl.constexpr, PAGE: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, CARE: tl.constexpr, SMALL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr,
@@ -116,14 +116,14 @@ def decode(
         value += b * v_b
     SMALL: tl.constexpr = 1.0 if value.dtype.element_ty == tl.float16 else 2.3283064365386963e-10
     out, total, peak = averages(
-        q, query, key, value, table, b, first, last, heads, rows, there, k_r, k_c, v_r, v_c, k_b, v_b,
-        start, stop, bias, b_b, b_h, b_r, b_c, low, high, lower, upper, C, V, scale, softcap,
+        q, key, value, table, b, first, last, heads, rows, there, k_r, k_c, v_r, v_c, k_b, v_b,
+        bias, b_b, b_h, b_r, b_c, low, high, lower, upper, C, V, scale, softcap,
         SOFTCAP, BASE2, SPANS, BIAS, PAGE, PRECISION, WIDE, False, SMALL, BM, BN, BC, BV,
     )  # fmt: skip
     if tl.min(tl.min(finite(out).to(tl.int32), 1), 0) == 0:
         out, total, peak = averages(
-            q, query, key, value, table, b, first, last, heads, rows, there, k_r, k_c, v_r, v_c, k_b, v_b,
-            start, stop, bias, b_b, b_h, b_r, b_c, low, high, lower, upper, C, V, scale, softcap,
+            q, key, value, table, b, first, last, heads, rows, there, k_r, k_c, v_r, v_c, k_b, v_b,
+            bias, b_b, b_h, b_r, b_c, low, high, lower, upper, C, V, scale, softcap,
             SOFTCAP, BASE2, SPANS, BIAS, PAGE, PRECISION, WIDE, True, SMALL, BM, BN, BC, BV,
         )  # fmt: skip
         held = finite(out)

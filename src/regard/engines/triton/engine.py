@@ -19,7 +19,7 @@ from regard.engines.base import Cost, Engine, EngineOutput, Runner
 from regard.engines.problem import Problem
 from regard.engines.triton.decoding import is_step
 from regard.engines.triton.families import KINDS, RULES, SOFTMAX, Rows, family_of
-from regard.engines.triton.launch import Setting, is_interpreted, tile_shape
+from regard.engines.triton.launch import Setting, chip, is_interpreted, tile_shape
 from regard.engines.triton.operators import SINK, TENSORS, Attend, triton_fields, triton_forward
 from regard.engines.triton.visible import VisibleKeys
 from regard.masks import Dense
@@ -137,7 +137,7 @@ def _visible(problem: Problem) -> VisibleKeys:
     C, V = problem.query.shape[-1], problem.value.shape[-1]
 
     def tile(biased: bool) -> tuple[int, int]:
-        shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted())
+        shape = tile_shape(family, problem.value.dtype, C, V, biased, is_interpreted(), chip(str(problem.query.device)))
         return shape.rows, shape.cols
 
     extent, rule = problem.extent, RULES[type(problem.normalizer)]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._utils.torch_private import evaluated_by_compilers
 from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SIGMOID, SOFTMAX, row_shape
 from regard.engines.triton.visible import WORD, VisibleKeys
 
@@ -37,10 +38,10 @@ def is_interpreted() -> bool:
     return type(kernels().forward).__name__ == "InterpretedFunction"
 
 
-@cache
-def chip(device: torch.device) -> str:
+@evaluated_by_compilers
+def chip(device: str) -> str:
     """Return which tiles suit a device: ``"sm_80"``, ``"sm_90a"``, ``"sm_100"`` or ``"gfx942"``."""
-    if device.type != "cuda":
+    if not device.startswith("cuda"):
         return "sm_90a"
     if torch.version.hip is not None:
         return "gfx942"
@@ -78,8 +79,10 @@ class Shape:
         return min(self.warps, 4) if kernel == "fields" else self.warps
 
 
-def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool) -> Shape:
-    """Return the tiles for rows of C features and V values, with or without a bias."""
+def tile_shape(
+    family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool, chip: str = "sm_90a"
+) -> Shape:
+    """Return the tiles for rows of C features and V values, with or without a bias, for a :func:`chip`."""
     if interpreted:
         rows, cols = INTERPRETED_TILE
         return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1)
@@ -87,11 +90,20 @@ def tile_shape(family: int, dtype: torch.dtype, C: int, V: int, biased: bool, in
     if family != DOT:
         return Shape(32, 32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 32, 4, 1)
     if size == 2:
-        rows = 64 if biased else 128
-        return Shape(64, 32, 32, 32, 8, 1) if width > 128 else Shape(rows, 64, 64 if width <= 64 else 32, 32, 8, 2)
+        ampere = chip == "sm_80"
+        if width > 128:
+            return Shape(64, 32, 32, 16, 8, 1) if ampere else Shape(64, 32, 16, 32, 8, 2)
+        part = 64 if width <= 64 else 32
+        if biased:
+            return Shape(64, 64, part, 16 if ampere else 32, 8, 2)
+        return Shape(128, 32 if ampere else 64, part, 32, 8, 2)
     if size == 4:
-        return Shape(32, 32, 16, 16, 8, 1) if width > 128 else Shape(64, 32, 32, 32, 8, 1)
-    return Shape(16, 16, 16, 16, 4, 1) if width > 64 else Shape(32, 32, 16, 16, 8, 1)
+        if width > 128:
+            return Shape(32, 32, 16, 16, 8, 1)
+        return Shape(64, 32, 32, 32, 8, 1) if chip == "sm_80" else Shape(64, 16, 16, 32, 8, 1)
+    if width > 64:
+        return Shape(16, 16, 16, 16, 4, 1)
+    return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,9 @@ class Arguments:
     ) -> None:  # fmt: skip
         (B, H, L, C), (G, S), V = query.shape, key.shape[1:3], value.shape[-1]
         self.sizes = B, H, L, C, G, S, V
-        self.shape = tile_shape(setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted())
+        self.shape = tile_shape(
+            setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted(), chip(str(query.device))
+        )
         if visible.start is not None and visible.by_query is None:  # the forward pass was a step of decoding
             visible = visible.with_lists(S, (self.shape.rows, self.shape.cols))
         self.setting, self.visible = setting, visible

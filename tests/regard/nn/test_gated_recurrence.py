@@ -675,7 +675,9 @@ def test_an_exported_program_takes_any_length(channels: bool) -> None:
 
     free = torch.export.Dim.DYNAMIC
     given = made(3, 70, channels=channels)
-    program = torch.export.export(Parts(), tuple(given), dynamic_shapes={"given": tuple({0: free, 2: free} for _ in given)})
+    program = torch.export.export(
+        Parts(), tuple(given), dynamic_shapes={"given": tuple({0: free, 2: free} for _ in given)}
+    )
     names = {str(node.target) for node in program.graph.nodes}
     assert not any("regard" in name for name in names)  # it runs where this library is not installed
     for B, L in ((2, 150), (5, 33)):

@@ -629,3 +629,85 @@ def test_a_step_checks_its_gates_too(form: str) -> None:
     with pytest.raises(ValueError, match=r"rate must be in \[0, 2\] with the delta rule, got 3\.0\."):
         gated_recurrence(*one, rate=GATE[:, :, :1] + 3, delta=True, form=form)
     assert gated_recurrence(*one, rate=GATE[:, :, :1] + 3, form=form).isfinite().all()
+
+
+# Compiled and exported ------------------------------------------------------------------------------------------------
+
+
+def made(B: int, L: int, *, channels: bool, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Return query, key, value, log decay and rate that need gradients."""
+    generator = torch.Generator().manual_seed(L)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    q, k = (torch.nn.functional.normalize(draw(B, 2, L, 6), dim=-1) for _ in range(2))
+    decay = -draw(B, 4, L, 6).exp() if channels else -draw(B, 4, L).exp()
+    return [t.requires_grad_() for t in (q, k, draw(B, 4, L, 5), decay, draw(B, 4, L).sigmoid())]
+
+
+def by_parts(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and state of the delta rule, with documents of 37 steps."""
+    documents = torch.arange(q.shape[2]) // 37
+    return gated_recurrence(q, k, v, log_decay=g, rate=rate, delta=True, documents=documents, return_state=True)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_compiled_call_runs_the_kernels_at_any_length(channels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for name in ("forward", "backward"):
+        whole = getattr(kernels._Call, name)
+        monkeypatch.setattr(kernels._Call, name, lambda *a, w=whole, n=name, **k: (ran.append(n), w(*a, **k))[1])
+    torch._dynamo.reset()
+    compiled = torch.compile(by_parts, fullgraph=True, backend="aot_eager", dynamic=True)
+    for i, (B, L) in enumerate([(3, 70), (2, 150), (5, 41)]):
+        with torch.compiler.set_stance("fail_on_recompile" if i else "default"):
+            found = []
+            for run in (compiled, by_parts):
+                given = made(B, L, channels=channels)
+                ran.clear()
+                output, end = run(*given)
+                (output.square().sum() + (end * torch.arange(5)).sum()).backward()
+                assert ran == ["forward", "backward"]
+                found.append([output, end, *(t.grad for t in given)])
+            torch.testing.assert_close(*found)
+    with torch.no_grad(), torch.compiler.set_stance("default"):
+        torch.testing.assert_close(compiled(*made(2, 9, channels=channels)), by_parts(*made(2, 9, channels=channels)))
+
+
+def test_a_compiled_call_refuses_what_an_eager_one_does() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(by_parts, fullgraph=True, backend="aot_eager")
+    q, k, v, g, rate = made(2, 7, channels=False)
+    with pytest.raises(ValueError, match="gated_recurrence: log_decay must be at most 0"):
+        compiled(q, k, v, -g, rate)
+    from regard.nn.linear.operator import recur
+    from regard.nn.linear.steps import Steps
+
+    def traced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return recur(Steps(q, k, v), None, form="auto", chunk=64)[0]
+
+    recorded = torch.jit.trace(traced, (q, k, v[:, :2]), check_trace=False)
+    longer = [t[:, :2].detach().requires_grad_() for t in made(3, 11, channels=False)[:3]]
+    torch.testing.assert_close(recorded(*longer), traced(*longer))
+    (grad,) = torch.autograd.grad(recorded(*longer).square().sum(), longer[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_an_exported_program_takes_any_length(channels: bool) -> None:
+    class Parts(torch.nn.Module):
+        def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+            return by_parts(*given)
+
+    free = torch.export.Dim.DYNAMIC
+    given = made(3, 70, channels=channels)
+    program = torch.export.export(
+        Parts(), tuple(given), dynamic_shapes={"given": tuple({0: free, 2: free} for _ in given)}
+    )
+    names = {str(node.target) for node in program.graph.nodes}
+    assert not any("regard" in name for name in names)  # it runs where this library is not installed
+    for B, L in ((2, 150), (5, 33)):
+        given = made(B, L, channels=channels)
+        torch.testing.assert_close(program.module()(*given), by_parts(*given))

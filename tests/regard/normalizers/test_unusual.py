@@ -12,7 +12,16 @@ from torch import Tensor, nn
 import regard
 from regard import masks
 from regard.nn import SelfAttention
-from regard.normalizers import Cog, Entmax, LearnedEntmax, ReLU, ScalableSoftmax, SoftmaxSink, StickBreaking, TalkingHeads
+from regard.normalizers import (
+    Cog,
+    Entmax,
+    LearnedEntmax,
+    ReLU,
+    ScalableSoftmax,
+    SoftmaxSink,
+    StickBreaking,
+    TalkingHeads,
+)
 
 H = 4
 
@@ -119,7 +128,9 @@ def test_learned_entmax_is_entmax_of_each_heads_alpha() -> None:
     torch.testing.assert_close(near, attended("softmax", masks.causal()), rtol=2e-3, atol=2e-3)
     with pytest.raises(ValueError, match="LearnedEntmax declares no streaming rule"):
         attended(LearnedEntmax(), masks.causal(), engine="streaming")
-    with pytest.raises(ValueError, match="LearnedEntmax: logit must have one number, or one for each of query's 4 heads"):
+    with pytest.raises(
+        ValueError, match="LearnedEntmax: logit must have one number, or one for each of query's 4 heads"
+    ):
         attended(LearnedEntmax(torch.zeros(3)), masks.causal())
     with pytest.raises(ValueError, match="LearnedEntmax: logit must be a floating-point tensor of one number"):
         LearnedEntmax(torch.zeros(3, 1))
@@ -174,7 +185,9 @@ def test_gradients(make: Any) -> None:
     assert torch.autograd.gradgradcheck(run, (q, k, v, matrix))
 
 
-@pytest.mark.parametrize("normalizer", ["relu", "stick_breaking", "scalable_softmax", "talking_heads", "cog", "learned_entmax"])
+@pytest.mark.parametrize(
+    "normalizer", ["relu", "stick_breaking", "scalable_softmax", "talking_heads", "cog", "learned_entmax"]
+)
 def test_rows_that_see_nothing_and_hidden_garbage(normalizer: str) -> None:
     q, k, v = inputs()
     seen = torch.ones(6, 6, dtype=torch.bool).tril()

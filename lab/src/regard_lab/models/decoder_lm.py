@@ -47,7 +47,6 @@ class Masks(NamedTuple):
     chunk: MaskLike | None = None
 
 
-
 @dataclass(frozen=True)
 class DecoderLMConfig(LanguageConfig):
     """Everything that a :class:`~regard_lab.models.DecoderLM` is built from."""
@@ -58,7 +57,7 @@ class DecoderLMConfig(LanguageConfig):
     #: Xiao 2023, arXiv 2309.17453.
     sinks: int = option(0, "first tokens that each one sees beside its window", ge=0)
     #: Llama 4, 2025: iRoPE.
-    rotary_layers: str = option("rotary", "which layers have rotary positions, where the model has: 'rotary' or 'none', "
+    rotary_layers: str = option("rotary", "which layers have rotary positions, if the model has: 'rotary' or 'none', "
                                 "repeated in this order, with commas between them")  # fmt: skip
     chunk: int | None = size(None, "positions of a chunk; layers with rotary positions then see their own chunk alone "
                              "(Llama 4)", 1 << 24)  # fmt: skip

@@ -216,7 +216,9 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     if len(set(config.sources)) < config.layers:
         raise rejected("plan", "share_keys_values", "be '1': shared keys are not planned", config.share_keys_values)
     if config.chunk is not None or config.rotary_layers != "rotary":
-        raise rejected("plan", "chunk", "be left out: layers that differ in their positions are not planned", config.chunk)
+        raise rejected(
+            "plan", "chunk", "be left out: layers that differ in their positions are not planned", config.chunk
+        )
     counts = Counter(zip(config.kinds, config.sparse))
     stacks = tuple(Stack(_decoder_layer(config, *kind), count) for kind, count in counts.items())
     rest = [Weight("embeddings", (N, E)), *_positions(config, config.max_length, E), *_norm(config, E)]

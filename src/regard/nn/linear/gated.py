@@ -93,10 +93,11 @@ def gated_recurrence(
     form : {"auto", "parallel", "chunked", "recurrent"}, default "auto"
         The algorithm; all agree up to rounding. "recurrent" is a loop over steps, O(L·K·V). "chunked" loops over
         chunks, O(L·(K·V + chunk·(K + V))); "parallel" is one chunk. "auto" is a compiled kernel where one applies,
-        outside of compilers and transforms: on the CPU, with ``erase`` if no ``log_decay`` is below −20; on GPUs, for
-        more than 4 steps without ``erase`` and ``bonus``, flash-linear-attention's for 16-bit inputs if that package is
-        installed (K ≤ 256, no ``documents``), else our own (K ≤ 128, any dtype but float64) on devices where they were
-        measured. Elsewhere "auto" is "recurrent" for one step and "chunked" otherwise.
+        outside of ``torch.func``: on the CPU, also under ``torch.compile``, with ``erase`` if no ``log_decay`` is below
+        −20; on GPUs in eager mode, for more than 4 steps without ``erase`` and ``bonus``, flash-linear-attention's for
+        16-bit inputs if that package is installed (K ≤ 256, no ``documents``), else our own (K ≤ 128, any dtype but
+        float64) on devices where they were measured. Elsewhere "auto" is "recurrent" for one step and "chunked"
+        otherwise; in a program that ``torch.export`` makes for any length, "parallel".
     chunk : int, default 64
         Length of a chunk; it need not divide L. The kernel has chunks of its own.
 

@@ -34,9 +34,10 @@ def _record(steps: Steps, state: Tensor | None, function: str | None) -> tuple[T
     erase = (None, None) if steps.erase is None else steps.erase
     tensors = (steps.query, steps.key, steps.value, steps.log_decay, steps.rate, *erase, steps.bonus, state)
     # A trace may run on tensors other than those of its example.
-    wanted = [t is not None and (is_jit_tracing() or (torch.is_grad_enabled() and t.requires_grad)) for t in tensors]
+    needed = [t is not None and (is_jit_tracing() or (torch.is_grad_enabled() and t.requires_grad)) for t in tensors]
+    wanted = "".join(["1" if each else "0" for each in needed])  # a trace records no list of bool
     settings = (steps.resets, steps.delta, steps.scale, function or "", wanted)
-    operator = torch.ops.regard.recur if any(wanted) else torch.ops.regard.recur_forward
+    operator = torch.ops.regard.recur if any(needed) else torch.ops.regard.recur_forward
     output, end, _ = operator(*tensors, *settings)
     return output, end
 
@@ -47,10 +48,10 @@ def _run(
     delta: bool,
     scale: float,
     function: str,
-    wanted: list[bool],
+    wanted: str,
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:
     """Run the recurrence eagerly; return output and state, and the tensors as leaves of their graph."""
-    leaves = [None if t is None else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)]
+    leaves = [None if t is None else t.detach().requires_grad_(want == "1") for t, want in zip(tensors, wanted)]
     query, key, value, log_decay, rate, a, e, bonus, state = leaves
     assert query is not None and key is not None and value is not None
     erase = None if a is None or e is None else (a, e)
@@ -62,11 +63,11 @@ def _run(
 def _recur(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, rate: Tensor | None, a: Tensor | None,
     e: Tensor | None, bonus: Tensor | None, state: Tensor | None, resets: Tensor | None, delta: bool, scale: float,
-    function: str, wanted: list[bool],
+    function: str, wanted: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return output (B, H, L, V), state (B, H, K, V), and an empty tensor that holds their graph."""
     tensors, graph = (query, key, value, log_decay, rate, a, e, bonus, state), query.new_empty(0)
-    if not any(wanted):
+    if "1" not in wanted:
         with torch.no_grad():
             (output, end), _ = _run(tensors, resets, delta, scale, function, wanted)
         return _own(output), _own(end), graph
@@ -89,7 +90,7 @@ def _recur_shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  # 
 def _recur_backward(
     grad: Tensor | None, d_end: Tensor | None, graph: Tensor, query: Tensor, key: Tensor, value: Tensor,
     log_decay: Tensor | None, rate: Tensor | None, a: Tensor | None, e: Tensor | None, bonus: Tensor | None,
-    state: Tensor | None, resets: Tensor | None, delta: bool, scale: float, wanted: list[bool],
+    state: Tensor | None, resets: Tensor | None, delta: bool, scale: float, wanted: str,
 ) -> list[Tensor]:  # fmt: skip
     """Return the gradients of the tensors, empty if not needed."""
     tensors = (query, key, value, log_decay, rate, a, e, bonus, state)
@@ -102,7 +103,7 @@ def _recur_backward(
         inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         outputs, given = zip(*pairs)
         found = iter(torch.autograd.grad(outputs, inputs, given, retain_graph=True, allow_unused=True))
-    return [_gradient(next(found), like) if want else query.new_empty(0) for want, like in zip(wanted, tensors)]
+    return [_gradient(next(found), like) if want == "1" else query.new_empty(0) for want, like in zip(wanted, tensors)]
 
 
 def _gradient(found: Tensor | None, like: Any) -> Tensor:
@@ -112,7 +113,7 @@ def _gradient(found: Tensor | None, like: Any) -> Tensor:
 def _recur_backward_shapes(grad, d_end, graph, *rest):  # type: ignore[no-untyped-def]  # noqa: ARG001
     tensors, wanted = rest[:9], rest[-1]
     return [
-        rest[0].new_empty(t.shape if want else 0, dtype=t.dtype if want else None) for t, want in zip(tensors, wanted)
+        t.new_empty(t.shape) if want == "1" else rest[0].new_empty(0) for t, want in zip(tensors, wanted, strict=True)
     ]
 
 
@@ -127,7 +128,7 @@ def _backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None, _: Tensor | N
     if grad is None and d_end is None:
         return (None,) * 14
     found = torch.ops.regard.recur_backward(grad, d_end, *ctx.saved_tensors, ctx.delta, ctx.scale, ctx.wanted)
-    gradients = [gradient if want else None for gradient, want in zip(found, ctx.wanted)]
+    gradients = [gradient if want == "1" else None for gradient, want in zip(found, ctx.wanted)]
     return *gradients, None, None, None, None, None
 
 

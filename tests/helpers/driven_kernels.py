@@ -25,7 +25,8 @@ from torch import Tensor
 
 from regard._call import plan
 from regard.engines.fused import decoding, families, layers, library, lines, panels, pool, run
-from regard.engines.fused.arguments import FIELDS, REALS, RECORDS, F
+from regard.engines.fused.arguments import FIELDS, REALS, RECORDS
+from regard.engines.fused.kernel_call import PLACES
 from regard.nn.linear import gated, kernels
 
 #: Bytes of an integer, and of a word.
@@ -151,7 +152,7 @@ def described(name: str, given: Sequence[Any], item: int) -> tuple[dict[int, int
     family, _, kind = name.partition(".")
     first = given[0]
     if name not in library.SIGNATURES:
-        return {given[1]: REALS * item, integers(first, len(FIELDS))[F.flawed]: WORD}, {first: len(FIELDS)}
+        return {given[1]: REALS * item, integers(first, len(FIELDS))[PLACES["flawed"]]: WORD}, {first: len(FIELDS)}
     if name == "decoding.largest_sums":
         return {given[-1]: WORD}, {}
     if family == "lines" and kind != "sizes":

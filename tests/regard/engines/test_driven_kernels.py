@@ -117,7 +117,8 @@ def lines(draw: Drawn) -> list[Tensor]:
     score = ["dot", "gaussian"][draw.pick(0, 1)]
     matrix = draw.numbers(rows[0].shape[2], rows[1].shape[2]) > -1
     mask = [None, masks.window(7, 4, align="upper_left"), matrix][draw.pick(0, 1, 2)]
-    made = regard.attention(*rows, mask, enable_gqa=True, score=score, order=1, engine="fused")
+    order = regard.LocalLinear(ridge=0.1)  # without, rounding shows where keys are fewer than features
+    made = regard.attention(*rows, mask, enable_gqa=True, score=score, order=order, engine="fused")
     return pulled(made, *rows)
 
 

@@ -628,7 +628,7 @@ def forward(
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     query = rows.arrays["query"]
     new = query.new_empty
-    arrays = {"output": new(B, H, L, V), "peak": new(B, H, L), "total": new(B, H, L)}
+    arrays: dict[str, Any] = {"output": new(B, H, L, V), "peak": new(B, H, L), "total": new(B, H, L)}
     if wants.top:
         arrays["top"] = new(B, H, L)
     if wants.entropy:

@@ -245,7 +245,8 @@ def marked_keys(mask: Mask, extent: Extent) -> tuple[Tensor | None, Tensor, Tens
     if not marks or not S or mask.has_bias or any(map(values_unavailable, marks)):
         return None
     others = tuple(part for part in parts if not isinstance(part, KeyPadding))
-    if others and (spans := _spans(AndMask(others), extent)) is None:
+    spans = _spans(AndMask(others), extent) if others else None
+    if others and spans is None:
         return None
     marked = reduce(and_, marks) if len(marks) > 1 else marks[0].clone()  # NumPy must not hold a caller's tensor
     keep = marked.numpy()
@@ -255,7 +256,7 @@ def marked_keys(mask: Mask, extent: Extent) -> tuple[Tensor | None, Tensor, Tens
     if (count * 2 < stop - start).any():
         return None
     whole = bool((count == np.maximum(stop - start, 0)).all())
-    if others:
+    if spans is not None:
         start, stop = np.maximum(start, spans[0]), np.minimum(stop, spans[1])
     start = np.minimum(start, S)
     stop = np.minimum(np.maximum(start, stop), S)

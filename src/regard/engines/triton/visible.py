@@ -183,7 +183,7 @@ def _evaluated(mask: Mask, extent: Extent, tile: tuple[int, int], device: torch.
     found = [_bits(mask, extent, tile, part) for part in some.split(at_once)] if len(some) else []
     words = torch.cat(found) if found else torch.zeros(1, rows, -(-cols // WORD), dtype=torch.int32, device=device)
     if every:
-        bits = sum(((words >> bit) & 1).sum((1, 2)) for bit in range(WORD))
+        bits = torch.stack([((words >> bit) & 1).sum((1, 2)) for bit in range(WORD)]).sum(0)
         states = ((bits > 0).to(torch.int8) + (bits == rows * cols)).view(states.shape)
     return VisibleKeys(by_query=listed(states), by_key=listed(states.mT), tiles=tiles.contiguous(), words=words)
 

@@ -106,7 +106,8 @@ def paged_attention(
     if attn_mask is not None:
         queries = torch.full_like(lengths, query.shape[2])
         mask = mask & masks.as_mask(attn_mask, _NAME, "attn_mask").for_lengths(queries, lengths)
-    named: dict[str, Any] = {"scale": scale, "enable_gqa": True, "score": score, "normalizer": normalizer, "softcap": softcap}
+    named: dict[str, Any] = {"scale": scale, "enable_gqa": True, "score": score}
+    named |= {"normalizer": normalizer, "softcap": softcap}
     triton = TABLE["triton"]
     if engine in ("auto", "triton", triton) and key.shape[0] > 0:
         S = table.shape[1] * size

@@ -20,7 +20,6 @@ from regard.nn.positions.rotary import Rotation
     sources=("brandon2024", "sun2024yoco"),
     learned="W_Q (H·D, E), W_O (E, H·D), biases; those of the options",
     cost="O(L·E² + L²·E)",
-    cache="none of its own",
 )
 class CrossLayerAttention(SelfAttention):
     """Self-attention whose keys and values are those of another layer, so that only that layer caches any.

@@ -20,7 +20,6 @@ from regard.nn.positions.rotary import Rotation
     sources=("brandon2024", "sun2024yoco"),
     learned="W_Q (H·D, E), W_O (E, H·D), biases; those of the options",
     cost="O(L·E² + L²·E)",
-    cache="none of its own",
 )
 class CrossLayerAttention(SelfAttention):
     """Self-attention whose keys and values are those of another layer, so that only that layer caches any.
@@ -94,7 +93,8 @@ class CrossLayerAttention(SelfAttention):
         key, value, prefix = self._keys(keys, x)
         before = key.shape[2] - x.shape[1] + (0 if prefix is None else prefix[0].shape[2])
         rotation = self._rotation(x, rotation, before)
-        query = (self.qkv.q if isinstance(self.qkv, SplitProjection) else self.qkv)(x)
+        projection = self.qkv.get_submodule("q") if isinstance(self.qkv, SplitProjection) else self.qkv
+        query: Tensor = projection(x)
         query = query.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
         query = query if self.qk_norm is None else self.qk_norm.of_queries(query)
         if self.rotary is not None and rotation is not None:

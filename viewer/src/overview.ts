@@ -127,9 +127,12 @@ const KINDS: [string, string][] = [
   ["encoder", "Encoder: input looks at input"],
 ];
 
+/** The kind of a layer as Python's labels have it: names decide where one of them says "decoder", else the text read. */
 function section(page: Page, layer: Layer): string {
-  const others = page.layers.some((each) => each.kind === "cross") && layer.kind === "self";
-  return others ? (/decoder/i.test(layer.name) || layer.queries === crossed(page) ? "decoder" : "encoder") : layer.kind;
+  const own = page.layers.filter((each) => each.kind === "self");
+  if (layer.kind !== "self" || !page.layers.some((each) => each.kind === "cross")) return layer.kind;
+  const named = own.some((each) => /decoder/i.test(each.name));
+  return (named ? /decoder/i.test(layer.name) : layer.queries === crossed(page)) ? "decoder" : "encoder";
 }
 
 function crossed(page: Page): number {

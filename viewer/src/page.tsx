@@ -10,4 +10,4 @@ import { asked } from "./without";
 const root = document.getElementById("app")!;
 const page = JSON.parse(document.getElementById("page")!.textContent!) as Page;
 render(<App page={page} fetch={fetcher(page, document)} address={hash} ask={page.without ? asked : null} />, root);
-(root.firstElementChild as HTMLElement | null)?.focus();
+(root.firstElementChild as HTMLElement | null)?.focus({ preventScroll: true });

@@ -178,6 +178,18 @@ def test_padding_is_never_chosen() -> None:
     torch.testing.assert_close(found[0], layer(x, masks.causal())[0])
 
 
+def test_the_first_of_equal_keys_are_chosen() -> None:
+    layer = sparse(topk=3).eval()
+    with torch.no_grad():
+        for weight in layer.indexer.parameters():
+            weight.zero_()  # all scores are 0
+    x, cache = rows(), KVCache()
+    with torch.no_grad():
+        whole = layer(x, is_causal=True)
+        steps = torch.cat([layer(step, cache=cache) for step in x.split(1, 1)], 1)
+    torch.testing.assert_close(steps, whole, rtol=0, atol=1e-9)
+
+
 def test_scores_of_the_indexer_stay_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same keys in tiles of one query; memory of a few tiles, where all scores would take 40 times as much."""
     indexer, x = LightningIndexer(16, num_heads=3, head_dim=6, topk=4).double(), rows()

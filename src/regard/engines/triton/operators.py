@@ -48,7 +48,7 @@ def _forward(
     return run_forward(setting, query, key, value, weight, sink, visible)
 
 
-def _fields(
+def _computed_fields(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -210,7 +210,7 @@ def defined(name: str, function: Any, shapes: Any, batch: Any = None) -> Any:
 
 
 triton_forward = defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
-triton_fields = defined("regard::triton_fields", _fields, _fields_shapes, _fields_batch)
+triton_fields = defined("regard::triton_fields", _computed_fields, _fields_shapes, _fields_batch)
 triton_backward = defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
 
 

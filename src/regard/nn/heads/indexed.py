@@ -14,7 +14,7 @@ from regard import masks
 from regard._utils.constraints import OneOf, flag, floats, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import is_symbolic
+from regard._utils.tracing import is_symbolic, values_unavailable
 from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn._base import Layer
@@ -161,14 +161,29 @@ class LightningIndexer(Layer):
             visible = _visible(mask, queries.shape[0], heads, first, last, S, scores.device)
             if visible is not None:
                 scores = scores.masked_fill(~visible, -torch.inf)
-            best = scores.topk(min(self.topk, S), -1)
-            found.append(best.indices.masked_fill(best.values == -torch.inf, -1).to(torch.int32))
+            values, indices = _largest(scores, min(self.topk, S))
+            found.append(indices.masked_fill(values == -torch.inf, -1).to(torch.int32))
         return torch.cat(found, 1) if found else queries.new_zeros(queries.shape[0], 0, min(self.topk, S)).int()
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         names = ("embed_dim", "num_heads", "head_dim", "topk", "query_dim")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest scores of each row and where they are, the first ones of equal scores.
+
+    Keys of which no head wants any have score 0; later keys of score 0 must not change which are chosen.
+    """
+    if scores.is_cpu and not values_unavailable(scores) and k:
+        values, indices = scores.topk(k, -1)
+        least = values[..., -1:]
+        is_tied = ((scores == least).sum(-1) > (values == least).sum(-1)) & (least[..., 0] > -torch.inf)
+        if not bool(is_tied.any()):
+            return values, indices
+    values, indices = scores.sort(dim=-1, descending=True, stable=True)
+    return values[..., :k], indices[..., :k]
 
 
 def _tiles(rows: int, width: int) -> list[tuple[int, int]]:

@@ -334,7 +334,9 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
     page = Page((tmp_path / "vit.html").read_text(encoding="utf-8"))
     (text,) = page.described["texts"]
     assert [at for at, place in enumerate(text["places"]) if place] == list(range(1, 17))
-    assert len(text["tokens"]) == 17 and text["special"] == [0] and len(page.described["heads"]) == 8 + 2  # rollout, flow
+    assert (
+        len(text["tokens"]) == 17 and text["special"] == [0] and len(page.described["heads"]) == 8 + 2
+    )  # rollout, flow
     picture.write_bytes(picture.read_bytes()[:60])
     for given, message in (
         (("--image", picture), "--image must be a readable image"),
@@ -468,7 +470,7 @@ def test_a_record_is_viewed_until_somebody_interrupts(regard, tmp_path, monkeypa
     result = regard("view", file, file, "-b")
     assert result.code == 0 and "closed" in result.err, result.err
     assert result.out.strip() == opened[0] and opened[0].startswith("http://127.0.0.1:")
-    assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144 + 4  # rollouts, flows
+    assert seen[0].described["records"] == [TEXT, TEXT] and len(seen[0].described["heads"]) == 144 + 4  # rollout, flow
     for given, message in (
         ((tmp_path / "nothing.regard",), "must be a file that is there, got none"),
         ((tmp_path,), "FILE must be a record, which `regard look --out` writes, got a folder"),

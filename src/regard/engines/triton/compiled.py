@@ -54,6 +54,7 @@ def _cases() -> list[_Case]:
     found += [_Case(DOT, torch.float16, 128, 128, 0, {"DROPOUT": True}), _Case(DOT, single, 64, 64, 0, spans)]
     found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans), _Case(DOT, double, 64, 64)]
     found += [_Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
+    found += [_Case(ADDITIVE, single, 64, 64, 0, spans), _Case(DISTANCE, single, 64, 64)]
     found += [_Case(DOT, narrow, C, C, 0, spans, rule, _WHOLE) for C, rule in ((64, SPARSEMAX), (128, ENTMAX))]
     found += [_Case(DOT, narrow, 64, 64, 0, spans, ARGMAX, ("statistics", "forward"))]
     found += [_Case(DOT, single, 64, 64, 0, spans, ENTMAX15, _WHOLE)]

@@ -88,6 +88,8 @@ def tile_shape(
         return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1)
     size, width = dtype.itemsize, max(padded(C), padded(V))
     if family != DOT:
+        if size == 4 and width > LEAST_WIDTH:
+            return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
         return Shape(32, 32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 32, 4, 1)
     if size == 2:
         ampere = chip == "sm_80"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -574,12 +575,18 @@ def _device_refusal(problem: Problem) -> str | None:
         return "no gradients on a CPU, where FlexAttention has no backward pass"
     if isinstance(problem.normalizer, SoftmaxSink):
         return "no sink on a CPU, where FlexAttention returns no log-sum-exp"
-    return None if _runs_on_cpus() else "on a CPU, FlexAttention needs one with AVX2, and Linux or Windows"
+    refused: str | None = _cpu_refusal()
+    return refused
 
 
 @evaluated_by_compilers
-def _runs_on_cpus() -> bool:
-    return sys.platform != "darwin" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+def _cpu_refusal() -> str | None:
+    if sys.platform == "darwin" or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return "on a CPU, FlexAttention needs one with AVX2, and Linux or Windows"
+    compiler = os.environ.get("CXX") or ("cl" if sys.platform == "win32" else "g++")
+    if shutil.which(compiler) is None:
+        return f"on a CPU, FlexAttention needs a C++ compiler: there is no {compiler!r}, which CXX can name"
+    return None
 
 
 @evaluated_by_compilers

@@ -266,6 +266,13 @@ def test_one_sentence_says_why_not(named: dict[str, Any], reason: str) -> None:
     assert reason in regard.explain(*args, enable_gqa=True, **named).others["flex"]
 
 
+def test_no_compiler_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MODE)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    expected = "on a CPU, FlexAttention needs a C++ compiler: there is no 'no-such-compiler', which CXX can name"
+    assert regard.explain(*ends(5, 6), enable_gqa=True).others["flex"].endswith(expected)
+
+
 @pytest.mark.parametrize(("named", "reason"), ON_A_CPU, ids=[reason for _, reason in ON_A_CPU])
 def test_what_the_compiled_kernel_cannot_do_on_a_cpu(
     named: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   const spans = useRef<HTMLElement[]>([]);
   const painted = useRef<Set<number>>(new Set());
   const count = side.labels.length;
+  const [current, setCurrent] = useState<number | null>(null);
   const half = LAID_OUT / 2;
   const first = count <= LAID_OUT ? 0 : Math.max(Math.min(Math.round(((pinned ?? 0) - half) / half) * half, count - LAID_OUT), 0);
   const last = Math.min(first + LAID_OUT, count);
@@ -85,9 +86,36 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
       for (const at of marked) spans.current[at]?.classList.remove("found");
     };
   }, [side, first, marked]);
+  useEffect(() => setCurrent(null), [side]);
+  useEffect(() => {
+    const span = current === null ? null : spans.current[current];
+    span?.classList.add("current");
+    span?.scrollIntoView({ block: "nearest" });
+    return () => span?.classList.remove("current");
+  }, [side, first, current]);
   const click = (event: MouseEvent): void => {
     const at = (event.target as HTMLElement).dataset.token;
-    if (at !== undefined) onPin(Number(at));
+    if (at === undefined) return;
+    setCurrent(null);
+    onPin(Number(at));
+  };
+  /** Arrows move among words: to the one before or after, or to the nearest of the line above or below. */
+  const key = (event: KeyboardEvent): void => {
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey || !(move || event.key === "Enter" || event.key === " ")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const from = current ?? pinned;
+    if (!move) return void (from !== null && spans.current[from] && onPin(from));
+    const words = spans.current.flatMap((span, at) => (span.hidden ? [] : [at]));
+    if (from === null || !words.includes(from)) return setCurrent(words[0] ?? null);
+    if (move[0]) return setCurrent(words[Math.min(Math.max(words.indexOf(from) + move[0], 0), words.length - 1)]);
+    const middle = (at: number): number => spans.current[at].offsetLeft + spans.current[at].offsetWidth / 2;
+    const line = (at: number): number => spans.current[at].offsetTop;
+    const ahead = words.filter((at) => (line(at) - line(from)) * move[1] > 0);
+    const next = ahead.length ? line(ahead[move[1] > 0 ? 0 : ahead.length - 1]) : line(from);
+    const beside = ahead.filter((at) => line(at) === next);
+    if (beside.length) setCurrent(beside.reduce((best, at) => (Math.abs(middle(at) - middle(from)) < Math.abs(middle(best) - middle(from)) ? at : best)));
   };
   return (
     <section class={side.images.length ? "reading shown" : "reading"}>
@@ -100,7 +128,9 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
           ))}
         </div>
       )}
-      <div class="tokens live" ref={place} onClick={click} tabIndex={0} role="group" aria-label={heading} />
+      <div class="tokens live" ref={place} onClick={click} onKeyDown={key} onBlur={() => setCurrent(null)} tabIndex={0} role="group"
+        aria-label={`${heading}. Arrow keys move among words; Enter pins one.`} />
+      <span class="hidden" aria-live="polite">{current === null ? "" : shown(side.labels[current])}</span>
     </section>
   );
 }
@@ -195,7 +225,13 @@ function Patches({ image, number, side, tones, signed, theme, pinned, region, on
     }
     const under = patches.filter((each) => x >= each.x && x < each.x + each.width && y >= each.y && y < each.y + each.height);
     under.sort((a, b) => a.width * a.height - b.width * b.height);
-    if (under.length) onPin(under[0].at);
+    if (under.length) pin(under[0].at);
+  };
+  /** A patch takes the place of a region. */
+  const pin = (at: number): void => {
+    ends.current = null;
+    onRegion(number, null);
+    onPin(at);
   };
   const stop = (): void => {
     start.current = null;
@@ -204,10 +240,12 @@ function Patches({ image, number, side, tones, signed, theme, pinned, region, on
   const key = (event: KeyboardEvent): void => {
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     const chosen = patches.filter((each) => inside.has(each.at));
-    if (event.key === "Enter" && chosen.length) onPin((ends.current ?? [0, chosen[0].at])[1]);
+    if (event.key === "Enter" && chosen.length) pin((ends.current ?? [0, chosen[0].at])[1]);
     else if (!move || !patches.length) return;
     else {
-      const [from, to] = chosen.length ? ends.current ?? [chosen[0].at, chosen[chosen.length - 1].at] : [null, patches[patches.length >> 1].at];
+      const mine = patches.find((each) => each.at === pinned)?.at;
+      const [from, to] = chosen.length ? ends.current ?? [chosen[0].at, chosen[chosen.length - 1].at]
+        : mine !== undefined ? [mine, mine] : [null, patches[patches.length >> 1].at];
       const at = from === null ? to : beside(patches, to, move as [number, number]);
       ends.current = [event.shiftKey && from !== null ? from : at, at];
       onRegion(number, around(patches.filter((each) => ends.current!.includes(each.at))));

@@ -318,11 +318,11 @@ export function App({ page, fetch, address, ask }: Props) {
   const nameless = (of: Side, at: number): string => `“${named(of, at)}” (${at})`;
   /** Whose numbers a row's colours have. */
   const whose = first && focusRow !== null && facts && !signed && (scale === "even" || scale === "row" || scale === "entropy")
-    ? `The colour bar's numbers are for ${lookedRow === null && middle!.alike ? "every row" : `row ${nameless(queries, focusRow)}`}, ${
-      scale === "row" ? `whose largest weight is ${decimal(facts.max)}` : `which sees ${facts.count.toLocaleString("en")} ${facts.count === 1 ? "key" : "keys"}`}${
+    ? `The colour bar's numbers are for ${lookedRow === null && middle!.alike ? "every row: each" : `row ${nameless(queries, focusRow)}, which`} ${
+      scale === "row" ? `has ${decimal(facts.max)} as its largest weight` : `sees ${facts.count.toLocaleString("en")} ${facts.count === 1 ? "key" : "keys"}`}${
       lookedRow === null && !middle!.alike ? " (the median)" : ""}.` : "";
   const evenness = scale === "entropy" && !signed && known[item.layer] ? spread(known[item.layer]!, item.at) : "";
-  const entropy = evenness && `This head: ${evenness}.`;
+  const entropy = evenness && `Here: ${evenness}.`;
   /** The share of a head's weight that is hidden, as a text; empty where it is not known. */
   const hiddenOf = (matrix: Matrix, of: typeof item): string => {
     if (matrix.signed || matrix.partial || !bare || !matrix.sinks.size) return "";
@@ -343,7 +343,7 @@ export function App({ page, fetch, address, ask }: Props) {
   const noted = (text: string, matrix: Matrix, of: typeof item): string => {
     const share = hiddenOf(matrix, of);
     if (!share) return text;
-    const told = `Stripes hide ${share} of this head's weight.`;
+    const told = `Stripes hide ${share} of the weight.`;
     return text.includes(ADDS_UP) ? text.replace(ADDS_UP, `A row adds up to 1 with what is hidden. ${told}`) : `${text}${/[.!?]$/.test(text) ? "" : "."} ${told}`;
   };
   const figure = (): Figure => {
@@ -642,8 +642,8 @@ export function App({ page, fetch, address, ask }: Props) {
             </output>
             <fieldset>
               <legend class="hidden">{queries === keys ? "A click on a word shows" : "A click in the matrix pins"}</legend>
-              <label><input type="radio" name="direction" checked={direction === "query"} onChange={() => turn("query")} /> {queries === keys ? "what it attends to" : "cells pin their row"}</label>
-              <label><input type="radio" name="direction" checked={direction === "key"} onChange={() => turn("key")} /> {queries === keys ? "what attends to it" : "their column"}</label>
+              <label><input type="radio" name="direction" checked={direction === "query"} onChange={() => turn("query")} /> {queries === keys ? "what it attends to" : "a cell pins its row"}</label>
+              <label><input type="radio" name="direction" checked={direction === "key"} onChange={() => turn("key")} /> {queries === keys ? "what attends to it" : "its column"}</label>
             </fieldset>
             <section class="list">
               <h2>

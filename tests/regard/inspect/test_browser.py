@@ -711,7 +711,7 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
     assert "The colour bar's numbers are for row “cat” (2), which sees 3 keys." in said
     assert f"({share:.2f})" in page.locator(".concealed").text_content()
     note = page.locator(".note").text_content()
-    assert note.endswith(f"A row adds up to 1 with what is hidden. Stripes hide {share:.2f} of this head's weight.")
+    assert note.endswith(f"A row adds up to 1 with what is hidden. Stripes hide {share:.2f} of the weight.")
     (frames,) = root.findall(".//*[@viewBox]/*[@fill='none']/..")
     assert frames.get("viewBox").startswith("-2 -2 ") and frames[0].get("x") == "-0.5"  # its left line is inside
     assert root[1].get("fill") == "#ffffff" and picture.getpixel((1, 1))[:3] == (255, 255, 255)

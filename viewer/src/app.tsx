@@ -2,6 +2,7 @@
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Address, State } from "./address";
+import { ARROWS } from "./arrows";
 import type { Fetch } from "./blocks";
 import { Camera } from "./camera";
 import { along, decimal, NIL, type RowFacts, type Scale, SCALES, type Theme } from "./colors";
@@ -35,8 +36,6 @@ const KEYS: [string, string][] = [
   ["d", "dark mode on or off"],
   ["e E", "save the view as PNG or SVG"],
 ];
-
-const ADDS_UP = "A row adds up to 1.";
 
 /** What "Hide sinks" hides. */
 const SINKS = "A sink is a key that takes much of the weight of most queries, often the first token. Special tokens are those that the tokenizer adds, such as [CLS].";
@@ -339,12 +338,12 @@ export function App({ page, fetch, address, ask }: Props) {
     const share = hiddenOf(first!, item);
     return `Hidden: ${concealedNames(6)}${share && `, with ${share} of all weight`}.`;
   };
-  /** What a matrix says below its title: a row adds up to 1 only with what is hidden. */
+  const addsUp = conceals ? "A row adds up to 1 with what is hidden." : "A row adds up to 1.";
+  /** What a matrix says below its title, and how much of it is hidden. */
   const noted = (text: string, matrix: Matrix, of: typeof item): string => {
     const share = hiddenOf(matrix, of);
     if (!share) return text;
-    const told = `Stripes hide ${share} of the weight.`;
-    return text.includes(ADDS_UP) ? text.replace(ADDS_UP, `A row adds up to 1 with what is hidden. ${told}`) : `${text}${/[.!?]$/.test(text) ? "" : "."} ${told}`;
+    return `${text}${text.endsWith(".") ? "" : "."} Stripes hide ${share} of the weight.`;
   };
   const figure = (): Figure => {
     const model = page.models[page.layers[item.layer].record];
@@ -396,9 +395,6 @@ export function App({ page, fetch, address, ask }: Props) {
       return;
     }
     const view = open ? views.current[0] : null;
-    const moves: Record<string, [number, number]> = {
-      ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0],
-    };
     const scales = Object.keys(SCALES) as Scale[];
     const commands: Record<string, () => void> = {
       "+": () => view?.zoom(1.5), "=": () => view?.zoom(1.5), "-": () => view?.zoom(1 / 1.5), "0": () => view?.fit(),
@@ -409,7 +405,7 @@ export function App({ page, fetch, address, ask }: Props) {
       e: () => exporting(savePng), E: () => exporting(saveSvg), "?": () => setHelp(!help),
       Escape: () => (help ? setHelp(false) : open && region ? setRegion(null) : open && pin ? setPinned(null) : open && leave()),
     };
-    const move = moves[event.key];
+    const move = ARROWS[event.key];
     if (move && !open) root.current?.querySelector<HTMLElement>('[data-head][tabindex="0"]')?.focus();
     else if (move && first && pin && move[pin.side === "query" ? 1 : 0]) {
       const [by, count] = pin.side === "query" ? [move[1], first.rows] : [move[0], first.cols];
@@ -488,8 +484,8 @@ export function App({ page, fetch, address, ask }: Props) {
   const explained = signed && subtract ? "Each cell is the weight in the first minus that in the second."
     : isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
     : isStacked(layer) ? `${layer.name}.`
-    : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. " + ADDS_UP
-    : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. " + ADDS_UP;
+    : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. " + addsUp
+    : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. " + addsUp;
   return (
     <div class="app" data-theme={theme} ref={root} tabIndex={-1} onKeyDown={key}>
       <header>

@@ -1,6 +1,7 @@
 // All heads as small pictures: a row for each layer, a column for each head.
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { ARROWS, nearest } from "./arrows";
 import { DECODED } from "./blocks";
 import { along, palette, type Scale, shade, type Theme } from "./colors";
 import { type Contents, isStacked, type Item, type Overview, type Section, spread, thumbnail } from "./overview";
@@ -121,12 +122,12 @@ export function Grid(props: Props) {
       pressed={props.visited && at === chosen ? "chosen" : at === compared ? "compared" : ""} />
   );
   const move = (event: KeyboardEvent): void => {
-    const delta = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const delta = ARROWS[event.key];
     const from = (event.target as HTMLElement).closest<HTMLElement>("[data-head]");
     if (!delta || !from) return;
     event.preventDefault();
     event.stopPropagation();
-    nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], delta as [number, number])?.focus();
+    nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], centre, delta).focus();
   };
   // What does not fit below the other lies at its side if it fits there.
   const wide = beside > stacked && order === "layer" && sum(across) * (side + 4) + sections.length * (HEADING + GAP) <= room[0];
@@ -263,18 +264,7 @@ export function Thumbnail({ layer, at, overview, scale, theme, bare }: Thumbnail
   return <canvas ref={canvas} width={cols} height={rows} aria-hidden="true" />;
 }
 
-/** Return the element that is nearest to another in a direction. */
-function nearest(from: HTMLElement, all: HTMLElement[], [dx, dy]: [number, number]): HTMLElement | null {
-  const centre = (each: HTMLElement): [number, number] => {
-    const box = each.getBoundingClientRect();
-    return [box.left + box.width / 2, box.top + box.height / 2];
-  };
-  const [x, y] = centre(from);
-  let [best, least] = [null as HTMLElement | null, Infinity];
-  for (const each of all) {
-    const [toX, toY] = centre(each);
-    const [ahead, beside] = dx ? [(toX - x) * dx, Math.abs(toY - y)] : [(toY - y) * dy, Math.abs(toX - x)];
-    if (ahead > 1 && ahead + 4 * beside < least) [best, least] = [each, ahead + 4 * beside];
-  }
-  return best;
+function centre(element: HTMLElement): [number, number] {
+  const box = element.getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
 }

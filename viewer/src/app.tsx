@@ -2,15 +2,16 @@
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Address, State } from "./address";
+import { ARROWS } from "./arrows";
 import type { Fetch } from "./blocks";
 import { Camera } from "./camera";
-import { along, type RowFacts, type Scale, SCALES, type Theme } from "./colors";
+import { along, decimal, NIL, type RowFacts, type Scale, SCALES, type Theme } from "./colors";
 import { Explained } from "./explained";
 import { type Figure, savePng, saveSvg } from "./export";
 import { Cell as HeadCell, Grid, type Order, ORDERS } from "./grid";
 import { Legend, says } from "./legend";
 import { Difference, load, loadMean, type Matrix, Merged, MERGED, type Weights } from "./matrix";
-import { contents as contentsOf, isStacked, type Overview, Overviews } from "./overview";
+import { contents as contentsOf, isStacked, type Overview, Overviews, spread } from "./overview";
 import { Plot } from "./plot";
 import { Reading } from "./reading";
 import type { Page } from "./schema";
@@ -22,7 +23,7 @@ import { type Ask, Without } from "./without";
 const LISTED = 8;
 
 const KEYS: [string, string][] = [
-  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view; on an image: choose a patch, with Shift a region"],
+  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view; among words: move, Enter pins one; on an image: choose a patch, with Shift a region"],
   ["Escape", "clear the region; unpin; then back to all heads"],
   ["k", "pin queries (what a word attends to) or keys (what attends to a word)"],
   ["+ −", "zoom, as Ctrl or ⌘ and the wheel do; 0 fits the whole matrix"],
@@ -250,11 +251,13 @@ export function App({ page, fetch, address, ask }: Props) {
   };
   const leave = (): void => {
     if (alone) return;
+    setHovered(null);
     setOpen(false);
     requestAnimationFrame(() => root.current?.querySelector<HTMLElement>(`[data-head="${chosen}"]`)?.focus());
   };
   const setPin = (next: Pin | null): void => {
     setPinned(next);
+    setHovered(null);
     if (next) views.current[0]?.reveal(next.side === "query" ? next.at : null, next.side === "key" ? next.at : null);
   };
   /** Pin a query or a key, or unpin it. */
@@ -294,17 +297,53 @@ export function App({ page, fetch, address, ask }: Props) {
     const { name, kind } = page.layers[of.layer];
     return titleOf(of) + (of.head === null || kind === "picture" || isStacked(page.layers[of.layer]) || !name ? "" : ` · ${name}`);
   };
-  const striped = first?.partial ? "not among the largest" : bare ? "masked or hidden" : "masked";
-  const focusRow = first && first.rows ? (asked?.side === "query" ? asked.at : hover ? hover.row : first.rows - 1) : null;
+  const isMasked = useMemo(() => shownMatrices.some(({ matrix }) => {
+    for (let row = 0; row < matrix.rows; row++) if (matrix.count(row) < matrix.cols) return true;
+    return false;
+  }), [shownMatrices]);
+  const conceals = bare && shownMatrices.some(({ matrix }) => matrix.sinks.size);
+  const striped = first?.partial ? "not among the largest" : [isMasked && "masked", conceals && "hidden"].filter(Boolean).join(" or ");
+  /** The row in the middle of all, by what the colours follow from: the number of its keys, or its largest weight. */
+  const middle = useMemo(() => {
+    if (!first || !first.rows) return null;
+    const sizes = Array.from({ length: first.rows }, (_, row) => (scale === "row" ? first.facts(row, bare).max : first.count(row)));
+    const sorted = sizes.map((_, row) => row).sort((a, b) => sizes[a] - sizes[b] || a - b);
+    const row = sorted[(sorted.length - 1) >> 1];
+    return { row, alike: sizes[sorted[0]] === sizes[sorted[sorted.length - 1]] };
+  }, [first, scale, bare]);
+  const lookedRow = asked?.side === "query" ? asked.at : hover ? hover.row : null;
+  const focusRow = lookedRow ?? middle?.row ?? null;
   const facts: RowFacts | null = first && focusRow !== null ? first.facts(focusRow, bare) : null;
   const nameless = (of: Side, at: number): string => `“${named(of, at)}” (${at})`;
   /** Whose numbers a row's colours have. */
   const whose = first && focusRow !== null && facts && !signed && (scale === "even" || scale === "row" || scale === "entropy")
-    ? `Numbers: row ${nameless(queries, focusRow)}, ${facts.count.toLocaleString("en")} keys.` : "";
+    ? `The colour bar's numbers are for ${lookedRow === null && middle!.alike ? "every row: each" : `row ${nameless(queries, focusRow)}, which`} ${
+      scale === "row" ? `has ${decimal(facts.max)} as its largest weight` : `sees ${facts.count.toLocaleString("en")} ${facts.count === 1 ? "key" : "keys"}`}${
+      lookedRow === null && !middle!.alike ? " (the median)" : ""}.` : "";
+  const evenness = scale === "entropy" && !signed && known[item.layer] ? spread(known[item.layer]!, item.at) : "";
+  const entropy = evenness && `Here: ${evenness}.`;
+  /** The share of a head's weight that is hidden, as a text; empty where it is not known. */
+  const hiddenOf = (matrix: Matrix, of: typeof item): string => {
+    if (matrix.signed || matrix.partial || !bare || !matrix.sinks.size) return "";
+    if (!whole) return overviewOf(of)?.hidden[of.at].toFixed(2) ?? "";
+    let sum = 0;
+    for (let row = 0; row < matrix.rows; row++) for (const col of matrix.sinks) sum += matrix.weight(row, col) || 0;
+    return (sum / Math.max(matrix.rows, 1)).toFixed(2);
+  };
+  const concealedNames = (most: number): string => {
+    const names = [...first!.sinks].sort((a, b) => a - b).map((at) => named(keys, at));
+    return names.slice(0, most).join(", ") + (names.length > most ? " …" : "");
+  };
   const concealed = (): string => {
-    const known = overviewOf(item);
-    const names = [...first!.sinks].map((at) => named(keys, at));
-    return `Hidden: ${names.slice(0, 6).join(", ")}${names.length > 6 ? " …" : ""}${known ? `, with ${known.hidden[item.at].toFixed(2)} of all weight` : ""}.`;
+    const share = hiddenOf(first!, item);
+    return `Hidden: ${concealedNames(6)}${share && `, with ${share} of all weight`}.`;
+  };
+  const addsUp = conceals ? "A row adds up to 1 with what is hidden." : "A row adds up to 1.";
+  /** What a matrix says below its title, and how much of it is hidden. */
+  const noted = (text: string, matrix: Matrix, of: typeof item): string => {
+    const share = hiddenOf(matrix, of);
+    if (!share) return text;
+    return `${text}${text.endsWith(".") ? "" : "."} Stripes hide ${share} of the weight.`;
   };
   const figure = (): Figure => {
     const model = page.models[page.layers[item.layer].record];
@@ -314,7 +353,7 @@ export function App({ page, fetch, address, ask }: Props) {
       caption: [each.querySelector("figcaption")?.textContent ?? "image", tones ? `${over || "weights"}; bright: the most` : ""].filter(Boolean).join(": "),
     }));
     const notes = [
-      `${says(scale, signed)} ${whose}`.trim(), item.summary && !subtract ? `The head ${item.summary.text}.` : "", over && `Outlined: ${over}.`,
+      says(scale, signed), whose, entropy, item.summary && !subtract ? `The head ${item.summary.text}.` : "", over && `Outlined: ${over}.`,
       bare && first!.sinks.size ? concealed() : "", whole ? "Whole words: rows of a word's tokens are averaged, columns added." : "",
       shares ? sentence() : "",
     ];
@@ -356,9 +395,6 @@ export function App({ page, fetch, address, ask }: Props) {
       return;
     }
     const view = open ? views.current[0] : null;
-    const moves: Record<string, [number, number]> = {
-      ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0],
-    };
     const scales = Object.keys(SCALES) as Scale[];
     const commands: Record<string, () => void> = {
       "+": () => view?.zoom(1.5), "=": () => view?.zoom(1.5), "-": () => view?.zoom(1 / 1.5), "0": () => view?.fit(),
@@ -369,7 +405,7 @@ export function App({ page, fetch, address, ask }: Props) {
       e: () => exporting(savePng), E: () => exporting(saveSvg), "?": () => setHelp(!help),
       Escape: () => (help ? setHelp(false) : open && region ? setRegion(null) : open && pin ? setPinned(null) : open && leave()),
     };
-    const move = moves[event.key];
+    const move = ARROWS[event.key];
     if (move && !open) root.current?.querySelector<HTMLElement>('[data-head][tabindex="0"]')?.focus();
     else if (move && first && pin && move[pin.side === "query" ? 1 : 0]) {
       const [by, count] = pin.side === "query" ? [move[1], first.rows] : [move[0], first.cols];
@@ -448,8 +484,8 @@ export function App({ page, fetch, address, ask }: Props) {
   const explained = signed && subtract ? "Each cell is the weight in the first minus that in the second."
     : isPicture ? "Each row is one output, and each column one input: a row shows what the output attends to."
     : isStacked(layer) ? `${layer.name}.`
-    : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. A row adds up to 1."
-    : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. A row adds up to 1.";
+    : layer.kind === "cross" ? "Rows are queries: tokens of the output, which look. Columns are keys: tokens of the input, which they look at. " + addsUp
+    : "Rows are queries: tokens that look. Columns are keys: tokens that they look at. " + addsUp;
   return (
     <div class="app" data-theme={theme} ref={root} tabIndex={-1} onKeyDown={key}>
       <header>
@@ -509,6 +545,7 @@ export function App({ page, fetch, address, ask }: Props) {
               )}
             </Explained>
           )}
+          {open && conceals && first && <span class="concealed">hidden here: {concealedNames(4)}{hiddenOf(first, item) && ` (${hiddenOf(first, item)})`}</span>}
           <input ref={searched} type="search" placeholder="Find a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />
@@ -520,7 +557,7 @@ export function App({ page, fetch, address, ask }: Props) {
         </div>
       </header>
       <Legend scale={scale} theme={theme} signed={open && signed} facts={open ? facts : null} striped={open ? striped : bare ? "masked or hidden" : "masked"} onScale={setScale}
-        whose={open ? whose : ""} />
+        whose={open ? [whose, entropy].filter(Boolean).join(" ") : ""} />
       {help && (
         <section class="help" aria-label="Keyboard shortcuts">
           <dl>{KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}</dl>
@@ -580,7 +617,7 @@ export function App({ page, fetch, address, ask }: Props) {
             {shownMatrices.map(({ matrix, of }, at) => (
               <Plot key={at} matrix={matrix} queries={side(page.layers[of.layer].queries)} keys={side(page.layers[of.layer].keys)}
                 camera={camera} look={look} title={caption(of)} zooms={at === 0}
-                note={of.summary?.text ?? explained} pinned={pin} hovered={hover} marked={matches} onHover={setHovered} onPick={pick}
+                note={noted(of.summary?.text ?? explained, matrix, of)} pinned={pin} hovered={hover} marked={matches} onHover={setHovered} onPick={pick}
                 onView={(view) => void (views.current[at] = view)} />
             ))}
           </main>
@@ -599,13 +636,11 @@ export function App({ page, fetch, address, ask }: Props) {
                 : pin ? <>{name(pin.side === "query" ? queries : keys, pin.at)} ({pin.at}) is pinned{pin.side === "key" ? " as a key" : ""}</>
                 : "Point at a cell for its weight. Click a word to see what it attends to." + (hasImages ? " Drag over an image to add up its patches." : "")}
             </output>
-            {queries === keys && (
-              <fieldset>
-                <legend class="hidden">A click on a word shows</legend>
-                <label><input type="radio" name="direction" checked={direction === "query"} onChange={() => turn("query")} /> what it attends to</label>
-                <label><input type="radio" name="direction" checked={direction === "key"} onChange={() => turn("key")} /> what attends to it</label>
-              </fieldset>
-            )}
+            <fieldset>
+              <legend class="hidden">{queries === keys ? "A click on a word shows" : "A click in the matrix pins"}</legend>
+              <label><input type="radio" name="direction" checked={direction === "query"} onChange={() => turn("query")} /> {queries === keys ? "what it attends to" : "a cell pins its row"}</label>
+              <label><input type="radio" name="direction" checked={direction === "key"} onChange={() => turn("key")} /> {queries === keys ? "what attends to it" : "its column"}</label>
+            </fieldset>
             <section class="list">
               <h2>
                 {shares ? (
@@ -623,8 +658,8 @@ export function App({ page, fetch, address, ask }: Props) {
                   <li key={at}>
                     <button type="button" onClick={() => onList(at)}>
                       <b><bdi>{named(listedSide, at)}</bdi></b> <small>{at}</small>
-                      <i style={{ width: `${(100 * Math.abs(listed![at])) / most}%` }} aria-hidden="true" />
-                      {" "}<span>{listed![at].toFixed(4)}</span>
+                      <i style={Math.abs(listed![at]) < NIL ? { visibility: "hidden" } : { width: `${(100 * Math.abs(listed![at])) / most}%` }} aria-hidden="true" />
+                      {" "}<span>{decimal(listed![at])}</span>
                     </button>
                   </li>
                 ))}

@@ -18,6 +18,8 @@ const DECADES = 4;
 /** Where an even share is on its scale, and the least that is drawn of any weight but zero. */
 const EVEN = 0.1;
 const LEAST = 0.035;
+/** Below it a weight has the colour of zero, as in the grid, whose codes begin there. */
+const TINY = 2 ** -24;
 
 const SEQUENTIAL = {
   light: ["#ffffff", "#cfdfef", "#94bbdf", "#5490c8", "#2463a3", "#0a2f5f"],
@@ -63,7 +65,7 @@ export interface RowFacts {
 /** Return how far along the scale a weight is, from 0 (zero alone) to 1, or from −1 where it has a sign. */
 export function along(scale: Scale, value: number, facts: RowFacts, signed = false): number {
   if (value < 0) return -along(scale, -value, facts, true);
-  if (!(value > 0) && scale !== "entropy") return 0;
+  if (!(value >= TINY) && scale !== "entropy") return 0;
   return Math.max(position(scale, value, facts, signed), signed ? 0 : LEAST);
 }
 
@@ -96,12 +98,21 @@ export function ticks(scale: Scale, signed: boolean, facts: RowFacts): Tick[] {
   }
   const { count, max } = facts;
   const values = scale === "row" ? [0, max / 2, max] : scale === "absolute" ? [0, 0.25, 0.5, 0.75, 1]
-    : scale === "log" ? [1e-4, 1e-3, 0.01, 0.1, 1] : count > 1 ? [1 / count, ...(count > 2 ? [count ** -0.5] : []), 1] : [1];
+    : scale === "log" ? [1e-4, 0.01, 0.1, 1] : count > 1 ? [1 / count, ...(count > 2 ? [count ** -0.5] : []), 1] : [1];
   return values.map((value) => ({
     at: scale === "even" && count > 1 && value === 1 ? 1 : along(scale, value, facts),
     text: scale === "row" && max === 1 ? ["0", "half", "row's largest"][values.indexOf(value)]
       : (scale === "even" && count > 1 && value === values[0] ? "even " : "") + short(value),
   }));
+}
+
+/** Below it nothing is left of a weight with four decimals. */
+export const NIL = 5e-5;
+
+/** Return a weight with four decimals, as lists have it. */
+export function decimal(value: number): string {
+  if (value === 0 || Math.abs(value) >= NIL) return value.toFixed(4);
+  return value > 0 ? "<0.0001" : ">−0.0001";
 }
 
 /** Return a weight in few letters. */

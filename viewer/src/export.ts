@@ -12,7 +12,7 @@ export interface Figure {
   signed: boolean;
   theme: Theme;
   facts: RowFacts;
-  /** What has stripes, and sentences about the rest: the scale, the row of its numbers, what is hidden and pinned. */
+  /** What has stripes, if anything has, and sentences about the rest: the scale, the row of its numbers, what is hidden and pinned. */
   striped: string;
   notes: string[];
   /** Images with what is laid over them, and what that is. */
@@ -25,6 +25,11 @@ const [ABOVE, BAR, LINE, SHARPNESS] = [58, 220, 16, 2];
 const [IMAGE, MARGIN, CAPTION, LETTER] = [300, 14, 40, 5.8];
 /** The least width of a figure whose notes can be read. */
 const NARROW = 420;
+
+/** What lies behind a figure: white, which documents have, unless it is dark. */
+function paperOf(views: View[], { theme }: Figure): string {
+  return theme === "light" ? "#ffffff" : views[0].colors()[0];
+}
 
 interface Placed {
   x: number;
@@ -96,8 +101,9 @@ function texts(figure: Figure, { lefts, bottom, images, notes }: Layout): { text
 
 /** The squares beside the colour bar: where, and of which colour; null has stripes. */
 function swatches(figure: Figure): [number, string | null][] {
-  if (figure.signed || figure.scale === "entropy") return [[BAR + 28, null]];
-  return [[BAR + 28, css(palette(figure.theme, false), shade(0, false))], [BAR + 92, null]];
+  const plain = figure.signed || figure.scale === "entropy";
+  const zero: [number, string | null][] = plain ? [] : [[BAR + 28, css(palette(figure.theme, false), shade(0, false))]];
+  return figure.striped ? [...zero, [plain ? BAR + 28 : BAR + 92, null]] : zero;
 }
 
 /** Save the views, side by side, as one PNG file, with twice the detail of the screen. */
@@ -107,13 +113,14 @@ export function savePng(views: View[], figure: Figure): void {
   [canvas.width, canvas.height] = [layout.width * SHARPNESS, layout.height * SHARPNESS];
   const context = canvas.getContext("2d")!;
   context.scale(SHARPNESS, SHARPNESS);
-  const [paper, ink, border] = views[0].colors();
+  const [, ink, border] = views[0].colors();
+  const paper = paperOf(views, figure);
   context.fillStyle = paper;
   context.fillRect(0, 0, layout.width, layout.height);
   views.forEach((view, at) => {
     context.save();
     context.translate(layout.lefts[at], ABOVE);
-    view.draw(context);
+    view.draw(context, paper);
     context.restore();
   });
   layout.images.forEach(({ x, y, width, height }, at) => {
@@ -147,7 +154,8 @@ export function savePng(views: View[], figure: Figure): void {
 /** Save the views as an SVG file, whose text can be searched and edited. */
 export function saveSvg(views: View[], figure: Figure): void {
   const layout = arranged(views, figure);
-  const [paper, ink, border] = views[0].colors();
+  const [, ink, border] = views[0].colors();
+  const paper = paperOf(views, figure);
   const colors = steps(figure.theme, figure.signed, BAR / 4);
   const top = layout.bottom + 22;
   const bar = colors.map((color, at) =>
@@ -158,7 +166,7 @@ export function saveSvg(views: View[], figure: Figure): void {
     x: String(x), y: String(y), "font-size": String(size), "text-anchor": anchor, "dominant-baseline": "central",
     ...(strong ? { "font-weight": "600" } : {}),
   }));
-  const inside = views.map((view, at) => `<g transform="translate(${layout.lefts[at]} ${ABOVE})">${view.svg()}</g>`);
+  const inside = views.map((view, at) => `<g transform="translate(${layout.lefts[at]} ${ABOVE})">${view.svg(paper)}</g>`);
   const images = layout.images.map(({ x, y, width, height }, at) => {
     const place = `x="${x}" y="${y}" width="${width}" height="${height}"`;
     const { image, over } = figure.images[at];

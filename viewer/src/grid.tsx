@@ -1,20 +1,21 @@
 // All heads as small pictures: a row for each layer, a column for each head.
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { ARROWS, nearest } from "./arrows";
 import { DECODED } from "./blocks";
 import { along, palette, type Scale, shade, type Theme } from "./colors";
-import { type Contents, isStacked, type Item, type Overview, type Section, thumbnail } from "./overview";
+import { type Contents, isStacked, type Item, type Overview, type Section, spread, thumbnail } from "./overview";
 import type { Layer, Page } from "./schema";
 
 export type Order = "layer" | "entropy" | "offDiagonal" | "sink" | "like" | "label";
 /** The name of each order, and a sentence about its numbers. */
 export const ORDERS: Record<Order, [string, string]> = {
   layer: ["by layer", ""],
-  entropy: ["sharpest first", "Entropy says how evenly a query spreads its weight: 0 nats if all of it is on one key, the more the more even."],
+  entropy: ["sharpest first", "Entropy says how evenly a query spreads its weight: 0 nats if all of it is on one key; more nats mean a more even spread."],
   offDiagonal: ["furthest from the diagonal first", "The share of weight on keys that are more than one place away from the query."],
   sink: ["largest share on one key first", "A sink is a key that takes much of the weight of most queries, often the first token."],
   like: ["most like the chosen head first", "The correlation r of two pictures: 1 if they are alike, 0 if they have nothing in common."],
-  label: ["by what heads do", "The share of weight where the label says, or of queries whose largest weight is there."],
+  label: ["by what heads do", "What a number means depends on the label: point at a head to read it."],
 };
 
 /** What the heads of a label do. */
@@ -83,6 +84,8 @@ function correlation(page: Page, item: Item, overview: Overview, chosen: Item, o
 const [SMALLEST, LARGEST, HEADING, ABOVE, GAP] = [22, 132, 92, 62, 28];
 /** Pixels of a label below a thumbnail; of the least thumbnail with a label, and with its number, too. */
 const [LABEL, LABELLED, SCORED] = [14, 46, 66];
+/** The widest grid that scrolls sideways before it leaves out labels. */
+const SLIM = 560;
 
 export function Grid(props: Props) {
   const { page, contents, run, overviews, order, chosen, compared } = props;
@@ -102,11 +105,13 @@ export function Grid(props: Props) {
   const sum = (values: number[]): number => values.reduce((total, each) => total + each, 0);
   // Labels are worth more than to see all layers without scrolling.
   const labelled = shown.some((layer) => contents.ofLayer(layer).some((at) => contents.items[at].summary)) &&
-    (room[0] - HEADING) / Math.max(...across) - 4 >= LABELLED;
+    (room[0] < SLIM || (room[0] - HEADING) / Math.max(...across) - 4 >= LABELLED);
   const label = labelled ? LABEL : 0;
   const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE) / sum(down) - label);
   const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across), (room[1] - ABOVE) / Math.max(...down) - label);
   const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, labelled ? LABELLED : SMALLEST), LARGEST));
+  const [cut, setCut] = useState(false);
+  useEffect(() => setCut(place.current!.scrollWidth > place.current!.clientWidth + 1));
   const summarized = (at: number): string => {
     const { summary } = contents.items[at];
     return labelled && summary ? summary.label + (side < SCORED ? "" : ` ${String(+summary.score.toFixed(2)).replace(/^0/, "")}`) : "";
@@ -117,18 +122,19 @@ export function Grid(props: Props) {
       pressed={props.visited && at === chosen ? "chosen" : at === compared ? "compared" : ""} />
   );
   const move = (event: KeyboardEvent): void => {
-    const delta = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const delta = ARROWS[event.key];
     const from = (event.target as HTMLElement).closest<HTMLElement>("[data-head]");
     if (!delta || !from) return;
     event.preventDefault();
     event.stopPropagation();
-    nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], delta as [number, number])?.focus();
+    nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], centre, delta).focus();
   };
   // What does not fit below the other lies at its side if it fits there.
   const wide = beside > stacked && order === "layer" && sum(across) * (side + 4) + sections.length * (HEADING + GAP) <= room[0];
   const pictures = shown.every((layer) => page.layers[layer].kind === "picture");
   return (
     <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
+      {cut && <p class="more">More heads at the right: scroll sideways →</p>}
       {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], page.layers[layer].name))}</div>
         : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={(at) => cell(at, summarized(at))} />)
         : ranked(props, shown).map(([title, found]) => (
@@ -214,9 +220,9 @@ interface CellProps extends Props {
 export function Cell({ page, overviews, scale, theme, bare, at, item, label, focused, pressed, onChoose, onCompare, chosen }: CellProps) {
   const overview = overviews[item.layer];
   const layer = page.layers[item.layer];
-  const spread = overview && Number.isFinite(overview.entropy[item.at]) ? `; entropy ${overview.entropy[item.at].toFixed(2)} nats` : "";
+  const even = overview ? spread(overview, item.at) : "";
   const hidden = overview && bare ? `; ${overview.hidden[item.at].toFixed(2)} of the weight is hidden` : "";
-  const name = `${item.title}${item.summary ? `: ${item.summary.text}` : ""}${spread}${hidden}`;
+  const name = `${item.title}${item.summary ? `: ${item.summary.text}` : ""}${even && `; ${even}`}${hidden}`;
   return (
     <button type="button" class={`thumbnail ${pressed}`} title={`${name}${layer.kind === "picture" ? "" : `\n${layer.name}`}\nShift-click to compare`}
       aria-label={label ? `${name} (${label})` : name} aria-current={pressed === "chosen"} data-head={at} tabIndex={focused ? 0 : -1}
@@ -258,18 +264,7 @@ export function Thumbnail({ layer, at, overview, scale, theme, bare }: Thumbnail
   return <canvas ref={canvas} width={cols} height={rows} aria-hidden="true" />;
 }
 
-/** Return the element that is nearest to another in a direction. */
-function nearest(from: HTMLElement, all: HTMLElement[], [dx, dy]: [number, number]): HTMLElement | null {
-  const centre = (each: HTMLElement): [number, number] => {
-    const box = each.getBoundingClientRect();
-    return [box.left + box.width / 2, box.top + box.height / 2];
-  };
-  const [x, y] = centre(from);
-  let [best, least] = [null as HTMLElement | null, Infinity];
-  for (const each of all) {
-    const [toX, toY] = centre(each);
-    const [ahead, beside] = dx ? [(toX - x) * dx, Math.abs(toY - y)] : [(toY - y) * dy, Math.abs(toX - x)];
-    if (ahead > 1 && ahead + 4 * beside < least) [best, least] = [each, ahead + 4 * beside];
-  }
-  return best;
+function centre(element: HTMLElement): [number, number] {
+  const box = element.getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
 }

@@ -10,7 +10,7 @@ interface Props {
   facts: RowFacts | null;
   /** A sentence that says whose numbers these are. */
   whose: string;
-  /** What has stripes. */
+  /** What has stripes, if anything has. */
   striped: string;
   onScale(scale: Scale): void;
 }
@@ -55,7 +55,7 @@ export function Legend({ scale, theme, signed, facts, whose, striped, onScale }:
         ))}
       </div>
       {!signed && scale !== "entropy" && <span class="key"><i style={{ background: css(palette(theme, false), shade(0, false)) }} />zero</span>}
-      <span class="key"><i style={{ background: `repeating-linear-gradient(135deg, ${light} 0 2px, ${dark} 2px 4px)` }} />{striped}</span>
+      {striped && <span class="key"><i style={{ background: `repeating-linear-gradient(135deg, ${light} 0 2px, ${dark} 2px 4px)` }} />{striped}</span>}
       <span class="says">{says(scale, signed)}{whose && ` ${whose}`}</span>
     </section>
   );

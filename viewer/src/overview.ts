@@ -71,6 +71,13 @@ export function hiddenKeys(page: Page, layer: number, sink: number): Set<number>
   return keys;
 }
 
+/** Return a head's entropy next to the highest that it can have: both are means of its rows. */
+export function spread({ entropy, counts }: Overview, at: number): string {
+  if (!Number.isFinite(entropy[at]) || !counts.length) return "";
+  const most = counts.reduce((sum, count) => sum + Math.log(Math.max(count, 1)), 0) / counts.length;
+  return `entropy ${entropy[at].toFixed(2)} of at most ${most.toFixed(2)} nats (mean of rows)`;
+}
+
 /** Whether a matrix is of all layers together. */
 export function isStacked(layer: Layer): boolean {
   return layer.kind === "rollout" || layer.kind === "flow";

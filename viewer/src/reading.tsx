@@ -1,6 +1,7 @@
 // The text itself, and its images: weights as colours behind the tokens.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { ARROWS, nearest } from "./arrows";
 import { css, ink, palette, shade, type Theme } from "./colors";
 import type { Picture } from "./schema";
 import { patchesIn, type Region, shown, type Side } from "./text";
@@ -31,6 +32,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   const spans = useRef<HTMLElement[]>([]);
   const painted = useRef<Set<number>>(new Set());
   const count = side.labels.length;
+  const [current, setCurrent] = useState<number | null>(null);
   const half = LAID_OUT / 2;
   const first = count <= LAID_OUT ? 0 : Math.max(Math.min(Math.round(((pinned ?? 0) - half) / half) * half, count - LAID_OUT), 0);
   const last = Math.min(first + LAID_OUT, count);
@@ -85,9 +87,34 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
       for (const at of marked) spans.current[at]?.classList.remove("found");
     };
   }, [side, first, marked]);
+  useEffect(() => setCurrent(null), [side]);
+  useEffect(() => {
+    const span = current === null ? null : spans.current[current];
+    span?.classList.add("current");
+    span?.scrollIntoView({ block: "nearest" });
+    return () => span?.classList.remove("current");
+  }, [side, first, current]);
   const click = (event: MouseEvent): void => {
     const at = (event.target as HTMLElement).dataset.token;
-    if (at !== undefined) onPin(Number(at));
+    if (at === undefined) return;
+    setCurrent(null);
+    onPin(Number(at));
+  };
+  /** Arrows move among words: to the one before or after, or to the nearest of the line above or below. */
+  const key = (event: KeyboardEvent): void => {
+    const move = ARROWS[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey || !(move || event.key === "Enter" || event.key === " ")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const from = current ?? pinned;
+    if (!move) return void (from !== null && spans.current[from] && onPin(from));
+    const words = spans.current.flatMap((span, at) => (span.hidden ? [] : [at]));
+    if (from === null || !words.includes(from)) return setCurrent(words[0] ?? null);
+    if (move[0]) return setCurrent(words[Math.min(Math.max(words.indexOf(from) + move[0], 0), words.length - 1)]);
+    // Lines count before places on them.
+    const middle = (at: number): [number, number] =>
+      [(spans.current[at].offsetLeft + spans.current[at].offsetWidth / 2) / 1e5, spans.current[at].offsetTop];
+    setCurrent(nearest(from, words, middle, move));
   };
   return (
     <section class={side.images.length ? "reading shown" : "reading"}>
@@ -100,7 +127,9 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
           ))}
         </div>
       )}
-      <div class="tokens live" ref={place} onClick={click} tabIndex={0} role="group" aria-label={heading} />
+      <div class="tokens live" ref={place} onClick={click} onKeyDown={key} onBlur={() => setCurrent(null)} tabIndex={0} role="group"
+        aria-label={`${heading}. Arrow keys move among words; Enter pins one.`} />
+      <p class="hidden" aria-live="polite">{current === null ? "" : shown(side.labels[current])}</p>
     </section>
   );
 }
@@ -195,20 +224,28 @@ function Patches({ image, number, side, tones, signed, theme, pinned, region, on
     }
     const under = patches.filter((each) => x >= each.x && x < each.x + each.width && y >= each.y && y < each.y + each.height);
     under.sort((a, b) => a.width * a.height - b.width * b.height);
-    if (under.length) onPin(under[0].at);
+    if (under.length) pin(under[0].at);
+  };
+  /** A patch takes the place of a region. */
+  const pin = (at: number): void => {
+    ends.current = null;
+    onRegion(number, null);
+    onPin(at);
   };
   const stop = (): void => {
     start.current = null;
     setDragged(null);
   };
   const key = (event: KeyboardEvent): void => {
-    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const move = ARROWS[event.key];
     const chosen = patches.filter((each) => inside.has(each.at));
-    if (event.key === "Enter" && chosen.length) onPin((ends.current ?? [0, chosen[0].at])[1]);
+    if (event.key === "Enter" && chosen.length) pin((ends.current ?? [0, chosen[0].at])[1]);
     else if (!move || !patches.length) return;
     else {
-      const [from, to] = chosen.length ? ends.current ?? [chosen[0].at, chosen[chosen.length - 1].at] : [null, patches[patches.length >> 1].at];
-      const at = from === null ? to : beside(patches, to, move as [number, number]);
+      const mine = patches.find((each) => each.at === pinned)?.at;
+      const [from, to] = chosen.length ? ends.current ?? [chosen[0].at, chosen[chosen.length - 1].at]
+        : mine !== undefined ? [mine, mine] : [null, patches[patches.length >> 1].at];
+      const at = from === null ? to : nearest(patches.find((each) => each.at === to)!, patches, ({ x, y, width, height }) => [x + width / 2, y + height / 2], move).at;
       ends.current = [event.shiftKey && from !== null ? from : at, at];
       onRegion(number, around(patches.filter((each) => ends.current!.includes(each.at))));
     }
@@ -245,18 +282,4 @@ function around(boxes: Box[]): Region["box"] {
   const [left, top] = [Math.min(...boxes.map((each) => each.x)), Math.min(...boxes.map((each) => each.y))];
   const right = Math.max(...boxes.map((each) => each.x + each.width));
   return [left, top, right - left, Math.max(...boxes.map((each) => each.y + each.height)) - top];
-}
-
-/** Return the patch that is next to another in a direction, or that patch at the edge. */
-function beside(patches: (Box & { at: number })[], from: number, [dx, dy]: [number, number]): number {
-  const centre = (each: Box): [number, number] => [each.x + each.width / 2, each.y + each.height / 2];
-  const [x, y] = centre(patches.find((each) => each.at === from)!);
-  let [best, least] = [from, Infinity];
-  for (const each of patches) {
-    const [toX, toY] = centre(each);
-    const ahead = (toX - x) * dx + (toY - y) * dy;
-    const distance = ahead + 4 * Math.abs(dx ? toY - y : toX - x);
-    if (ahead > 1e-3 && distance < least) [best, least] = [each.at, distance];
-  }
-  return best;
 }

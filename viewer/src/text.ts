@@ -19,7 +19,7 @@ export interface Side {
   groups: [number, number][] | null;
 }
 
-/** Patches of an image that count together: those whose middle is in a rectangle, in its pixels. */
+/** Patches of an image that count together: those that a rectangle touches, in the image's pixels. */
 export interface Region {
   side: "query" | "key";
   image: number;
@@ -30,12 +30,14 @@ export interface Region {
 export function patchesIn({ places }: Side, { image, box: [x, y, width, height] }: Region): number[] {
   const found = (test: (place: Place) => boolean): number[] =>
     places.flatMap((place, at) => (place?.image === image && test(place) ? [at] : []));
-  const whole = found((each) => {
-    const [across, down] = [each.x + each.width / 2 - x, each.y + each.height / 2 - y];
-    return across >= 0 && across <= width && down >= 0 && down <= height;
-  });
+  // A rectangle that ends where a patch begins does not touch it, though addresses round to tenths of a pixel.
+  const meets = (from: number, room: number, at: number, size: number): boolean => {
+    const slack = Math.min(0.11, size / 4);
+    return at + size > from + slack && at < from + room - slack;
+  };
+  const touched = found((each) => meets(x, width, each.x, each.width) && meets(y, height, each.y, each.height));
   const [middle, centre] = [x + width / 2, y + height / 2];
-  return whole.length ? whole
+  return touched.length ? touched
     : found((each) => middle >= each.x && middle < each.x + each.width && centre >= each.y && centre < each.y + each.height);
 }
 

@@ -37,6 +37,8 @@ export const TOP = 84;
 const EDGE = 2;
 /** What rows and columns are, in the corner of a matrix: text and place. */
 const AXES: [string, number][] = [["queries (rows) ↓", 14], ["keys (columns) →", 30]];
+/** Pixels left of that, and the room that it has. */
+const [INDENT, SPAN] = [8, LEFT - 14];
 
 export class View {
   readonly tiles: Tiles;
@@ -132,9 +134,9 @@ export class View {
     return ["--paper", "--ink", "--soft", "--mark"].map((name) => style.getPropertyValue(name).trim());
   }
 
-  draw(context: CanvasRenderingContext2D): void {
+  draw(context: CanvasRenderingContext2D, paper = this.colors()[0]): void {
     const { width, height } = this.plot;
-    const [paper, text, soft, mark] = this.colors();
+    const [, text, soft, mark] = this.colors();
     context.fillStyle = paper;
     context.fillRect(0, 0, width + LEFT + EDGE, height + TOP + EDGE);
     context.save();
@@ -151,7 +153,7 @@ export class View {
     context.textAlign = "left";
     context.font = FONT(11);
     context.fillStyle = soft;
-    for (const [text, y] of AXES) context.fillText(text, 2, y, LEFT - 6);
+    for (const [text, y] of AXES) context.fillText(text, INDENT, y, SPAN);
     for (const label of this.labels()) {
       context.save();
       context.translate(label.x, label.y);
@@ -362,10 +364,10 @@ export class View {
   }
 
   /** The view as a drawing: cells as rectangles where they are few, as an image where they are many. */
-  svg(): string {
+  svg(paper: string): string {
     const { width, height } = this.plot;
     const { scaleX, scaleY, x, y } = this.camera;
-    const [paper, text, soft, mark] = this.colors();
+    const [, text, soft, mark] = this.colors();
     const [top, bottom, left, right] = this.#span();
     const { signed } = this.matrix;
     const parts: string[] = [];
@@ -403,11 +405,11 @@ export class View {
       this.#numbers((number, at, down, fill) => labels.push(written(number, { x: (at + LEFT).toFixed(1), y: (down + TOP).toFixed(1), fill,
         "font-size": "11", "text-anchor": "middle", "dominant-baseline": "central" })));
     for (const [label, at] of AXES)
-      labels.push(written(label, { x: "2", y: String(at), "font-size": "11", "dominant-baseline": "central", textLength: String(LEFT - 8), lengthAdjust: "spacingAndGlyphs" }));
+      labels.push(written(label, { x: String(INDENT), y: String(at), "font-size": "11", "dominant-baseline": "central", textLength: String(SPAN), lengthAdjust: "spacingAndGlyphs" }));
     return (
       `<svg width="${width + LEFT + EDGE}" height="${height + TOP + EDGE}" fill="${text}"><rect width="100%" height="100%" fill="${paper}"/>` +
       `<svg x="${LEFT}" y="${TOP}" width="${width}" height="${height}" shape-rendering="crispEdges">${parts.join("")}</svg>` +
-      `<svg x="${LEFT}" y="${TOP}" width="${width + EDGE}" height="${height + EDGE}">${frames.join("")}</svg>` +
+      `<svg x="${LEFT - EDGE}" y="${TOP - EDGE}" width="${width + 2 * EDGE}" height="${height + 2 * EDGE}" viewBox="${-EDGE} ${-EDGE} ${width + 2 * EDGE} ${height + 2 * EDGE}">${frames.join("")}</svg>` +
       `${labels.join("")}</svg>`
     );
   }

@@ -147,6 +147,29 @@ def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None
     assert "(8) is pinned" in status(page)
     page.keyboard.press("Escape")
     assert "Point at a cell" in status(page)
+    said = page.locator(".says").text_content()
+    assert said.endswith("The colour bar's numbers are for row “on” (4), which sees 5 keys (the median).")
+
+
+def test_words_are_chosen_and_pinned_by_the_keyboard(visit, record: Record, tmp_path: Path) -> None:
+    page = opened(visit(record.to_html(tmp_path / "a.html")))
+    page.mouse.move(*cell(page, 3, 1))
+    page.locator(".tokens").focus()
+    before = page.locator(".room canvas").screenshot()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowRight"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(50)
+    current = page.locator(".tokens .current").text_content()
+    assert current in WORDS and page.locator(".room canvas").screenshot() == before  # the matrix stays where it is
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert f"{current} ({WORDS.index(current)}) is pinned" in status(page)  # and not the pair under the pointer
+    page.keyboard.press("k")
+    assert page.get_by_label("what attends to it").is_checked() and "is pinned as a key" in status(page)
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    page.wait_for_timeout(100)
+    assert f"({WORDS.index(current) + 1}) is pinned as a key" in status(page)
 
 
 def test_tokens_are_data(visit, record: Record, tmp_path: Path) -> None:
@@ -308,6 +331,18 @@ def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) ->
         labels = page.locator(".cards .thumbnail span").all_text_contents()
         assert all(re.match(r"\d·\d ", each) for each in labels)
         assert page.locator(".grid h2").count() == 1
+
+
+def test_the_least_weights_are_zero_everywhere(visit, tmp_path: Path) -> None:
+    weights = torch.tensor([[1 - 1e-5, 1e-5 - 1e-9, 1e-9], [0.5, 0.5, 0.0]])
+    shown = [Alignment(tuple("abc"), tuple("xy"), weights, name) for name in ("one", "two")]
+    page = opened(visit(save_html(shown, tmp_path / "a.html")))
+    for col, white in ((1, False), (2, True)):
+        x, y = cell(page, 0, col, count=3)
+        assert (colour(page, x, y + 20) == (255, 255, 255)) == white
+    page.locator(".tokens span").first.click()
+    items = page.locator(".largest li")
+    assert items.nth(1).text_content().endswith("<0.0001") and not items.nth(1).locator("i").is_visible()
 
 
 def test_two_heads_are_linked_and_subtracted(visit, record: Record, tmp_path: Path) -> None:
@@ -541,6 +576,10 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
         second.get_by_label("layer 1, head 2: attends to the previous token").click()
         page.wait_for_selector(".room canvas[data-state=complete]")
         assert page.locator(".note").text_content() == "attends to the previous token: 0.6 of its weight"
+        narrow = visit(address, viewport={"width": 250, "height": 800})
+        captions = narrow.locator(".grid .thumbnail span").all_text_contents()
+        assert captions == ["previous", "first", "previous"]
+        assert "scroll sideways" in narrow.locator(".more").text_content()
 
 
 def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> None:
@@ -597,7 +636,9 @@ def test_the_widget_of_a_notebook(visit, record: Record, tmp_path: Path, width: 
     box = page.locator(".room canvas").bounding_box()
     assert box["width"] > 280 and box["height"] > 200
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.keyboard.press("ArrowUp")
+    for key in ("ArrowLeft", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(50)
     assert "sat (3) is pinned" in status(page)
     # JupyterLab leaves the keys to what has this attribute and the focus; without it, "x" and "dd" delete cells.
     assert page.evaluate("document.activeElement.dataset.lmSuppressShortcuts") == "true"
@@ -671,7 +712,13 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
     columns = hidden(weights)
     names, share = ", ".join(WORDS[each] for each in columns), float(weights[:, columns].sum(1).mean())
     assert any(each == f"Hidden: {names}, with {share:.2f} of all weight." for each in said)
-    assert any(each.endswith("Numbers: row “cat” (2), 3 keys.") for each in said)
+    assert "The colour bar's numbers are for row “cat” (2), which sees 3 keys." in said
+    assert f"({share:.2f})" in page.locator(".concealed").text_content()
+    note = page.locator(".note").text_content()
+    assert note.endswith(f"A row adds up to 1 with what is hidden. Stripes hide {share:.2f} of the weight.")
+    (frames,) = root.findall(".//*[@viewBox]/*[@fill='none']/..")
+    assert frames.get("viewBox").startswith("-2 -2 ") and frames[0].get("x") == "-0.5"  # its left line is inside
+    assert root[1].get("fill") == "#ffffff" and picture.getpixel((1, 1))[:3] == (255, 255, 255)
     striped = np.triu(np.ones((10, 10), bool), 1)  # masked
     striped[:, columns] = True
     assert sum(each.get("fill") == "url(#striped)" for each in cells) == striped.sum()
@@ -704,10 +751,10 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
     assert page.locator('[aria-label="Scale"]').input_value() == "even"
     assert "compared with an even split" in page.locator('[aria-label="Scale"] option:checked').text_content()
     page.locator(".tokens span").nth(1).click()
-    dragged(page, (0.3, 0.2), (0.95, 0.7))  # rows 1 and 2, columns 2 to 5: their middles are inside
-    inside = [row * 6 + col for row in (1, 2) for col in (2, 3, 4, 5)]
+    dragged(page, (0.3, 0.3), (0.95, 0.8))  # rows 1 to 3, columns 1 to 5: all that it touches
+    inside = [row * 6 + col for row in (1, 2, 3) for col in (1, 2, 3, 4, 5)]
     sums = weights.double()[:, inside].sum(1)
-    expected = f"These 8 patches receive {sums[1]:.2f} of the weight of “dog” (1). An even split would give 0.33."
+    expected = f"These 15 patches receive {sums[1]:.2f} of the weight of “dog” (1). An even split would give 0.63."
     assert status(page).strip() == expected
     listed = {each.split()[0]: float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()}
     assert listed == pytest.approx(dict(zip(words, sums.tolist())), abs=1e-4)
@@ -733,8 +780,14 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
         assert f"{weights[1, patches].sum():.2f} of the weight of “dog”" in status(page)
     page.keyboard.press("Enter")
     page.wait_for_url("**key=7**")
-    page.get_by_role("button", name="Clear region").click()
-    assert "patch 7 (7) is pinned as a key" in status(page)
+    assert "patch 7 (7) is pinned as a key" in status(page) and "region=" not in page.url
+    dragged(page, (0.3, 0.3), (0.95, 0.8))
+    page.wait_for_url("**region=**")
+    box = page.locator(".image canvas").bounding_box()
+    page.mouse.click(box["x"] + 0.5, box["y"] + 0.5)  # a patch takes the place of a region
+    page.wait_for_url(lambda address: "region=" not in address)
+    assert "patch 0 (0) is pinned as a key" in status(page)
+    assert "masked" not in page.locator(".legend").text_content()  # nothing is
 
 
 def hidden(weights: torch.Tensor) -> list[int]:
@@ -777,8 +830,14 @@ def test_sinks_are_hidden_in_thumbnails_too(visit, record: Record, tmp_path: Pat
 
 def test_the_scale_of_entropy_cannot_be_read_the_wrong_way(visit, record: Record, tmp_path: Path) -> None:
     page = visit(f"file://{record.to_html(tmp_path / 'a.html')}#scale=entropy&view=matrix&head=0")
-    assert page.locator(".bar span").all_text_contents() == ["even: 2.3 nats", "on one key: 0 nats"]
+    assert page.locator(".bar span").all_text_contents() == ["even: 1.6 nats", "on one key: 0 nats"]
     assert "Strong: its weight is on one key (entropy 0)" in page.locator(".says").text_content()
+    most, entropy = np.log(np.arange(1, 11)).mean(), float(record[0].entropy()[0, 0].mean())
+    said = f"entropy {entropy:.2f} of at most {most:.2f} nats (mean of rows)"
+    assert said in page.locator(".says").text_content()
+    assert said in page.locator('.strip [data-head="0"]').get_attribute("title")
+    page.select_option('[aria-label="Scale"]', "log")
+    assert page.locator(".bar span").all_text_contents() == ["0.0001", "0.01", "0.1", "1"]
 
 
 def test_the_same_head_of_another_run(visit, tmp_path: Path) -> None:

@@ -1,0 +1,2 @@
+// What builds elements, for every module.
+export { Fragment, h } from "preact";

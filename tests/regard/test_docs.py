@@ -52,13 +52,6 @@ def test_numbers_are_those_of_the_newest_reports() -> None:
         assert text == path.read_text(encoding="utf-8"), f"{path.relative_to(ROOT)} is out of date: run `make docs`"
 
 
-def test_a_member_without_its_class_is_that_of_the_class_which_names_it() -> None:
-    from docs._reference import resolve
-
-    assert resolve("compare", "regard.scores", "Score") == "regard.scores.Score.compare"
-    assert resolve("compare", "regard_lab.training") == "regard_lab.training.compare"
-
-
 @pytest.mark.slow
 def test_summaries_are_those_of_the_reports() -> None:
     from benchmarks import report

@@ -413,7 +413,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
     made.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
     made.add_argument(
-        "--import", dest="source", metavar="FILE_OR_MODULE", help="import parts of your own first: a .py file or a module"
+        "--import",
+        dest="source",
+        metavar="FILE_OR_MODULE",
+        help="import parts of your own first: a .py file or a module",
     )
     made.add_argument("--score", choices=score_names(), metavar="NAME", help="only cases of this score")
     made.add_argument("--normalizer", choices=normalizer_names(), metavar="NAME", help="only cases of this normalizer")

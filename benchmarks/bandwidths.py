@@ -193,7 +193,7 @@ def marks(searches: list[Search], margins: list[Margin]) -> dict[str, str]:
     """Return the numbers for documentation texts, by name."""
     above = max(0.0, *(s.above for s in searches))
     ahead = ", ".join(f"{np.mean(m.ratios):.1f} × ({m.data})" for m in margins)
-    return {"bandwidth-loo": f"{above:.2%} above the least", "bandwidth-learned": ahead}
+    return {"bandwidth-loo": f"{above:.2%} higher", "bandwidth-learned": ahead}
 
 
 def main(folder: Path = RESULTS) -> int:

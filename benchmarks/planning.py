@@ -217,7 +217,7 @@ def machine(numbers: dict[str, Any]) -> str:
     """Return where and when it was measured."""
     where = numbers["machine"]
     load = where["load average"].partition(";")[0]
-    return f"Measured on {where['CPU']}, one thread, load average {load}; {where['date']}."
+    return f"{where['CPU']}, one thread, load average {load}; {where['date']}."
 
 
 def report(numbers: dict[str, Any]) -> str:

@@ -145,6 +145,16 @@ def newest(case: str) -> Found | None:
     return max(found, key=lambda report: report["machine"]["date"], default=None)  # files' own times are of a checkout
 
 
+def newest_cases(found: Found) -> Found:
+    """Return a report with each of its cases from the newest report of its processor that has the case."""
+    cases = dict(found["cases"])
+    for name in cases:
+        latest = newest(name)
+        if latest is not None and latest["machine"]["CPU"] == found["machine"]["CPU"]:
+            cases[name] = latest["cases"][name]
+    return found | {"cases": cases}
+
+
 def machine(found: Found) -> str:
     """Return where and when a report was measured."""
     facts = found["machine"]
@@ -223,9 +233,8 @@ def demo(printed: Path) -> str:
     return "> " + "\n> ".join(said) + f"\n\nFull output: [{printed.name}](../benchmarks/results/{printed.name})."
 
 
-def measured(found: Found, small: Found | None = None) -> Marks:
-    """Return the marks of a report; small calls may have a newer report of their own."""
-    found = found | {"cases": found["cases"] | (small["cases"] if small else {})}
+def measured(found: Found) -> Marks:
+    """Return the marks of a report."""
     made: Marks = {
         "speed": speed,
         "comparisons": lambda: comparisons(found),
@@ -343,7 +352,7 @@ def filled(text: str, made: Marks) -> str:
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield README, each page of docs and each rendered report, with the text that it should have."""
     found = newest("additive")
-    made = measured(found, newest("small")) if found else {}
+    made = measured(newest_cases(found)) if found else {}
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         yield path, filled(text, made | PAGES.get(path.stem, dict)()) if "<!-- /" in text else text

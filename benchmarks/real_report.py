@@ -11,8 +11,9 @@ from benchmarks.report import seconds
 
 LEGEND = """\
 All contenders get the same folds and the same features, standardized on the training folds, and take turns fold by
-fold. The best value among contenders that ran on all folds is **bold**. *worse by* is the difference in error from that
-contender: its mean over folds ± its standard error, as if folds were independent. *fit* and *predict* are medians over
+fold. The best value among contenders that ran on all folds is **bold**. *worse by* is the error (of
+classifiers, the share of wrong answers) minus that of the best contender: the mean of this difference over folds ± its
+standard error, as if folds were independent. *fit* and *predict* are medians over
 folds; fit includes the choice of all parameters. *covered* is the share of true values within two standard deviations
 of the prediction (95 % for a normal distribution)."""
 

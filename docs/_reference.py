@@ -71,16 +71,20 @@ def _places() -> tuple[dict[int, str], dict[str, list[str]]]:
     return by_object, by_last
 
 
-def resolve(target: str, module: str | None) -> str | None:
+def resolve(target: str, module: str | None, within: str | None = None) -> str | None:
     """Return the full public name for a name as a docstring or an annotation has it, or None.
 
-    A name may be qualified by the private module that defines it, by its class, or not at all.
+    A name may be qualified by the private module that defines it, by its class, or not at all: then it is a member of
+    the class ``within`` whose docstring refers to it, a name of its package, or the only one of this name.
     """
     by_object, by_last = _places()
     target = target.lstrip(".~")
     if target in public_names():
         return target
     parts = target.split(".")
+    owned = public_names().get(f"{module}.{within}")
+    if owned is not None and hasattr(owned, parts[0]):
+        return f"{module}.{within}.{target}"
     for length in range(len(parts), 0, -1):  # a class, or a class and its member
         head, members = parts[:length], parts[length:]
         owner = by_object.get(id(_imported(head))) if length > 1 else None

@@ -41,6 +41,7 @@ ADOPTED = {
     "ARCHITECTURE.md": "about/architecture.md",
     "SECURITY.md": "about/security.md",
     "CODE_OF_CONDUCT.md": "about/conduct.md",
+    "lab/src/regard_lab/pretrained/english-french/README.md": "about/english-french.md",
 }
 
 
@@ -128,6 +129,7 @@ def collect(source: Path, mathjax: Path) -> None:
                for pattern in ("gallery/*.png", "images/*", "regression/*", "notebooks/*.ipynb")
                for path in DOCS.glob(pattern)}  # fmt: skip
     places["docs/gallery/README.md"] = "gallery/index.md"
+    led = {f"docs/{place}": place for place in written} | places
     for origin, place in places.items():
         target = source / place
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -137,9 +139,9 @@ def collect(source: Path, mathjax: Path) -> None:
             continue
         text = (ROOT / origin).read_text(encoding="utf-8")
         if place.endswith(".ipynb"):
-            target.write_text(_notebook(text, origin, place, places), encoding="utf-8")
+            target.write_text(_notebook(text, origin, place, led), encoding="utf-8")
         else:
-            target.write_text(_marked(relinked(text, origin, place, places), place), encoding="utf-8")
+            target.write_text(_marked(relinked(text, origin, place, led), place), encoding="utf-8")
     for place, text in written.items():
         target = source / place
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +185,8 @@ def relinked(text: str, origin: str, place: str, places: dict[str, str]) -> str:
         if name in places:
             steps = len(Path(place).parts) - 1
             return f"]({'../' * steps}{places[name]}{anchor})"
+        if not (ROOT / name).exists():
+            raise BuildError(f"{origin} links to {target}, which is neither a page nor a file of the repository")
         kind = "tree" if (ROOT / name).is_dir() else "blob"
         return f"]({repository()}/{kind}/main/{name}{anchor})"
 

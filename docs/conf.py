@@ -80,7 +80,9 @@ def _qualified(app: Any, doctree: nodes.document) -> None:  # noqa: ARG001
     for node in doctree.findall(addnodes.pending_xref):
         if node.get("refdomain") == "py":
             node.attributes.pop("refspecific", None)  # with it, Sphinx takes any entry of the same last part
-            node["reftarget"] = resolve(node["reftarget"], node.get("py:module")) or node["reftarget"].lstrip(".")
+            target, module = node["reftarget"], node.get("py:module")
+            within = node.get("py:class") if node["reftype"] in ("meth", "attr") else None
+            node["reftarget"] = resolve(target, module, within) or target.lstrip(".")
 
 
 def _link(app: Any, env: Any, node: nodes.Element, contnode: nodes.Node) -> nodes.Node | None:  # noqa: ARG001

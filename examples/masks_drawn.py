@@ -32,20 +32,22 @@ DRAWN = {
 
 def draw() -> Figure:
     """Draw each mask over 24 queries and keys."""
-    figure, axes = plt.subplots(3, 4, figsize=(13, 9.3), constrained_layout=True)
+    figure, axes = plt.subplots(4, 3, figsize=(9, 11.5), constrained_layout=True)
     index = torch.arange(N)
     for (name, mask), axis in zip(DRAWN.items(), axes.flat):
         bound = mask.bind(masks.Extent(1, 1, N, N), "cpu")
         pairs = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.zeros(1, 1, 1, dtype=torch.long), index[:, None], index
         added = bound.matrix(*pairs, torch.float32)[0, 0]
         image = axis.imshow(added.exp(), cmap="Blues", vmin=0, vmax=1)
-        axis.set_title(name, fontsize=10)
+        axis.set_title(name.replace(" & (", " &\n("), fontsize=13)
         axis.set(xticks=[0, N - 1], yticks=[0, N - 1])
+        axis.tick_params(labelsize=12)
     for axis in axes[-1]:
-        axis.set_xlabel("key", labelpad=-8)
+        axis.set_xlabel("key", labelpad=-8, fontsize=13)
     for axis in axes[:, 0]:
-        axis.set_ylabel("query", labelpad=-12)
-    figure.colorbar(image, ax=axes, shrink=0.6, label="factor of a weight before softmax divides: 0 is hidden")
+        axis.set_ylabel("query", labelpad=-12, fontsize=13)
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40)
+    bar.set_label("factor of a weight before softmax divides: 0 is hidden", fontsize=13)
     return figure
 
 

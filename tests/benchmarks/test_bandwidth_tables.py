@@ -52,4 +52,4 @@ def test_tables_and_marks(tmp_path: Path) -> None:
     numbers.write_text(json.dumps({"marks": bandwidths.marks(searches, margins)}), encoding="utf-8")
     page = "<!-- bandwidth-loo -->?<!-- /bandwidth-loo -->; <!-- bandwidth-learned -->?<!-- /bandwidth-learned -->"
     filled = readme.filled(page, readme.of_bandwidths(numbers))
-    assert "-->0.40% above the least<!--" in filled and "-->2.5 × (some)<!--" in filled
+    assert "-->0.40% higher<!--" in filled and "-->2.5 × (some)<!--" in filled

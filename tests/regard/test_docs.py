@@ -72,6 +72,12 @@ def test_a_menu_of_the_site_lists_every_page() -> None:
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_no_text_follows_a_mark_that_starts_its_line(page: Path) -> None:
+    """Markdown shows such a line as HTML, with its backticks and stars."""
+    assert not re.findall(r"^\s*(?:- )?<!-- [\w:-]+ -->\S.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_python_that_shows_no_result_is_python(page: Path) -> None:
     for block in re.findall(r"```python\n(?!>>>)(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         compile(block, page.name, "exec")

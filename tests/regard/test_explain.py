@@ -57,6 +57,16 @@ def test_a_plan_prints_all_it_knows() -> None:
     assert unit in ("KiB,", "MiB,")
 
 
+def test_a_plan_says_that_times_leave_out_functions() -> None:
+    odd = regard.explain(Q, Q, Q, masks.causal() & masks.as_mask(lambda b, h, i, j: (i - j) % 2 == 0))
+    assert odd.seconds is not None and "do not include the evaluation of the mask's function" in str(odd)
+    assert str(odd).split("\n")[2].startswith("  left out  ")
+    named = regard.explain(Q, Q, Q, masks.causal() & masks.dilated(2))
+    assert named.left_out == "" and "left out" not in str(named)
+    untimed = regard.explain(Q, Q, Q, lambda b, h, i, j: i >= j, normalizer="argmax")
+    assert untimed.seconds is None and untimed.left_out == ""
+
+
 def test_amounts_are_told_in_the_unit_that_fits() -> None:
     small = str(regard.explain(Q[:, :1, :1], Q[:, :1, :1], Q[:, :1, :1]))
     assert "kFLOP" in small or " FLOP" in small

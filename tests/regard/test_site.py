@@ -60,6 +60,8 @@ def test_names_are_found_by_what_docstrings_call_them(build: ModuleType) -> None
     assert reference.resolve("Score", "regard.scores") == "regard.scores.Score"
     assert reference.resolve("Score.compare", "regard.scores") == "regard.scores.Score.compare"
     assert reference.resolve("Scores", "regard.scores") is None
+    assert reference.resolve("compare", "regard.scores", "Score") == "regard.scores.Score.compare"  # not training's
+    assert reference.resolve("compare", "regard_lab.training") == "regard_lab.training.compare"
     assert reference.exists("why_not", "regard.engines.sdpa.Sdpa.cost")  # inherited
     assert not reference.exists("whynot", "regard.engines.sdpa.Sdpa.cost")
 
@@ -73,6 +75,8 @@ def test_links_out_of_docs_lead_to_the_site_or_to_the_repository(build: ModuleTy
         led == f"[a](about/changelog.md) [b](limits.md#gpu) [c]({web}/tree/main/examples) [d](https://x.org) [e](#here)"
     )
     assert build.relinked("[a](docs/limits.md)", "CHANGELOG.md", "about/changelog.md", places) == "[a](../limits.md)"
+    with pytest.raises(build.BuildError, match=r"docs/index.md links to reference/lost.md, which is neither"):
+        build.relinked("[a](reference/lost.md)", "docs/index.md", "index.md", places)
 
 
 def test_what_a_page_would_load_from_elsewhere_is_found(build: ModuleType, tmp_path: Path) -> None:

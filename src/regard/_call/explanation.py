@@ -44,6 +44,8 @@ class Explanation:
     basis : str
         What the estimated times are made from, unless they were measured: those of CUDA devices without a file of
         their own are estimates from published numbers.
+    left_out : str
+        What the estimated times do not include; empty if nothing.
     """
 
     engine: Engine
@@ -54,6 +56,7 @@ class Explanation:
     compiled: str
     call: str
     basis: str = ""
+    left_out: str = ""
 
     def __str__(self) -> str:
         cost = self.cost
@@ -69,6 +72,8 @@ class Explanation:
             f"  workspace   {_amount(cost.workspace, 1024, ('', 'Ki', 'Mi', 'Gi', 'Ti'))}B, "
             + ("grows with L×S" if cost.grows else "does not grow with L×S"),
         ]
+        if self.left_out:
+            lines.insert(2, f"  left out    {self.left_out}")
         lines += [f"  {name}: {reason}" for name, reason in self.others.items()]
         return "\n".join(lines)
 
@@ -108,6 +113,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
         _compiled(problem, mask, engine, chosen),
         _describe(problem),
         cost_model.basis(problem.query.device) if times else "",
+        _left_out(problem) if times else "",
     )
 
 
@@ -159,6 +165,12 @@ def _compiled(problem: Problem, mask: Mask | None, engine: object, chosen: Engin
     if obstacle is None or traced is chosen or problem.query.device.type != "cpu":
         return ""
     return f"{traced.name}, traced into torch operations because {obstacle}"
+
+
+def _left_out(problem: Problem) -> str:
+    """Return what the estimated times do not include."""
+    calls = problem.mask is not None and problem.mask.calls_a_function()
+    return "the estimated times do not include the evaluation of the mask's function, in every call" if calls else ""
 
 
 def _describe(problem: Problem) -> str:

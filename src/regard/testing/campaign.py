@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -14,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,8 @@ class Plan:
         A kind of mask that is in every case's mask, unless the law brings its own.
     device : str
         Where the engines run.
+    source : str, optional
+        A Python file, or a module, that registers parts; every process imports it (:func:`import_parts`).
     """
 
     seed: int = 0
@@ -165,6 +169,7 @@ class Plan:
     normalizer: str | None = None
     mask: str | None = None
     device: str = "cpu"
+    source: str | None = None
 
     def among(self, engine: Engine) -> list[tuple[str, str, str]]:
         """Return the (score, normalizer, dtype) of which an engine's cases are drawn."""
@@ -220,8 +225,31 @@ class Entry:
         return self.outcome not in ("held", "refused")
 
 
+@cache
+def import_parts(source: str) -> None:
+    """Import a file (``parts.py``) or a module that registers parts, once in a process.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If there is no such file or module.
+    """
+    if not source.endswith(".py"):
+        importlib.import_module(source)
+        return
+    path = Path(source)
+    if not path.is_file():
+        raise ModuleNotFoundError(f"there is no file {source}", name=source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, path
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
 def entry(plan: Plan, index: int) -> Entry:
     """Draw and judge one case."""
+    if plan.source is not None:
+        import_parts(plan.source)
     began = time.monotonic()
     law, engine, case = plan.case(index)
     with guarded_kernels() if plan.guard else nullcontext():
@@ -296,13 +324,18 @@ class Tally:
         return f"{cell} ✗{broken}" if broken else cell
 
 
-def code() -> str:
-    """Return a checksum of the modules that cases run; a journal is valid for one version of them."""
+def code(source: str | None = None) -> str:
+    """Return a checksum of the modules that cases run; a journal is valid for one version of them.
+
+    ``source`` is the file that registers further parts.
+    """
     root, found = Path(regard.__file__).parent, hashlib.sha256()
     for folder in ("", "engines", "masks", "normalizers", "scores", "testing"):
         paths = (root / folder).glob("*.py") if folder in ("", "testing") else (root / folder).rglob("*.py")
         for path in sorted(paths):
             found.update(path.read_bytes())
+    if source is not None and source.endswith(".py"):
+        found.update(Path(source).read_bytes())
     return found.hexdigest()[:16]
 
 
@@ -316,7 +349,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, plan: Plan) -> None:
-        head = {"code": code(), **asdict(plan), "laws": list(plan.laws), "engines": list(plan.engines)}
+        head = {"code": code(plan.source), **asdict(plan), "laws": list(plan.laws), "engines": list(plan.engines)}
         self.found: list[Entry] = []
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if lines:
@@ -379,6 +412,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="random seed; equal seeds draw equal cases (default: 0)")
     made.add_argument("--law", action="append", choices=list(LAWS), metavar="NAME", help="only this law; repeatable")
     made.add_argument("--engine", action="append", choices=list(engines.TABLE), metavar="NAME", help="only this engine")
+    made.add_argument(
+        "--import",
+        dest="source",
+        metavar="FILE_OR_MODULE",
+        help="import parts of your own first: a .py file or a module",
+    )
     made.add_argument("--score", choices=score_names(), metavar="NAME", help="only cases of this score")
     made.add_argument("--normalizer", choices=normalizer_names(), metavar="NAME", help="only cases of this normalizer")
     made.add_argument("--mask", choices=mask_names(), metavar="NAME", help="only cases with this kind of mask")
@@ -393,6 +432,18 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign from the command line; return 1 if a law is broken."""
+    first = argparse.ArgumentParser(add_help=False)  # what it imports are choices of the other options
+    first.add_argument("--import", dest="source")
+    source = first.parse_known_args(arguments)[0].source
+    if source is not None:
+        try:
+            import_parts(source)
+        except ModuleNotFoundError as error:
+            if error.name != source:  # a module that the file itself needs
+                raise
+            kind = "file" if source.endswith(".py") else "module"
+            print(f"--import {source}: there is no such {kind}. Pass a .py file or a module's name.", file=sys.stderr)
+            return 2
     given = parser().parse_args(arguments)
     try:
         torch.empty(1, device=given.device)
@@ -401,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     began = time.monotonic()
     laws, among = tuple(given.law or LAWS), tuple(given.engine or engines.TABLE)
-    plan = Plan(given.seed, laws, among, given.guard, given.score, given.normalizer, given.mask, given.device)
+    plan = Plan(given.seed, laws, among, given.guard, given.score, given.normalizer, given.mask, given.device, source)
     try:
         tally = run(given.cases, plan, given.workers, given.journal)
     except ValueError as error:

@@ -11,6 +11,7 @@ import pytest
 
 from regard import engines
 from regard.engines.reference import Reference
+from regard.scores.base import TABLE
 from regard.testing import Case, campaign, judge
 from regard.testing.campaign import Failure, Plan, answers, main, run
 from regard.testing.guarded_memory import guarded, guarded_kernels
@@ -47,6 +48,36 @@ def test_a_campaign_fails_with_a_reproduction(off, capsys):
     assert main(["--cases", "20", "--law", "budget", "--engine", off, "--workers", "0"]) == 1
     captured = capsys.readouterr()
     assert "judge('budget', 'off', Case(" in captured.err and "broken" in captured.out
+
+
+OWN = """
+from regard import scores
+
+@scores.register("cityblock")
+class Cityblock(scores.Score):
+    def compare(self, query, key):
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])  # a worker process imports the file itself
+def test_parts_of_a_file_are_judged(workers, tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(OWN, encoding="utf-8")
+    arguments = ["--import", str(file), "--score", "cityblock", "--law", "budget", "--cases", "8", "--workers", workers]
+    try:
+        assert main(arguments) == 0
+    finally:
+        campaign.import_parts.cache_clear()
+        del TABLE["cityblock"], sys.modules["own"]
+    assert "scores drawn: cityblock" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path, capsys):
+    assert main(["--import", str(tmp_path / "own.py"), "--score", "cityblock"]) == 2
+    assert "own.py: there is no such file" in capsys.readouterr().err
+    assert main(["--import", "no_such_module"]) == 2
+    assert "--import no_such_module: there is no such module" in capsys.readouterr().err
 
 
 def test_a_campaign_goes_on_where_it_was_broken_off(tmp_path, monkeypatch):

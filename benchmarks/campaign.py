@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for title, (cases, plan) in plans.items()
     }
     machine["code"] = f"checksum {campaign.code()} of the modules that a case runs through"
-    machine["command"] = f"`python -m benchmarks.campaign --cases {given.cases} --guarded {given.guarded}`"
+    options = f"--cases {given.cases} --guarded {given.guarded} --seed {given.seed}"
+    machine["command"] = f"`python -m benchmarks.campaign {options}`"
     machine["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "campaign.md"

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.engines.local_linear import LocalLinear
 from regard.masks import Extent, Mask
 from regard.normalizers.base import Normalizer
-from regard.scores import Score
+from regard.scores import Constant, Score
 from regard.testing.case import CaseCall
 from regard.testing.formulas import Array
 
@@ -42,7 +42,7 @@ class NumpyCall:
     ridge : float
         Of order 1; 0 for order 0.
     shifts : array (K, 1, 1, 1, S), optional
-        Added to the scores of neighbours that have no features in which to differ.
+        Added to the scores of neighbours that have no features in which to differ, or whose score reads none.
     """
 
     query: Tensor
@@ -78,7 +78,7 @@ class NumpyCall:
         scales = scale + JITTER * (scale or 1.0) * np.random.default_rng(0).uniform(-1, 1, neighbours + 1)
         scales[0] = scale
         shifts = None
-        if 0 in (query.shape[-1], key.shape[-1]):
+        if isinstance(call.score, Constant) or 0 in (query.shape[-1], key.shape[-1]):
             shifts = JITTER**2 * np.random.default_rng(1).uniform(-1, 1, (neighbours + 1, 1, 1, 1, extent.S))
             shifts[0] = 0
         return cls(

@@ -101,6 +101,12 @@ FOUND = [
         normalizer="entmax15", lead=(), group=2, queries=3, keys=8, width=0, value_width=2, layout="sliced", wide=True,
         tile=(3, 5), seed=62091,
     )),
+    # The constant score reads no features, so that eager was exact by luck for all neighbours.
+    ("budget", "flex", Case(
+        score="constant", normalizer="softmax_sink/plus one", lead=(), group=3, queries=2, keys=8, width=8,
+        value_width=8, mask=("part", ("and", ("bias", "BhlS", 1.0, "plain", -40.0), ("document", True)), 0, 0),
+        magnitude=0.1, tile=(8, 2), seed=33465,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

@@ -252,8 +252,8 @@ def test_nested_tensors() -> None:
     FUNCTION,
     "random numbers of dropout",
     "those of the kernel that runs",
-    "follow torch's default generator; engines draw different ones, and those of `fused` do not depend on the number "
-    "of threads",
+    "follow torch's default generator; each engine draws its own; `fused` draws the same ones with any number of "
+    "threads",
 )
 def test_random_numbers_of_dropout() -> None:
     query, key, value = qkv()

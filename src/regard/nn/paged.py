@@ -143,6 +143,12 @@ def _check(query: Tensor, key: Tensor, value: Tensor, table: Tensor, lengths: Te
             raise rejected(_NAME, name, f"have one row for each sequence, {wanted}", shape(tensor))
         if tensor.device != query.device:
             raise rejected(_NAME, name, f"be on the device of query, {query.device}", str(tensor.device))
+    room = table.shape[1] * key.shape[2]
+    if lengths.is_cpu and B > 0 and not values_unavailable(lengths):
+        least, most = (int(each) for each in lengths.aminmax())
+        if least < 0 or most > room:
+            wrong = least if least < 0 else most
+            raise rejected(_NAME, "lengths", f"be from 0 to {room}, the keys of a row of table", wrong)
     if table.is_cpu and table.numel() > 0 and not values_unavailable(table):
         used = torch.arange(table.shape[1]) * key.shape[2] < lengths.unsqueeze(-1)
         bad = table[used & ((table < 0) | (table >= key.shape[0]))]

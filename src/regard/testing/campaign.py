@@ -439,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             import_parts(source)
         except ModuleNotFoundError as error:
-            if error.name != source:  # a module that the file itself needs
+            if not f"{source}.".startswith(f"{error.name}."):  # a module that the file itself needs
                 raise
             kind = "file" if source.endswith(".py") else "module"
             print(f"--import {source}: there is no such {kind}. Pass a .py file or a module's name.", file=sys.stderr)

@@ -132,6 +132,7 @@ def test_what_cannot_be_heard_is_said(regard, tmp_path) -> None:
         ((whisper,), "look: a speech model requires --audio"),
         ((whisper, "--audio", sound, "--text", "a"), "--text must be left out for a speech model"),
         ((whisper, "--audio", sound, "--image", sound), "--image must be left out for a speech model"),
+        ((whisper, "--audio", sound, "--video", sound.parent), "--video must be left out for a speech model"),
         ((encoder, "--audio", sound, "--target", "a"), "--target must be left out for a model without a decoder"),
         ((text, "--audio", sound), "--audio must be left out unless the model reads recordings alone"),
         ((whisper, "--audio", tmp_path / "torn.wav"), "torn.wav must be a WAV file of integers (others: pip install"),

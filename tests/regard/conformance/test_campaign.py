@@ -78,6 +78,8 @@ def test_a_file_that_is_not_there_is_said(tmp_path, capsys):
     assert "own.py: there is no such file" in capsys.readouterr().err
     assert main(["--import", "no_such_module"]) == 2
     assert "--import no_such_module: there is no such module" in capsys.readouterr().err
+    assert main(["--import", "no_such_package.part"]) == 2
+    assert "--import no_such_package.part: there is no such module" in capsys.readouterr().err
 
 
 def test_a_campaign_goes_on_where_it_was_broken_off(tmp_path, monkeypatch):

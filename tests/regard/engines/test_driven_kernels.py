@@ -204,6 +204,8 @@ CALLS = (attended, read_in_place, lines, selected, recurrent, product, packed, d
 def test_every_kernel_gives_the_same_numbers(start: Callable[..., Driver], threads: int) -> None:
     torch.set_num_threads(threads)
     driver = start(threads)
+    # Threads divide small problems there alone, and other processors add in another order.
+    is_same = threads == 1 and "REGARD_DRIVER" not in os.environ
     for call in CALLS:
         for seed in range(24):
             dtype = (torch.float32, torch.float64)[seed % 2]
@@ -211,8 +213,8 @@ def test_every_kernel_gives_the_same_numbers(start: Callable[..., Driver], threa
             with driven(driver):
                 found = call(Drawn(seed, dtype))
             for one, other in zip(found, right, strict=True):
-                # Small problems are divided among threads there, and other processors add in another order.
-                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True, msg=f"{call} {seed}")
+                near = 0.0 if is_same else 1e-9 if one.dtype == torch.float64 else 1e-3
+                torch.testing.assert_close(one, other, rtol=near, atol=near / 10, equal_nan=True, msg=f"{call} {seed}")
     every = {*library.SIGNATURES, "rows.forward", "additive.prepare"}
     every |= {f"{family}.{kind}" for family in ("dot", "radial", "additive") for kind in ("forward", "backward")}
     assert driver.names == every

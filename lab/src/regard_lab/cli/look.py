@@ -97,7 +97,8 @@ def subject(
     """
     file, colon, function = path.rpartition(":")
     if colon and file.endswith(".py"):
-        given: list[str | Path] = [*([] if text is None else [text]), *images, *([] if audio is None else [audio])]
+        files = [*images, *(each for each in (audio, video) if each is not None)]
+        given: list[str | Path] = [*([] if text is None else [text]), *files]
         return _of_function(Path(file), function, given)
     if path.endswith(".py"):
         raise rejected("look", "MODEL", f"name a function of the file: write {path}:FUNCTION", f"only {path}")
@@ -106,7 +107,9 @@ def subject(
     described = read_json(folder / CONFIG)
     described = described if isinstance(described, dict) else {}
     if (heard := _hearing(described)) is not None or audio is not None:
-        return _of_recording(folder, described, heard, audio, text, images, target)
+        return _of_recording(
+            folder, described, heard, audio, target, {"--text": text, "--image": images, "--video": video}
+        )
     if isinstance(described.get("vision_config"), dict):
         return _of_images_and_text(folder, images, text, video)
     if video is not None:
@@ -338,18 +341,21 @@ def _hearing(described: Mapping[str, Any]) -> str | None:
 
 
 def _of_recording(
-    folder: Path, described: Mapping[str, Any], auto: str | None, audio: Path | None, text: str | None,
-    images: Sequence[Path], target: str | None,
+    folder: Path, described: Mapping[str, Any], auto: str | None, audio: Path | None, target: str | None,
+    others: Mapping[str, Any],
 ) -> Subject:  # fmt: skip
-    """Inspect a speech model of transformers on a recording and, of an encoder–decoder, its text."""
+    """Inspect a speech model of transformers on a recording and, of an encoder–decoder, its text.
+
+    ``others`` are options that such a model does not take.
+    """
     if auto is None:
         expected = "be left out unless the model reads recordings alone (Whisper, wav2vec 2.0 and others)"
         raise rejected("look", "--audio", expected, brief(described.get("model_type")))
     if audio is None:
         raise ValueError("look: a speech model requires --audio.")
-    for option, given in (("--text", text), ("--image", images[0] if images else None)):
-        if given is not None:
-            raise rejected("look", option, "be left out for a speech model (--target is what it writes)", repr(given))
+    if given := next((option for option, each in others.items() if each), None):
+        expected = "be left out for a speech model (--target is what it writes)"
+        raise rejected("look", given, expected, repr(others[given]))
     model, extractor = _hugging_face(folder, auto), load_feature_extractor(folder)
     rate = extractor.sampling_rate
     sound = read_sound(audio, rate, function="look")

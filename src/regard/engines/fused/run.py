@@ -407,8 +407,8 @@ class ForwardResult:
         The logit of each row's sink. Output and ``received`` take it into account, the other fields do not.
     direct : bool
         Whether ``top`` and ``best`` are kernel weights instead of scores, and the peak is 0.
-    is_finite : bool
-        Whether the output has no NaN or infinity.
+    is_finite : bool or None
+        Whether the output has no NaN or infinity, which the kernels see; None if they did not run.
     """
 
     output: Tensor
@@ -421,7 +421,7 @@ class ForwardResult:
     best_key: Tensor | None = None
     sink: Tensor | None = None
     direct: bool = False
-    is_finite: bool = True
+    is_finite: bool | None = None
 
     @property
     def lse(self) -> Tensor:

@@ -141,12 +141,13 @@ def made(s: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) ->
 def measured(
     s: Setting, clock: Callable[[], float], device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, tuple[float, ...], float]]:
-    """Yield the lane, the terms and the seconds of a call for every engine that runs it, sampled in turn."""
+    """Yield the cost key, the terms and the seconds of a call for every engine that ``auto`` may choose, in turn."""
     ends, options = made(s, device, dtype)
     problem = Problem.of(Call(*ends, **options))
     calls: dict[str, Callable[[], object]] = {}
     for name, engine in TABLE.items():
-        if engine.why_not(problem) is None and not engine.grows(problem):
+        chosen = device != "cpu" or engine.not_automatic(problem) is None  # a GPU's kernels are chosen once measured
+        if chosen and engine.why_not(problem) is None and not engine.grows(problem):
             calls[name] = _call(ends, {**options, "engine": name}, s.backward)
     best = dict.fromkeys(calls, float("inf"))
     loops: dict[str, int] = {}

@@ -15,8 +15,8 @@ from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.functional import attention
 from regard.nn._base import parameter
-from regard.nn.approximate.base import ApproximateAttention, ApproximationOptions
-from regard.nn.heads.self_heads import real_rows
+from regard.nn.approximate.base import ApproximateAttention
+from regard.nn.heads.self_heads import SelfHeadsOptions, real_rows
 
 
 @mechanism(
@@ -85,7 +85,7 @@ class LinformerAttention(ApproximateAttention):
         share: bool = False,
         device: Any = None,
         dtype: Any = None,
-        **options: Unpack[ApproximationOptions],
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.max_length = size(self, "max_length", max_length)

@@ -125,7 +125,7 @@ class Batch(TensorBatch):
 class Batches(Endless[Batch]):
     """Shuffled batches, epoch after epoch without end; sequences of similar lengths go together.
 
-    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
+    Batch k depends only on the data, the seed and k, so that a resumed run continues exactly where it stopped.
     In every epoch each pair comes once. All epochs have equally many batches of the same sizes: pairs are sorted by
     their lengths once, and cut into stretches of similar lengths that fill some batches; in each epoch pairs of equal
     lengths are drawn into their places anew, stretches are shuffled, and so are the batches.
@@ -588,7 +588,7 @@ class ImageBatches(_Labelled[ImageBatch]):
 
     @property
     def once(self) -> Sequence[ImageBatch]:
-        """Every image once, unchanged, in the same batches every time, made when they are asked for: to evaluate."""
+        """For evaluation: every image once, unchanged, always in the same batches, which are made on demand."""
         return _Once([batch.rows.numpy() for batch in self._batches.once() if batch.rows is not None], self._made)
 
     def _made(self, rows: np.ndarray) -> ImageBatch:
@@ -598,7 +598,7 @@ class ImageBatches(_Labelled[ImageBatch]):
 
 
 class _Once(Sequence[ImageBatch]):
-    """Batches that are made when they are asked for: as pixels they take a quarter of the memory."""
+    """Batches made on demand: stored as pixels, they take a quarter of the memory."""
 
     def __init__(self, rows: list[np.ndarray], made: Callable[[np.ndarray], ImageBatch]) -> None:
         self._rows, self._made = rows, made

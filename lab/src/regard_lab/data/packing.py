@@ -175,7 +175,7 @@ def write_shards(
     size: int = _SHARD,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokenShards:
-    """Write the numbers of documents to files, of which a few megabytes are in memory at a time.
+    """Write the tokens of documents to files, with a few megabytes in memory at a time.
 
     Numbers take two bytes where the vocabulary has at most 65,536, else four. What says that the files are whole,
     ``shards.json`` with their sizes and checksums, is written last.
@@ -432,7 +432,7 @@ def best_fit(runs: Runs, length: int) -> Rows:
 
 
 def windows(begins: np.ndarray, reads: np.ndarray, length: int, stride: int) -> Runs:
-    """Return windows over documents, each of which leaves out the targets that those before it have.
+    """Return windows over documents, each without the targets of earlier windows.
 
     Parameters
     ----------
@@ -539,7 +539,7 @@ class LanguageBatch(TensorBatch):
 class LanguageBatches(Endless[LanguageBatch]):
     """Shuffled batches of rows, epoch after epoch without end.
 
-    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
+    Batch k depends only on the data, the seed and k, so that a resumed run continues exactly where it stopped.
     In every epoch each token that has one before it in its document is a target once. All batches have one shape; the
     rows that are missing for whole batches are empty ones, evenly spread.
 
@@ -695,7 +695,7 @@ class LanguageBatches(Endless[LanguageBatch]):
 
 @final
 class PackedBatches(LanguageBatches):
-    """Rows filled with documents side by side, each of which is to see itself alone.
+    """Rows filled with documents side by side that do not attend to each other.
 
     Documents longer than a row are cut into parts of T places; all parts are put into rows by best fit, the longest
     first, once. In each epoch, parts of equal lengths are drawn into their places anew, and rows are shuffled.

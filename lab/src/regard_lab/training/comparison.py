@@ -44,7 +44,7 @@ class ComparableRun(Protocol):
         """Return the module of the model, whose parameters count."""
 
     def cache_bytes(self, made: Any) -> tuple[float, float] | None:
-        """Return the bytes that decoding caches per token of a sequence, and beside; None if it is not by tokens."""
+        """Return the bytes that decoding caches per token of a sequence, and independently of its length, or None."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _meter() -> Any:
     from lightning.pytorch import Callback
 
     class Meter(Callback):
-        """Counts the tokens or images, and the seconds, of training steps, the first few of which compile."""
+        """Counts the tokens or images, and the seconds, of training steps, without the first few, which compile."""
 
         count, seconds, began = 0, 0.0, 0.0
 

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -183,7 +182,7 @@ class MaskedTokens(Objective):
         return log_likelihood[0], value
 
     def _masked(self, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return tokens of which some are masked, and those as targets."""
+        """Return tokens with some of them masked, and the masked ones as targets."""
         return mask_tokens(
             batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
             real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
@@ -421,13 +420,11 @@ _COUNTED = 10_000_000
 class Pretraining(FolderRun[LanguageOptions]):
     """A training run of a language model."""
 
-    @classmethod
-    def files(cls, folder: str | Path) -> RunFolder[LanguageOptions]:
-        return RunFolder(Path(folder), LanguageOptions)
+    kind = LanguageOptions
 
     def check(self) -> None:
         if not self.options.start:
-            self.options.model_config(1000)
+            self.options.model_config()
 
     def train(
         self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
@@ -441,9 +438,6 @@ class Pretraining(FolderRun[LanguageOptions]):
         TrainingError
             If training fails.
         """
-        from regard_lab.training.learner import Learner, Stream
-        from regard_lab.training.loop import train
-
         files, here = self.open(resume)
         if resume:
             begun = files.read_record()
@@ -466,8 +460,9 @@ class Pretraining(FolderRun[LanguageOptions]):
         bytes_per_token = begun["bytes"] / max(valid.tokens, 1) if tokenizer.keeps_spaces else math.nan
         objective = self._objective(batches, learn, tokenizer, bytes_per_token)
         guess = _guess(learn, valid) if not self.options.masked else math.inf
-        learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
-        ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        ended = self.fit(
+            model, batches.batch, list(checks.once()), objective, guess=guess, resume=resume, callbacks=callbacks
+        )
         if training.divides:
             from regard_lab.training.sharded import gather_model
 

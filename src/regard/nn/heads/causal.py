@@ -114,7 +114,7 @@ class CausalSelfAttention(GroupedProjections):
         return rows
 
     def kept(self, x: Tensor, key: Tensor) -> Tensor:  # noqa: ARG002
-        """Return what the cache keeps beside values for rows (B, L, E): by default their keys (B, G, L, D)."""
+        """Return what the cache keeps as keys for rows (B, L, E): by default their keys (B, G, L, D)."""
         return key
 
     def attended(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Mask) -> Tensor:

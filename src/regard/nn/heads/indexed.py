@@ -172,7 +172,7 @@ class LightningIndexer(Layer):
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest scores of each row and where they are, the first ones of equal scores.
 
-    Keys of which no head wants any have score 0; later keys of score 0 must not change which are chosen.
+    Keys that no head scores above 0 have score 0; later keys of score 0 must not change which are chosen.
     """
     if scores.is_cpu and not values_unavailable(scores) and k:
         values, indices = scores.topk(k, -1)

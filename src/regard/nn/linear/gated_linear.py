@@ -70,7 +70,7 @@ class Retention(_DecayingAttention):
         self.reset_parameters()
 
     def rotation(self, x: Tensor, before: int) -> Rotation:
-        """Return the rotation of rows that ``before`` others come before."""
+        """Return the rotation of rows after ``before`` earlier ones."""
         return self.rotary.rotation(torch.arange(before, before + x.shape[1], device=x.device), x.dtype)
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
@@ -160,7 +160,7 @@ class GatedLinearAttention(_DecayingAttention):
     cache="H·K·V",
 )
 class HGRN2(_DecayingAttention):
-    """HGRN2: gated linear attention whose key is what its forget gate lets go, ``k = 1 − f``.
+    """HGRN2: gated linear attention whose key is the complement of its forget gate, ``k = 1 − f``.
 
     ``S ← diag(f) S + (1 − f) vᵀ`` with ``f = l + (1 − l) σ(W_F x)``, queries SiLU(W_Q x), and an RMS norm over the
     columns of all heads (Qin 2024, arXiv 2404.07904).

@@ -30,7 +30,7 @@ from regard.nn.positions.rotary import Rotation
 
 
 class RecurrentState(NamedTuple):
-    """What a recurrent layer knows of earlier steps.
+    """The state of a recurrent layer after earlier steps.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class RecurrentState(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The arguments of :func:`gated_recurrence` that a layer makes of its rows, and an output gate made with them."""
+    """The arguments of :func:`gated_recurrence` that a layer computes from its rows, and its output gate."""
 
     query: Tensor  # (B, G, L, K)
     key: Tensor  # (B, G, L, K)
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
     bonus: Tensor | None = None  # (H, K)
 
     def cleared(self, layout: Layout) -> Terms:
-        """Return the same terms but for padding, which neither writes nor decays nor erases."""
+        """Return the terms with zeros in padding, which then neither writes nor decays nor erases."""
         if layout.real is None:
             return self
 
@@ -72,7 +72,7 @@ class Terms(NamedTuple):
 
     @property
     def gates(self) -> dict[str, Any]:
-        """What the recurrence takes beside queries, keys and values."""
+        """The arguments of the recurrence other than queries, keys and values."""
         found = {"log_decay": self.log_decay, "rate": self.rate, "erase": self.erase, "delta": self.delta}
         return found | {"bonus": self.bonus, "scale": self.scale}
 
@@ -125,7 +125,7 @@ class RecurrentAttention(Layer, ABC):
 
     @abstractmethod
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
-        """Return the terms of rows (B, L, E) without padding, and the ``past`` of the next steps (B, w − 1, C)."""
+        """Return the terms of rows (B, L, E), zeros in padding, and the ``past`` of the next steps (B, w − 1, C)."""
 
     def normed(self, read: Tensor) -> Tensor:
         """Return what each head read (B, L, H, V), normed per head, as rows (B, L, H · V)."""
@@ -139,7 +139,7 @@ class RecurrentAttention(Layer, ABC):
         return rows
 
     def rotation(self, x: Tensor, before: int) -> Rotation | None:  # noqa: ARG002
-        """Return the rotation of rows that ``before`` others come before; None without rotary positions."""
+        """Return the rotation of rows after ``before`` earlier ones; None without rotary positions."""
         return None
 
     @overload
@@ -201,7 +201,7 @@ class RecurrentAttention(Layer, ABC):
         return_aux: AuxRequest | None,
         terms_of: Callable[[Tensor, Tensor | None, Layout, Rotation | None], Made],
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Implement :meth:`forward` with the terms that a function makes of the rows."""
+        """Implement :meth:`forward` with a function that computes the terms."""
         name = type(self).__name__
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if self.context is not None:

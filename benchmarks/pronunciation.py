@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from regard_lab.cli.runs import TrainingDisplay
+from regard_lab.cli.training_display import TrainingDisplay
 from regard_lab.data import Pairs, read_pairs
 from regard_lab.tasks.pronunciation import RECIPE, Pronouncer, load_dictionary, pairs_of, split_dictionary
 

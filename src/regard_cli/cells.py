@@ -118,7 +118,7 @@ def _spread(values: Series, codes: Any, text: Series) -> Series:
 
 
 def _marked_numbers(text: Series, plain: Series, cells: Mapping[str, int]) -> list[Reading]:
-    """Return the ways to read different texts, of which some are not plain numbers; ``cells`` counts them."""
+    """Return the ways to read distinct texts as numbers if some are not plain numbers; ``cells`` counts the texts."""
     parts = {cell: found for cell in cells if (found := _CELL.fullmatch(cell.translate(_SPACES)))}
     units = Counter({"": 0})
     for cell, part in parts.items():

@@ -187,6 +187,15 @@ def _check(asked: SimpleNamespace) -> None:
     longitude; ``cells``, how cells are read; ``widths``, the bandwidth as a word or numbers; ``shares``, the quantiles
     in ascending order; ``class_weights``, a word or the weight of each class.
     """
+    _check_columns(asked)
+    asked.cells = _options_of_cells(asked)
+    asked.count = None if asked.neighbors is None else _check_neighbors(asked)
+    _check_fit(asked)
+    _check_output(asked)
+
+
+def _check_columns(asked: SimpleNamespace) -> None:
+    """Check the options that name columns, and split them."""
     for option, given, name in (("--features", asked.features, "names"), ("--ignore", asked.ignore, "ignored"),
                                 ("--categorical", asked.categorical, "unordered")):  # fmt: skip
         setattr(asked, name, None if given is None else _split(given))
@@ -203,8 +212,10 @@ def _check(asked: SimpleNamespace) -> None:
     for option, given in (("--angular", asked.periods), ("--haversine", asked.place)):
         if given and asked.kernel in kernels() and kernels()[asked.kernel].manhattan:
             raise rejected("regress", option, "come with another kernel", f"--kernel {asked.kernel}")
-    asked.cells = _options_of_cells(asked)
-    asked.count = None if asked.neighbors is None else _check_neighbors(asked)
+
+
+def _check_fit(asked: SimpleNamespace) -> None:
+    """Check kernel, bandwidth, algorithm and quantiles."""
     if asked.bandwidth is None:
         asked.bandwidth = "loo" if asked.count is None else "scott"
     asked.widths = asked.bandwidth
@@ -237,6 +248,10 @@ def _check(asked: SimpleNamespace) -> None:
     if asked.widths == "learned" and (asked.kernel == "constant" or not kernels()[asked.kernel].smooth):
         got = f"'learned' with --kernel {asked.kernel}, whose weights do not change smoothly with it"
         raise rejected("regress", "--bandwidth", "be another", got)
+
+
+def _check_output(asked: SimpleNamespace) -> None:
+    """Check what is to be predicted, and the files that are written."""
     for wrong, option, expected, got in (
         (asked.std and asked.predict is None, "--std", "come with --predict", "none"),
         (asked.shares and asked.predict is None, "--quantiles", "come with --predict", "none"),

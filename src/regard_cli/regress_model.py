@@ -109,8 +109,8 @@ def prepare(
 ) -> Prepared:
     """Choose the columns and rows of a table to learn a target from.
 
-    Text of which nine tenths are numbers is numbers, dates are days, and other text is categories. Features that are
-    the same everywhere are left out; and of columns that are not listed, text that hardly repeats.
+    A text column is read as numbers if nine tenths of it are; dates become days, and other text becomes categories.
+    Constant features are left out, and so is text that hardly repeats, unless ``features`` names it.
 
     Parameters
     ----------
@@ -155,45 +155,27 @@ def prepare(
     kinds: dict[str, Sequence[str]] = {
         "categorical": categorical, "angular": [*angular], "ordered": [*levels_of], "haversine": haversine
     }  # fmt: skip
-    several = {"features": features or (), "ignore": ignore} | kinds
-    named = [
-        ("target", target),
-        ("weights", weights),
-        *((key, each) for key, value in several.items() for each in value),
-    ]
-    for option, given in named:
-        if given is not None and given not in names:
-            raise _unknown(option, given, names)
+    _check_names(names, {"target": [target], "weights": [weights] if weights is not None else [],
+                         "features": features or (), "ignore": ignore} | kinds)  # fmt: skip
     if weights == target:
         raise rejected("regress", "weights", "be another column than the target", repr(weights))
     listed = _listed(names, target, features, weights, ignore)
-    for option, those in kinds.items():
-        for each in those:
-            before = next((other for other in list(kinds)[: list(kinds).index(option)] if each in kinds[other]), None)
-            if each not in listed or before:
-                got = f"{each!r}, which is {before}" if each in listed else f"{each!r}, which is none"
-                raise rejected("regress", option, "name features", got)
+    _check_kinds(kinds, listed)
     goal, y = _target(table, target, classify=classify)
     weight = None if weights is None else _weights(table, weights)
     columns: dict[str, Column] = {}
-    values: dict[str, Series] = {}
     left_out: dict[str, str] = {}
     for name in listed:
         if features is None and _is_prediction(name, target, names):
             left_out[name] = "from earlier predictions of the target"
-        elif isinstance(column := table.column(name, _kind(name, categorical, [*angular, *haversine], levels_of)), str):
-            if features is not None and column not in _NOTHING:
-                raise rejected("regress", f"column {name!r} of {table.name}", "hold numbers, dates or text", column)
-            left_out[name] = column
-        elif reason := _useless(
-            column,
-            numbers := table.numbers(column),
-            listed=features is not None or any(name in each for each in kinds.values()),
-        ):
+            continue
+        known = features is not None or any(name in each for each in kinds.values())
+        column = table.column(name, _kind(name, categorical, [*angular, *haversine], levels_of))
+        if reason := _reason_to_skip(table, name, column, named=features is not None, known=known):
             left_out[name] = reason
         else:
-            columns[name], values[name] = column, numbers
-    X = pd.DataFrame(values)
+            columns[name] = cast(Column, column)
+    X = pd.DataFrame({name: table.numbers(column) for name, column in columns.items()})
     if columns:
         filled = pd.concat([y.rename(target), *([] if weight is None else [weight.rename(weights)]), X], axis=1)
         for name, levels in levels_of.items():
@@ -218,6 +200,25 @@ def prepare(
         table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, levels_of,
         tuple(haversine), gaps, hints,
     )  # fmt: skip
+
+
+def _check_names(names: Sequence[str], options: Mapping[str, Sequence[str]]) -> None:
+    """Raise if an option names a column that does not exist."""
+    for option, given in options.items():
+        for each in given:
+            if each not in names:
+                raise _unknown(option, each, names)
+
+
+def _check_kinds(kinds: Mapping[str, Sequence[str]], listed: Sequence[str]) -> None:
+    """Raise if an option that says what kind a feature is names no feature, or one whose kind is stated already."""
+    stated: dict[str, str] = {}
+    for option, given in kinds.items():
+        for each in given:
+            if each not in listed or each in stated:
+                got = f"{each!r}, which is {stated[each] if each in listed else 'none'}"
+                raise rejected("regress", option, "name features", got)
+        stated |= {each: stated.get(each, option) for each in given}
 
 
 def _unknown(option: str, given: str, names: Sequence[str]) -> Exception:
@@ -383,14 +384,22 @@ def _weights(table: Table, name: str) -> Series:
     return weight
 
 
-def _useless(column: Column, values: Series, *, listed: bool) -> str | None:
-    """Return why nothing can be learned from a feature, or why it is not used unless it is listed."""
+def _reason_to_skip(table: Table, name: str, column: Column | str, *, named: bool, known: bool) -> str | None:
+    """Return why a feature is left out: nothing can be learned from it, or much speaks against it unless it is known.
+
+    Raise if it cannot be read although it was named.
+    """
+    if isinstance(column, str):
+        if named and column not in _NOTHING:
+            raise rejected("regress", f"column {name!r} of {table.name}", "hold numbers, dates or text", column)
+        return column
+    values = table.numbers(column)
     there = values.dropna()
     if len(there) == 0:
         return "empty"
     if not _varies(there):
         return "the same in every row"
-    if listed:
+    if known:
         return None
     different = len(column.categories)
     if different == len(there) or different > max(_FEW, _REPEATING * len(there)):
@@ -442,7 +451,7 @@ def code(prepared: Prepared, table: Table) -> NewRows:
 class Added:
     """Predictions of the rows of a table."""
 
-    frame: DataFrame  # columns beside the table's; missing where a row could not be predicted
+    frame: DataFrame  # the columns to add to the table; missing where a row could not be predicted
     predicted: Series  # the rows that miss no feature
     missing: dict[str, int]  # how many rows miss each feature, where any does
     extrapolated: int = 0  # how many rows lie beyond the reach of the rows that were learned from

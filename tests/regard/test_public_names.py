@@ -49,7 +49,7 @@ ALLOWED = {
     ("benchmarks/fuzz/cases.py", "regard_cli"): "runs commands within its own process",
     ("benchmarks/page.py", "regard.inspect._view"): "times the page's blocks and its server",
     ("benchmarks/planning.py", "regard_lab.cli.plan"): "prints the table of `regard plan --table`",
-    ("benchmarks/pronunciation.py", "regard_lab.cli.runs"): "shows its progress as `regard train` does",
+    ("benchmarks/pronunciation.py", "regard_lab.cli.training_display"): "shows its progress as `regard train` does",
     ("benchmarks/readme.py", "regard.engines"): "lists what is registered",
     ("benchmarks/readme.py", "regard.normalizers.base"): "lists what is registered",
     ("benchmarks/readme.py", "regard.scores.base"): "lists what is registered",

@@ -8,12 +8,15 @@ flags by their place (``--training.learning-rate``), and print errors of several
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from regard._utils.constraints import Constraint, Integer, Number, Of, OneOf, Texts, flag
 from regard._utils.errors import described, in_section, rejected, unknown_name, without_effect
+from regard._utils.files import read_bytes
 
 #: Descriptions in error messages of the types of options that are not numbers.
 _KINDS: dict[type, Constraint] = {
@@ -184,3 +187,37 @@ def _checked(function: str, option: Field[Any], value: Any) -> Any:
     if type(value) is int and value >= _COUNTS:
         raise rejected(function, option.name, f"be below {_COUNTS:,}", value)
     return value
+
+
+# TOML files of options, read with limits ------------------------------------------------------------------------------
+
+
+#: Maximum size of an options file in bytes; maximum nesting of tables and arrays.
+_LARGEST, _DEPTH = 1 << 20, 8
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return what a TOML file says, or raise ValueError in one sentence."""
+    try:
+        return parsed_toml(read_bytes(path, "options", _LARGEST).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise rejected("options", str(path), "be TOML", f"something else ({error})") from None
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says; raise tomllib.TOMLDecodeError where it is none, or nested beyond all options there are."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("nested too deeply") from None
+    except ValueError as error:  # such as an integer of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
+    level: list[Any] = [table]
+    for _ in range(_DEPTH):
+        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
+        if any(isinstance(each, int) and each.bit_length() > 63 for each in level):
+            raise tomllib.TOMLDecodeError("an integer of more than 64 bits")
+        level = [each for each in level if isinstance(each, (dict, list))]
+    if level:
+        raise tomllib.TOMLDecodeError("nested too deeply")
+    return table

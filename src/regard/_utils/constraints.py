@@ -25,11 +25,11 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class Constraint(ABC):
     """A condition on a value, and its sentence."""
 
-    #: What stands behind "must".
+    #: The end of the error message, after "must".
     expected: str
 
     def __call__(self, owner: object, argument: str, value: Any) -> Any:
-        """Return the value; raise TypeError where it is of another kind, ValueError where it is another value."""
+        """Return the value; raise TypeError for a wrong type, ValueError for a wrong value."""
         is_kind = self.is_kind(value)
         if is_kind and self.allows(value):
             return self.normalized(value)
@@ -45,11 +45,11 @@ class Constraint(ABC):
         """Return whether a value has the right type."""
 
     def allows(self, value: Any) -> bool:  # noqa: ARG002
-        """Return whether a value of the right type is right."""
+        """Return whether a value of the right type is allowed."""
         return True
 
     def normalized(self, value: Any) -> Any:
-        """Return a value that is right as everybody has it from here on."""
+        """Return an accepted value in the type that the code continues with."""
         return value
 
 
@@ -74,7 +74,7 @@ class Texts(Of):
 
 
 class Integer(Constraint):
-    """A whole number of at least ``ge`` and at most ``le``; ``note`` is what else may be said."""
+    """An integer of at least ``ge`` and at most ``le``; ``note`` is added to messages."""
 
     def __init__(self, ge: int | None = None, le: int | None = None, note: str = "") -> None:
         self.ge, self.le, self.note = ge, le, note
@@ -86,7 +86,7 @@ class Integer(Constraint):
         return f"be an int{'' if self.ge is None else f' of at least {self.ge:,}'}{self.note}"
 
     def __call__(self, owner: object, argument: str, value: Any) -> Any:
-        if type(value) is int and self.allows(value):  # as nearly always: fewer calls
+        if type(value) is int and self.allows(value):  # the usual case, with fewer calls
             return value
         return super().__call__(owner, argument, value)
 
@@ -103,7 +103,7 @@ class Integer(Constraint):
 class Number(Constraint):
     """A finite number within bounds: at least ``ge`` or above ``gt``, at most ``le`` or below ``lt``.
 
-    ``noun`` is what the number is called, ``note`` what else may be said.
+    ``noun`` names the number in messages, and ``note`` is added to them.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class OneOf(Constraint):
 
 
 class TensorOf(Constraint):
-    """A tensor of floats, or of integers, in one of some shapes: of sizes, and of names of sizes that are free."""
+    """A tensor of floats, or of integers, of one of some shapes; a string in a shape stands for any size."""
 
     def __init__(self, *shapes: tuple[str | int, ...], integer: bool = False, other: str = "") -> None:
         self.shapes, self.integer, self.other = shapes, integer, other
@@ -192,7 +192,7 @@ class TensorOf(Constraint):
         )
 
     def error(self, function: str, argument: str, value: Any, kind: type[Exception]) -> Exception:
-        # The text is made here alone: where calls are traced, sizes may be symbols.
+        # The text is formatted only when raised: in traced calls, sizes may be symbols.
         wanted = " or ".join(f"({', '.join(map(str, s))}{',' * (len(s) == 1)})" for s in self.shapes)
         if kind is ValueError:
             return rejected(function, argument, f"have shape {wanted}", shape(value))

@@ -97,6 +97,16 @@ def parameter(*sizes: int, device: Any = None, dtype: Any = None) -> nn.Paramete
     return nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
 
 
+def draw_linear(*modules: nn.Module | None) -> None:
+    """Draw the weights of all linear layers in these modules by Glorot's rule, and set their biases to 0."""
+    for module in modules:
+        for each in () if module is None else module.modules():
+            if isinstance(each, nn.Linear):
+                nn.init.xavier_uniform_(each.weight)
+                if each.bias is not None:
+                    nn.init.zeros_(each.bias)
+
+
 # Scores and normalizers with tensors, which become parameters and buffers of their layer ------------------------------
 
 

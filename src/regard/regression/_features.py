@@ -241,7 +241,7 @@ def _kind(function: str, value: Any) -> Kind:
     raise rejected(function, "metric", _EXPECTED, repr(value))
 
 
-#: Up to this many categories beside numbers are corners, which trees and transforms can use; more are codes.
+#: With numbers, up to this many categories are corners, which trees and transforms can use; more are codes.
 CORNERS = 100
 
 

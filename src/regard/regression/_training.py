@@ -140,7 +140,7 @@ WIDEST = 1 / 3
 PROBES = 512
 #: The size of the subsample to search first.
 SUBSAMPLE = 1 << 14
-#: The narrowest that a search begins, beside Scott's rule.
+#: The narrowest bandwidth at which a search begins, as a share of Scott's rule.
 LEAST = 1e-3
 #: Weights up to this sum, or this many times the rows on average, become repetitions to leave out one at a time.
 MOST_REPEATED, MANY_TIMES = 1 << 14, 4
@@ -290,45 +290,28 @@ def _grown(cells: np.ndarray, steps: int) -> np.ndarray:
 class TrainingPoints(BaseEstimator):
     """An estimator that keeps its training data and chooses a bandwidth; subclasses define the targets."""
 
-    def __init__(
-        self,
-        kernel: Any,
-        bandwidth: Any,
-        n_neighbors: Any,
-        metric: Any,
-        missing: str,
-        empty: str,
-        max_iter: int,
-        tol: float,
-        subsample: int | None,
-        cv: Any,
-        random_state: Any,
-        method: str,
-        rtol: float | None,
-        engine: Any,
-        device: Any,
-        dtype: Any,
-        verbose: int,
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.n_neighbors = n_neighbors
-        self.metric = metric
-        self.missing = missing
-        self.empty = empty
-        self.max_iter = max_iter
-        self.tol = tol
-        self.subsample = subsample
-        self.cv = cv
-        self.random_state = random_state
-        self.method = method
-        self.rtol = rtol
-        self.engine = engine
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
-
+    kernel: Any
+    bandwidth: Any
+    n_neighbors: Any
+    metric: Any
+    missing: str
+    empty: str
+    max_iter: int
+    tol: float
+    subsample: int | None
+    cv: Any
+    random_state: Any
+    method: str
+    rtol: float | None
+    engine: Any
+    device: Any
+    dtype: Any
+    verbose: int
     _columns: ColumnEncoder
+
+    def _store(self, arguments: dict[str, Any]) -> None:
+        """Set an attribute for each argument of a constructor (its ``locals()``), unchecked, as scikit-learn does."""
+        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
 
     # A subclass defines these.
 

@@ -56,6 +56,8 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
     array([[1., 0.]])
     """
 
+    class_weight: Any
+
     def __init__(
         self,
         kernel: Any = "gaussian",
@@ -78,26 +80,7 @@ class NadarayaWatsonClassifier(ClassifierMixin, KernelEstimator):
         dtype: Any = None,
         verbose: int = 0,
     ) -> None:
-        super().__init__(
-            kernel,
-            bandwidth,
-            n_neighbors,
-            metric,
-            missing,
-            empty,
-            max_iter,
-            tol,
-            subsample,
-            cv,
-            random_state,
-            method,
-            rtol,
-            engine,
-            device,
-            dtype,
-            verbose,
-        )
-        self.class_weight = class_weight
+        self._store(locals())
 
     @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

@@ -308,6 +308,8 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
     array([1.  , 0.14])
     """
 
+    order: int
+
     def __init__(
         self,
         kernel: Any = "gaussian",
@@ -330,26 +332,7 @@ class NadarayaWatsonRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator)
         dtype: Any = None,
         verbose: int = 0,
     ) -> None:
-        super().__init__(
-            kernel,
-            bandwidth,
-            n_neighbors,
-            metric,
-            missing,
-            empty,
-            max_iter,
-            tol,
-            subsample,
-            cv,
-            random_state,
-            method,
-            rtol,
-            engine,
-            device,
-            dtype,
-            verbose,
-        )
-        self.order = order
+        self._store(locals())
 
     @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

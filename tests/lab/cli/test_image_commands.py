@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard_lab.cli.train_classifier import KINDS
+from regard_lab.cli.train import KINDS
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import pytest
 
 from regard._utils.files import read_bytes
 from regard_cli.tables import read
+from regard_lab._options import read_toml
 from regard_lab.data.pairs import read_pairs
-from regard_lab.data.toml import read_toml
 
 
 @pytest.mark.parametrize("data", [b"", b"x,y\n1,2\n", gzip.compress(b"x,y\n1,2\n")], ids=["empty", "plain", "gzip"])

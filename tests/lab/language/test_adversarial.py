@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard_lab.data.batches import LabelBatch
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier
-from regard_lab.tasks.classification.text_options import ClassificationOptions
+from regard_lab.tasks.classification.options import ClassificationOptions
 from regard_lab.tasks.classification.training import AdversarialLabels, ClassificationObjective, FineTuning, uphill
 
 LABELS = ["bad", "fair", "good"]

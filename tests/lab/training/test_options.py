@@ -8,8 +8,7 @@ import pytest
 
 from regard_lab._options import Options
 from regard_lab.tasks.captioning.options import CaptionDataOptions, CaptionTrainingOptions
-from regard_lab.tasks.classification.image_options import ImageTrainingOptions
-from regard_lab.tasks.classification.text_options import TextTrainingOptions
+from regard_lab.tasks.classification.options import ImageTrainingOptions, TextTrainingOptions
 from regard_lab.tasks.language.options import LanguageTrainingOptions
 from regard_lab.tasks.translation.options import DataOptions
 from regard_lab.training.options import TrainingOptions

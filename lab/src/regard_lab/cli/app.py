@@ -18,7 +18,7 @@ from regard_lab.cli.plan_options import PlanOptions
 from regard_lab.cli.train_tasks import train
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.generation.sampling import GenerationOptions
-from regard_lab.tasks.classification.image_options import ImageClassificationOptions
+from regard_lab.tasks.classification.options import ImageClassificationOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.text.unknown import MAX_UNKNOWN
 

@@ -19,7 +19,7 @@ from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
 from regard_lab.models.mixers import MIXERS
 from regard_lab.models.registry import MODELS
 from regard_lab.models.resnet import ATTENTIONS
-from regard_lab.tasks.classification.image_options import IMAGE_MODELS, TASK, ImageClassificationOptions
+from regard_lab.tasks.classification.options import IMAGE_MODELS, IMAGE_TASK, ImageClassificationOptions
 from regard_lab.tasks.classification.training import ImageTraining
 from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.language.pretraining import Pretraining
@@ -46,9 +46,9 @@ def run(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with report_errors("regard-lab[train]"):
         require("matplotlib")
-        if task not in (known := {TASK, _LANGUAGE, *TASKS}):
+        if task not in (known := {IMAGE_TASK, _LANGUAGE, *TASKS}):
             raise unknown_name("compare", "TASK", task, known)
-        metric = {TASK: "accuracy", _LANGUAGE: "loss"}.get(task) or get_task(task).metric
+        metric = {IMAGE_TASK: "accuracy", _LANGUAGE: "loss"}.get(task) or get_task(task).metric
         names = [name.strip() for name in attention.split(",") if name.strip()]
         if len(names) < 2:
             raise rejected("compare", "attention", "name at least two mechanisms, separated by commas", repr(attention))
@@ -58,7 +58,7 @@ def run(
         for place in ("kind", "attention", "model.attention", "model.score"):
             if place in changes:
                 raise rejected("compare", place, "be left out: --attention sets it", changes[place])
-        if task == TASK:
+        if task == IMAGE_TASK:
             variants = _variants(names, ImageClassificationOptions, IMAGE_MODELS, _image_table, options, changes)
         elif task == _LANGUAGE:
             variants = _language_variants(names, options, changes, console.print)
@@ -73,7 +73,7 @@ def run(
                 raise rejected("compare", "--data", "be a file, because each run reads it again", "standard input")
         from regard_lab.training.options import TrainingError
 
-        kind: Any = {TASK: ImageTraining, _LANGUAGE: Pretraining}.get(task, Experiment)
+        kind: Any = {IMAGE_TASK: ImageTraining, _LANGUAGE: Pretraining}.get(task, Experiment)
         try:
             runs = compare(kind, variants, out, lambda each: console.print(_summary(each, metric)), console.print)
         except TrainingError as error:
@@ -114,7 +114,7 @@ def _variants(
 
 def _image_table(name: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a residual network with this attention, or of a vision transformer."""
-    table = read_options(TASK, options)
+    table = read_options(IMAGE_TASK, options)
     change_options(table, changes, options)
     if name == "transformer":
         return table | {"kind": name}
@@ -153,11 +153,11 @@ def _language_variants(
             raise rejected("compare", place, "be left out: decoders are trained from nothing", getattr(chosen, place))
         if "-" in [*chosen.data.data, *chosen.data.valid]:
             raise rejected("compare", "--data", "be a file, because each run reads it again", "standard input")
-        target = target or _parameters(chosen.model_config(1000))
+        target = target or _parameters(chosen.model_config())
         if "feedforward" not in model:
-            model["feedforward"] = _feedforward(name, chosen.model_config(1000), target)
+            model["feedforward"] = _feedforward(name, chosen.model_config(), target)
             chosen = LanguageOptions.from_table(table)
-        count = _parameters(chosen.model_config(1000))
+        count = _parameters(chosen.model_config())
         if abs(count - target) > _TOLERANCE * target:
             say(f"{name}: {count:,} parameters beside the embedding of 1,000 tokens, {names[0]}: {target:,}")
         variants[name] = chosen

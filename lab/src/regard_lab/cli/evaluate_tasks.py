@@ -86,10 +86,10 @@ def translation(
 ) -> None:
     """Translate sentences, and compare with their translations: BLEU and chrF."""
     with _evaluation(as_json, out) as show:
-        from regard_lab.cli.evaluate import evaluate
+        from regard_lab.cli.evaluate import evaluate_pairs
 
         options = PredictionOptions.from_dotted(given)
-        show(evaluate("translation", data, targets, model, options, tokenized=tokenized, out=out))
+        show(evaluate_pairs("translation", data, targets, model, options, tokenized=tokenized, out=out))
 
 
 @evaluate.command(cls=Command)
@@ -113,9 +113,9 @@ def alignment(
 ) -> None:
     """Compare a translation model's attention with word alignments: precision, recall and error rate (AER)."""
     with _evaluation(as_json) as show:
-        from regard_lab.cli.evaluate_alignment import evaluate
+        from regard_lab.cli.evaluate import evaluate_alignment
 
-        show(evaluate(data, targets, model, links, back=back, tokenized=tokenized))
+        show(evaluate_alignment(data, targets, model, links, back=back, tokenized=tokenized))
 
 
 def _evaluate_pairs(task: Task, text: str) -> None:
@@ -134,10 +134,10 @@ def _evaluate_pairs(task: Task, text: str) -> None:
         as_json: _Json = None,
     ) -> None:
         with _evaluation(as_json, out) as show:
-            from regard_lab.cli.evaluate import evaluate
+            from regard_lab.cli.evaluate import evaluate_pairs
 
             options = PredictionOptions.from_dotted(given)
-            show(evaluate(task.name, data, targets, model, options, tokenized=False, out=out))
+            show(evaluate_pairs(task.name, data, targets, model, options, tokenized=False, out=out))
 
 
 _evaluate_pairs(
@@ -165,11 +165,11 @@ def language_model(
 ) -> None:
     """Score text under a causal or masked language model: perplexity and bits per byte."""
     with _evaluation(as_json) as show:
-        from regard_lab.cli.evaluate_language_model import evaluate
+        from regard_lab.cli.evaluate import evaluate_language_model
 
         options = PredictionOptions.from_dotted(given)
         show(
-            evaluate(
+            evaluate_language_model(
                 data, model, per=per, length=length, stride=stride, batch=options.batch, precision=options.precision
             )
         )
@@ -199,10 +199,10 @@ def classifier(
 ) -> None:
     """Classify texts or images, and compare with their labels: accuracy, F1 and Matthews correlation."""
     with _evaluation(as_json, out) as show:
-        from regard_lab.cli.evaluate_classifier import evaluate
+        from regard_lab.cli.evaluate import evaluate_classifier
 
         options = PredictionOptions.from_dotted(given)
-        show(evaluate(data, model, pairs=pairs, batch=options.batch, precision=options.precision, out=out))
+        show(evaluate_classifier(data, model, pairs=pairs, batch=options.batch, precision=options.precision, out=out))
 
 
 # Captions -------------------------------------------------------------------------------------------------------------
@@ -223,6 +223,6 @@ def captioner(
 ) -> None:
     """Caption images, and compare with their captions: BLEU, chrF, ROUGE-L and CIDEr-D."""
     with _evaluation(as_json, out) as show:
-        from regard_lab.cli.evaluate_captioner import evaluate
+        from regard_lab.cli.evaluate import evaluate_captioner
 
-        show(evaluate(data, images, model, PredictionOptions.from_dotted(given), features=features, out=out))
+        show(evaluate_captioner(data, images, model, PredictionOptions.from_dotted(given), features=features, out=out))

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from regard._utils.errors import rejected
-from regard_lab._options import Options
-from regard_lab.data.toml import parsed_toml
+from regard_lab._options import Options, parsed_toml
 from regard_lab.training.options import RunOptions
 
 #: Headings of options in the help of commands, by their sections.

@@ -1,11 +1,11 @@
-"""What the training commands share: options from flags and files, the console, and the run."""
+"""Shared by the training commands: options from flags and files, and the run itself."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Collection
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,27 +13,68 @@ import typer
 
 from regard._utils.errors import rejected
 from regard_cli.app import INTERRUPTED
-from regard_cli.messages import LOST, WRONG, Console, echo, fail, sentence
+from regard_cli.messages import LOST, WRONG, Console, fail, sentence
+from regard_lab._options import read_toml
 from regard_lab.cli.flags import parse_setting
-from regard_lab.data.toml import read_toml
 from regard_lab.models.folders import OPTIONS
 from regard_lab.training.options import RunOptions
 
-# Shared by the training commands: options from a file, from flags and from ``--set``, and the run ---------------------
-
 
 class Run(Protocol):
-    """A run in a folder, of whatever task."""
+    """A training run of any task, in a folder."""
 
     folder: Path
     say: Callable[[str], None]
 
     @property
     def options(self) -> RunOptions:
-        """What it is asked for."""
+        """Its options."""
 
     def train(self, *, resume: bool = ..., callbacks: Any = ...) -> tuple[Any, Any]:
         """Train, and return the model and how training ended."""
+
+
+@dataclass(frozen=True)
+class TrainingCall:
+    """What a training command was called with.
+
+    Attributes
+    ----------
+    out : Path
+        Folder of the run.
+    resume, show_options : bool
+    options : Path or None
+        Options file.
+    given : dict
+        The flags used, by places such as ``"training.steps"``. Flags override the file.
+    settings : list of str
+        ``NAME=VALUE`` of ``--set``; they override flags.
+    """
+
+    out: Path
+    resume: bool
+    show_options: bool
+    options: Path | None
+    given: dict[str, Any]
+    settings: list[str]
+
+    def changes(self) -> dict[str, Any]:
+        """Return what flags and ``--set`` say, by places such as ``training.clip``."""
+        if self.resume and self.show_options:
+            expected = f"be left out with --resume; they are in {self.out / OPTIONS}"
+            raise rejected("train", "--show-options", expected, "both")
+        flags = {name: value for name, value in self.given.items() if value not in (None, [])}
+        return flags | dict(parse_setting(each) for each in self.settings)
+
+    def training_changes(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return the changes as training options, or raise if something else would change in a resumed run."""
+        if self.options is not None:
+            expected = f"be left out with --resume, which has its own in {OPTIONS}"
+            raise rejected("train", "--options", expected, str(self.options))
+        for where, value in changes.items():
+            if not where.startswith("training."):
+                raise rejected("train", where, "be left out with --resume: the run goes on as it began", value)
+        return {where.removeprefix("training."): value for where, value in changes.items()}
 
 
 def read_options(task: str, options: Path | None) -> dict[str, Any]:
@@ -58,27 +99,6 @@ def change_options(table: dict[str, Any], changes: dict[str, Any], options: Path
         inner[name] = value
 
 
-def training_changes(changes: dict[str, Any], options: Path | None) -> dict[str, Any]:
-    """Return the changes as options of training, or raise where something else is to change in a run that goes on."""
-    if options is not None:
-        raise rejected("train", "--options", f"be left out with --resume, which has its own in {OPTIONS}", str(options))
-    others = [where for where in changes if not where.startswith("training.")]
-    if others:
-        expected = "be left out with --resume: the run goes on as it began"
-        raise rejected("train", others[0], expected, changes[others[0]])
-    return {where.removeprefix("training."): value for where, value in changes.items()}
-
-
-def gather_changes(
-    given: dict[str, Any], settings: list[str], *, out: Path, resume: bool, show_options: bool
-) -> dict[str, Any]:
-    """Return what flags and ``--set`` say, by places such as ``training.clip``; ``--set`` goes before flags."""
-    if resume and show_options:
-        raise rejected("train", "--show-options", f"be left out with --resume; they are in {out / OPTIONS}", "both")
-    flags = {name: value for name, value in given.items() if value not in (None, [])}
-    return flags | dict(parse_setting(each) for each in settings)
-
-
 def read_model_options(task: str, options: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
     """Return the table of options of a run: of a file, with the changes."""
     table = read_options(task, options)
@@ -88,15 +108,8 @@ def read_model_options(task: str, options: Path | None, changes: dict[str, Any])
     return table
 
 
-def show_model_options(chosen: Any, config: Callable[[], Any], *, fixed: Collection[str] = ()) -> None:
-    """Print all options of a run, and what else the config of its model has but the fields that the data decides."""
-    hidden = {*fixed, *chosen.model}
-    rest = {} if chosen.start else asdict(config())
-    echo(shown_options(chosen, {k: v for k, v in rest.items() if k not in hidden and v is not None}), end="")
-
-
 def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:
-    """Return all options as TOML, with what they mean; ``rest`` are the fields of the model that are not set."""
+    """Return all options as commented TOML; ``rest`` are the model's fields that are not set."""
     import tomli_w
 
     declared, section, lines = dict(options.declared()), "", []
@@ -113,7 +126,7 @@ def shown_options(options: RunOptions, rest: dict[str, Any]) -> str:
 
 
 def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: str = "") -> tuple[Any, Any]:
-    """Train with a display, and return the model and how training ended; say how to go on where it was interrupted.
+    """Train with a progress display, and return the model and the result; say how to resume an interrupted run.
 
     Parameters
     ----------
@@ -123,7 +136,7 @@ def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: 
         As the command line calls it.
     resume : bool
     piped : str, optional
-        What must stand behind the command that goes on.
+        End of the command that resumes the run, such as `` < pairs.tsv``.
     """
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 

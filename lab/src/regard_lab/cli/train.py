@@ -1,28 +1,53 @@
-"""``regard train`` for pairs of lines: translation, pronunciation and span corruption."""
+"""``regard train``: how each task begins or resumes a run, and what it says at the end."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard._utils.errors import described, rejected, unknown_name
 from regard_cli.messages import Console, echo, report_errors
-from regard_lab.cli.kinds import require_kind
+from regard_lab._options import read_toml
+from regard_lab.cli.kinds import TEXTS, require_kind
 from regard_lab.cli.runs import (
+    TrainingCall,
     change_options,
-    gather_changes,
+    read_model_options,
     read_options,
     run_training,
     shown_options,
-    training_changes,
 )
 from regard_lab.cli.translate import folder_of
 from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.models.attending import SCORES
+from regard_lab.models.folders import OPTIONS
+from regard_lab.tasks.captioning.options import CaptionOptions
+from regard_lab.tasks.captioning.training import Captioning
+from regard_lab.tasks.classification.options import IMAGE_TASK, ClassificationOptions
+from regard_lab.tasks.classification.training import ClassificationRun, FineTuning, ImageTraining
+from regard_lab.tasks.language.options import LanguageOptions
+from regard_lab.tasks.language.pretraining import Pretraining
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import TASKS, get_task
 from regard_lab.tasks.translation.training import Experiment, inherit_options
+from regard_lab.training.options import RunOptions
+
+CLASSIFIER, CAPTIONER, LANGUAGE_MODEL = "classifier", "captioner", "language-model"
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def _show(chosen: RunOptions, rest: dict[str, Any]) -> None:
+    echo(shown_options(chosen, rest), end="")
+
+
+# Pairs of lines: translation, pronunciation and span corruption -------------------------------------------------------
+
 
 #: Values of ``--attention`` that are not scores, with the recurrent model's settings that they stand for.
 SHORT: dict[str, dict[str, Any]] = {
@@ -36,39 +61,26 @@ RATES = {("recurrent", "small"): 4e-3}
 MODEL_NAMES = {"rnn": "recurrent", "recurrent": "recurrent", "transformer": "transformer"}
 
 
-def run(
-    task: str,
-    *,
-    out: Path,
-    resume: bool,
-    options: Path | None,
-    given: dict[str, Any],
-    settings: list[str],
-    show_options: bool,
-) -> None:
-    """Train a model, or resume a run.
-
-    ``given`` holds the flags used, keyed by option name, such as ``"training.steps"``. Flags override the options
-    file, and ``settings`` override flags.
-    """
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+def train_on_pairs(task: str, call: TrainingCall) -> None:
+    """Train an encoder–decoder on pairs of lines, or resume a run."""
+    console = _console()
     with report_errors("regard-lab[train]"):
         get_task(task)
-        changes = gather_changes(given, settings, out=out, resume=resume, show_options=show_options)
-        if resume:
-            experiment = Experiment.resumed(out, training_changes(changes, options), console.print)
+        changes, out = call.changes(), call.out
+        if call.resume:
+            experiment = Experiment.resumed(out, call.training_changes(changes), console.print)
             if experiment.options.task != task:
                 raise rejected(
                     "train", "task", f"be {experiment.options.task!r} to resume the run in {out}", repr(task)
                 )
         else:
-            chosen = ExperimentOptions.from_table(with_tuned_rate(options_table(task, options, changes)))
-            if show_options:
-                echo(shown_options(chosen, Experiment(chosen, out).options.unset_model_fields()), end="")
+            chosen = ExperimentOptions.from_table(with_tuned_rate(options_table(task, call.options, changes)))
+            if call.show_options:
+                _show(chosen, Experiment(chosen, out).options.unset_model_fields())
                 return
             experiment = Experiment(chosen, out, console.print)
             chosen.check_model()
-        _train(console, experiment, resume)
+        _train(console, experiment, call.resume)
 
 
 def _train(console: Console, experiment: Experiment, resume: bool) -> None:
@@ -158,3 +170,142 @@ def _attention(table: dict[str, Any]) -> None:
     else:
         for field, value in SHORT.get(name, {"attention": name}).items():
             model.setdefault(field, value)
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def train_language_model(call: TrainingCall) -> None:
+    """Train a language model, or resume a run."""
+    console = _console()
+    with report_errors("regard-lab[train]"):
+        changes = call.changes()
+        if call.resume:
+            run = Pretraining.resumed(call.out, call.training_changes(changes), console.print)
+        else:
+            chosen = LanguageOptions.from_table(read_model_options(LANGUAGE_MODEL, call.options, changes))
+            if call.show_options:
+                _show(chosen, {} if chosen.start else chosen.unset_model_fields())
+                return
+            require_kind("train", chosen.start, *(TEXTS[1:3] if chosen.masked else TEXTS[:1]))
+            run = Pretraining(chosen, call.out, console.print)
+        piped = " < the same text" if "-" in run.options.data.data else ""
+        run_training(console, run, LANGUAGE_MODEL, call.resume, piped=piped)
+        where = shlex.quote(str(call.out))
+        use = f'regard generate --model {where} "Once upon"'
+        if run.options.masked:
+            use = f"regard train classifier --data labelled.tsv --start {where}"
+        run.say(f"The model is in {call.out}. Now try:  {use}")
+
+
+# Labels of texts or images --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of training data for classifiers.
+
+    Attributes
+    ----------
+    run : type of ClassificationRun
+    try_out : callable
+        Maps options to the end of an example command for the trained model.
+    starts : tuple of str
+        Kinds of models to begin with.
+    """
+
+    run: type[ClassificationRun[Any, Any, Any]]
+    try_out: Callable[[Any], str]
+    starts: tuple[str, ...]
+
+
+def _texts(options: ClassificationOptions) -> str:
+    return '--pairs "a text<TAB>and another"' if options.data.pairs else '"some text"'
+
+
+#: Kinds by the options' task.
+KINDS = {
+    CLASSIFIER: Kind(FineTuning, _texts, TEXTS),
+    IMAGE_TASK: Kind(ImageTraining, lambda _: "photo.jpg", ("image classifier", "image model")),
+}
+
+
+def train_classifier(call: TrainingCall) -> None:
+    """Train a classifier, or resume a run."""
+    console = _console()
+    with report_errors("regard-lab[train]"):
+        changes = call.changes()
+        task = _task(call.out if call.resume else None, call.options, changes)
+        kind = KINDS[task]
+        if call.resume:
+            run = kind.run.resumed(call.out, call.training_changes(changes), console.print)
+        else:
+            chosen = kind.run.kind.from_table(read_model_options(task, call.options, changes))
+            if call.show_options:
+                _show(chosen, {} if chosen.start else chosen.unset_model_fields())
+                return
+            require_kind("train", chosen.start, *kind.starts)
+            run = kind.run(chosen, call.out, console.print)
+        piped = " < the same lines" if "-" in run.sources() else ""
+        run_training(console, run, CLASSIFIER, call.resume, piped=piped)
+        where = shlex.quote(str(call.out))
+        run.say(f"The model is in {call.out}. Now try:  regard classify --model {where} {kind.try_out(run.options)}")
+
+
+def _task(folder: Path | None, options: Path | None, changes: dict[str, Any]) -> str:
+    """Return a key of :data:`KINDS`: from the run's folder, the options file, or ``--images``."""
+    path = options if folder is None else folder / OPTIONS
+    table = read_toml(path) if path is not None and path.is_file() else {}
+    named = table.get("task")
+    if named in KINDS:
+        task: str = named
+        if folder is None and task == CLASSIFIER and "data.images" in changes:
+            raise rejected("train", f"task in {options}", f"be {IMAGE_TASK!r} with --images", repr(task))
+        return task
+    data = table.get("data")
+    return IMAGE_TASK if "data.images" in changes or (isinstance(data, dict) and "images" in data) else CLASSIFIER
+
+
+# Captions -------------------------------------------------------------------------------------------------------------
+
+
+#: Number of images between progress lines of the encoder.
+_EVERY = 1000
+
+
+def train_captioner(call: TrainingCall) -> None:
+    """Train an image captioner, or resume a run."""
+    console = _console()
+
+    def progress(done: int, of: int) -> None:
+        if done // _EVERY != (done - 4) // _EVERY:
+            console.print(f"  {done // _EVERY * _EVERY:,} of {of:,} images")
+
+    with report_errors("regard-lab[vision]"):
+        changes = call.changes()
+        if call.resume:
+            run = Captioning.resumed(call.out, call.training_changes(changes), console.print)
+        else:
+            table = read_options(CAPTIONER, call.options)
+            change_options(table, changes, call.options)
+            if table.get("kind") == "rnn":
+                table["kind"] = "recurrent"
+            chosen = CaptionOptions.from_table(table)
+            if call.show_options:
+                _show(chosen, chosen.unset_model_fields())
+                return
+            require_kind("train", chosen.start, "captioner")
+            run = Captioning(chosen, call.out, console.print)
+        run.progress = progress
+        piped = " < the same lines" if "-" in (run.options.data.data, run.options.data.valid) else ""
+        run_training(console, run, CAPTIONER, call.resume, piped=piped)
+        use = f"regard caption photo.jpg --model {shlex.quote(str(call.out))} --plot attention.png"
+        run.say(f"The model is in {call.out}. Now try:  {use}")
+
+
+#: The tasks that do not learn from pairs of lines.
+OTHERS: dict[str, Callable[[TrainingCall], None]] = {
+    LANGUAGE_MODEL: train_language_model,
+    CLASSIFIER: train_classifier,
+    CAPTIONER: train_captioner,
+}

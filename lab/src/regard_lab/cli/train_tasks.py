@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +13,7 @@ from regard_cli.messages import Command
 from regard_lab._options import Options
 from regard_lab.cli.flags import IMAGE_PANELS, flagged, with_flags
 from regard_lab.tasks.captioning.options import CaptionOptions
-from regard_lab.tasks.classification.image_options import ImageClassificationOptions
-from regard_lab.tasks.classification.text_options import ClassificationOptions
+from regard_lab.tasks.classification.options import ClassificationOptions, ImageClassificationOptions
 from regard_lab.tasks.language.options import LanguageOptions
 from regard_lab.tasks.translation.options import ExperimentOptions
 from regard_lab.tasks.translation.tasks import TASKS, Task
@@ -61,13 +59,11 @@ def _train_on_pairs(task: Task, text: str, **short: str) -> None:
         show_options: _ShowOptions = False,
         resume: _Resume = False,
     ) -> None:
-        from regard_lab.cli.train import run
+        from regard_lab.cli.runs import TrainingCall
+        from regard_lab.cli.train import train_on_pairs
 
         given = given if attention is None else given | {"attention": attention}
-        run(
-            task.name, out=out, resume=resume, options=options, given=given, settings=settings or [],
-            show_options=show_options,
-        )  # fmt: skip
+        train_on_pairs(task.name, TrainingCall(out, resume, show_options, options, given, settings or []))
 
 
 _train_on_pairs(TASKS["translation"], "Train a translation model on pairs of sentences.")
@@ -87,8 +83,8 @@ _train_on_pairs(
 )
 
 
-def _train_on_text(task: str, declared: type[Options], text: str, other: type[Options] | None = None) -> None:
-    """Define the training command of a text task, in the module named after the task.
+def _train_on_others(task: str, declared: type[Options], text: str, other: type[Options] | None = None) -> None:
+    """Define the training command of a task that has no pairs of lines.
 
     It also takes the flags of the ``other`` options that ``declared`` does not have.
     """
@@ -102,8 +98,10 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
         show_options: _ShowOptions = False,
         resume: _Resume = False,
     ) -> None:
-        run = import_module(f"regard_lab.cli.train_{task.replace('-', '_')}").run
-        run(out=out, resume=resume, options=options, given=given, settings=settings or [], show_options=show_options)
+        from regard_lab.cli.runs import TrainingCall
+        from regard_lab.cli.train import OTHERS
+
+        OTHERS[task](TrainingCall(out, resume, show_options, options, given, settings or []))
 
     if other is not None:
         taken = {each.metadata["flag"] for each in flagged(declared).values()}
@@ -112,11 +110,11 @@ def _train_on_text(task: str, declared: type[Options], text: str, other: type[Op
     train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)(command)
 
 
-_train_on_text(
+_train_on_others(
     "language-model", LanguageOptions, "Train a causal language model on text, or with --masked a masked one."
 )
-_train_on_text(
+_train_on_others(
     "classifier", ClassificationOptions, "Train a classifier of texts, best from a language model, or of --images.",
     ImageClassificationOptions,
 )  # fmt: skip
-_train_on_text("captioner", CaptionOptions, "Train an image captioner.")
+_train_on_others("captioner", CaptionOptions, "Train an image captioner.")

@@ -1,4 +1,4 @@
-"""How training goes, in a terminal: a bar with the rate and the time left, and a line for each validation."""
+"""Progress of training in a terminal: a bar with speed and time left, and a line for each validation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainingDisplay(Callback):
         Without a terminal there is no bar, only lines: for each validation, or a few where there is none.
     options : TrainingOptions
     pairs : str, optional
-        What pairs are called, such as "words", if they are to be counted rather than tokens.
+        Name of the pairs, such as "words", to count them instead of tokens.
     """
 
     def __init__(self, console: Console, options: TrainingOptions, pairs: str = "") -> None:
@@ -61,7 +61,7 @@ class TrainingDisplay(Callback):
         batch: Examples,
         number: int,  # noqa: ARG002
     ) -> None:
-        """Count; move the bar."""
+        """Count examples or tokens, and update the bar."""
         self._count += batch.examples if self._pairs else batch.count
         if trainer.global_step % _EVERY == 0:
             self._loss = module.loss if math.isnan(self._loss) else self._loss + 0.1 * (module.loss - self._loss)
@@ -82,16 +82,16 @@ class TrainingDisplay(Callback):
         self._console.print(f"step {trainer.global_step:,}  {line}  ({self._state(trainer, module)})")
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._line(trainer, module)
         self._stop()
 
     def on_exception(self, *_: Any) -> None:
-        """Take the bar away before anybody explains."""
+        """Remove the bar before an error message is printed."""
         self._stop()
 
     def _line(self, trainer: Trainer, module: Any) -> None:
-        """Print a line now and then where there is neither a bar nor a validation."""
+        """Print a line from time to time if there is neither a bar nor validation."""
         if not self._lines:
             return
         done = min(self._options.progress(trainer.global_step, module.seconds()), 1.0)
@@ -115,7 +115,7 @@ class TrainingDisplay(Callback):
 
 
 def _clock(seconds: float) -> str:
-    """Return a time as a clock shows it.
+    """Return a duration as h:mm:ss or m:ss.
 
     Examples
     --------

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from regard._utils.lazy import lazy
 
 if TYPE_CHECKING:
+    from regard_lab._options import read_toml
     from regard_lab.data.batches import Augmentation, Batch, Batches, ImageBatch, ImageBatches, LabelBatch, LabelBatches
     from regard_lab.data.captions import CaptionBatches, FeatureGrids, Grids, PixelGrids, plain_caption, read_captions
     from regard_lab.data.corruption import corrupt_spans, hide_spans, mask_tokens
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         write_shards,
     )
     from regard_lab.data.pairs import Count, Pairs, read_pairs, read_texts, split_pairs
-    from regard_lab.data.toml import read_toml
 else:
     __getattr__, __dir__ = lazy(
         __name__,
@@ -48,7 +48,7 @@ else:
                 "IGNORE_INDEX LanguageBatch LanguageBatches PackedBatches StreamBatches TokenShards write_shards"
             ),
             "regard_lab.data.pairs": "Count Pairs read_pairs read_texts split_pairs",
-            "regard_lab.data.toml": "read_toml",
+            "regard_lab._options": "read_toml",
         },
     )
 

@@ -35,7 +35,7 @@ _MIXED = (16, 8, 4, 2)
 
 
 def length_batches(lengths: Sequence[int], most: int, *, alike: bool = False) -> Iterator[list[int]]:
-    """Yield which sequences to read go together, at most so many, from the longest to the shortest, without the empty.
+    """Yield the rows of batches of non-empty sequences, at most ``most`` each, from the longest to the shortest.
 
     With ``alike``, only sequences of one length go together, so that none is padded: some models of transformers, such
     as those with convolutions, make other rows of a sequence where padding follows it.
@@ -64,7 +64,7 @@ class TensorBatch:
         return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """Return the batch in memory that is copied to a GPU without waiting."""
+        """Return the batch in pinned memory."""
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -72,24 +72,24 @@ class TensorBatch:
 
 
 class Endless(ABC, Generic[_B]):
-    """Batches by their numbers, epoch after epoch without end."""
+    """Base of endless batches that are accessed by number."""
 
     @abstractmethod
     def batch(self, number: int) -> _B:
-        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+        """Return a batch by its number, counted from 0 over all epochs, in any order."""
 
     def starting(self, number: int = 0) -> Iterator[_B]:
-        """Yield batches from this number on, for ever."""
+        """Yield batches endlessly, beginning with this number."""
         return map(self.batch, count(number))
 
     def __iter__(self) -> Iterator[_B]:
-        """Yield batches from the first on, for ever."""
+        """Yield batches endlessly, beginning with the first."""
         return self.starting()
 
 
 @dataclass(frozen=True)
 class Batch(TensorBatch):
-    """Sequences to read and the sequences to write for them, padded with 0.
+    """Source and target sequences, padded with 0.
 
     Attributes
     ----------
@@ -113,19 +113,19 @@ class Batch(TensorBatch):
 
     @property
     def examples(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return len(self.source)
 
     @property
     def count(self) -> int:
-        """How many symbols are read and written, without padding."""
+        """The number of source and target symbols, without padding."""
         return int(self.lengths.sum()) + int((self.target != PAD).sum())
 
 
 class Batches(Endless[Batch]):
-    """Shuffled batches, epoch after epoch without end; sequences of similar lengths go together.
+    """Endless shuffled batches of pairs; sequences of similar lengths are in one batch.
 
-    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
+    Batch k depends only on the data, the seed and k, so that a resumed run continues exactly where it stopped.
     In every epoch each pair comes once. All epochs have equally many batches of the same sizes: pairs are sorted by
     their lengths once, and cut into stretches of similar lengths that fill some batches; in each epoch pairs of equal
     lengths are drawn into their places anew, stretches are shuffled, and so are the batches.
@@ -202,11 +202,11 @@ class Batches(Endless[Batch]):
 
     @property
     def per_epoch(self) -> int:
-        """How many batches an epoch has (for each process)."""
+        """The number of batches per epoch (for each process)."""
         return (len(self._cuts) - 1) // self._world
 
     def batch(self, number: int) -> Batch:
-        """Return the batch of this number, counted from 0 through all epochs; any one at any time.
+        """Return a batch by its number, counted from 0 over all epochs, in any order.
 
         Raises
         ------
@@ -223,7 +223,7 @@ class Batches(Endless[Batch]):
         return self._made(order[self._cuts[cut] : self._cuts[cut + 1]])
 
     def once(self) -> Iterator[Batch]:
-        """Yield every pair once, from short to long, in the same batches every time: to evaluate.
+        """For evaluation: yield every pair once, from short to long, always in the same batches.
 
         With several processes, each yields as many batches as the others, and its own share of the pairs.
         """
@@ -231,7 +231,7 @@ class Batches(Endless[Batch]):
             yield self._made(self._order[self._cuts[cut] : self._cuts[cut + 1]])
 
     def _drawn(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pairs in an epoch's order, and this process's batches in theirs."""
+        """Return the order of pairs in an epoch, and the order of this process's batches."""
         random = np.random.default_rng([self._seed, epoch])
         order = self._order[np.argsort(self._tie + random.random(len(self)))]
         order = order[np.argsort(self._stretch + random.random(len(self)))]
@@ -251,7 +251,7 @@ class Batches(Endless[Batch]):
 
 
 def _by_length(s: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return the pairs from short to long sources; target lengths rise and fall by turns, so that none jumps."""
+    """Return the pairs from short to long sources; target lengths alternately rise and fall, without jumps."""
     rising = np.where(s % 2, t, -t)
     return np.lexsort((rising, s))
 
@@ -277,7 +277,7 @@ def _layout(s: np.ndarray, t: np.ndarray, tokens: int, size: int | None) -> tupl
 
 
 def _rows(s: np.ndarray, t: np.ndarray, tokens: int, batches: int) -> int:
-    """Return how many of the first pairs fit a batch if so many batches are filled from them in any order."""
+    """Return how many of the first pairs fit into one batch if they fill this many batches in any order."""
     rows = max(1, tokens // int(s[0] + t[0]))
     if batches == 1:
         widths = np.maximum.accumulate(s[:rows]) + np.maximum.accumulate(t[:rows])
@@ -363,7 +363,7 @@ def label_batch(inputs: Inputs, labels: np.ndarray, rows: np.ndarray) -> LabelBa
 
 
 class _Labelled(Endless[_B]):
-    """Batches of examples with labels, in the order in which :class:`Batches` draws examples of these lengths."""
+    """Batches of labelled examples, in the order that :class:`Batches` draws for their lengths."""
 
     #: The labelled texts.
     _noun: ClassVar[str]
@@ -382,12 +382,12 @@ class _Labelled(Endless[_B]):
 
     @property
     def per_epoch(self) -> int:
-        """How many batches an epoch has (for each process)."""
+        """The number of batches per epoch (for each process)."""
         return self._batches.per_epoch
 
 
 class LabelBatches(_Labelled[LabelBatch]):
-    """Shuffled batches, epoch after epoch without end; see :class:`~regard_lab.data.batches.Batches`.
+    """Endless shuffled batches; see :class:`~regard_lab.data.batches.Batches`.
 
     Batch number k depends on the data, the seed and k alone.
 
@@ -425,11 +425,11 @@ class LabelBatches(_Labelled[LabelBatch]):
         self._inputs = inputs
 
     def batch(self, number: int) -> LabelBatch:
-        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+        """Return a batch by its number, counted from 0 over all epochs, in any order."""
         return self._made(self._batches.batch(number))
 
     def once(self) -> Iterator[LabelBatch]:
-        """Yield every text once, from short to long, in the same batches every time: to evaluate."""
+        """For evaluation: yield every text once, from short to long, always in the same batches."""
         return map(self._made, self._batches.once())
 
     def _made(self, batch: Batch) -> LabelBatch:
@@ -443,7 +443,7 @@ class LabelBatches(_Labelled[LabelBatch]):
 
 @dataclass(frozen=True)
 class Augmentation(Options):
-    """What is changed at random in an image before it is learned from; by default nothing."""
+    """Random augmentation of training images; none by default."""
 
     flip: bool = option(False, "mirror half of the training images, left and right", flag="--flip")  # fmt: skip
     shift: int = option(0, "shift training images at random, by at most this many pixels", ge=0, le=1 << 10,
@@ -454,7 +454,7 @@ class Augmentation(Options):
                           "this α (Zhang 2017)", ge=0, le=16, flag="--mixup")  # fmt: skip
 
     def apply(self, images: Tensor, targets: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, H, W) and their targets, changed as the generator draws it.
+        """Return randomly augmented images (B, C, H, W) and their targets.
 
         Targets are probabilities of labels (B, K) where images are mixed. What is cut out is 0, the mean of the data.
         """
@@ -479,7 +479,7 @@ class Augmentation(Options):
 
 
 def _squares(B: int, H: int, W: int, side: int, random: np.random.Generator) -> np.ndarray:
-    """Return (B, 1, H, W) of 1, and of 0 in a square about a place of each image; it may reach over the edge."""
+    """Return masks (B, 1, H, W): 0 in a square around a position of each image, which may cross the edge, else 1."""
     top, left = (random.integers(0, n, (B, 1)) - side // 2 for n in (H, W))
     down, across = np.arange(H) - top, np.arange(W) - left
     inside = ((down >= 0) & (down < side))[:, :, None] & ((across >= 0) & (across < side))[:, None]
@@ -505,22 +505,22 @@ class ImageBatch(TensorBatch):
 
     @property
     def examples(self) -> int:
-        """How many images there are."""
+        """The number of images."""
         return len(self.images)
 
     @property
     def count(self) -> int:
-        """How many images there are: of each, one label is learned."""
+        """The number of labels: one per image."""
         return len(self.images)
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Return the logits (B, K) that a classifier makes of the images."""
+        """Return a classifier's logits (B, K) for the images."""
         made: Tensor = model(self.images)
         return made
 
 
 class ImageBatches(_Labelled[ImageBatch]):
-    """Shuffled batches, epoch after epoch without end.
+    """Endless shuffled batches.
 
     Batch number k, and what is changed in it, depends on the data, the seed and k alone: a run that was stopped goes on
     with the same pixels.
@@ -575,7 +575,7 @@ class ImageBatches(_Labelled[ImageBatch]):
         self._augmentation = None if augmentation == Augmentation() else augmentation
 
     def batch(self, number: int) -> ImageBatch:
-        """Return the batch of this number, counted from 0 through all epochs; any one at any time."""
+        """Return a batch by its number, counted from 0 over all epochs, in any order."""
         batch = self._batches.batch(number)
         assert batch.rows is not None
         made = self._made(batch.rows.numpy())
@@ -588,7 +588,7 @@ class ImageBatches(_Labelled[ImageBatch]):
 
     @property
     def once(self) -> Sequence[ImageBatch]:
-        """Every image once, unchanged, in the same batches every time, made when they are asked for: to evaluate."""
+        """For evaluation: every image once, unchanged, always in the same batches, which are made on demand."""
         return _Once([batch.rows.numpy() for batch in self._batches.once() if batch.rows is not None], self._made)
 
     def _made(self, rows: np.ndarray) -> ImageBatch:
@@ -598,7 +598,7 @@ class ImageBatches(_Labelled[ImageBatch]):
 
 
 class _Once(Sequence[ImageBatch]):
-    """Batches that are made when they are asked for: as pixels they take a quarter of the memory."""
+    """Batches made on demand: stored as pixels, they take a quarter of the memory."""
 
     def __init__(self, rows: list[np.ndarray], made: Callable[[np.ndarray], ImageBatch]) -> None:
         self._rows, self._made = rows, made

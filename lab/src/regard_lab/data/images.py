@@ -361,7 +361,7 @@ def read_image(path: str | Path, *, side: int = 0, function: str = "read_image")
 
 
 def read_image_file(path: str | Path, function: str = "read_image") -> bytes:
-    """Return the bytes of an image file, of which there may be :data:`LARGEST` at most."""
+    """Return the bytes of an image file, at most :data:`LARGEST`."""
     try:
         return read_bytes(path, function, LARGEST)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Tokens of any amount of text: kept in files, and packed into rows of whole documents."""
+"""Tokens of large texts: stored in memory-mapped files, and packed into rows of a fixed length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regard_lab.data.batches import Endless, TensorBatch
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer import Tokenizer, text_blocks
 
-# Token numbers of any amount of text: written to files with bounded memory, and read from there piece by piece --------
+# Files of token ids: written with bounded memory, and mapped into memory for reading ----------------------------------
 
 
 MANIFEST, _ENDS, _PART = "shards.json", "ends.bin", "tokens-{:05}.bin"
@@ -37,7 +37,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dty
 
 
 class TokenShards:
-    """Documents as numbers of tokens, one behind the other, in files that are mapped into memory or in arrays.
+    """Token ids of documents, concatenated, in memory-mapped files or in arrays.
 
     Make one by :meth:`open`, :meth:`of` or :func:`write_shards`.
 
@@ -73,7 +73,7 @@ class TokenShards:
 
     @classmethod
     def of(cls, documents: Ragged | Iterable[Sequence[int]], vocabulary: int | None = None) -> TokenShards:
-        """Return documents that are in memory, with the same methods.
+        """Return documents in memory, with the same methods.
 
         Parameters
         ----------
@@ -139,13 +139,13 @@ class TokenShards:
         return TokenShards, (self._parts, self.ends, self.vocabulary, self.tokenizer)
 
     def document(self, row: int) -> np.ndarray:
-        """Return the numbers of a document, (length,) int64."""
+        """Return the token ids of a document, (length,) int64."""
         if not 0 <= row < len(self):
             raise IndexError(row)
         return self.gather(np.arange(self.ends[row - 1] if row else 0, self.ends[row]))
 
     def gather(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at places of all documents one behind the other, int64 of the same shape.
+        """Return the token ids at positions in the concatenated documents, int64 of the same shape.
 
         Raises
         ------
@@ -175,7 +175,7 @@ def write_shards(
     size: int = _SHARD,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokenShards:
-    """Write the numbers of documents to files, of which a few megabytes are in memory at a time.
+    """Write the tokens of documents to files, with a few megabytes in memory at a time.
 
     Numbers take two bytes where the vocabulary has at most 65,536, else four. What says that the files are whole,
     ``shards.json`` with their sizes and checksums, is written last.
@@ -263,7 +263,7 @@ class _File:
             self._file.write(data)
 
     def close(self) -> tuple[int, str]:
-        """Return how many numbers it has, and its checksum."""
+        """Return its length and checksum."""
         if not self._file.closed:
             with naming(self.path):
                 self._file.flush()
@@ -273,7 +273,7 @@ class _File:
 
 
 def _enclosed(documents: Ragged, tokenizer: Tokenizer) -> Ragged:
-    """Return documents with begin and end, where the tokenizer has them and did not put them there itself."""
+    """Return documents with begin and end tokens, if the tokenizer has them and does not add them itself."""
     lengths, numbers, offsets = documents.lengths, documents.numbers, documents.offsets
     places, values = np.repeat(offsets[:-1], 2), np.zeros((len(documents), 2), np.int32)
     places[1::2] = offsets[1:]
@@ -296,7 +296,7 @@ def _reopened(folder: Path) -> TokenShards:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Return what says that shards are whole, checked."""
+    """Return the checked manifest of a folder of shards."""
     path = folder / MANIFEST
 
     def wrong(expected: str, got: str, where: Path = path) -> Exception:
@@ -352,12 +352,12 @@ def _sealed(said: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-# Runs of tokens laid out in rows of a fixed length: by best fit, or as windows over documents -------------------------
+# Layout of runs of tokens in rows of a fixed length: by best fit, or as windows over documents ------------------------
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of neighbouring tokens to read: where each begins, its length, how many first targets are left out, (C,)."""
+    """Runs of consecutive tokens: start, length, and number of first targets that are left out, (C,) each."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -380,7 +380,7 @@ class Rows:
 
 
 def best_fit(runs: Runs, length: int) -> Rows:
-    """Return runs in rows, each put where it leaves the least room, the longest first.
+    """Return runs in rows by best fit, the longest first.
 
     Runs of a length, and rows in which lengths follow each other alike, are counted, not gone through: this takes time
     for each different length (Krell 2021, arXiv 2107.02027).
@@ -432,7 +432,7 @@ def best_fit(runs: Runs, length: int) -> Rows:
 
 
 def windows(begins: np.ndarray, reads: np.ndarray, length: int, stride: int) -> Runs:
-    """Return windows over documents, each of which leaves out the targets that those before it have.
+    """Return windows over documents, each without the targets of earlier windows.
 
     Parameters
     ----------
@@ -457,7 +457,7 @@ def windows(begins: np.ndarray, reads: np.ndarray, length: int, stride: int) -> 
 
 
 def ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of ranges one behind the other, and which range each is of.
+    """Return the integers of concatenated ranges, and the index of each one's range.
 
     Examples
     --------
@@ -469,10 +469,10 @@ def ranges(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.arange(len(which)) + shift[which], which
 
 
-# Rows of a fixed length to learn language from: documents packed side by side, or one stream cut into crops -----------
+# Batches of rows for language models: documents packed side by side, or one stream cut into rows ----------------------
 
 
-#: The target of places without one; ``torch.nn.functional.cross_entropy`` ignores it by default.
+#: The target of positions without one; ``torch.nn.functional.cross_entropy`` ignores it by default.
 IGNORE_INDEX = -100
 #: The document number of padding.
 NO_DOCUMENT = -1
@@ -501,16 +501,16 @@ class LanguageBatch(TensorBatch):
 
     @property
     def examples(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.tokens)
 
     @property
     def count(self) -> int:
-        """How many targets there are."""
+        """The number of targets."""
         return int((self.targets != IGNORE_INDEX).sum())
 
     def turned(self, rows: Tensor) -> LanguageBatch:
-        """Return the batch with some rows backward: what a token was to predict is read, and predicts that token.
+        """Return the batch with some rows reversed: each target becomes an input that predicts the token before it.
 
         Parameters
         ----------
@@ -537,9 +537,9 @@ class LanguageBatch(TensorBatch):
 
 
 class LanguageBatches(Endless[LanguageBatch]):
-    """Shuffled batches of rows, epoch after epoch without end.
+    """Endless shuffled batches of rows.
 
-    Batch number k depends on the data, the seed and k alone, so that a run that stopped goes on exactly where it was.
+    Batch k depends only on the data, the seed and k, so that a resumed run continues exactly where it stopped.
     In every epoch each token that has one before it in its document is a target once. All batches have one shape; the
     rows that are missing for whole batches are empty ones, evenly spread.
 
@@ -609,11 +609,11 @@ class LanguageBatches(Endless[LanguageBatch]):
 
     @abstractmethod
     def _stretches(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return where documents begin, and how many of their tokens have one behind them."""
+        """Return where documents begin, and how many of their tokens have a successor."""
 
     @abstractmethod
     def _count(self) -> int:
-        """Return how many rows an epoch has."""
+        """Return the number of rows per epoch."""
 
     @abstractmethod
     def _epoch(self, random: np.random.Generator) -> Rows:
@@ -621,16 +621,16 @@ class LanguageBatches(Endless[LanguageBatch]):
 
     @property
     def per_epoch(self) -> int:
-        """How many batches an epoch has (for each process)."""
+        """The number of batches per epoch (for each process)."""
         return self._steps(self._rows)
 
     @property
     def padding(self) -> float:
-        """The share of places in the rows of an epoch that have no target."""
+        """The share of positions without a target in the rows of an epoch."""
         return 1 - self.targets / (self._rows * self._length)
 
     def batch(self, number: int) -> LanguageBatch:
-        """Return the batch of this number, counted from 0 through all epochs; any one at any time.
+        """Return a batch by its number, counted from 0 over all epochs, in any order.
 
         Raises
         ------
@@ -645,7 +645,7 @@ class LanguageBatches(Endless[LanguageBatch]):
         return self._made(self._drawn[1], step)
 
     def once(self, stride: int | None = None) -> Iterator[LanguageBatch]:
-        """Yield every target once, the same batches every time: to evaluate.
+        """For evaluation: yield every target once, always in the same batches.
 
         What is longer than a row is read by a window of T tokens that moves on by ``stride``; of each, the targets
         behind those of the one before it count, which see at least T − stride tokens. A smaller stride gives more
@@ -666,7 +666,7 @@ class LanguageBatches(Endless[LanguageBatch]):
         return -(-rows // (self._size * self._world))
 
     def _made(self, rows: Rows, step: int) -> LanguageBatch:
-        """Return this process's batch of a step: its part of the rows that all processes' batches share evenly."""
+        """Return this process's batch of a step: an even share of the step's rows."""
         count = len(rows.order)
         groups = self._steps(count) * self._world
         begin, end = (count * (step * self._world + self._rank + i) // groups for i in (0, 1))
@@ -695,7 +695,7 @@ class LanguageBatches(Endless[LanguageBatch]):
 
 @final
 class PackedBatches(LanguageBatches):
-    """Rows filled with documents side by side, each of which is to see itself alone.
+    """Rows filled with documents side by side that do not attend to each other.
 
     Documents longer than a row are cut into parts of T places; all parts are put into rows by best fit, the longest
     first, once. In each epoch, parts of equal lengths are drawn into their places anew, and rows are shuffled.
@@ -748,7 +748,7 @@ class PackedBatches(LanguageBatches):
 
 @final
 class StreamBatches(LanguageBatches):
-    """Rows cut from all documents one behind the other, which see each other: for one long text, or as GPT-2 learned.
+    """Rows cut from the concatenated documents, which attend to each other: for one long text, or as in GPT-2.
 
     In each epoch the stream is cut from another place on, as if its end were joined to its beginning; but nothing is
     predicted across this, and the row where it lies has two documents.

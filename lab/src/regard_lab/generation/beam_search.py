@@ -488,7 +488,7 @@ def search(
             ending = candidates if options.sample else candidates.first(options.beams)
             ended = ended.with_more(front, ending, float(options.penalty(step + 1)))
         before, (front, parent) = front, front.after(candidates, None if options.sample else options.beams)
-        # As long as no hypothesis is finished, every source goes on.
+        # Until a hypothesis is finished, every source continues.
         going = None if candidates.usual and ended is nothing else _unfinished(front, ended, divisor, options)
         if going is None or bool(going.all()):
             if before.score.shape[1] == parent.shape[1] == 1:

@@ -300,6 +300,6 @@ def pattern_of(kinds: list[str] | tuple[str, ...]) -> str:
 
 
 def meta(config: DecoderLMConfig, kind: str, layer: int = 0) -> nn.Module:
-    """Return a layer without memory, for what its sizes tell."""
+    """Return a layer on the meta device, to read its sizes."""
     with torch.device("meta"):
         return MIXERS[kind].build(config, layer)

@@ -17,7 +17,7 @@ from regard_lab.models.beam_cache import BeamCache, KeyRows
 from regard_lab.models.packed_weight import PackedWeight
 
 Layer = TransformerEncoderLayer | TransformerDecoderLayer
-#: What layers are made of if nobody exchanged a part.
+#: The types of parts in layers that were not modified.
 _PARTS = frozenset({MultiheadAttention, nn.Linear, OutProjection, nn.LayerNorm, nn.Dropout})
 
 

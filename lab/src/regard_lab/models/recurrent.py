@@ -206,7 +206,7 @@ class Memory:
     glimpse : Tensor (B, G), or None
         What enters every step.
     weights : Tensor (B, S, S), or None
-        Of the states to each other, where they were asked for.
+        Attention weights between the states, if requested.
     """
 
     keys: Tensor
@@ -430,7 +430,7 @@ class RecurrentDecoder(EncoderDecoder):
     def _features(
         self, memory: Memory, target: Tensor, share: float = 1.0, weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the features (B, T, P) of every step, and the weights (B, T, S) if they are asked for."""
+        """Return the features (B, T, P) of every step, and the weights (B, T, S) if requested."""
         whole = share == 1 and self.config.wiring != "before" and not self.config.input_feeding
         memory = self._repeated(memory, len(target), whole)
         if whole:
@@ -497,7 +497,7 @@ class RecurrentDecoder(EncoderDecoder):
         return features, State(last, cell, fed, state.time + (L if whole else 1)), attention
 
     def _attend(self, query: Tensor, memory: Memory, where: Tensor, weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Return what queries (B, L, Q) read, (B, L, V), and the weights (B, L, S) if they are asked for."""
+        """Return what queries (B, L, Q) read, (B, L, V), and the weights (B, L, S) if requested."""
         assert self.attending is not None
         (B, L, Q), sources = query.shape, len(memory.lengths)
         asked = query.reshape(sources, -1, Q)  # several sequences of a source are further queries

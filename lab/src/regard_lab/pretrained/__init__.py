@@ -1,4 +1,4 @@
-"""Models that come with the package, each in a folder beside this file, with a card that says where it comes from."""
+"""The included models, each in a folder next to this file, with a model card."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _SHOWN = {CAPITAL: "⇧", CAPITALS: "⇪"}
 
 
 def is_placeholder(text: str) -> bool:
-    """Return whether a text is the character of a placeholder."""
+    """Return whether a text is a placeholder character."""
     return text in _PLACEHOLDERS
 
 
@@ -139,7 +139,7 @@ def uniform(text: str, language: str = "") -> str:
 
 
 def _uniform(text: str, language: str) -> Iterator[tuple[str, int]]:
-    """Yield what each character of a text becomes, with its place."""
+    """Yield the replacement of each character of a text, with its position."""
     quotes, opens = _TYPOGRAPHY.get(language, _PLAIN).quotes, True
     for place, letter in enumerate(text):
         if letter in _QUOTES:
@@ -174,7 +174,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Placed:
-    """A text made of another one.
+    """A text derived from another one, with the correspondence of positions.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class Placed:
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[str, int, int]]) -> Self:
-        """Return the text of parts, each with the place in the other text that it stands for."""
+        """Return the text made of parts, each with the span of the other text that it stands for."""
         starts: list[int] = []
         spans: list[Span] = []
         texts: list[str] = []
@@ -245,7 +245,7 @@ class Rewritten:
     capitals: bool = False
 
     def is_glued(self, text: str, before: str, behind: str) -> bool:
-        """Return whether a text is a space beside a tag, before or behind it, that the source does not have."""
+        """Return whether a text is a space next to a tag that the source does not have."""
         if text != " ":
             return False
         opening, closing = self.copies.get(before), self.copies.get(behind)
@@ -306,7 +306,7 @@ class Rewriting:
         return frozenset(self.letters)
 
     def _is_in_capitals(self, text: str) -> bool:
-        """Return whether a text is all in capitals, and no abbreviation."""
+        """Return whether a text is in capitals throughout and is no abbreviation."""
         text = re.sub(_COPIED, " ", text, flags=re.DOTALL)
         letters = [letter for letter in text if letter.isalpha()]
         if len(letters) < 2 or not all(map(_has_case, letters)):
@@ -315,7 +315,7 @@ class Rewriting:
         return len(words) > 1 or (len(words[0]) > 3 and words[0].lower() in self.known)
 
     def read_pair(self, source: str, target: str, shift: int = 0) -> tuple[Rewritten, Rewritten]:
-        """Return both texts of a pair, to train on or to align: only what stands in both becomes a placeholder.
+        """Return both texts of a pair, to train on or to align: only what occurs in both becomes a placeholder.
 
         Parameters
         ----------
@@ -349,7 +349,7 @@ class Rewriting:
     def _placed(
         self, text: str, copies: dict[str, Copy], usable: Container[str] = _PLACEHOLDERS, *, marked: bool = True
     ) -> Placed:
-        """Return a source rewritten; what its placeholders stand for goes to ``copies``."""
+        """Return a rewritten source, and append what its placeholders stand for to ``copies``."""
         spans: dict[Span, str] = {}
         places: dict[tuple[str, str], str] = {}
         number: Counter[str] = Counter()
@@ -366,7 +366,7 @@ class Rewriting:
         return Placed.joined(_parts(text, self.languages[0], spans, marked=marked))
 
     def _copied(self, text: str, *, names: bool = True) -> Iterator[tuple[Copy, Span]]:
-        """Yield what a text has that is copied, with its places."""
+        """Yield the parts of a text that are copied, with their positions."""
         known = self._letters
         # In a title or a text in capitals, a capital does not show a name.
         words = [match[0] for match in _RUN.finditer(text)]
@@ -392,7 +392,7 @@ class Rewriting:
                 yield Copy("other", what), span
 
     def _is_copied_number(self, text: str) -> bool:
-        """Return whether a number is copied: one of one or two digits is not, as it may decide on forms of words."""
+        """Return whether a number is copied: not with one or two digits, which may affect the forms of words."""
         if len(text) < 3:
             return False
         pattern = _NUMBERS.get(self.languages[0])
@@ -416,7 +416,7 @@ class Rewriting:
         )
 
     def _value(self, copy: Copy, language: str) -> str:
-        """Return what two copies of one thing have in common."""
+        """Return a key that is equal for two copies of the same thing."""
         if copy.kind != "number":
             return copy.text
         form = _TYPOGRAPHY.get(language, _PLAIN)
@@ -425,7 +425,7 @@ class Rewriting:
     def _candidates(
         self, text: str, language: str, wanted: Container[tuple[str, str]], copies: Iterable[Copy]
     ) -> Iterator[tuple[Copy, Span]]:
-        """Yield where a target has what its source has."""
+        """Yield the positions in a target of what occurs in its source."""
         taken: list[Span] = []
         for copy in copies:
             if copy.kind == "number":
@@ -445,7 +445,7 @@ class Rewriting:
                 yield copy, span
 
     def known_share(self, text: str) -> float:
-        """Return the share of a source's words that the model knows; 1 where it has none, or the model knows none.
+        """Return the share of a source's words that the model knows; 1 for a source or model without words.
 
         Examples
         --------
@@ -461,7 +461,7 @@ class Rewriting:
     # Writing ----------------------------------------------------------------------------------------------------------
 
     def write(self, text: str, source: Rewritten) -> Placed:
-        """Return what the model wrote, restored; its places are those of what it wrote.
+        """Return the model's output in its final form, with the positions of that output.
 
         Parameters
         ----------
@@ -496,7 +496,7 @@ class Rewriting:
                 yield part[0], start, stop
 
     def _formatted(self, copy: Copy) -> str:
-        """Return a copy as the target language writes it."""
+        """Return a copied part in the typography of the target language."""
         if copy.kind != "number" or not all(language in _TYPOGRAPHY for language in self.languages):
             return copy.text
         theirs, ours = (_TYPOGRAPHY[language] for language in self.languages)
@@ -566,7 +566,7 @@ class Rewriting:
         return cls(languages, kept, frozenset(word for word in words if word not in names))
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that :meth:`from_json` needs."""
+        """Return the content for :meth:`from_json`."""
         return {"languages": list(self.languages), "letters": self.letters, "known": " ".join(sorted(self.known))}
 
     @classmethod
@@ -650,19 +650,19 @@ def _cased(text: str, start: int, stop: int, language: str, *, marked: bool) -> 
 
 
 def _has_case(letter: str) -> bool:
-    """Return whether a letter is a capital that comes back from its small letter."""
+    """Return whether a letter is a capital that its lowercase letter maps back to."""
     lower = letter.lower()
     return lower != letter and len(lower) == 1 and lower.upper() == letter
 
 
 def _shouts(word: str) -> bool:
-    """Return whether a word has two capitals or more, and no small letter."""
+    """Return whether a word has two or more capitals and no lowercase letter."""
     letters = [letter for letter in word if letter != "'"]
     return len(letters) > 1 and all(map(_has_case, letters))
 
 
 def _with_apostrophes(whole: str, origins: list[int], bare: re.Pattern[str]) -> tuple[str, list[int]]:
-    """Return a text with the apostrophes that people leave out: "dont" without one would lose its negation."""
+    """Return a text with missing apostrophes added: "dont" would lose its negation."""
     for word in reversed(list(bare.finditer(whole))):
         at = word.end()
         whole, origins = f"{whole[:at]}'{whole[at:]}", [*origins[:at], origins[at], *origins[at:]]

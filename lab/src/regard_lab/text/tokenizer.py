@@ -1,4 +1,4 @@
-"""Tokenizers as Hugging Face folders hold them, and text that is shown token by token."""
+"""Tokenizers in Hugging Face's file format, and streaming decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regard_lab.text import tokenizer_training
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.tokenizer_training import spelling
 
-# Text that appears token by token: no part of it is shown before it is certain ----------------------------------------
+# Streaming decoding: text is returned as soon as no later token can change it -----------------------------------------
 
 
 #: The replacement character, for bytes that are not (yet) a character.
@@ -34,23 +34,23 @@ _LONGEST = 8
 
 
 class DecodeStream(ABC):
-    """The text of tokens that come one at a time; made by :meth:`Tokenizer.decode_stream`.
+    """Decodes tokens one at a time; made by :meth:`Tokenizer.decode_stream`.
 
     All that :meth:`push` and :meth:`close` return, one behind the other, is the text of all tokens.
     """
 
     @abstractmethod
     def push(self, number: int) -> str:
-        """Return the further text that is certain with this token: perhaps none, never part of a character."""
+        """Add a token, and return the text that has become final: possibly empty, never part of a character."""
 
     @abstractmethod
     def close(self) -> str:
-        """Return the text that was held back, where no further token comes; the stream begins anew."""
+        """Return the text held back so far, after the last token, and start anew."""
 
 
 @final
 class ByteStream(DecodeStream):
-    """The text of tokens that stand for bytes.
+    """Decodes tokens that stand for bytes.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class ByteStream(DecodeStream):
 
 @final
 class WindowStream(DecodeStream):
-    """The text of tokens that are decoded together, by what a further token adds to the text of the last few.
+    """Decodes tokens whose text depends on their neighbours: returns what a token adds to the text of the last few.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class WindowStream(DecodeStream):
         return text
 
     def _released(self, count: int, text: str) -> str:
-        """Return the text of the first tokens that are held, which then are no longer."""
+        """Return the text of the first held tokens, and release them."""
         if text:
             self._shown, self._held = self._held[:count], self._held[count:]  # all of it: a part may decode differently
         return text
@@ -164,7 +164,7 @@ _LEFT_OUT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_f
 
 
 def read_folder(folder: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[str, Any]]:
-    """Return the tokenizer of a folder, the text of each special token, and the rest of its configuration.
+    """Return the tokenizer in a folder, the text of each special token, and the rest of its configuration.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def read_folder(folder: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, str
 
 
 def to_config(names: Mapping[str, str], rest: Mapping[str, Any]) -> bytes:
-    """Return a tokenizer_config.json that says which special token is which; null where there is none."""
+    """Return a tokenizer_config.json with the special tokens by role, null for missing ones."""
     roles = {field: names.get(role) for role, field in ROLES.items()}
     whole = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **rest, **roles}
     return (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode()
@@ -209,7 +209,7 @@ def _engine(path: Path) -> tokenizers.Tokenizer:
 
 
 def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the tokenizer of BERT, whose vocabulary alone is there."""
+    """Return BERT's tokenizer, from its vocabulary file alone."""
     try:
         pieces = _read(path, _LARGEST).decode().splitlines()
     except UnicodeDecodeError:
@@ -236,7 +236,7 @@ def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _specials(engine: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each special token: as the files say, else by what is usual."""
+    """Return the text of each special token: from the files, or else the usual one."""
     added = {token.content for token in engine.get_added_tokens_decoder().values()}
     around = _around(engine)
     found: dict[str, str] = {}
@@ -255,7 +255,7 @@ def _specials(engine: tokenizers.Tokenizer, config: Mapping[str, Any], named: Ma
 
 
 def _around(engine: tokenizers.Tokenizer) -> dict[str, str]:
-    """Return what stands before and behind a text where the processor of BERT or RoBERTa puts it there."""
+    """Return the tokens that the post-processor of BERT or RoBERTa puts before and after a text."""
     if engine.post_processor is None:
         return {}
     state = json.loads(engine.post_processor.__getstate__())
@@ -310,11 +310,11 @@ def _brief(value: object) -> str:
 
 
 def metaspaces(parts: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether decoders, as JSON describes them, read ``▁`` as a space."""
+    """Return whether decoders, given as JSON, turn ``▁`` into a space."""
     return any(part.get("type") == "Metaspace" or part.get("pattern") == {"String": "▁"} for part in parts)
 
 
-# Text as numbers for language models, in the files that Hugging Face libraries read and write -------------------------
+# Token ids of texts for language models, in the files that Hugging Face libraries read and write ----------------------
 
 
 #: Tokens by number.
@@ -324,7 +324,7 @@ _BLOCK = 1 << 22
 
 
 class Tokenizer:
-    """Turn texts into numbers and back; a Hugging Face ``tokenizers.Tokenizer`` whose special tokens are known.
+    """Turns texts into token ids and back: a Hugging Face ``tokenizers.Tokenizer`` with its special tokens by role.
 
     Make one by :meth:`learn` or :meth:`load`. Names of special tokens in a text are text like any other, so that no
     document can end itself, unless ``parse_specials`` is given. Padding and truncation that a file asks for are not
@@ -390,7 +390,7 @@ class Tokenizer:
         *,
         specials: Sequence[str] = ("end", "pad"),
     ) -> Tokenizer:
-        """Learn a tokenizer from texts: the same one from the same texts.
+        """Train a tokenizer on texts; deterministic.
 
         Parameters
         ----------
@@ -464,7 +464,7 @@ class Tokenizer:
         return folder
 
     def __len__(self) -> int:
-        """Return how many numbers there are: the least vocabulary of a model."""
+        """Return the number of tokens: the smallest vocabulary size of a model."""
         return self._size
 
     def __repr__(self) -> str:
@@ -472,20 +472,20 @@ class Tokenizer:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens that a model reads of a text at most, if ``tokenizer_config.json`` says so."""
+        """Maximum number of tokens of a text, if ``tokenizer_config.json`` states it."""
         most = self._config.get("model_max_length")
         return int(most) if isinstance(most, int | float) and 0 < most < 1 << 31 else None
 
     def limited(self, max_length: int) -> Tokenizer:
-        """Return the same tokenizer, whose folder says that a model reads so many tokens of a text at most."""
+        """Return the same tokenizer with another maximum number of tokens, which its folder states."""
         return Tokenizer(self._engine, self._names, config={**self._config, "model_max_length": max_length})
 
     def checksum(self) -> str:
-        """Return a checksum of how texts are encoded."""
+        """Return a checksum of everything that affects encoding."""
         return hashlib.sha256(self._engine.to_str().encode()).hexdigest()
 
     def encode(self, text: str, *, specials: bool = False, parse_specials: bool = False) -> list[int]:
-        """Return the numbers of a text.
+        """Return the token ids of a text.
 
         Parameters
         ----------
@@ -507,7 +507,7 @@ class Tokenizer:
             return engine.encode(text, add_special_tokens=specials).ids
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return which characters of a text each number of :meth:`encode` stands for: the first, and where it ends.
+        """Return the span of characters, start and end, of each token that :meth:`encode` returns.
 
         Examples
         --------
@@ -519,7 +519,7 @@ class Tokenizer:
         return found
 
     def unknown_characters(self, text: str, *, parse_specials: bool = False) -> list[str]:
-        """Return the characters of a text that the vocabulary cannot spell: in unknown tokens, or left out.
+        """Return the characters of a text that the vocabulary lacks: those in unknown tokens, or skipped.
 
         Parameters
         ----------
@@ -542,19 +542,19 @@ class Tokenizer:
         return [text[at] for at in sorted({at for span in spans for at in range(*span)})]
 
     def _is_left_out(self, character: str) -> bool:
-        """Return whether a character has no token, although normalizing leaves more than space of it."""
+        """Return whether a character has no token, although it normalizes to more than spaces."""
         normal = self._plain.normalizer.normalize_str(character) if self._plain.normalizer else character
         return bool(normal.strip().strip("▁")) and not self._plain.encode(character, add_special_tokens=False).ids
 
     def encode_pair(self, first: str, second: str, *, parse_specials: bool = False) -> tuple[list[int], list[int]]:
-        """Return the numbers of two texts with special tokens around them, and the segment, 0 or 1, of each number."""
+        """Return the token ids of two texts with special tokens around them, and the segment of each, 0 or 1."""
         engine = self._engine if parse_specials else self._plain
         with spelling("encode_pair", [("first", first), ("second", second)]):
             encoding = engine.encode(first, second)
         return encoding.ids, encoding.type_ids
 
     def encode_all(self, texts: Iterable[str], *, specials: bool = False, parse_specials: bool = False) -> Ragged:
-        """Return the numbers of many texts, encoded on all cores."""
+        """Return the token ids of many texts, encoded on all cores."""
         if isinstance(texts, str):
             raise rejected("encode_all", "texts", "be several texts, such as [text]", "one str", TypeError)
         engine = self._engine if parse_specials else self._plain
@@ -571,7 +571,7 @@ class Tokenizer:
         return Ragged(np.concatenate(parts), np.cumsum(lengths, dtype=np.int64))
 
     def surroundings(self) -> tuple[tuple[Numbers, Numbers], tuple[Numbers, Numbers, Numbers], int]:
-        """Return what stands before and behind one text; before, between and behind two; and the second's segment.
+        """Return the special tokens around one text, those around and between two, and the segment of the second.
 
         These are the special tokens that its ``tokenizer.json`` puts there.
 
@@ -589,12 +589,12 @@ class Tokenizer:
 
     @property
     def gives_segments(self) -> bool:
-        """Whether models that go with it are given the segments of tokens, if its files say which inputs they have."""
+        """Whether its models take segments as input, if the tokenizer's files list their inputs."""
         named = self._config.get("model_input_names")
         return not isinstance(named, list) or "token_type_ids" in named
 
     def surrounded(self, begin: int | None, between: int | None, end: int | None) -> Tokenizer:
-        """Return the same tokenizer, which puts these tokens around a text, and between two.
+        """Return the same tokenizer with these special tokens around a text, and between two.
 
         Its folder says so, so that ``transformers`` reads texts in the same way.
 
@@ -610,7 +610,7 @@ class Tokenizer:
         return Tokenizer(engine, self._names, config=self._config)
 
     def decode(self, numbers: Iterable[int], *, specials: bool = False) -> str:
-        """Return the text of numbers.
+        """Return the text of token ids.
 
         Numbers without a token, which a model whose vocabulary is larger may write, are left out. Bytes that are no
         characters become U+FFFD.
@@ -634,7 +634,7 @@ class Tokenizer:
         return self._engine.decode(listed, skip_special_tokens=False)
 
     def decode_stream(self, before: Iterable[int] = ()) -> DecodeStream:
-        """Return an object whose ``push(number)`` returns the text that is certain so far; special tokens are left out.
+        """Return a streaming decoder: ``push(number)`` returns the text that has become final, without special tokens.
 
         Parameters
         ----------
@@ -653,7 +653,7 @@ class Tokenizer:
         return WindowStream(self.decode, self._begun if self._fallback else None, before)
 
     def tokens(self, numbers: Iterable[int]) -> list[str]:
-        """Return what a picture shows of each number: spaces as ``▁``, bytes of no whole character as ``<0xF0>``."""
+        """Return the label of each token in pictures: spaces as ``▁``, bytes of incomplete characters as ``<0xF0>``."""
         return [self._shown(number) for number in _listed(numbers, "tokens")]
 
     @property
@@ -669,7 +669,7 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> np.ndarray:
-        """Which numbers begin a word, (len(self),) bool: what follows one that does not begin a word continues it."""
+        """Which tokens begin a word, (len(self),) bool; the others continue one."""
         starts = np.ones(len(self), bool)
         for number in range(len(self)):
             token = self._engine.id_to_token(number)
@@ -700,7 +700,7 @@ class Tokenizer:
         return frozenset({number for number, token in added.items() if token.special} | {*self.roles().values()})
 
     def roles(self) -> dict[str, int]:
-        """Return the number of each special token that there is, by its role.
+        """Return the ids of the special tokens, by role.
 
         Examples
         --------
@@ -711,7 +711,7 @@ class Tokenizer:
         return {role: number for role, number in found.items() if number is not None}
 
     def unknown_places(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
-        """Return the places of numbers that stand for something unknown; none where bytes spell every text.
+        """Return the positions of unknown tokens; none for a tokenizer that falls back to bytes.
 
         Examples
         --------
@@ -731,7 +731,7 @@ class Tokenizer:
 
     @cached_property
     def _decoders(self) -> list[dict[str, Any]]:
-        """The parts of the decoder, as JSON describes them."""
+        """The parts of the decoder, as JSON."""
         state = json.loads(self._engine.decoder.__getstate__()) if self._engine.decoder is not None else {}
         return state["decoders"] if state.get("type") == "Sequence" else [state]
 
@@ -741,7 +741,7 @@ class Tokenizer:
 
     @cached_property
     def _fallback(self) -> dict[int, int]:
-        """The bytes of the tokens, by number, that stand for bytes of what has no token (SentencePiece's)."""
+        """The byte of each byte-fallback token (SentencePiece's), by id."""
         if not any(part.get("type") == "ByteFallback" for part in self._decoders):
             return {}
         numbers = ((byte, self._engine.token_to_id(f"<0x{byte:02X}>")) for byte in range(256))
@@ -762,7 +762,7 @@ class Tokenizer:
         return made
 
     def _begun(self, numbers: Sequence[int]) -> int:
-        """Return how many of the last numbers are some but not all bytes of a character, with what is not shown."""
+        """Return how many of the last tokens are an incomplete character, special tokens included."""
         at = [place for place, number in enumerate(numbers) if number not in self._hidden]
         last = list(takewhile(lambda place: numbers[place] in self._fallback, reversed(at)))[::-1]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -806,7 +806,7 @@ _BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
 def text_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts, as many at a time as are encoded at once."""
+    """Yield texts in batches to encode together."""
     block: list[str] = []
     size = 0
     for text in texts:
@@ -820,7 +820,7 @@ def text_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _cut(numbers: Sequence[int], sequences: Sequence[int | None], which: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Return what stands before, in and behind the tokens of a text."""
+    """Return the tokens before a text, of the text, and after it."""
     places = [at for at, each in enumerate(sequences) if each == which]
     begin, end = (places[0], places[-1] + 1) if places else (len(numbers), len(numbers))
     return tuple(numbers[:begin]), tuple(numbers[begin:end]), tuple(numbers[end:])

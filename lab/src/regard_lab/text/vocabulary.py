@@ -1,4 +1,4 @@
-"""Texts as numbers and back: fixed symbols such as letters and phonemes, words, and subwords learned from texts."""
+"""Vocabularies: texts to ids and back, for fixed symbols such as letters and phonemes, and for learned subwords."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from regard_lab.models.folders import ModelFileError
 from regard_lab.text.ragged import Ragged
 from regard_lab.text.words import Span, find_words, locate_tokens, normalize
 
-# Numbers 0, 1 and 2 are padding, the end mark, and the unknown symbol.
+# Ids 0, 1 and 2 are padding, the end mark, and the unknown symbol.
 
 
 #: The number of the unknown symbol.
@@ -57,7 +57,7 @@ class Word:
 
 
 class Vocabulary(ABC):
-    """Turns texts into numbers and back; can be written as JSON.
+    """Turns texts into ids and back; can be written as JSON.
 
     ``decode(encode(text))`` is ``normalize(text)`` where nothing in the text is unknown.
 
@@ -71,17 +71,17 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many numbers there are: the size of a model's vocabulary."""
+        """Return the number of ids: the vocabulary size of a model."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {len(self):,} symbols"
 
     @abstractmethod
     def encode_all(self, texts: Iterable[str]) -> Ragged:
-        """Return the numbers of many texts, without end marks."""
+        """Return the ids of many texts, without end marks."""
 
     def sample_all(self, texts: Iterable[str], dropout: float, seed: int, times: int = 1) -> Ragged:  # noqa: ARG002
-        """Return numbers as :meth:`encode_all`, but each word in one of several spellings, drawn at random.
+        """Return ids as :meth:`encode_all` does, with each word in a random one of its tokenizations.
 
         Parameters
         ----------
@@ -102,12 +102,12 @@ class Vocabulary(ABC):
         )
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of a text, without an end mark."""
+        """Return the ids of a text, without an end mark."""
         return self.encode_all([text])[0].tolist()
 
     @abstractmethod
     def decode(self, numbers: Iterable[int], replacements: Iterable[str] = ()) -> str:
-        """Return the text of numbers, up to the first end mark.
+        """Return the text of ids, up to the first end mark.
 
         Parameters
         ----------
@@ -118,27 +118,27 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def words(self, text: str | Iterable[int]) -> list[Word]:
-        """Return which tokens make up each word of a text, or of numbers up to the first end mark."""
+        """Return the tokens of each word of a text, or of ids up to the first end mark."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return all that :meth:`from_json` needs, as JSON can hold it."""
+        """Return the content for :meth:`from_json`, in JSON types."""
 
     @abstractmethod
     def _shown(self, number: int) -> str:
-        """Return how pictures show the number of a symbol."""
+        """Return the label of an id in pictures."""
 
     def tokens(self, numbers: Iterable[int]) -> list[str]:
-        """Return what pictures show for each number, the end mark and padding included; ``▁`` is a space."""
+        """Return the label of each id in pictures, including the end mark and padding; ``▁`` is a space."""
         return [_SHOWN[number] if number < FIRST else self._shown(number) for number in map(int, numbers)]
 
     def unknown_places(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
-        """Return the places at which something unknown stands."""
+        """Return the positions of unknown symbols."""
         return np.flatnonzero(np.asarray(numbers) == UNKNOWN).tolist()
 
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
-        """Return the characters of a text, or symbols between its spaces, that are unknown."""
+        """Return the unknown characters of a text, or its unknown symbols between spaces."""
 
     @staticmethod
     def from_json(data: object, name: str = "vocabulary") -> Vocabulary:
@@ -176,7 +176,7 @@ class Vocabulary(ABC):
 
 
 def group_tokens(text: str, places: Sequence[Span]) -> list[Word]:
-    """Return the words of a text, as ranges of the tokens whose places in it are given in order.
+    """Return the words of a text as ranges of its tokens, given their spans in order.
 
     A token belongs to the word in which its first character other than a space lies.
 
@@ -198,7 +198,7 @@ def group_tokens(text: str, places: Sequence[Span]) -> list[Word]:
 
 
 class SymbolVocabulary(Vocabulary):
-    """Fixed symbols: the characters of a text, or what stands between its spaces.
+    """A vocabulary of fixed symbols: characters, or strings between spaces.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ class SymbolVocabulary(Vocabulary):
         return normalize(self.separator.join(self._texts(numbers, replacements)))
 
     def words(self, text: str | Iterable[int]) -> list[Word]:
-        """Return every symbol by itself: an alignment is shown symbol by symbol."""
+        """Return each symbol as a word: alignments are shown symbol by symbol."""
         numbers = self.encode(text) if isinstance(text, str) else text
         return [Word(symbol, range(place, place + 1)) for place, symbol in enumerate(self._texts(numbers))]
 
@@ -282,7 +282,7 @@ class SymbolVocabulary(Vocabulary):
 
 
 def until_end_mark(numbers: Iterable[int]) -> Iterator[int]:
-    """Yield numbers up to the first end mark."""
+    """Yield ids up to the first end mark."""
     for number in map(int, numbers):
         if number == END:
             return
@@ -303,12 +303,12 @@ def read_strings(data: Mapping[str, Any], key: str, name: str) -> list[str]:
 
 
 def vocabulary_error(name: str, expected: str, got: object) -> Exception:
-    """Return the error for a vocabulary's JSON that says something else than expected."""
+    """Return the error for unexpected content of a vocabulary's JSON."""
     text = repr(got)
     return rejected("load", name, expected, text if len(text) <= 60 else f"{text[:57]}...", ModelFileError)
 
 
-# Subwords: learned from texts, and texts cut into them ----------------------------------------------------------------
+# Subwords: training, and tokenizing texts -----------------------------------------------------------------------------
 
 
 def merge_pairs(word: str, ranks: Mapping[tuple[str, str], int], dropout: float, drawn: Random) -> list[str]:
@@ -358,7 +358,7 @@ PARTS = Split(
 
 
 def alphabet(lines: list[str], rare: float) -> tuple[list[str], list[str]]:
-    """Return the characters that are at least such a share of the texts, with the space, and the other ones."""
+    """Return the characters with at least this share of the texts, including the space, and the rarer ones."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
@@ -508,7 +508,7 @@ class SubwordVocabulary(Vocabulary):
         rare: float = 1e-6,
         name: str = "these texts",
     ) -> SubwordVocabulary:
-        """Learn pieces from texts: the same ones from the same texts, in whatever order and on however many threads.
+        """Learn pieces from texts; the order of the texts and the number of threads do not matter.
 
         Parameters
         ----------
@@ -561,7 +561,7 @@ class SubwordVocabulary(Vocabulary):
         return vocabulary
 
     def with_sentinels(self, count: int) -> SubwordVocabulary:
-        """Return the vocabulary with so many more pieces behind the others, which stand in no text.
+        """Return the vocabulary with this many further pieces at its end, which no text contains.
 
         Each is a character of Unicode's private use area; of unigrams they are the least likely.
         """
@@ -572,7 +572,7 @@ class SubwordVocabulary(Vocabulary):
 
     @property
     def sentinels(self) -> list[int]:
-        """The numbers of the pieces of :meth:`with_sentinels`."""
+        """The ids of the pieces added by :meth:`with_sentinels`."""
         return [number for piece, number in self._numbers.items() if len(piece) == 1 and ord(piece) in _SENTINELS]
 
     def __len__(self) -> int:
@@ -595,7 +595,7 @@ class SubwordVocabulary(Vocabulary):
         return self._joined(Ragged.of(ways), indices + len(words) * chosen, ends)
 
     def _another(self, word: str, plain: list[int], dropout: float, drawn: Random) -> list[int]:
-        """Return the numbers of a word that is split in another way; of one with unknown characters, as it is."""
+        """Return the ids of a word in another tokenization; a word with unknown characters keeps its own."""
         numbers: list[int] = []
         for part, _ in PARTS.pre_tokenize_str(word):
             for piece in merge_pairs(part, self._ranks, dropout, drawn):
@@ -613,7 +613,7 @@ class SubwordVocabulary(Vocabulary):
         return {piece: number for number, piece in enumerate(self.pieces, start=self._first)}
 
     def _looked_up(self, texts: Iterable[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """Return the different words, which of them stand in the texts, and behind which each text ends."""
+        """Return the distinct words, the index of each word of the texts, and where each text ends."""
         # Pieces do not cross spaces, so each distinct word is looked up once.
         words: defaultdict[str, int] = defaultdict()
         words.default_factory = words.__len__
@@ -668,7 +668,7 @@ class SubwordVocabulary(Vocabulary):
         return group_tokens(*self.placed(self.encode(text) if isinstance(text, str) else text))
 
     def placed(self, numbers: Iterable[int]) -> tuple[str, list[Span]]:
-        """Return the text of numbers as it is put together, and the part of it that each of them stands for.
+        """Return the text of ids, and the span of each in it.
 
         It may begin with a space; a token whose bytes end in the midst of a character has what is whole of it.
         """
@@ -682,7 +682,7 @@ class SubwordVocabulary(Vocabulary):
         return whole, [Span(*place) for place in pairwise([*starts, len(whole)])]
 
     def covering(self, text: str, numbers: Iterable[int], words: Iterable[Span]) -> list[range]:
-        """Return the tokens that have a character of each word of a text, given its numbers.
+        """Return the tokens that share a character with each word of a text, given its ids.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Several mechanisms on the same data, steps and seed: how good, how large, how fast, and a picture of it."""
+"""Compare mechanisms on the same data, steps and seed: quality, size and speed, and a picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regard._utils.files import naming, write_atomically
 from regard_lab.training.options import RunOptions
 from regard_lab.training.run import RunFolder
 
-# Several mechanisms on the same data, steps and seed: how good, how large, how fast -----------------------------------
+# Train and measure each mechanism on the same data, steps and seed ----------------------------------------------------
 
 
 RESULTS = "compared.json"
@@ -32,19 +32,19 @@ _OWN = ("kind", "preset", "model.")
 
 
 class ComparableRun(Protocol):
-    """A run in a folder, and how its model is scored."""
+    """A run in a folder whose model can be scored."""
 
     def train(self, *, callbacks: Any = ...) -> tuple[Any, Any]:
-        """Return the model, and how training ended."""
+        """Return the model and the training result."""
 
     def scores(self, made: Any) -> dict[str, float]:
-        """Return the scores of the model on what the training held out, by name."""
+        """Return the scores of the model on the held-out data, by name."""
 
     def module(self, made: Any) -> nn.Module:
-        """Return the module of the model, whose parameters count."""
+        """Return the module whose parameters are counted."""
 
     def cache_bytes(self, made: Any) -> tuple[float, float] | None:
-        """Return the bytes that decoding caches per token of a sequence, and beside; None if it is not by tokens."""
+        """Return the bytes that decoding caches per token of a sequence, and independently of its length, or None."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def compare(
     report: Callable[[ComparedRun], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[ComparedRun]:
-    """Train one model after the other, each in a process of its own, and return what became of them.
+    """Train one model after the other, each in its own process, and return the results.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def _shared(options: RunOptions) -> dict[str, Any]:
 
 
 def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
-    """Return what became of a variant, and what was said on the way."""
+    """Return the result of a variant, and the lines that it reported."""
     meter = _meter()
     began = time.monotonic()
     messages: list[str] = []
@@ -177,7 +177,7 @@ def _meter() -> Any:
     from lightning.pytorch import Callback
 
     class Meter(Callback):
-        """Counts the tokens or images, and the seconds, of training steps, the first few of which compile."""
+        """Counts the tokens or images, and the seconds, of training steps, without the first few, which compile."""
 
         count, seconds, began = 0, 0.0, 0.0
 
@@ -197,7 +197,7 @@ def _meter() -> Any:
 
 
 def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
-    """Draw the metric, as ``label`` calls it, over the steps, the speed, and what is cached; write a PNG file."""
+    """Write a PNG file with the metric (named ``label``) by step, the speed, and the cache size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

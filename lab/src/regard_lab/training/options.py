@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from regard._utils.errors import rejected
+from regard._utils.errors import in_section, rejected, unknown_name
 from regard_lab._options import Options, option
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
@@ -36,9 +36,36 @@ def unknown_option() -> Any:
 
 
 class RunOptions(Options):
-    """What a run of any task is asked for: every kind has a section of options of training."""
+    """The options of a run of any task: those of its data, of its model and of training."""
 
+    #: Fields of the model's config that the data determines.
+    determined: ClassVar[frozenset[str]] = frozenset()
+    preset: str
+    model: dict[str, Any]
     training: TrainingOptions
+
+    def model_config(self) -> Any:
+        """Return the model's config, or raise where an option is wrong; subclasses take sizes of the data."""
+        raise NotImplementedError
+
+    def preset_config(self, config: type[Any], *sizes: int, **fields_set: Any) -> Any:
+        """Return a config: a preset with the fields set here, and those of ``model``, or raise for an unknown one.
+
+        ``sizes`` are the positional arguments of ``config.preset``.
+        """
+        known = {each.name for each in fields(config)} - self.determined
+        for name in self.model:
+            if name not in known:
+                raise unknown_name(config.__name__, f"model.{name}", name, known)
+        with in_section("model"):
+            return config.preset(self.preset, *sizes, **(fields_set | self.model))
+
+    def unset_model_fields(self) -> dict[str, Any]:
+        """Return the fields of the model's config that were not set, with the preset's values."""
+        found = asdict(self.model_config()).items()
+        return {
+            name: value for name, value in found if name not in {*self.determined, *self.model} and value is not None
+        }
 
     def with_absolute_paths(self) -> Self:
         """Return the same with paths that do not depend on where a command is run."""
@@ -136,7 +163,7 @@ class TrainingOptions(Options):
     def sized(self, count: int) -> Self:
         """Return the options with a batch size that suits the data, unless they have one.
 
-        It is the largest power of two of which an epoch has enough steps, within the bounds of the task.
+        It is the largest power of two that leaves enough steps in an epoch, within the bounds of the task.
 
         Parameters
         ----------

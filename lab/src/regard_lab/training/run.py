@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 
 from regard._utils.errors import in_section, rejected
 from regard._utils.files import write_atomically
-from regard_lab.data.toml import read_toml
+from regard_lab._options import read_toml
 from regard_lab.models.folders import CONFIG, OPTIONS, ModelFileError, read_json
 from regard_lab.training.options import RunOptions, TrainingError, TrainingOptions
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from regard_lab.training.learner import Score
+    from regard_lab.training.loop import TrainingResult
+    from regard_lab.training.objectives import Examples, Objective
 
 # Threads --------------------------------------------------------------------------------------------------------------
 
@@ -190,10 +198,13 @@ class FolderRun(ABC, Generic[_O]):
         self.check()
         check_processes(options.training)
 
+    #: The type of the options.
+    kind: ClassVar[type[Any]]
+
     @classmethod
-    @abstractmethod
     def files(cls, folder: str | Path) -> RunFolder[_O]:
         """Return the run folder of this kind of run."""
+        return RunFolder(Path(folder), cls.kind)
 
     @classmethod
     def resumed(cls, folder: str | Path, changes: dict[str, Any], say: Say = print) -> Self:
@@ -205,7 +216,7 @@ class FolderRun(ABC, Generic[_O]):
         """Raise if the options are invalid; called before any data is read."""
 
     def module(self, made: Any) -> nn.Module:
-        """Return the module of what :meth:`train` made."""
+        """Return the module inside the result of :meth:`train`."""
         module: nn.Module = made.model
         return module
 
@@ -238,6 +249,26 @@ class FolderRun(ABC, Generic[_O]):
         files = self.files(self.folder)
         files.check_resumable() if resume else files.check_new(", or be resumed (--resume)")
         return files, conditions(self.options.training)
+
+    def fit(
+        self,
+        model: nn.Module,
+        batch: Callable[[int], Examples],
+        checks: Sequence[Examples],
+        objective: Objective,
+        score: Score | None = None,
+        guess: float = math.inf,
+        *,
+        resume: bool,
+        callbacks: Iterable[Callback],
+    ) -> TrainingResult:
+        """Train a model on numbered batches; other arguments as in :class:`Learner` and :func:`train`."""
+        from regard_lab.training.learner import Learner, Stream
+        from regard_lab.training.loop import train
+
+        training = self.options.training
+        learner = Learner(model, training, Stream(batch), objective, score, guess)
+        return train(learner, checks, training, self.folder, resume=resume, callbacks=callbacks)
 
 
 def place() -> tuple[int, int]:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from regard import masks
 from regard._utils.constraints import flag
 from regard._utils.errors import rejected
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
 from regard.nn.heads.self_heads import SelfHeads
-
-
-class ApproximationOptions(TypedDict, total=False):
-    """Keyword arguments of every approximation; see :class:`ApproximateAttention`."""
-
-    bias: bool
-    engine: EngineLike
 
 
 class ApproximateAttention(SelfHeads, ABC):

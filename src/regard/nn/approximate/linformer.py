@@ -15,8 +15,8 @@ from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.functional import attention
 from regard.nn._base import parameter
-from regard.nn.approximate.base import ApproximateAttention, ApproximationOptions
-from regard.nn.heads.self_heads import real_rows
+from regard.nn.approximate.base import ApproximateAttention
+from regard.nn.heads.self_heads import SelfHeadsOptions, real_rows
 
 
 @mechanism(
@@ -29,7 +29,7 @@ from regard.nn.heads.self_heads import real_rows
 class LinformerAttention(ApproximateAttention):
     """Linformer: attention to K learned mixtures of the keys, at a cost linear in N (Wang 2020, arXiv 2006.04768).
 
-    ``softmax(Q (P_k K)ᵀ / √E) P_v V`` with learned matrices P_k and P_v (K, S), of which a sequence of N rows uses the
+    ``softmax(Q (P_k K)ᵀ / √E) P_v V`` with learned matrices P_k and P_v (K, S); a sequence of N rows uses their
     first N columns. The heads share them. **This is an approximation** of softmax attention only as far as its weights
     have low rank, and only once P_k and P_v are trained: they start as the random projections of the paper's theorem,
     normal with variance 1/K. :meth:`exact` computes what is approximated.
@@ -85,7 +85,7 @@ class LinformerAttention(ApproximateAttention):
         share: bool = False,
         device: Any = None,
         dtype: Any = None,
-        **options: Unpack[ApproximationOptions],
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.max_length = size(self, "max_length", max_length)

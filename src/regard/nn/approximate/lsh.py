@@ -18,7 +18,8 @@ from regard._utils.mechanism import mechanism
 from regard.engines.aux import AuxRequest
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.approximate.base import ApproximateAttention, ApproximationOptions
+from regard.nn.approximate.base import ApproximateAttention
+from regard.nn.heads.self_heads import SelfHeadsOptions
 
 #: Added to the score of a row with itself, which it then reads only if it sees no other.
 _SELF = -1e5
@@ -99,7 +100,7 @@ class LSHAttention(ApproximateAttention):
         rounds: int = 2,
         device: Any = None,
         dtype: Any = None,
-        **options: Unpack[ApproximationOptions],
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         if size(self, "num_buckets", num_buckets) % 2:

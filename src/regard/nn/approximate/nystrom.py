@@ -17,8 +17,8 @@ from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.approximate.base import ApproximateAttention, ApproximationOptions
-from regard.nn.heads.self_heads import real_rows, segments
+from regard.nn.approximate.base import ApproximateAttention
+from regard.nn.heads.self_heads import SelfHeadsOptions, real_rows, segments
 
 
 @mechanism(
@@ -87,7 +87,7 @@ class NystromAttention(ApproximateAttention):
         conv_size: int | None = None,
         device: Any = None,
         dtype: Any = None,
-        **options: Unpack[ApproximationOptions],
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.num_landmarks = size(self, "num_landmarks", num_landmarks)

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard._utils.constraints import OneOf, flag, size
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
-from regard.nn.approximate.base import ApproximateAttention, ApproximationOptions
+from regard.nn.approximate.base import ApproximateAttention
+from regard.nn.heads.self_heads import SelfHeadsOptions
 from regard.nn.linear.attention import linear_attention
 
 Kernel = Literal["softmax", "relu"]
@@ -105,7 +106,7 @@ class PerformerAttention(ApproximateAttention):
         orthogonal: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **options: Unpack[ApproximationOptions],
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         OneOf(get_args(Kernel))(self, "kernel", kernel)

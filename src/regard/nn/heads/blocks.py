@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,10 @@ from regard import masks
 from regard._utils.constraints import Integer, size
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_symbolic
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.heads.causal import CausalSelfAttention
-from regard.nn.positions.rotary import Rotary
+from regard.nn._base import draw_linear
+from regard.nn.heads.causal import CausalOptions, CausalSelfAttention
 
 #: Number of scores of blocks that are held at once.
 HELD = 1 << 22
@@ -28,8 +27,17 @@ HELD = 1 << 22
 class BlockAttention(CausalSelfAttention):
     """Base of causal self-attention in which each query chooses blocks of earlier keys."""
 
-    def __init__(self, embed_dim: int, num_heads: int, *, block_size: int, **settings: Any) -> None:
-        super().__init__(embed_dim, num_heads, **settings)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        block_size: int,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Unpack[CausalOptions],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.block_size = size(self, "block_size", block_size)
 
     def _places(self, query: Tensor, key: Tensor) -> Tensor:
@@ -90,17 +98,8 @@ class MixtureOfBlockAttention(BlockAttention):
         Number C of keys of a block (``moba_chunk_size``).
     topk : int
         Number k of blocks, the own one included (``moba_topk``).
-    num_kv_heads : int, optional
-        Number of key–value heads G, which divides H; defaults to H.
-    head_dim : int, optional
-        Width D of a head; defaults to E/H.
-    bias : bool, default False
-        Whether the projections have a bias.
-    rotary : Rotary, optional
-        Rotary encoding of queries and keys.
-    engine : str or Engine, default "auto"
-    device, dtype : optional
-        Device and dtype of the parameters.
+    num_kv_heads, head_dim, bias, rotary, engine, device, dtype : optional
+        See :class:`SelfAttention`; there is no ``bias`` by default.
 
     Examples
     --------
@@ -121,18 +120,11 @@ class MixtureOfBlockAttention(BlockAttention):
         *,
         block_size: int,
         topk: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[CausalOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, block_size=block_size, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias,
-            rotary=rotary, engine=engine, device=device, dtype=dtype,
-        )  # fmt: skip
+        super().__init__(embed_dim, num_heads, block_size=block_size, device=device, dtype=dtype, **options)
         self.topk = size(self, "topk", topk)
         self.reset_parameters()
 
@@ -196,17 +188,8 @@ class NativeSparseAttention(BlockAttention):
         Number k of blocks that a query selects, at least 3.
     window : int
         Number of keys of the sliding branch.
-    num_kv_heads : int, optional
-        Number of key–value heads G, which divides H; defaults to H.
-    head_dim : int, optional
-        Width D of a head; defaults to E/H.
-    bias : bool, default False
-        Whether the projections have a bias; gates have none.
-    rotary : Rotary, optional
-        Rotary encoding of queries and keys.
-    engine : str or Engine, default "auto"
-    device, dtype : optional
-        Device and dtype of the parameters.
+    num_kv_heads, head_dim, bias, rotary, engine, device, dtype : optional
+        See :class:`SelfAttention`; there is no ``bias`` by default, and gates have none.
 
     Examples
     --------
@@ -228,18 +211,11 @@ class NativeSparseAttention(BlockAttention):
         block_size: int,
         num_blocks: int,
         window: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[CausalOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, block_size=block_size, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias,
-            rotary=rotary, engine=engine, device=device, dtype=dtype,
-        )  # fmt: skip
+        super().__init__(embed_dim, num_heads, block_size=block_size, device=device, dtype=dtype, **options)
         self.num_blocks = Integer(ge=3)(self, "num_blocks", num_blocks)
         self.window = size(self, "window", window)
         self.gate = nn.Linear(self.embed_dim, 3 * self.num_heads, bias=False, device=device, dtype=dtype)
@@ -248,7 +224,7 @@ class NativeSparseAttention(BlockAttention):
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule and set biases to 0."""
         super().reset_parameters()
-        nn.init.xavier_uniform_(self.gate.weight)
+        draw_linear(self.gate)
 
     def attended(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Mask) -> Tensor:
         """Return the heads' outputs (B, H, L, D)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,6 +21,16 @@ from regard.nn.positions.rotary import Rotary, Rotation
 # Dimensions: B batch, L queries, S keys, E width, H heads, G groups, D width of a head.
 
 
+class CausalOptions(TypedDict, total=False):
+    """Keyword arguments that every :class:`CausalSelfAttention` takes."""
+
+    num_kv_heads: int | None
+    head_dim: int | None
+    bias: bool
+    rotary: Rotary | None
+    engine: EngineLike
+
+
 class CausalSelfAttention(GroupedProjections):
     """Base of causal self-attention that makes its masks itself. Query i of L is at key S − L + i.
 
@@ -28,11 +38,13 @@ class CausalSelfAttention(GroupedProjections):
 
     Parameters
     ----------
-    embed_dim, num_heads, num_kv_heads, head_dim, bias, device, dtype
+    embed_dim, num_heads, num_kv_heads, head_dim, device, dtype
         See :class:`GroupedProjections`.
-    rotary : Rotary or None
+    bias : bool, default False
+        Whether the query, key, value and output projections have a bias.
+    rotary : Rotary, optional
         Rotary encoding of queries and keys.
-    engine : str or Engine
+    engine : str or Engine, default "auto"
     """
 
     def __init__(
@@ -40,13 +52,13 @@ class CausalSelfAttention(GroupedProjections):
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None,
-        head_dim: int | None,
-        bias: bool,
-        rotary: Rotary | None,
-        engine: EngineLike,
-        device: Any,
-        dtype: Any,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        rotary: Rotary | None = None,
+        engine: EngineLike = "auto",
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(embed_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, **where)
@@ -102,7 +114,7 @@ class CausalSelfAttention(GroupedProjections):
         return rows
 
     def kept(self, x: Tensor, key: Tensor) -> Tensor:  # noqa: ARG002
-        """Return what the cache keeps beside values for rows (B, L, E): by default their keys (B, G, L, D)."""
+        """Return what the cache keeps as keys for rows (B, L, E): by default their keys (B, G, L, D)."""
         return key
 
     def attended(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Mask) -> Tensor:

@@ -5,18 +5,17 @@ Dimensions: B sequences, N rows, C width, H heads, E = C/H width of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.nn._base import parameter
-from regard.nn.heads.self_heads import SelfHeads, real_rows
+from regard.nn.heads.self_heads import SelfHeads, SelfHeadsOptions, real_rows
 
 
 @mechanism(
@@ -39,12 +38,8 @@ class CrossCovarianceAttention(SelfHeads):
         Width C of the rows.
     num_heads : int
         Number of heads H, which divides ``embed_dim``.
-    bias : bool, default True
-        Whether the projections have a bias.
-    engine : str or Engine, default "auto"
-        See :func:`regard.attention`.
-    device, dtype : optional
-        Device and dtype of the parameters.
+    bias, engine, device, dtype : optional
+        See :class:`~regard.nn.heads.self_heads.SelfHeads`.
 
     Raises
     ------
@@ -67,12 +62,11 @@ class CrossCovarianceAttention(SelfHeads):
         embed_dim: int,
         num_heads: int,
         *,
-        bias: bool = True,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
-        super().__init__(embed_dim, num_heads, bias=bias, engine=engine, device=device, dtype=dtype)
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.temperature = parameter(self.num_heads, 1, 1, device=device, dtype=dtype)
         self.reset_parameters()
 

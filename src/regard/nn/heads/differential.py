@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from regard._utils.constraints import OneOf, count, flag, positive
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.engines.aux import AuxRequest
 from regard.masks import MaskLike
 from regard.nn._base import non_default, parameter
-from regard.nn.heads.self_attention import SelfAttention
+from regard.nn.heads.self_attention import HeadOptions, SelfAttention
 from regard.nn.positions.encodings import wide
-from regard.nn.positions.rotary import HeadPositions
 
 #: Which heads make a pair.
 Pairing = Literal["adjacent", "halves"]
@@ -58,10 +56,8 @@ class DifferentialAttention(SelfAttention):
     pairing : {"adjacent", "halves"}, default "adjacent"
         Pairs are heads (0, 1), (2, 3) and so on, as in the paper's code, or heads h and h + H/2, as in transformers'
         DiffLlama; key–value heads likewise. The two differ by a permutation of the projections' rows.
-    num_kv_heads : int, optional
-        Number of key–value heads G, which is even and divides H; defaults to H.
-    head_dim, bias, out_bias, rotary, engine, device, dtype : optional
-        See :class:`SelfAttention`.
+    num_kv_heads, head_dim, bias, out_bias, rotary, engine, device, dtype : optional
+        See :class:`SelfAttention`; ``num_kv_heads`` is even.
     norm_weight : bool, default False
         Whether rows are multiplied by learned ``norm.weight`` (2·D,) after RMS, as in the paper's code. transformers
         does not.
@@ -93,20 +89,14 @@ class DifferentialAttention(SelfAttention):
         *,
         depth: int = 0,
         pairing: Pairing = "adjacent",
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = True,
-        out_bias: bool | None = None,
-        rotary: HeadPositions | None = None,
         norm_weight: bool = False,
         norm_eps: float = 1e-5,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[HeadOptions],
     ) -> None:
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "bias": bias, "out_bias": out_bias}
-        super().__init__(embed_dim, num_heads, **heads, rotary=rotary, engine=engine, **where)
+        super().__init__(embed_dim, num_heads, **where, **options)
         name = type(self).__name__
         self.depth = count(self, "depth", depth)
         self.pairing = OneOf(get_args(Pairing))(self, "pairing", pairing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from regard import masks
 from regard._utils.constraints import Number
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.heads.causal import CausalSelfAttention
-from regard.nn.positions.rotary import Rotary
+from regard.nn._base import draw_linear
+from regard.nn.heads.causal import CausalOptions, CausalSelfAttention
 
 
 @mechanism(
@@ -39,19 +38,10 @@ class ForgettingAttention(CausalSelfAttention):
     ----------
     embed_dim, num_heads : int
         Width E and number of heads H.
-    num_kv_heads : int, optional
-        Number of key–value heads G, which divides H; defaults to H.
-    head_dim : int, optional
-        Width D of a head; defaults to E/H.
-    bias : bool, default False
-        Whether the query, key, value and output projections have a bias.
     gate_bias : float, default 5.0
         Initial b_f. At 5, gates start near 0.993, and weights halve in about 100 positions.
-    rotary : Rotary, optional
-        Rotary encoding of queries and keys.
-    engine : str or Engine, default "auto"
-    device, dtype : optional
-        Device and dtype of the parameters.
+    num_kv_heads, head_dim, bias, rotary, engine, device, dtype : optional
+        See :class:`SelfAttention`; there is no ``bias`` by default.
 
     Examples
     --------
@@ -69,19 +59,12 @@ class ForgettingAttention(CausalSelfAttention):
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
         gate_bias: float = 5.0,
-        rotary: Rotary | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[CausalOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, rotary=rotary,
-            engine=engine, device=device, dtype=dtype,
-        )  # fmt: skip
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.gate_bias = Number()(self, "gate_bias", gate_bias)
         self.gate = nn.Linear(self.embed_dim, self.num_heads, device=device, dtype=dtype)
         self.reset_parameters()
@@ -89,7 +72,7 @@ class ForgettingAttention(CausalSelfAttention):
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule, biases to 0 and those of gates to ``gate_bias``."""
         super().reset_parameters()
-        nn.init.xavier_uniform_(self.gate.weight)
+        draw_linear(self.gate)
         nn.init.constant_(self.gate.bias, self.gate_bias)
 
     def kept(self, x: Tensor, key: Tensor) -> Tensor:

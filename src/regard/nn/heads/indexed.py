@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,10 @@ from regard._utils.constraints import OneOf, flag, floats, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_symbolic, values_unavailable
-from regard.engines import EngineLike
 from regard.masks import Extent, Mask, MaskLike
-from regard.nn._base import Layer
+from regard.nn._base import Layer, draw_linear
 from regard.nn.heads.causal import appended
-from regard.nn.heads.latent import MultiheadLatentAttention
+from regard.nn.heads.latent import LatentOptions, MultiheadLatentAttention
 from regard.nn.kv_cache import StepCache
 from regard.nn.positions.rotary import Rotary, Rotation
 
@@ -92,8 +91,7 @@ class LightningIndexer(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule, and the norm."""
-        for layer in (self.query, self.key, self.weight):
-            nn.init.xavier_uniform_(layer.weight)
+        draw_linear(self.query, self.key, self.weight)
         self.key_norm.reset_parameters()
 
     def forward(
@@ -174,7 +172,7 @@ class LightningIndexer(Layer):
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest scores of each row and where they are, the first ones of equal scores.
 
-    Keys of which no head wants any have score 0; later keys of score 0 must not change which are chosen.
+    Keys that no head scores above 0 have score 0; later keys of score 0 must not change which are chosen.
     """
     if scores.is_cpu and not values_unavailable(scores) and k:
         values, indices = scores.topk(k, -1)
@@ -276,24 +274,15 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
         index_dim: int,
         topk: int,
         index_interleaved: bool = False,
-        value_dim: int | None = None,
         rotary: Rotary | None = None,
-        rotary_dim: int | None = None,
-        query_latent_dim: int | None = None,
-        mscale: float = 1.0,
-        scale_latents: bool = False,
-        bias: bool = False,
-        eps: float = 1e-6,
-        dropout: float = 0.0,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[LatentOptions],
     ) -> None:
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
-            embed_dim, num_heads, latent_dim=latent_dim, head_dim=head_dim, value_dim=value_dim, rotary=rotary,
-            rotary_dim=rotary_dim, query_latent_dim=query_latent_dim, mscale=mscale, scale_latents=scale_latents,
-            bias=bias, eps=eps, dropout=dropout, engine=engine, device=device, dtype=dtype,
-        )  # fmt: skip
+            embed_dim, num_heads, latent_dim=latent_dim, head_dim=head_dim, rotary=rotary, **where, **options
+        )
         size(self, "index_dim", index_dim)
         turned = None
         if rotary is not None:
@@ -309,7 +298,7 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
             )
         self.indexer = LightningIndexer(
             embed_dim, num_heads=index_heads, head_dim=index_dim, topk=topk, query_dim=self.query.in_features,
-            rotary=turned, device=device, dtype=dtype,
+            rotary=turned, **where,
         )  # fmt: skip
 
     def forward(  # type: ignore[override]

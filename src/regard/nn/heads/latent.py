@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, overload
+from typing import Any, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,27 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer
+from regard.nn._base import Layer, draw_linear
 from regard.nn.heads.causal import appended
 from regard.nn.kv_cache import StepCache
 from regard.nn.positions.rotary import Rotary, Rotation
 
 # Dimensions: B batch, L rows, S keys, E width, H heads, D width of a head's own keys, V of its values, R width of the
 # rotary key that heads share, C width of a latent.
+
+
+class LatentOptions(TypedDict, total=False):
+    """Optional keyword arguments of :class:`MultiheadLatentAttention`."""
+
+    value_dim: int | None
+    rotary_dim: int | None
+    query_latent_dim: int | None
+    mscale: float
+    scale_latents: bool
+    bias: bool
+    eps: float
+    dropout: float
+    engine: EngineLike
 
 
 @mechanism(
@@ -146,13 +160,10 @@ class MultiheadLatentAttention(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule, biases to 0 and norms to 1."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, (nn.RMSNorm, nn.LayerNorm)):
-                module.reset_parameters()
+        draw_linear(self)
+        for each in self.modules():
+            if isinstance(each, nn.RMSNorm | nn.LayerNorm):
+                each.reset_parameters()
 
     @property
     def scale(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,11 @@ from regard import masks
 from regard._utils.constraints import Integer, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.engines.aux import AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
 from regard.nn._base import parameter, resolve_part
-from regard.nn.heads.self_attention import SelfAttention
-from regard.nn.positions.rotary import HeadPositions
+from regard.nn.heads.self_attention import HeadOptions, SelfAttention
 from regard.normalizers.talking_heads import TalkingHeads
 
 _SCORES = AuxRequest(scores=True)
@@ -69,18 +67,12 @@ class MultiTokenAttention(SelfAttention):
         key_kernel: int = 11,
         *,
         head_kernel: int = 1,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = True,
-        out_bias: bool | None = None,
-        rotary: HeadPositions | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[HeadOptions],
     ) -> None:
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "bias": bias, "out_bias": out_bias}
-        super().__init__(embed_dim, num_heads, **heads, rotary=rotary, engine=engine, **where)
+        super().__init__(embed_dim, num_heads, **where, **options)
         self.query_kernel = size(self, "query_kernel", query_kernel)
         self.key_kernel = size(self, "key_kernel", key_kernel)
         self.head_kernel = Integer(ge=1)(self, "head_kernel", head_kernel)

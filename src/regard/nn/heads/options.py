@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard._utils.constraints import Number, OneOf, flag, floats, size
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
-from regard.nn._base import Layer, parameter
+from regard.nn._base import Layer, draw_linear, parameter
 from regard.nn.positions.encodings import wide
 from regard.scores.dot_products import unit
 
@@ -300,9 +300,7 @@ class OutputGate(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize the weight by Glorot's rule and set the bias to 0."""
-        nn.init.xavier_uniform_(self.gate.weight)
-        if self.gate.bias is not None:
-            nn.init.zeros_(self.gate.bias)
+        draw_linear(self.gate)
 
     def extra_repr(self) -> str:
         """Return the sizes and the scope."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, get_args, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from regard.engines.aux import Aux, AuxRequest
 from regard.engines.local_linear import LocalLinear, as_order
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer, PartLayer, non_default, parameter, resolve_part
+from regard.nn._base import Layer, PartLayer, draw_linear, non_default, parameter, resolve_part
 from regard.nn.heads.options import (
     ExclusiveOutput,
     GateScope,
@@ -60,6 +60,15 @@ class SequenceContext(Protocol):
 
 # The projections of self-attention: one matrix for queries, keys and values, with fewer key–value heads than queries
 # Dimensions: B batch, L rows, E width, H heads, G groups, D width of a head.
+
+
+class ProjectionOptions(TypedDict, total=False):
+    """Keyword arguments that every layer with :class:`GroupedProjections` takes."""
+
+    num_kv_heads: int | None
+    head_dim: int | None
+    bias: bool
+    out_bias: bool | None
 
 
 class GroupedProjections(Layer):
@@ -118,10 +127,7 @@ class GroupedProjections(Layer):
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule and set biases to 0."""
         assert isinstance(self.qkv, nn.Linear)
-        for layer in (self.qkv, self.out):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        draw_linear(self.qkv, self.out)
 
     def projected(self, x: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); ``turn`` rotates q and k."""
@@ -208,6 +214,13 @@ class KeysValues(NamedTuple):
     key: Tensor
     value: Tensor
     prefix: tuple[Tensor, Tensor] | None = None
+
+
+class HeadOptions(ProjectionOptions, total=False):
+    """Keyword arguments of :class:`SelfAttention` that layers derived from it take, too."""
+
+    rotary: HeadPositions | None
+    engine: EngineLike
 
 
 #: How much of the own value is removed.
@@ -339,8 +352,9 @@ class SelfAttention(PartLayer, GroupedProjections):
         dtype: Any = None,
     ) -> None:
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "bias": bias, "out_bias": out_bias}
-        super().__init__(embed_dim, num_heads, **heads, **where)
+        super().__init__(
+            embed_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, out_bias=out_bias, **where
+        )
         name, H, D = type(self).__name__, self.num_heads, self.head_dim
         self.dropout = probability(self, "dropout", dropout)
         self.score, self.normalizer, self.rotary, self.engine = score, normalizer, rotary, engine

@@ -5,7 +5,7 @@ Dimensions: B sequences, N rows, C width, H heads, E = C/H width of a head.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from regard._utils.constraints import flag, lengths, size
 from regard._utils.errors import rejected
 from regard.engines import EngineLike
-from regard.nn._base import Layer, sequences, zero_padding
+from regard.nn._base import Layer, draw_linear, sequences, zero_padding
+
+
+class SelfHeadsOptions(TypedDict, total=False):
+    """Keyword arguments that every layer of :class:`SelfHeads` takes."""
+
+    bias: bool
+    engine: EngineLike
 
 
 class SelfHeads(Layer):
@@ -65,11 +72,7 @@ class SelfHeads(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize weights by Glorot's rule and biases to 0."""
-        for each in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            if each is not None:
-                nn.init.xavier_uniform_(each.weight)
-                if each.bias is not None:
-                    nn.init.zeros_(each.bias)
+        draw_linear(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
 
     def projected(self, x: Any, valid_lens: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (B, H, N, E) of rows (B, N, C), whose padding counts as zeros."""

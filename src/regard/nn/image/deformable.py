@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from regard._utils.constraints import TensorOf, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
-from regard.nn._base import Layer, sequences
+from regard.nn._base import Layer, draw_linear, sequences
 
 
 @mechanism(
@@ -108,9 +108,7 @@ class DeformableAttention(Layer):
         steps = torch.arange(1, self.num_points + 1).view(-1, 1)
         ring = directions[:, None, None] * steps  # (H, 1, P, 2)
         self.sampling_offsets.bias.copy_(ring.expand(-1, self.num_levels, -1, -1).reshape(-1))
-        for each in (self.value_proj, self.output_proj):
-            nn.init.xavier_uniform_(each.weight)
-            nn.init.zeros_(each.bias)
+        draw_linear(self.value_proj, self.output_proj)
 
     @staticmethod
     def centers(shapes: Sequence[tuple[int, int]], device: Any = None, dtype: Any = None) -> Tensor:

@@ -5,7 +5,7 @@ Dimensions: B sequences, N rows, M agents, C width, H heads, E = C/H width of a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,8 @@ from regard import masks
 from regard._utils.constraints import size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.functional import attention
-from regard.nn.heads.self_heads import SelfHeads, real_rows, segments
+from regard.nn.heads.self_heads import SelfHeads, SelfHeadsOptions, real_rows, segments
 
 
 @mechanism(
@@ -44,12 +43,8 @@ class AgentAttention(SelfHeads):
     conv_size : int, optional
         Length of a convolution over the values of each head, an odd number, which is added to the output; None adds
         nothing.
-    bias : bool, default True
-        Whether the projections have a bias.
-    engine : str or Engine, default "auto"
-        See :func:`regard.attention`.
-    device, dtype : optional
-        Device and dtype of the parameters.
+    bias, engine, device, dtype : optional
+        See :class:`~regard.nn.heads.self_heads.SelfHeads`.
 
     Raises
     ------
@@ -71,12 +66,11 @@ class AgentAttention(SelfHeads):
         *,
         num_agents: int = 49,
         conv_size: int | None = None,
-        bias: bool = True,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[SelfHeadsOptions],
     ) -> None:
-        super().__init__(embed_dim, num_heads, bias=bias, engine=engine, device=device, dtype=dtype)
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.num_agents = size(self, "num_agents", num_agents)
         self.conv = None
         if conv_size is not None:

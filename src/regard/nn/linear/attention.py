@@ -12,16 +12,16 @@ from regard._utils.constraints import flag, size
 from regard._utils.errors import rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
-from regard.nn._base import Layer, sequences
+from regard.nn._base import Layer, draw_linear, sequences
 from regard.nn.linear.operator import recur
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
+    check_options,
     document_starts,
     features,
     initial,
     inputs,
-    options,
     real_rows,
     zero_padding,
 )
@@ -110,7 +110,7 @@ def linear_attention(
     """
     name = "linear_attention"
     flag(name, "normalize", normalize)
-    function = options(name, feature_map, form, chunk)
+    function = check_options(name, feature_map, form, chunk)
     query, key, value = inputs(name, query, key, value, is_causal)
     dtype = query.dtype
     with autocast_suspended(query.device.type):
@@ -180,7 +180,7 @@ class ProjectedHeads(Layer, ABC):
             raise rejected(type(self).__name__, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
         self.kdim = self.embed_dim if kdim is None else size(self, "kdim", kdim)
         self.vdim = self.embed_dim if vdim is None else size(self, "vdim", vdim)
-        options(type(self).__name__, feature_map, form, chunk)
+        check_options(type(self).__name__, feature_map, form, chunk)
         self.feature_map, self.form, self.chunk = feature_map, form, chunk
         self.q_proj = nn.Linear(self.embed_dim, self.embed_dim, bias, device, dtype)
         self.k_proj = nn.Linear(self.kdim, self.embed_dim, bias, device, dtype)
@@ -197,9 +197,7 @@ class ProjectedHeads(Layer, ABC):
         """Re-initialize weights by Glorot's rule, biases to 0, and a feature map that is a module."""
         for name, each in self.named_children():
             if isinstance(each, nn.Linear) and name.endswith("_proj"):
-                nn.init.xavier_uniform_(each.weight)
-                if each.bias is not None:
-                    nn.init.zeros_(each.bias)
+                draw_linear(each)
             elif callable(reset := getattr(each, "reset_parameters", None)):
                 reset()
 

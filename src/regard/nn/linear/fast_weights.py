@@ -15,10 +15,10 @@ from regard.nn.linear.operator import recur
 from regard.nn.linear.recurrence import (
     FeatureMap,
     LinearState,
+    check_options,
     features,
     initial,
     inputs,
-    options,
     zero_padding,
 )
 from regard.nn.linear.steps import Steps
@@ -109,7 +109,7 @@ def fast_weights(
     tensor([1., 2., 5.])
     """
     name = "fast_weights"
-    function = options(name, feature_map, form, chunk)
+    function = check_options(name, feature_map, form, chunk)
     _rule(name, rule, feature_norm)
     query, key, value = inputs(name, query, key, value, is_causal=True)
     dtype, rate = query.dtype, _rate(name, beta, key)

@@ -18,7 +18,6 @@ from regard.nn.linear.recurrent_attention import (
     RecurrentAttention,
     Terms,
     draw_decay,
-    draw_linear,
     heads,
     mamba_decay,
     unit,
@@ -41,16 +40,12 @@ class _DeltaRule(RecurrentAttention):
         norm_eps: float,
         where: dict[str, Any],
     ) -> None:
-        name = type(self).__name__
-        E, H = size(name, "embed_dim", embed_dim), size(name, "num_heads", num_heads)
-        super().__init__(E)
-        G = H if num_key_heads is None else size(self, "num_key_heads", num_key_heads)
-        if H % G:
-            raise rejected(name, "num_key_heads", f"divide num_heads {H}", G)
-        if key_dim is None and E % H:
-            raise rejected(name, "num_heads", f"divide embed_dim {E}", H)
-        self.num_heads, self.num_key_heads = H, G
-        self.key_dim = E // H if key_dim is None else size(self, "key_dim", key_dim)
+        super().__init__(embed_dim, num_heads)
+        E, H = self.embed_dim, self.num_heads
+        self.num_key_heads = H if num_key_heads is None else size(self, "num_key_heads", num_key_heads)
+        if H % self.num_key_heads:
+            raise rejected(type(self).__name__, "num_key_heads", f"divide num_heads {H}", self.num_key_heads)
+        self.key_dim = self.head_width("key_dim", key_dim)
         self.value_dim = self.key_dim if value_dim is None else size(self, "value_dim", value_dim)
         self.qkv = nn.Linear(E, sum(self._widths), bias=False, **where)
         self.conv = ShortConvolution(sum(self._widths), conv_size, **where)
@@ -63,24 +58,25 @@ class _DeltaRule(RecurrentAttention):
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.num_heads * self.value_dim
 
-    def reset_parameters(self) -> None:
-        """Draw the matrices by Glorot's rule, the decay as Mamba-2 does, and set scales to 1."""
-        draw_linear(self)
-        self.conv.reset_parameters()
-        self.norm.reset_parameters()
-
-    def _delta(self, x: Tensor, past: Tensor | None, layout: Layout, rate: Tensor, decay: Tensor | None) -> Made:
+    def _delta(
+        self,
+        x: Tensor,
+        past: Tensor | None,
+        layout: Layout,
+        rate: Tensor,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Made:
         rows, past = self.conv.run(self.qkv(x), past, layout)
         q, k, v = rows.split(self._widths, -1)
         query, key = (unit(heads(each, self.num_key_heads)) for each in (q, k))
         value = heads(v, self.num_heads).to(key.dtype)
-        return Terms(query, key, value, decay, rate.to(key.dtype).transpose(1, 2), delta=True), past
+        return Terms(query, key, value, decay, rate.to(key.dtype).transpose(1, 2), delta=True, gate=gate), past
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        sizes = [f"{self.embed_dim}, num_heads={self.num_heads}"]
-        sizes += [f"num_key_heads={self.num_key_heads}"] if self.num_key_heads != self.num_heads else []
-        return ", ".join([*sizes, f"key_dim={self.key_dim}, value_dim={self.value_dim}"])
+        fewer = f", num_key_heads={self.num_key_heads}" if self.num_key_heads != self.num_heads else ""
+        return f"{super().extra_repr()}{fewer}, key_dim={self.key_dim}, value_dim={self.value_dim}"
 
 
 @mechanism(
@@ -140,12 +136,7 @@ class DeltaNet(_DeltaRule):
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence."""
-        return self._delta(x, past, layout, self.rate(x).sigmoid(), None)
-
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        rows: Tensor = self.out(self.norm(read).flatten(-2))
-        return rows
+        return self._delta(x, past, layout, self.rate(x).sigmoid())
 
 
 @mechanism(
@@ -228,12 +219,7 @@ class GatedDeltaNet(_DeltaRule):
         rate, decay = self.rates(x).split(self.num_heads, -1)
         rate = 2 * rate.sigmoid() if self.negative_eigenvalues else rate.sigmoid()
         log_decay, _ = mamba_decay(decay, self.A_log, self.dt_bias)
-        return self._delta(x, past, layout, rate, log_decay.transpose(1, 2))
-
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        rows: Tensor = self.out(self.norm(read).flatten(-2) * F.silu(self.gate(x)))
-        return rows
+        return self._delta(x, past, layout, rate, log_decay.transpose(1, 2), F.silu(self.gate(x)))
 
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""
@@ -309,10 +295,5 @@ class KimiDeltaAttention(_DeltaRule):
         # In one dimension of heads and channels: compilers get the layout of softplus's gradient wrong in two.
         amount = self.A_log.repeat_interleave(self.key_dim)
         log_decay, _ = mamba_decay(self.decay_up(self.decay_down(x)), amount, self.dt_bias)
-        return self._delta(x, past, layout, self.rate(x).sigmoid(), heads(log_decay, self.num_heads))
-
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
         gate = torch.sigmoid(self.gate_up(self.gate_down(x)))
-        rows: Tensor = self.out(self.norm(read).flatten(-2) * gate)
-        return rows
+        return self._delta(x, past, layout, self.rate(x).sigmoid(), heads(log_decay, self.num_heads), gate)

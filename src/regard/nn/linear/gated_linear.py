@@ -12,36 +12,15 @@ from regard._utils.constraints import Number, positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.nn.linear.layout import Layout
-from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, draw_linear, heads
+from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, heads
 from regard.nn.positions.rotary import Rotary, Rotation
-
-
-def _sizes(layer: nn.Module, embed_dim: int, num_heads: int, width: int | None = None) -> tuple[int, int]:
-    """Return E and H, of which H divides E or ``width``, or raise."""
-    E, H = size(layer, "embed_dim", embed_dim), size(layer, "num_heads", num_heads)
-    if (E if width is None else width) % H:
-        raise rejected(type(layer).__name__, "num_heads", f"divide embed_dim {E}", H)
-    return E, H
 
 
 class _DecayingAttention(RecurrentAttention):
     """What these layers share: no convolution, so that nothing but the matrix comes from earlier steps."""
 
-    num_heads: int
-
     def _past(self, x: Tensor) -> Tensor:
         return x.new_zeros(x.shape[0], 0, 0)
-
-    def reset_parameters(self) -> None:
-        """Draw the matrices by Glorot's rule, and set biases to 0 and scales to 1."""
-        draw_linear(self)
-        for each in self.children():
-            if isinstance(each, nn.RMSNorm):
-                each.reset_parameters()
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"{self.embed_dim}, num_heads={self.num_heads}"
 
 
 @mechanism(
@@ -81,18 +60,17 @@ class Retention(_DecayingAttention):
         self, embed_dim: int, num_heads: int, *, norm_eps: float = 1e-5, device: Any = None, dtype: Any = None
     ) -> None:
         where = {"device": device, "dtype": dtype}
-        E, H = _sizes(self, embed_dim, num_heads)
-        super().__init__(E)
-        self.num_heads = H
-        self.rotary = Rotary(E // H)
+        super().__init__(embed_dim, num_heads)
+        E, width = self.embed_dim, self.head_width("head_dim", None)
+        self.rotary = Rotary(width)
         self.qkv = nn.Linear(E, 4 * E, bias=False, **where)
         self.gate = nn.Linear(E, 2 * E, bias=False, **where)
-        self.norm = nn.RMSNorm(2 * E // H, eps=positive(self, "norm_eps", norm_eps), **where)
+        self.norm = nn.RMSNorm(2 * width, eps=positive(self, "norm_eps", norm_eps), **where)
         self.out = nn.Linear(2 * E, E, bias=False, **where)
         self.reset_parameters()
 
     def rotation(self, x: Tensor, before: int) -> Rotation:
-        """Return the rotation of rows that ``before`` others come before."""
+        """Return the rotation of rows after ``before`` earlier ones."""
         return self.rotary.rotation(torch.arange(before, before + x.shape[1], device=x.device), x.dtype)
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
@@ -103,12 +81,7 @@ class Retention(_DecayingAttention):
         q, k = self.rotary.turn(q, rotation), self.rotary.turn(k, rotation)
         decay = torch.log1p(-(2.0 ** -(5 + torch.arange(H, dtype=torch.float64, device=x.device))))
         decay = decay.to(torch.promote_types(q.dtype, torch.float32)).view(1, H, 1).expand(x.shape[0], H, x.shape[1])
-        return Terms(q, k, v, decay), self._past(x)
-
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        rows: Tensor = self.out(self.norm(read).flatten(-2) * F.silu(self.gate(x)))
-        return rows
+        return Terms(q, k, v, decay, gate=F.silu(self.gate(x))), self._past(x)
 
 
 @mechanism(
@@ -157,11 +130,10 @@ class GatedLinearAttention(_DecayingAttention):
         dtype: Any = None,
     ) -> None:
         where = {"device": device, "dtype": dtype}
-        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
+        super().__init__(embed_dim, num_heads)
+        E, H = self.embed_dim, self.num_heads
         if E % (2 * H):
             raise rejected("GatedLinearAttention", "num_heads", f"divide embed_dim / 2, {E / 2:g}", H)
-        super().__init__(E)
-        self.num_heads = H
         self.qkv = nn.Linear(E, 2 * E, bias=False, **where)
         self.decay_down = nn.Linear(E, size(self, "rank", rank), bias=False, **where)
         self.decay_up = nn.Linear(rank, E // 2, **where)
@@ -176,12 +148,7 @@ class GatedLinearAttention(_DecayingAttention):
         q, k, v = (heads(each, self.num_heads) for each in self.qkv(x).split((E // 2, E // 2, E), -1))
         decay = heads(self.decay_up(self.decay_down(x)), self.num_heads)
         log_decay = F.logsigmoid(decay.to(torch.promote_types(decay.dtype, torch.float32))) / 16
-        return Terms(q, k, v, log_decay), self._past(x)
-
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        rows: Tensor = self.out(self.norm(read).flatten(-2) * F.silu(self.gate(x)))
-        return rows
+        return Terms(q, k, v, log_decay, gate=F.silu(self.gate(x))), self._past(x)
 
 
 @mechanism(
@@ -193,7 +160,7 @@ class GatedLinearAttention(_DecayingAttention):
     cache="H·K·V",
 )
 class HGRN2(_DecayingAttention):
-    """HGRN2: gated linear attention whose key is what its forget gate lets go, ``k = 1 − f``.
+    """HGRN2: gated linear attention whose key is the complement of its forget gate, ``k = 1 − f``.
 
     ``S ← diag(f) S + (1 − f) vᵀ`` with ``f = l + (1 − l) σ(W_F x)``, queries SiLU(W_Q x), and an RMS norm over the
     columns of all heads (Qin 2024, arXiv 2404.07904).
@@ -230,9 +197,9 @@ class HGRN2(_DecayingAttention):
         dtype: Any = None,
     ) -> None:
         where = {"device": device, "dtype": dtype}
-        E, H = _sizes(self, embed_dim, num_heads)
-        super().__init__(E)
-        self.num_heads, self.lower_bound = H, Number(ge=0, lt=1)(self, "lower_bound", lower_bound)
+        super().__init__(embed_dim, num_heads)
+        self.head_width("head_dim", None)  # checks that H divides E
+        E, self.lower_bound = self.embed_dim, Number(ge=0, lt=1)(self, "lower_bound", lower_bound)
         self.qfv = nn.Linear(E, 3 * E, bias=False, **where)  # queries, forget gates and values
         self.norm = nn.RMSNorm(E, eps=positive(self, "norm_eps", norm_eps), **where)
         self.out = nn.Linear(E, E, bias=False, **where)
@@ -250,9 +217,9 @@ class HGRN2(_DecayingAttention):
         log_decay = F.logsigmoid(f) if low == 0 else torch.log(low + (1 - low) * torch.sigmoid(f))
         return Terms(F.silu(q), key, v, log_decay), self._past(x)
 
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        rows: Tensor = self.out(self.norm(read.flatten(-2)))
+    def normed(self, read: Tensor) -> Tensor:
+        """Return what the heads read (B, L, H, K), normed over all of them, as rows (B, L, E)."""
+        rows: Tensor = self.norm(read.flatten(-2))
         return rows
 
 
@@ -305,11 +272,9 @@ class LightningAttention(_DecayingAttention):
         dtype: Any = None,
     ) -> None:
         where = {"device": device, "dtype": dtype}
-        E, H = _sizes(self, embed_dim, num_heads, 0 if head_dim is not None else None)
-        super().__init__(E)
-        self.num_heads, self.slope = H, Number(ge=0)(self, "slope", slope)
-        self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
-        inner = H * self.head_dim
+        super().__init__(embed_dim, num_heads)
+        self.head_dim, self.slope = self.head_width("head_dim", head_dim), Number(ge=0)(self, "slope", slope)
+        E, inner = self.embed_dim, self.num_heads * self.head_dim
         self.qkv = nn.Linear(E, 3 * inner, bias=False, **where)
         self.gate = nn.Linear(E, inner, bias=False, **where)
         self.norm = nn.RMSNorm(inner, eps=positive(self, "norm_eps", norm_eps), **where)
@@ -322,9 +287,10 @@ class LightningAttention(_DecayingAttention):
         q, k, v = (heads(each, H) for each in F.silu(self.qkv(x)).chunk(3, -1))
         h = torch.arange(1, H + 1, dtype=torch.float64, device=x.device)
         decay = (-self.slope * torch.exp2(-8 * h / H)).to(torch.promote_types(q.dtype, torch.float32))
-        return Terms(q, k, v, decay.view(1, H, 1).expand(x.shape[0], H, x.shape[1]), scale=1.0), self._past(x)
+        decay = decay.view(1, H, 1).expand(x.shape[0], H, x.shape[1])
+        return Terms(q, k, v, decay, scale=1.0, gate=torch.sigmoid(self.gate(x))), self._past(x)
 
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        rows: Tensor = self.out(self.norm(read.flatten(-2)) * torch.sigmoid(self.gate(x)))
+    def normed(self, read: Tensor) -> Tensor:
+        """Return what the heads read (B, L, H, D), normed over all of them, as rows (B, L, H · D)."""
+        rows: Tensor = self.norm(read.flatten(-2))
         return rows

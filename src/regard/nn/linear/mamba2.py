@@ -18,7 +18,6 @@ from regard.nn.linear.recurrent_attention import (
     RecurrentAttention,
     Terms,
     draw_decay,
-    draw_linear,
     heads,
     mamba_decay,
 )
@@ -88,12 +87,9 @@ class Mamba2(RecurrentAttention):
         dtype: Any = None,
     ) -> None:
         where = {"device": device, "dtype": dtype}
-        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        super().__init__(E)
-        if head_dim is None and 2 * E % H:
-            raise rejected("Mamba2", "num_heads", f"divide 2 · embed_dim {2 * E}", H)
-        self.num_heads, self.state_dim = H, size(self, "state_dim", state_dim)
-        self.head_dim = 2 * E // H if head_dim is None else size(self, "head_dim", head_dim)
+        super().__init__(embed_dim, num_heads)
+        E, H, self.head_dim = self.embed_dim, self.num_heads, self.head_width("head_dim", head_dim, 2)
+        self.state_dim = size(self, "state_dim", state_dim)
         self.num_groups = size(self, "num_groups", num_groups)
         if H % self.num_groups:
             raise rejected("Mamba2", "num_groups", f"divide num_heads {H}", num_groups)
@@ -110,8 +106,7 @@ class Mamba2(RecurrentAttention):
 
     def reset_parameters(self) -> None:
         """Draw the matrices by Glorot's rule, the decay as the paper does, and set D and the norm's scale to 1."""
-        draw_linear(self)
-        self.conv.reset_parameters()
+        super().reset_parameters()
         draw_decay(self.A_log, self.dt_bias)
         nn.init.ones_(self.D)
         nn.init.ones_(self.norm_weight)
@@ -147,5 +142,5 @@ class Mamba2(RecurrentAttention):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        sizes = f"{self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, state_dim={self.state_dim}"
+        sizes = f"{super().extra_repr()}, head_dim={self.head_dim}, state_dim={self.state_dim}"
         return sizes + (f", num_groups={self.num_groups}" if self.num_groups > 1 else "")

@@ -81,7 +81,7 @@ def identity(x: Tensor) -> Tensor:
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "relu": torch.relu, "identity": identity}
 
 
-def options(function: str, feature_map: Any, form: Any, chunk: Any) -> Callable[[Tensor], Tensor]:
+def check_options(function: str, feature_map: Any, form: Any, chunk: Any) -> Callable[[Tensor], Tensor]:
     """Check the three options, and return the feature map as a function."""
     if not isinstance(feature_map, str) and not callable(feature_map):
         raise rejected(function, "feature_map", "be a name or a function", described(feature_map), TypeError)

@@ -15,21 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._utils.constraints import floats
+from regard._utils.constraints import floats, size
 from regard._utils.errors import described, rejected
 from regard._utils.tracing import autocast_suspended
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
-from regard.nn._base import Layer
+from regard.nn._base import Layer, draw_linear
 from regard.nn.linear.gated import gated_recurrence
 from regard.nn.linear.layout import Layout, layout_of
 from regard.nn.linear.recurrence_weights import gated_recurrence_weights
 from regard.nn.linear.self_attention import LinearCache
+from regard.nn.linear.short_convolution import ShortConvolution
 from regard.nn.positions.rotary import Rotation
 
 
 class RecurrentState(NamedTuple):
-    """What a recurrent layer knows of earlier steps.
+    """The state of a recurrent layer after earlier steps.
 
     Attributes
     ----------
@@ -44,7 +45,7 @@ class RecurrentState(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The arguments of :func:`gated_recurrence` that a layer makes of its rows, and an output gate made with them."""
+    """The arguments of :func:`gated_recurrence` that a layer computes from its rows, and its output gate."""
 
     query: Tensor  # (B, G, L, K)
     key: Tensor  # (B, G, L, K)
@@ -58,7 +59,7 @@ class Terms(NamedTuple):
     bonus: Tensor | None = None  # (H, K)
 
     def cleared(self, layout: Layout) -> Terms:
-        """Return the same terms but for padding, which neither writes nor decays nor erases."""
+        """Return the terms with zeros in padding, which then neither writes nor decays nor erases."""
         if layout.real is None:
             return self
 
@@ -71,7 +72,7 @@ class Terms(NamedTuple):
 
     @property
     def gates(self) -> dict[str, Any]:
-        """What the recurrence takes beside queries, keys and values."""
+        """The arguments of the recurrence other than queries, keys and values."""
         found = {"log_decay": self.log_decay, "rate": self.rate, "erase": self.erase, "delta": self.delta}
         return found | {"bonus": self.bonus, "scale": self.scale}
 
@@ -83,13 +84,13 @@ Made = tuple[Terms, Tensor]
 class RecurrentAttention(Layer, ABC):
     """Base of layers that read a decaying matrix of keys and values, in constant memory per step.
 
-    Subclasses define :meth:`terms`, what the recurrence is computed from, and :meth:`finish`, what becomes of its
-    output.
+    Subclasses define :meth:`terms`, what the recurrence is computed from, and modules ``norm`` and ``out``; some change
+    what :meth:`finish` makes of its output.
 
     Parameters
     ----------
-    embed_dim : int
-        Width E of the rows.
+    embed_dim, num_heads : int
+        Width E of the rows and number of heads H.
 
     Attributes
     ----------
@@ -97,23 +98,48 @@ class RecurrentAttention(Layer, ABC):
         Context parallelism is not supported: a state passes through all steps in order.
     """
 
+    norm: nn.Module
     out: nn.Linear
 
-    def __init__(self, embed_dim: int) -> None:
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
-        self.embed_dim = embed_dim
+        self.embed_dim, self.num_heads = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
         self.context: Any = None
+
+    def head_width(self, argument: str, given: int | None, times: int = 1) -> int:
+        """Return the width of a head: what is given, or E/H several times, which must be whole."""
+        if given is not None:
+            return size(self, argument, given)
+        total, H = times * self.embed_dim, self.num_heads
+        if total % H:
+            named = "embed_dim" if times == 1 else f"{times} · embed_dim"
+            raise rejected(type(self).__name__, "num_heads", f"divide {named} {total}", H)
+        return total // H
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices by Glorot's rule, and reset the convolution and the norm."""
+        draw_linear(self)
+        for each in self.children():
+            if isinstance(each, ShortConvolution | nn.RMSNorm | nn.GroupNorm):
+                each.reset_parameters()
 
     @abstractmethod
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
-        """Return the terms of rows (B, L, E) without padding, and the ``past`` of the next steps (B, w − 1, C)."""
+        """Return the terms of rows (B, L, E), zeros in padding, and the ``past`` of the next steps (B, w − 1, C)."""
 
-    @abstractmethod
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:
-        """Return the layer's rows (B, L, E), from what each head read (B, L, H, V)."""
+    def normed(self, read: Tensor) -> Tensor:
+        """Return what each head read (B, L, H, V), normed per head, as rows (B, L, H · V)."""
+        rows: Tensor = self.norm(read).flatten(-2)
+        return rows
+
+    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
+        """Return the layer's rows (B, L, E), from what each head read (B, L, H, V): normed, gated and projected."""
+        normed = self.normed(read)
+        rows: Tensor = self.out(normed if terms.gate is None else normed * terms.gate)
+        return rows
 
     def rotation(self, x: Tensor, before: int) -> Rotation | None:  # noqa: ARG002
-        """Return the rotation of rows that ``before`` others come before; None without rotary positions."""
+        """Return the rotation of rows after ``before`` earlier ones; None without rotary positions."""
         return None
 
     @overload
@@ -175,7 +201,7 @@ class RecurrentAttention(Layer, ABC):
         return_aux: AuxRequest | None,
         terms_of: Callable[[Tensor, Tensor | None, Layout, Rotation | None], Made],
     ) -> Tensor | tuple[Tensor, Aux]:
-        """Implement :meth:`forward` with the terms that a function makes of the rows."""
+        """Implement :meth:`forward` with a function that computes the terms."""
         name = type(self).__name__
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if self.context is not None:
@@ -211,6 +237,10 @@ class RecurrentAttention(Layer, ABC):
         heads = terms.value.shape[1]
         return gated_recurrence_weights(terms.query, terms.key, num_heads=heads, **terms.gates, documents=layout.runs)
 
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"{self.embed_dim}, num_heads={self.num_heads}"
+
 
 # What several layers share --------------------------------------------------------------------------------------------
 
@@ -242,12 +272,3 @@ def draw_decay(A_log: Tensor, dt_bias: Tensor) -> None:
         A_log.uniform_(1, 16).log_()
         dt_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp_()
         dt_bias.add_(torch.log(-torch.expm1(-dt_bias)))  # the inverse of softplus
-
-
-def draw_linear(layer: nn.Module) -> None:
-    """Draw the weights of all linear layers by Glorot's rule, and set biases to 0."""
-    for each in layer.modules():
-        if isinstance(each, nn.Linear):
-            nn.init.xavier_uniform_(each.weight)
-            if each.bias is not None:
-                nn.init.zeros_(each.bias)

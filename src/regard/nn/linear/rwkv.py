@@ -17,7 +17,7 @@ from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
 from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
-from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, draw_linear, heads, unit
+from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, heads, unit
 from regard.nn.linear.self_attention import LinearCache
 from regard.nn.positions.rotary import Rotation
 
@@ -40,12 +40,8 @@ class _Rwkv(RecurrentAttention):
     """What both layers share: the difference to the row before, a norm of each head, and the sizes."""
 
     def __init__(self, embed_dim: int, num_heads: int, norm_eps: float, where: dict[str, Any]) -> None:
-        name = type(self).__name__
-        E, H = size(name, "embed_dim", embed_dim), size(name, "num_heads", num_heads)
-        super().__init__(E)
-        if E % H:
-            raise rejected(name, "num_heads", f"divide embed_dim {E}", H)
-        self.num_heads, self.head_dim = H, E // H
+        super().__init__(embed_dim, num_heads)
+        E, H, self.head_dim = self.embed_dim, self.num_heads, self.head_width("head_dim", None)
         self.receptance, self.key, self.value, self.out = (nn.Linear(E, E, bias=False, **where) for _ in range(4))
         self.norm = nn.GroupNorm(H, E, eps=self.head_dim * positive(self, "norm_eps", norm_eps), **where)
 
@@ -59,14 +55,10 @@ class _Rwkv(RecurrentAttention):
             before = torch.where((runs[:, :-1] == runs[:, 1:]).unsqueeze(-1), before, 0.0)
         return before - x, layout.last(rows, 1)
 
-    def _normed(self, read: Tensor) -> Tensor:
+    def normed(self, read: Tensor) -> Tensor:
         """Return what each head read (B, L, H, V), normed per head, as rows (B, L, E)."""
         rows: Tensor = self.norm(read.flatten(0, 1).flatten(1)).unflatten(0, read.shape[:2])
         return rows
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"{self.embed_dim}, num_heads={self.num_heads}"
 
 
 def _rank(name: str, argument: str, given: int | None, default: float) -> int:
@@ -141,8 +133,7 @@ class RWKV6Attention(_Rwkv):
 
     def reset_parameters(self) -> None:
         """Draw the matrices by Glorot's rule and the mixes from U(0, 1), and spread the decays over the channels."""
-        draw_linear(self)
-        self.norm.reset_parameters()
+        super().reset_parameters()
         for mix in (self.mix, self.mixes):
             nn.init.uniform_(mix)
         nn.init.uniform_(self.mix_up, -0.01, 0.01)  # at first, mixes hardly depend on the input
@@ -161,12 +152,6 @@ class RWKV6Attention(_Rwkv):
         query, key, value = heads(self.receptance(r), H), heads(self.key(k), H), heads(self.value(v), H)
         bonus = self.bonus.to(key.dtype)
         return Terms(query, key, value, heads(log_decay, H), scale=1.0, bonus=bonus, gate=F.silu(self.gate(g))), past
-
-    def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
-        """Return the rows."""
-        assert terms.gate is not None
-        rows: Tensor = self.out(self._normed(read) * terms.gate)
-        return rows
 
 
 @mechanism(
@@ -251,8 +236,7 @@ class RWKV7Attention(_Rwkv):
 
     def reset_parameters(self) -> None:
         """Draw the matrices by Glorot's rule and the mixes from U(0, 1), and spread the decays over the channels."""
-        draw_linear(self)
-        self.norm.reset_parameters()
+        super().reset_parameters()
         nn.init.uniform_(self.mixes)
         nn.init.zeros_(self.bonus)
         nn.init.constant_(self.unit_factor, 0.85)
@@ -342,7 +326,7 @@ class RWKV7Attention(_Rwkv):
         """Return the rows."""
         own = (terms.query * terms.key * self.bonus.unsqueeze(1)).sum(-1, keepdim=True) * terms.value
         assert terms.gate is not None
-        rows: Tensor = self.out((self._normed(read) + own.transpose(1, 2).flatten(2)) * terms.gate)
+        rows: Tensor = self.out((self.normed(read) + own.transpose(1, 2).flatten(2)) * terms.gate)
         return rows
 
     def extra_repr(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 from torch import Tensor
 
@@ -11,9 +11,9 @@ from regard._utils.errors import described, rejected
 from regard._utils.mechanism import mechanism
 from regard.masks import MaskLike
 from regard.masks.documents import Documents
-from regard.nn.heads.self_attention import GroupedProjections
+from regard.nn.heads.self_attention import GroupedProjections, ProjectionOptions
 from regard.nn.linear.attention import linear_attention
-from regard.nn.linear.recurrence import FeatureMap, options
+from regard.nn.linear.recurrence import FeatureMap, check_options
 
 # The cache of linear attention and of recurrences: a state over all steps so far, of constant size -------------------
 # Dimensions: B sequences, H heads, F features, V width of values.
@@ -129,16 +129,12 @@ class LinearSelfAttention(GroupedProjections):
         num_heads: int,
         *,
         feature_map: FeatureMap = "elu",
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = True,
-        out_bias: bool | None = None,
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[ProjectionOptions],
     ) -> None:
-        options("LinearSelfAttention", feature_map, "auto", 64)
-        sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        super().__init__(embed_dim, num_heads, **sizes, bias=bias, out_bias=out_bias, device=device, dtype=dtype)
+        check_options("LinearSelfAttention", feature_map, "auto", 64)
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.feature_map = feature_map
         self.reset_parameters()
 

@@ -16,7 +16,7 @@ from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended
 from regard.engines.aux import AuxRequest
 from regard.functional import attention
-from regard.nn._base import Layer
+from regard.nn._base import Layer, draw_linear
 from regard.normalizers import Softmax
 
 _COSINE, _SOFTMAX = scores.Cosine(), Softmax()
@@ -104,7 +104,7 @@ class MemoryHead(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize the projection by Glorot's rule, and biases to 0."""
-        restart(self.emit)
+        draw_linear(self.emit)
 
     def _check(self, control: Tensor, memory: Tensor) -> tuple[int, int]:
         """Check shapes; return B and N."""
@@ -189,12 +189,6 @@ class ContentAddressing(MemoryHead):
         return reads.squeeze(1), aux.weights.squeeze(1)
 
 
-def restart(linear: nn.Linear) -> None:
-    """Re-initialize the weight by Glorot's rule and the bias to 0."""
-    nn.init.xavier_uniform_(linear.weight)
-    nn.init.zeros_(linear.bias)
-
-
 class Controller(nn.Module):
     """The controller of a memory: ``"lstm"``, or ``"feedforward"``, a stateless tanh layer.
 
@@ -216,7 +210,7 @@ class Controller(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the parameters as torch does; a feedforward layer's by Glorot's rule."""
         if isinstance(self.net, nn.Linear):
-            restart(self.net)
+            draw_linear(self.net)
         elif isinstance(self.net, nn.LSTMCell):
             self.net.reset_parameters()
 
@@ -283,7 +277,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         self.controller.reset_parameters()
         self.write.reset_parameters()
         self.read.reset_parameters()
-        restart(self.output)
+        draw_linear(self.output)
 
     @abstractmethod
     def initial_state(self, batch: int) -> _S:

@@ -45,7 +45,7 @@ class HopfieldAttention(Layer):
     head_dim : int, optional
         Width D of a head, the space of association; defaults to E/H.
     rounds : int, default 1
-        Number of reads, of which the last reads values.
+        Number of reads; only the last one reads values.
     beta : float, optional
         Inverse temperature β; defaults to 1/√D.
     layer_norm : bool, default True

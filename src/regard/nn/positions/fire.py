@@ -14,7 +14,8 @@ from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes
 from regard.masks.biases import PositionBias
-from regard.nn._base import Layer, parameter
+from regard.nn._base import parameter
+from regard.nn.positions.relative import BiasLayer
 
 
 @final
@@ -66,7 +67,7 @@ class _Fire(PositionBias):
     learned="c, T, w₁, b₁ (W), W₂ (H, W), b₂ (H)",
     cost="O(L·S·W·H)",
 )
-class FireBias(Layer):
+class FireBias(BiasLayer):
     """FIRE: a bias per head by a small network of the relative distance (Li 2023, arXiv 2310.04418).
 
     The network, with one hidden layer of W features and ReLU, sees ``ψ(|q − k|) / ψ(max(q + 1, T))`` with
@@ -114,18 +115,7 @@ class FireBias(Layer):
         self.output = nn.Linear(self.hidden_size, self.num_heads, device=device, dtype=dtype)
         self.reset_parameters()
 
-    def forward(self, offset: Offset = None, *, align: str | None = None) -> Mask:
-        """Return the bias as a mask.
-
-        Parameters
-        ----------
-        offset, align : optional
-            Positions of the queries; see :func:`regard.masks.causal`.
-
-        Returns
-        -------
-        Mask
-        """
+    def mask(self, align: str | None, offset: Offset) -> Mask:
         layers = self.hidden.weight[:, 0], self.hidden.bias, self.output.weight, self.output.bias
         return _Fire((self.c, self.threshold, *layers), *checked("fire", align, offset))
 

@@ -15,7 +15,8 @@ from regard.masks import Extent, Mask
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes, lookup
 from regard.masks.biases import PositionBias
-from regard.nn._base import Layer, parameter
+from regard.nn._base import parameter
+from regard.nn.positions.relative import BiasLayer
 
 #: How the bias falls with distance.
 Kind = Literal["log", "power"]
@@ -64,7 +65,7 @@ class _Kerple(PositionBias):
     learned="r₁, r₂ (H)",
     cost="O(L·S)",
 )
-class KerpleBias(Layer):
+class KerpleBias(BiasLayer):
     """KERPLE: a bias per head that falls with distance, by two learned numbers (Chi 2022, arXiv 2205.09921).
 
     "log" is ``−r₁ log(1 + r₂ |d|)``; "power" is ``−r₁ |d|^r₂`` with r₂ below 2. Both r are positive: they are the
@@ -95,18 +96,7 @@ class KerpleBias(Layer):
         self.log_rate = parameter(self.num_heads, device=device, dtype=dtype)
         self.reset_parameters()
 
-    def forward(self, offset: Offset = None, *, align: str | None = None) -> Mask:
-        """Return the bias as a mask.
-
-        Parameters
-        ----------
-        offset, align : optional
-            Positions of the queries; see :func:`regard.masks.causal`.
-
-        Returns
-        -------
-        Mask
-        """
+    def mask(self, align: str | None, offset: Offset) -> Mask:
         rate = self.log_rate.exp() if self.kind == "log" else 2 * self.log_rate.sigmoid()
         return _Kerple(self.kind, self.log_slope.exp(), rate, *checked("kerple", align, offset))
 

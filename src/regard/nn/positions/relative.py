@@ -9,6 +9,7 @@ matrix. For encodings that are added to the rows, see :mod:`regard.nn.positions.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from typing import Any, final
 
@@ -43,13 +44,35 @@ def _edges(exact: int, count: int, reach: int) -> list[int]:
     return edges
 
 
+class BiasLayer(Layer, ABC):
+    """Base of layers that make a bias of positions; subclasses define :meth:`mask`."""
+
+    def forward(self, offset: Offset = None, *, align: str | None = None) -> Mask:
+        """Return the bias as a mask.
+
+        Parameters
+        ----------
+        offset, align : optional
+            Positions of the queries; see :func:`regard.masks.causal`.
+
+        Returns
+        -------
+        Mask
+        """
+        return self.mask(align, offset)
+
+    @abstractmethod
+    def mask(self, align: str | None, offset: Offset) -> Mask:
+        """Return the bias for queries at these positions."""
+
+
 @mechanism(
     formula="s(q, k) + w[bucket(k − q), h]",
     sources=("raffel2020",),
     learned="w (N, H)",
     cost="O(L·S)",
 )
-class RelativeBias(Layer):
+class RelativeBias(BiasLayer):
     """T5's learned bias per head and bucket of distances (Raffel 2020, arXiv 1910.10683).
 
     With d = k − q, n = |d|, R = ``max_distance``, and m half of the C buckets of a side, rounded down, a side's bucket
@@ -109,18 +132,7 @@ class RelativeBias(Layer):
         self.register_buffer("buckets", places, persistent=False)
         self.reset_parameters()
 
-    def forward(self, offset: Offset = None, *, align: str | None = None) -> Mask:
-        """Return the bias as a mask.
-
-        Parameters
-        ----------
-        offset, align : optional
-            Positions of the queries; see :func:`regard.masks.causal`.
-
-        Returns
-        -------
-        Mask
-        """
+    def mask(self, align: str | None, offset: Offset) -> Mask:
         return masks.relative(F.embedding(self.buckets, self.weight).T, align, offset)
 
     def bucket(self, distance: int) -> int:
@@ -325,7 +337,7 @@ class RelativePositions(Layer):
     learned="m (H) if asked for",
     cost="O(L·S)",
 )
-class AlibiBias(Layer):
+class AlibiBias(BiasLayer):
     """ALiBi: subtract the distance times the head's slope from scores (Press 2022, arXiv 2108.12409).
 
     The slopes are the paper's: ``2^(−8 i / H)`` for i = 1 … H if H is a power of two; otherwise see
@@ -363,18 +375,7 @@ class AlibiBias(Layer):
             self.register_buffer("slopes", slopes)
         self.reset_parameters()
 
-    def forward(self, offset: Offset = None, *, align: str | None = None) -> Mask:
-        """Return the bias as a mask.
-
-        Parameters
-        ----------
-        offset, align : optional
-            Positions of the queries; see :func:`regard.masks.causal`.
-
-        Returns
-        -------
-        Mask
-        """
+    def mask(self, align: str | None, offset: Offset) -> Mask:
         return masks.alibi(self.slopes, align, offset)
 
     def reset_parameters(self) -> None:

@@ -82,7 +82,7 @@ class Plan:
         return "\n".join(lines)
 
 
-# Estimates by the method that is asked for, or the cheapest: all pairs, exact tiles, or a transform with a bound ------
+# Estimates by the requested method, or the cheapest: all pairs, exact tiles, or a transform with a bound --------------
 
 
 #: Points up to which "auto" compares all pairs, and pairs.
@@ -233,7 +233,7 @@ class Evaluator:
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
         dtype: torch.dtype | None, share: float, **wanted: bool,
     ) -> Estimate:  # fmt: skip
-        """Return the estimate by all pairs, of which a share counts."""
+        """Return the estimate by all pairs; a share of them counts."""
         dtype = dtype or (torch.float64 if smoother.order or smoother.neighbours else self.dtype)
         smoother, query, bandwidth = smoother.to(dtype), query.to(dtype), bandwidth.to(dtype)
         parts = []
@@ -310,7 +310,7 @@ class Evaluator:
         return found
 
     def prepare(self, smoother: Smoother, bandwidth: Tensor) -> None:
-        """Transform the points where "nufft" is asked for, so that predictions find them."""
+        """Transform the points in advance if ``method`` is "nufft", for later predictions."""
         if self.method == "nufft":
             self.plan = self.choose(smoother, 0, bandwidth, False)
             if self.plan.method == "nufft":
@@ -517,7 +517,7 @@ def validate_method(name: str, method: str, kernel: str | Any) -> None:
 
 
 def resolve_rtol(name: str, rtol: float | None, dtype: torch.dtype) -> float:
-    """Return the rtol asked for, by default 1e-6; raise where the dtype cannot hold it."""
+    """Return the requested rtol, by default 1e-6; raise if the dtype cannot hold it."""
     least = ROUNDINGS * torch.finfo(dtype).eps
     if rtol is None:
         return 1e-6

@@ -644,7 +644,7 @@ def kept(rules: Iterator[Rule], model: nn.Module) -> list[Rule]:
 
 
 class BrokenConfigError(ValueError):
-    """A config of which nothing can make a model that computes, transformers neither."""
+    """A config that no library, not even transformers, can turn into a working model."""
 
 
 #: Names of nonlinearities, theirs and ours; the first of theirs is used when saving.

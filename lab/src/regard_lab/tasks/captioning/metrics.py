@@ -129,7 +129,7 @@ class CiderD:
     Parameters
     ----------
     references : sequence of sequence of sequence of str
-        The words of each caption of each image, of which frequencies are those that count.
+        The words of each caption of each image, from which document frequencies are counted.
 
     Examples
     --------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.errors import in_section, rejected
 from regard_lab._options import Options, option, redeclared, section
 from regard_lab.models.captioner import CAPTIONERS
 from regard_lab.tasks.captioning.encoders import CNN, NAMES
@@ -132,7 +132,9 @@ class CaptionRewardOptions(Options):
 
 @dataclass(frozen=True)
 class CaptionOptions(RunOptions):
-    """Everything that a run is asked for."""
+    """All options of a run."""
+
+    determined: ClassVar[frozenset[str]] = frozenset({"sources", "targets", "places"})
 
     task: str = option("captioner", "captioner", choices=("captioner",))
     data: CaptionDataOptions = section(CaptionDataOptions, "where images and captions come from")
@@ -179,18 +181,6 @@ class CaptionOptions(RunOptions):
         encoder = absolute_path(self.encoder) if Path(self.encoder).is_dir() else self.encoder
         return replace(self, encoder=encoder, start=absolute_path(self.start), data=replace(self.data, **files))
 
-    def model_config(self, features: int, targets: int, places: int) -> Any:
+    def model_config(self, features: int = 8, targets: int = 8, places: int = 49) -> Any:
         """Return the model's config for features of this width, or raise where an option is wrong."""
-        config, _ = CAPTIONERS[self.kind]
-        known = {each.name for each in fields(config)} - {"sources", "targets", "places"}
-        for name in self.model:
-            if name not in known:
-                raise unknown_name(config.__name__, f"model.{name}", name, known)
-        with in_section("model"):
-            return config.preset(self.preset, features, targets, places=places, **self.model)
-
-    def unset_model_fields(self) -> dict[str, Any]:
-        """Return the fields of the model that were not asked for, as the preset has them."""
-        fixed = {"sources", "targets", "places", *self.model}
-        config = asdict(self.model_config(8, 8, 49))
-        return {name: value for name, value in config.items() if name not in fixed and value is not None}
+        return self.preset_config(CAPTIONERS[self.kind][0], features, targets, places=places)

@@ -171,14 +171,11 @@ class Captioning(FolderRun[CaptionOptions]):
         Called with the number of images that a frozen encoder has processed, and the total.
     """
 
+    kind = CaptionOptions
     progress: Progress | None = None
 
-    @classmethod
-    def files(cls, folder: str | Path) -> RunFolder[CaptionOptions]:
-        return RunFolder(Path(folder), CaptionOptions)
-
     def check(self) -> None:
-        self.options.model_config(8, 8, 49)
+        self.options.model_config()
         if self.options.training.devices > 1:
             raise rejected("train", "training.devices", "be 1 for captions", self.options.training.devices)
 
@@ -192,9 +189,6 @@ class Captioning(FolderRun[CaptionOptions]):
         TrainingError
             If training fails.
         """
-        from regard_lab.training.learner import Learner, Stream
-        from regard_lab.training.loop import train
-
         files, here = self.open(resume)
         start = Captioner.load(self.options.start) if self.options.start and not resume else None
         with self._images() as images:
@@ -236,8 +230,10 @@ class Captioning(FolderRun[CaptionOptions]):
             guess = frequencies.loss(vocabulary.encode_all(valid.targets))
             objective = self._objective(captioner, learn, targets)
             score = None if training.metric == "loss" else self._score(captioner, valid, sides[1])
-            learner = Learner(captioner.model, training, Stream(batches.batch), objective, score, guess)
-            ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
+            ended = self.fit(
+                captioner.model, batches.batch, list(checks.once()), objective, score, guess, resume=resume,
+                callbacks=callbacks,
+            )  # fmt: skip
         if ended.reason != "interrupt":
             captioner.about["training"] = {
                 "images": len(set(learn.sources)),

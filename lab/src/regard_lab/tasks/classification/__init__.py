@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING
 from regard._utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from regard_lab.tasks.classification.image_options import (
+    from regard_lab.tasks.classification.images import ImageClassificationPipeline
+    from regard_lab.tasks.classification.options import (
+        ClassificationOptions,
+        ClassifierTrainingOptions,
+        HeadOptions,
         ImageClassificationOptions,
         ImageTrainingOptions,
         LabelledImageOptions,
-    )
-    from regard_lab.tasks.classification.images import ImageClassificationPipeline
-    from regard_lab.tasks.classification.options import ClassifierTrainingOptions
-    from regard_lab.tasks.classification.text_options import (
-        ClassificationOptions,
-        HeadOptions,
         LabelledOptions,
         LoRAOptions,
         TextTrainingOptions,
@@ -30,13 +28,10 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "regard_lab.tasks.classification.image_options": (
-                "ImageClassificationOptions ImageTrainingOptions LabelledImageOptions"
-            ),
             "regard_lab.tasks.classification.images": "ImageClassificationPipeline",
-            "regard_lab.tasks.classification.options": "ClassifierTrainingOptions",
-            "regard_lab.tasks.classification.text_options": (
-                "ClassificationOptions HeadOptions LabelledOptions LoRAOptions TextTrainingOptions"
+            "regard_lab.tasks.classification.options": (
+                "ClassificationOptions ClassifierTrainingOptions HeadOptions ImageClassificationOptions "
+                "ImageTrainingOptions LabelledImageOptions LabelledOptions LoRAOptions TextTrainingOptions"
             ),
             "regard_lab.tasks.classification.texts": "LabelledTokens TextClassifier TokenLabeller",
             "regard_lab.tasks.classification.training": (

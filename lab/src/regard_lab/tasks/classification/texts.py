@@ -144,7 +144,7 @@ def surrounded(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def readable_length(model: EncoderLM | DecoderLM | Hosted, length: int) -> int:
-    """Return how many tokens of a text a model reads where so many are asked for."""
+    """Return how many of the requested number of tokens a model can read."""
     return min(length, model.config.max_length) if model.config.positions == "learned" else length
 
 

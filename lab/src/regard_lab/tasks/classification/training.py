@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +22,14 @@ from regard_lab.data.labelled_images import SIDE, LabelledImages, read_labelled_
 from regard_lab.models import DecoderLM, EncoderLM, ImageClassifier, ResNet, SequenceClassifier, VisionTransformer, load
 from regard_lab.models.heads import Head
 from regard_lab.models.lora import add_lora, merge_lora
-from regard_lab.tasks.classification.image_options import IMAGE_MODELS, ImageClassificationOptions
 from regard_lab.tasks.classification.images import ImageClassificationPipeline
-from regard_lab.tasks.classification.options import ClassifierOptions
-from regard_lab.tasks.classification.text_options import ClassificationOptions, HeadOptions
+from regard_lab.tasks.classification.options import (
+    IMAGE_MODELS,
+    ClassificationOptions,
+    ClassifierOptions,
+    HeadOptions,
+    ImageClassificationOptions,
+)
 from regard_lab.tasks.classification.texts import (
     TextClassifier,
     bare,
@@ -39,7 +43,7 @@ from regard_lab.text.inputs import Inputs
 from regard_lab.text.tokenizer import Tokenizer
 from regard_lab.text.unknown import check_unknown
 from regard_lab.training.objectives import Loss, Objective
-from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
+from regard_lab.training.run import FolderRun, place, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -194,13 +198,6 @@ class Prepared(Generic[_C]):
 class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
     """A training run of a classifier; parameters as in :class:`FolderRun`."""
 
-    #: The type of the options.
-    kind: ClassVar[type[Any]]
-
-    @classmethod
-    def files(cls, folder: str | Path) -> RunFolder[_O]:
-        return RunFolder(Path(folder), cls.kind)
-
     @abstractmethod
     def read(self, source: str, function: str = "train") -> _L:
         """Return the examples of a file or folder."""
@@ -227,9 +224,6 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
         TrainingError
             If training fails.
         """
-        from regard_lab.training.learner import Learner, Stream
-        from regard_lab.training.loop import train
-
         files, here = self.open(resume)
         learn, valid = self._examples(report=not resume)
         record = {"data": learn.checksum(), "valid": valid.checksum(), **here}
@@ -254,8 +248,9 @@ class ClassificationRun(FolderRun[_O], Generic[_O, _L, _C]):
             if not resume:
                 made.begin()
             files.write(files.read_record() if resume else record, self.options)
-        learner = Learner(made.model, training, Stream(made.batches.batch), self.objective(names))
-        ended = train(learner, made.checks, training, self.folder, resume=resume, callbacks=callbacks)
+        ended = self.fit(
+            made.model, made.batches.batch, made.checks, self.objective(names), resume=resume, callbacks=callbacks
+        )
         classifier = made.finish()
         if ended.reason != "interrupt" and place()[0] == 0:
             save_unbroken(lambda: classifier.save(self.folder), self.folder)
@@ -408,7 +403,7 @@ class FineTuning(ClassificationRun[ClassificationOptions, LabelledTexts, TextCla
 
     def check(self) -> None:
         if not self.options.start:
-            self.options.model_config(1000)
+            self.options.model_config()
 
     def sources(self) -> tuple[str, str, float]:
         data = self.options.data

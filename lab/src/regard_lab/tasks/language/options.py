@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -134,7 +134,9 @@ class LanguageTrainingOptions(TrainingOptions):
 
 @dataclass(frozen=True)
 class LanguageOptions(RunOptions):
-    """Everything that a run is asked for."""
+    """All options of a run."""
+
+    determined: ClassVar[frozenset[str]] = frozenset({"vocabulary"})
 
     task: str = option("language-model", "language-model", choices=("language-model",))
     data: TextOptions = section(TextOptions, "where the text comes from")
@@ -201,16 +203,9 @@ class LanguageOptions(RunOptions):
         tokenizer = self.tokenizer if kind in TOKENIZERS else replace(self.tokenizer, kind=absolute_path(kind))
         return replace(self, start=absolute_path(self.start), data=data, tokenizer=tokenizer)
 
-    def model_config(self, vocabulary: int) -> Any:
+    def model_config(self, vocabulary: int = 1000) -> Any:
         """Return the model's config for a vocabulary of this size, or raise where an option is wrong."""
-        config, _ = KINDS[self.kind]
-        known = {each.name for each in fields(config)} - {"vocabulary"}
-        for name in self.model:
-            if name not in known:
-                raise unknown_name(config.__name__, f"model.{name}", name, known)
-        own = {"max_length": self.data.length} | self.model
-        with in_section("model"):
-            made = config.preset(self.preset, **{"vocabulary": vocabulary, **own})
+        made = self.preset_config(KINDS[self.kind][0], vocabulary=vocabulary, max_length=self.data.length)
         if made.positions == "learned" and made.max_length < self.data.length:
             expected = f"be at least data.length, which is {self.data.length}"
             raise rejected("options", "model.max_length", expected, made.max_length)

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from regard_lab.training.objectives import Objective
 
 
-# What language models learn: the next token, or tokens that are masked ------------------------------------------------
+# Objectives: the next token, or masked tokens -------------------------------------------------------------------------
 
 
 class NextTokens(Objective):
@@ -126,7 +125,7 @@ class NextTokens(Objective):
 
 
 class MaskedTokens(Objective):
-    """Name tokens that are masked, from all others of their document (Devlin 2019, arXiv 1810.04805).
+    """Predict masked tokens from all others of their document (Devlin 2019, arXiv 1810.04805).
 
     Which are masked is drawn anew in each step from torch's generator; in validation they are always the same.
 
@@ -183,7 +182,7 @@ class MaskedTokens(Objective):
         return log_likelihood[0], value
 
     def _masked(self, batch: LanguageBatch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return tokens of which some are masked, and those as targets."""
+        """Return tokens with some of them masked, and the masked ones as targets."""
         return mask_tokens(
             batch.tokens, self.mask, self.vocabulary, generator, share=self.share, specials=self.specials,
             real=batch.documents != NO_DOCUMENT, word_starts=self.word_starts,
@@ -191,14 +190,14 @@ class MaskedTokens(Objective):
 
 
 class HostedNextTokens(NextTokens):
-    """Predict every token, by a model that transformers computes: to validate, document by document."""
+    """Validation of a causal language model of transformers, document by document."""
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
         return _apart(model, batch, batch.tokens, batch.targets)
 
 
 class HostedMaskedTokens(MaskedTokens):
-    """Name masked tokens, by a model that transformers computes: to validate, document by document."""
+    """Validation of a masked language model of transformers, document by document."""
 
     def validation(self, model: nn.Module, batch: LanguageBatch) -> Tensor:
         generator = torch.Generator(batch.tokens.device)
@@ -237,7 +236,7 @@ def _named(
 
 
 def _parts(model: DecoderLM | EncoderLM, *whole: Tensor) -> list[Tensor]:
-    """Return of tensors (B, T) what this process has of their rows."""
+    """Return this process's part of the rows of tensors (B, T)."""
     if model.context is None:
         return list(whole)
     at = model.context.positions(whole[0].shape[1], whole[0].device)
@@ -338,14 +337,14 @@ def _block(shards: TokenShards, first: int) -> np.ndarray:
 
 
 def _negatives(counts: np.ndarray) -> np.ndarray:
-    """Return tokens, each as often as it is to be drawn."""
+    """Return a table of tokens, each repeated in proportion to its probability of being drawn."""
     shares = counts.astype(np.float64) ** _POWER
     ends = np.round(shares.cumsum() / shares.sum() * _TABLE).astype(np.int64)
     return np.repeat(np.arange(len(counts)), np.diff(ends, prepend=0)).astype(np.int32)
 
 
 def _kept(counts: np.ndarray, sample: float) -> np.ndarray:
-    """Return with which probability each token counts where it stands."""
+    """Return the probability of keeping each token."""
     shares = counts / counts.sum()
     return np.where(counts > 0, np.sqrt(sample / np.maximum(shares, 1e-12)), 0.0) if sample else counts > 0
 
@@ -421,13 +420,11 @@ _COUNTED = 10_000_000
 class Pretraining(FolderRun[LanguageOptions]):
     """A training run of a language model."""
 
-    @classmethod
-    def files(cls, folder: str | Path) -> RunFolder[LanguageOptions]:
-        return RunFolder(Path(folder), LanguageOptions)
+    kind = LanguageOptions
 
     def check(self) -> None:
         if not self.options.start:
-            self.options.model_config(1000)
+            self.options.model_config()
 
     def train(
         self, *, resume: bool = False, callbacks: Iterable[Callback] = ()
@@ -441,9 +438,6 @@ class Pretraining(FolderRun[LanguageOptions]):
         TrainingError
             If training fails.
         """
-        from regard_lab.training.learner import Learner, Stream
-        from regard_lab.training.loop import train
-
         files, here = self.open(resume)
         if resume:
             begun = files.read_record()
@@ -466,8 +460,9 @@ class Pretraining(FolderRun[LanguageOptions]):
         bytes_per_token = begun["bytes"] / max(valid.tokens, 1) if tokenizer.keeps_spaces else math.nan
         objective = self._objective(batches, learn, tokenizer, bytes_per_token)
         guess = _guess(learn, valid) if not self.options.masked else math.inf
-        learner = Learner(model, training, Stream(batches.batch), objective, guess=guess)
-        ended = train(learner, list(checks.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        ended = self.fit(
+            model, batches.batch, list(checks.once()), objective, guess=guess, resume=resume, callbacks=callbacks
+        )
         if training.divides:
             from regard_lab.training.sharded import gather_model
 
@@ -478,7 +473,7 @@ class Pretraining(FolderRun[LanguageOptions]):
 
     @torch.no_grad()
     def scores(self, model: DecoderLM | EncoderLM) -> dict[str, float]:
-        """Return the loss on what was held out, and what is computed from it."""
+        """Return the loss on the held-out text, and the metrics computed from it."""
         tokenizer = Tokenizer.load(self.folder)
         learn, valid = TokenShards.open(self.folder / LEARN), TokenShards.open(self.folder / VALID)
         size = self.files(self.folder).read_record()["bytes"] / max(valid.tokens, 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from regard._utils.errors import in_section, rejected, unknown_name
+from regard._utils.errors import in_section, rejected
 from regard_lab._options import Options, option, section
 from regard_lab.models import RecurrentConfig
 from regard_lab.models.registry import MODELS
@@ -70,7 +70,9 @@ class DataOptions(Options):
 
 @dataclass(frozen=True)
 class ExperimentOptions(RunOptions):
-    """Everything that a run is asked for."""
+    """All options of a run."""
+
+    determined: ClassVar[frozenset[str]] = frozenset({"sources", "targets"})
 
     task: str = option("translation", "translation, pronunciation or span-corruption", choices=TASKS)
     data: DataOptions = section(DataOptions, "where the pairs come from")
@@ -104,25 +106,13 @@ class ExperimentOptions(RunOptions):
         files: dict[str, Any] = {name: absolute_path(getattr(self.data, name)) for name in FILES}
         return replace(self, start=absolute_path(self.start), data=replace(self.data, **files))
 
-    def model_config(self, sources: int, targets: int) -> Any:
+    def model_config(self, sources: int = 8, targets: int = 8) -> Any:
         """Return the model's config for vocabularies of these sizes, or raise where an option is wrong."""
-        config, _ = MODELS[self.kind]
-        known = {each.name for each in fields(config)} - {"sources", "targets"}
-        for name in self.model:
-            if name not in known:
-                raise unknown_name(config.__name__, f"model.{name}", name, known)
-        with in_section("model"):
-            return config.preset(self.preset, sources, targets, **self.model)
-
-    def unset_model_fields(self) -> dict[str, Any]:
-        """Return the fields of the model that were not asked for, as the preset has them."""
-        fixed = {"sources", "targets", *self.model}
-        config = asdict(self.model_config(8, 8))
-        return {name: value for name, value in config.items() if name not in fixed and value is not None}
+        return self.preset_config(MODELS[self.kind][0], sources, targets)
 
     def check_model(self) -> None:
-        """Raise where a field of the model was asked for that has no effect beside the others."""
-        config = self.model_config(8, 8)
+        """Raise if a field in ``model`` has no effect with the other fields."""
+        config = self.model_config()
         if isinstance(config, RecurrentConfig):
             used = {"window": config.scope != "global", "max_length": config.attention == "location"}
             needed = {"window": "scope 'local-m' or 'local-p'", "max_length": "attention 'location'"}

@@ -33,7 +33,7 @@ from regard_lab.text.rewriting import PLACES, Rewriting
 from regard_lab.text.unknown import check_unknown
 from regard_lab.text.vocabulary import Vocabulary
 from regard_lab.text.words import PARAGRAPHS, sentences
-from regard_lab.training.objectives import Frequencies
+from regard_lab.training.objectives import Frequencies, Seq2SeqObjective
 from regard_lab.training.run import FolderRun, RunFolder, place, restore_conditions, save_unbroken
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Experiment(FolderRun[ExperimentOptions]):
     def check(self) -> None:
         options = self.options
         self.task = get_task(options.task)
-        config = options.model_config(8, 8)
+        config = options.model_config()
         self._guidance = Guidance(options, self.folder, config)
         if getattr(config, "tied", None) == "all" and not (options.vocabularies.joint or self.task.joint):
             raise rejected("train", "model.tied", "be 'none' or 'target' without a joint vocabulary", "'all'")
@@ -212,10 +212,6 @@ class Experiment(FolderRun[ExperimentOptions]):
         TrainingError
             If training fails.
         """
-        from regard_lab.training.learner import Learner, Stream
-        from regard_lab.training.loop import train
-        from regard_lab.training.objectives import Seq2SeqObjective
-
         training = self.options.training
         (_, here), files = self.open(resume), self.files(self.folder)
         learn, valid = self._pairs(resume)
@@ -265,24 +261,29 @@ class Experiment(FolderRun[ExperimentOptions]):
         guess = frequencies.loss(checks[1])
         objective = Seq2SeqObjective.of(training, guided)
         score = self._score(sequence_model, originals[1])
-        learner = Learner(model, training, Stream(batches.batch), objective, score, guess)
-        ended = train(learner, list(once.once()), training, self.folder, resume=resume, callbacks=callbacks)
+        ended = self.fit(
+            model, batches.batch, list(once.once()), objective, score, guess, resume=resume, callbacks=callbacks
+        )
         if ended.reason != "interrupt" and rank == 0:
             sequence_model.model.eval()
             aligning = guided or ("" if self.task.hides else best_map(sequence_model, *originals))
-            if len(model.maps) > 1 and aligning:
-                self.say(f"the attention map that aligns words best: {aligning}")
-                sequence_model.about["aligning"] = aligning
-            sequence_model.about["training"] = {
-                "pairs": len(learn),
-                "steps": ended.steps,
-                "seconds": round(ended.seconds, 1),
-                "seed": training.seed,
-                "threads": torch.get_num_threads(),
-                "best": ended.best if math.isfinite(ended.best) else None,
-            }
-            save_unbroken(lambda: sequence_model.save(self.folder), self.folder)
+            self._save(sequence_model, ended, len(learn), aligning)
         return sequence_model, ended
+
+    def _save(self, sequence_model: SequenceModel, ended: TrainingResult, pairs: int, aligning: str) -> None:
+        """Save the model, with how it was trained and which attention map aligns words best."""
+        if len(sequence_model.model.maps) > 1 and aligning:
+            self.say(f"the attention map that aligns words best: {aligning}")
+            sequence_model.about["aligning"] = aligning
+        sequence_model.about["training"] = {
+            "pairs": pairs,
+            "steps": ended.steps,
+            "seconds": round(ended.seconds, 1),
+            "seed": self.options.training.seed,
+            "threads": torch.get_num_threads(),
+            "best": ended.best if math.isfinite(ended.best) else None,
+        }
+        save_unbroken(lambda: sequence_model.save(self.folder), self.folder)
 
     def _numbers(
         self, pairs: Pairs, sequence_model: SequenceModel, *, sampled: bool

@@ -91,7 +91,7 @@ class Guidance:
     ----------
     options : ExperimentOptions
     folder : Path
-        Of the run, where the links are kept: a run that is resumed goes on with the same.
+        The run's folder, which keeps the links: a resumed run uses the same.
     config : dataclass
         Of the model.
 

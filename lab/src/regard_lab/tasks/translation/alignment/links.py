@@ -85,7 +85,7 @@ class Agreement:
 
     @classmethod
     def of(cls, predicted: Iterable[Links], gold: Iterable[Gold]) -> Agreement:
-        """Compare the links of pairs of sentences with people's; where nothing is asked or predicted, all is right."""
+        """Compare predicted links of sentence pairs with gold links; without any of a kind, its score is perfect."""
         a = s = p = in_s = in_p = 0
         for links, right in zip(predicted, gold, strict=True):
             a, s, p = a + len(links), s + len(right.sure), p + len(right.possible)

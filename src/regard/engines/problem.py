@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from regard import masks, scores
 from regard._utils.elementwise import Kind, per_element
 from regard._utils.errors import described, rejected, rejection, shape, unknown_name
-from regard._utils.part import PLAIN, Part
+from regard._utils.part import Part
 from regard._utils.torch_private import is_autocast_enabled
 from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
 from regard.engines.aux import AuxRequest
@@ -182,7 +182,6 @@ def check_request(value: Any) -> None:
 #: Types of numeric arguments whose value can be part of a structure.
 _NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
-_NO_NAMES: dict[Any, Any] = {}
 # Bound once, because every call uses them.
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
 
@@ -243,11 +242,22 @@ def structure_of(
         return None
     if return_aux is not None and type(return_aux) is not AuxRequest:
         return None
-    if attn_mask is not None and (attn_mask := _structure_of_mask(attn_mask)) is None:
+    if attn_mask is not None:
+        attn_mask = attn_mask.structure() if isinstance(attn_mask, Part) else _structure_of_mask(attn_mask)
+        if attn_mask is None:
+            return None
+    if score is not None:
+        # Names are resolved, as their registration may change.
+        score = score.structure() if isinstance(score, Part) else SCORES.get(score) if type(score) is str else None
+        if score is None:
+            return None
+    if type(normalizer) is str:
+        normalizer = NORMALIZERS.get(normalizer)
+    elif isinstance(normalizer, Part):
+        normalizer = normalizer.structure()
+    else:
         return None
-    if score is not None and (score := _structure_of_part(score, SCORES)) is None:
-        return None
-    if (normalizer := _structure_of_part(normalizer, NORMALIZERS)) is None:
+    if normalizer is None:
         return None
     if type(order) is not int and (order := order.structure() if type(order) is LocalLinear else None) is None:
         return None
@@ -269,22 +279,13 @@ def structure_of(
 
 
 def _structure_of_mask(mask: Any) -> Hashable | None:
-    """Return the key of a mask that is given."""
+    """Return the key of a mask that is a tensor or a function."""
     kind = type(mask)
     if kind in _TENSORS:
         if mask.is_nested:
             return None
         return mask.shape, mask.dtype, mask.is_cpu or mask.device, mask.requires_grad, mask.layout
-    if kind is FunctionType:
-        return masks.Predicate(mask).structure()
-    return _structure_of_part(mask, _NO_NAMES)
-
-
-def _structure_of_part(part: Any, table: Mapping[Any, Any]) -> Hashable | None:
-    """Return the key of a score, normalizer or mask; names are resolved, as their registration may change."""
-    if isinstance(part, Part):
-        return part.structure()
-    return table.get(part, part) if type(part) in PLAIN else None
+    return masks.Predicate(mask).structure() if kind is FunctionType else None
 
 
 # The canonical form of a call -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.engines.fused.arguments import F
 from regard.engines.fused.families import Rows
-from regard.engines.fused.run import Pass, Passes, aligned, borrowed, give_back, padded
+from regard.engines.fused.run import Pass, Passes, borrowed, give_back, padded
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.problem import Problem
 from regard.normalizers import Sigmoid, Softmax
@@ -77,8 +77,8 @@ class PreparedForward:
         if copies[2]:
             value = value.contiguous()
         output = torch.empty_like(query) if self._is_like_query else query.new_empty(self._shape)
-        buffer, arguments = borrowed(self._scratch), self._arguments[:]
-        scratch, (address, length) = aligned(buffer), arguments.buffer_info()
+        (buffer, scratch), arguments = borrowed(self._scratch), self._arguments[:]
+        address, length = arguments.buffer_info()
         arguments[F.query] = query.data_ptr()
         arguments[self._key] = key.data_ptr()
         arguments[F.value] = value.data_ptr()

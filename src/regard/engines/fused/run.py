@@ -247,25 +247,21 @@ class Scratch:
     @contextmanager
     def lent(self) -> Iterator[int]:
         """Lend scratch memory and yield its address."""
-        buffer = borrowed(self.size * self.dtype.itemsize)
+        buffer, address = borrowed(self.size * self.dtype.itemsize)
         try:
-            yield aligned(buffer)
+            yield address
         finally:
             give_back(buffer)
 
 
-def borrowed(size: int) -> Tensor:
-    """Return a buffer for at least so many bytes; reuses earlier ones, whose pages are already mapped."""
+def borrowed(size: int) -> tuple[Tensor, int]:
+    """Return a buffer for at least so many bytes and its address; reuses earlier ones, whose pages are mapped."""
     whole = 1 << (size + 64).bit_length()
     try:
-        return _spare.setdefault(whole, []).pop()
+        buffer = _spare.setdefault(whole, []).pop()
     except IndexError:
-        return torch.empty(whole, dtype=torch.uint8, device="cpu")
-
-
-def aligned(buffer: Tensor) -> int:
-    """Return the address at which a buffer is used."""
-    return -(-buffer.data_ptr() // 64) * 64
+        buffer = torch.empty(whole, dtype=torch.uint8, device="cpu")
+    return buffer, -(-buffer.data_ptr() // 64) * 64
 
 
 def give_back(buffer: Tensor) -> None:

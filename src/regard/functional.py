@@ -31,7 +31,7 @@ from regard._utils.tracing import autocast_suspended
 from regard.engines import EngineLike, EngineOutput, aux_pass, flops, nonfinite
 from regard.engines.aux import Aux, AuxRequest
 from regard.engines.local_linear import LocalLinear
-from regard.engines.problem import DTYPES, Call, Problem, check_request, is_narrow_step, unbound_mask
+from regard.engines.problem import DTYPES, Call, Problem, check_request, is_narrow_step, structure_of, unbound_mask
 from regard.masks import MaskLike
 from regard.masks.band import Band
 from regard.normalizers import NormalizerLike
@@ -161,6 +161,7 @@ def attention(
         score is None
         and (attn_mask is None or (eager and _is_of_last_query(attn_mask, query)))
         and is_causal is False
+        and not (eager and enable_gqa)
         and return_aux is None
         and softcap is None
         and type(order) is int
@@ -183,16 +184,21 @@ def attention(
             attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
             score=score, normalizer=normalizer, softcap=softcap, order=order, engine=engine, return_aux=return_aux,
         )  # fmt: skip
+    structure = None
+    if eager:
+        structure = structure_of(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
+            return_aux, order,
+        )  # fmt: skip
+        known = cached_plan(structure)
+        if known is not None and known.shortcut is not None:
+            found = known.shortcut(query, key, value, attn_mask)
+            if found is not None:
+                return forbid_second_derivative(found, known.engine.name) if found.requires_grad else found
     call = Call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
         return_aux, order,
     )  # fmt: skip
-    structure = call.structure() if eager else None
-    known = cached_plan(structure)
-    if known is not None and known.shortcut is not None:
-        found = known.shortcut(query, key, value, attn_mask)
-        if found is not None:
-            return forbid_second_derivative(found, known.engine.name) if found.requires_grad else found
     if not eager and is_recorded(query):
         recorded = _recorded(call)
         if recorded is not None:

@@ -358,4 +358,6 @@ def test_a_subclass_that_runs_otherwise_gets_no_shortcut() -> None:
 @pytest.mark.parametrize("name", ["is_causal", "causal", "window", "bool", "grouped"])
 def test_tiny_calls_run_on_the_engine_with_the_least_to_do(name: str) -> None:
     given = {"query": Q, "key": K, "value": V, **CALLS[name]()}
-    assert regard.explain(**given).engine.name == "sdpa"
+    assert regard.explain(**given).engine.name == "fused"
+    query = Q.clone().requires_grad_()
+    assert regard.explain(**{**given, "query": query, "engine": "auto"}).engine.name == "sdpa"

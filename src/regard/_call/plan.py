@@ -34,8 +34,8 @@ from regard.masks.base import Extent, Mask
 from regard.normalizers import Normalizer, Softmax
 from regard.scores import ScaledDot, Score
 
-#: The engine that is torch's own attention.
-SDPA = "sdpa"
+#: The engine that is torch's own attention, and the one with kernels of our own for CPUs.
+SDPA, FUSED = "sdpa", "fused"
 #: Maximum number of cached plans.
 MAX_PLANS = 256
 _TENSORS = frozenset((Tensor, Parameter))
@@ -259,8 +259,12 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     flat = engine_candidates(problem)
     if len(flat) < 2:
         return flat[0]
-    if engines.TABLE[SDPA] in flat and (is_plain_sdpa(problem) or cost_model.is_tiny(problem)):
+    if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
         return engines.TABLE[SDPA]
+    if cost_model.is_tiny(problem):
+        names = (FUSED, SDPA) if cost_model.suits_one_thread(problem) else (SDPA,)
+        if (lean := next((engines.TABLE[name] for name in names if engines.TABLE[name] in flat), None)) is not None:
+            return lean
     times = estimated_seconds(flat, problem)
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # in order of preference
 

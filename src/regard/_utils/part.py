@@ -88,7 +88,10 @@ class Part:
         hold anything.
         """
         kind: Any = type(self)
-        return _structures(kind, self.__dict__.values()) if _is_open(kind) else None
+        if not _is_open(kind):
+            return None
+        held = self.__dict__.values()
+        return (kind, *held) if PLAIN.issuperset(map(type, held)) else _structures(kind, held)
 
     def calls_a_function(self) -> bool:
         """Whether a function is inside, which may use tensors that are not attributes."""
@@ -187,12 +190,12 @@ def _holds_parts(value: Any) -> bool:
 
 
 def _structure_of(value: Any) -> tuple[Any, ...] | None:
+    if isinstance(value, Part):
+        return value.structure()
     kind = type(value)
     if kind is Tensor or kind is Parameter:
         return kind, value.shape, value.dtype, value.device, value.requires_grad
-    if kind is tuple:
-        return _structures(kind, value)
-    return value.structure() if isinstance(value, Part) else None
+    return _structures(kind, value) if kind is tuple else None
 
 
 def _structures(kind: type, held: Iterable[Any]) -> tuple[Any, ...] | None:

@@ -55,8 +55,9 @@ OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
 
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
-#: Pairs × (features + values) of a forward pass up to which engine "fused" spends more around its kernels than in them.
-TINY = 1 << 22
+#: Pairs × (features + values) of a forward pass up to which engine "fused" spends more around its kernels than in them,
+#: if nothing is prepared; and up to which one thread is faster than several.
+TINY, ALONE = 1 << 22, 1 << 18
 #: Share of the keys that lists may name so that engine "fused" compares queries with these keys alone.
 LISTED = 0.3
 
@@ -120,17 +121,36 @@ def listed_share(problem: Problem) -> float | None:
     return mask.listed_keys / S if mask.listed_keys <= LISTED * S else None
 
 
+def is_small(problem: Problem) -> bool:
+    """Whether a forward pass takes no longer than what surrounds the kernels, if nothing is prepared."""
+    e = problem.extent
+    return e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) <= TINY
+
+
 def is_tiny(problem: Problem) -> bool:
-    """Whether a call is so small that engine "sdpa", which has the least to do around its kernel, is the fastest.
+    """Whether a call is so small that the engine with the least to do around its kernel is the fastest.
 
     The model's rates are fitted to calls of all sizes, and many times too large for such a call.
     """
-    e, mask = problem.extent, problem.mask
+    mask = problem.mask
     if type(problem.score) is not scores.ScaledDot or problem.query.itemsize < 4 or not problem.query.is_cpu:
         return False
     if problem.wants_grad or problem.dropout_p or not (mask is None or isinstance(mask, masks.Dense) or mask.is_fixed):
         return False
-    return e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) <= TINY
+    return is_small(problem)
+
+
+def suits_one_thread(problem: Problem) -> bool:
+    """Whether engine "fused" runs a tiny call by one prepared call of its kernel, and no other threads would be faster.
+
+    Torch's kernel has threads for such calls.
+    """
+    e, mask = problem.extent, problem.mask
+    if not (mask is None or isinstance(mask, masks.Dense)) and problem.intervals is None:
+        return False
+    if torch.get_num_threads() > 1 and e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) > ALONE:
+        return False
+    return problem.is_softmax and problem.softcap is None
 
 
 def reads_mask_values(problem: Problem) -> bool:

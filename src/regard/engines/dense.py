@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +78,25 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def bias_of(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of a dense mask as a contiguous bias with four dimensions, −inf where hidden."""
+    return matrix(values, dtype).contiguous()
+
+
+def matrix(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of a dense mask as a bias with four dimensions, −inf where hidden."""
+    values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
+    if values.dtype != torch.bool:
+        return values.to(dtype)
+    return torch.where(values, constant(0.0, dtype, values.device), constant(-torch.inf, dtype, values.device))
+
+
+@lru_cache(64)
+def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a number as a tensor, which operations take faster."""
+    return torch.tensor(number, dtype=dtype, device=device)
 
 
 def whole(problem: Problem) -> Tiles:

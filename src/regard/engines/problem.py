@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from regard import masks, scores
 from regard._utils.elementwise import Kind, per_element
 from regard._utils.errors import described, rejected, rejection, shape, unknown_name
-from regard._utils.part import PLAIN, Part
+from regard._utils.part import Part
 from regard._utils.torch_private import is_autocast_enabled
 from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
 from regard.engines.aux import AuxRequest
@@ -182,15 +182,14 @@ def check_request(value: Any) -> None:
 #: Types of numeric arguments whose value can be part of a structure.
 _NUMBERS = frozenset((int, float, type(None)))
 _TENSORS = frozenset((Tensor, Parameter))
-_NO_NAMES: dict[Any, Any] = {}
 # Bound once, because every call uses them.
-_STRIDED, _is_grad_enabled, _get_num_threads = torch.strided, torch.is_grad_enabled, torch.get_num_threads
+_is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
 
 
 class Call(NamedTuple):
     """The arguments of one call of :func:`regard.attention`, unchecked.
 
-    A named tuple, because every call creates one: a frozen dataclass with as many fields takes three times as long.
+    A named tuple: a frozen dataclass with as many fields takes three times as long.
     """
 
     query: Tensor
@@ -209,50 +208,84 @@ class Call(NamedTuple):
     order: Any = 0
 
     def structure(self) -> Hashable | None:
-        """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached."""
-        ends: list[Any] = []
-        for tensor in self[:3]:
-            if type(tensor) not in _TENSORS or tensor.layout is not _STRIDED or tensor.is_nested:
-                return None
+        """Return the key of the plan cache, None if the call cannot be cached: see :func:`structure_of`."""
+        return structure_of(*self)
+
+
+def structure_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any,
+    dropout_p: Any,
+    is_causal: Any,
+    scale: Any,
+    enable_gqa: Any,
+    score: Any,
+    normalizer: Any,
+    softcap: Any,
+    engine: Any,
+    return_aux: Any,
+    order: Any,
+) -> Hashable | None:
+    """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached.
+
+    A function of the arguments, because every call needs it, and most calls need no :class:`Call`.
+    """
+    if not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS):
+        return None
+    if type(dropout_p) not in _NUMBERS or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
+        return None
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return None
+    if type(engine) is not str and not hasattr(engine, "refusal"):
+        return None
+    if return_aux is not None and type(return_aux) is not AuxRequest:
+        return None
+    if attn_mask is not None:
+        attn_mask = attn_mask.structure() if isinstance(attn_mask, Part) else _structure_of_mask(attn_mask)
+        if attn_mask is None:
+            return None
+    if score is not None:
+        # Names are resolved, as their registration may change.
+        score = score.structure() if isinstance(score, Part) else SCORES.get(score) if type(score) is str else None
+        if score is None:
+            return None
+    if type(normalizer) is str:
+        normalizer = NORMALIZERS.get(normalizer)
+    elif isinstance(normalizer, Part):
+        normalizer = normalizer.structure()
+    else:
+        return None
+    if normalizer is None:
+        return None
+    if type(order) is not int and (order := order.structure() if type(order) is LocalLinear else None) is None:
+        return None
+    autocast = None
+    if is_autocast_enabled() and autocast_is_active(query.device.type):
+        autocast = torch.get_autocast_dtype(query.device.type)
+    try:
+        return (
+            query.shape, query.stride(), query.dtype, query.layout, query.requires_grad,
+            key.shape, key.stride(), key.dtype, key.layout, key.requires_grad,
+            value.shape, value.stride(), value.dtype, value.layout, value.requires_grad,
             # A bool is faster to hash and to compare than a device.
-            device = tensor.is_cpu or tensor.device
-            ends += tensor.shape, tensor.stride(), tensor.dtype, device, tensor.requires_grad
-        _, _, _, mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine, aux, order = self
-        if type(dropout_p) not in _NUMBERS or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
-            return None
-        if type(is_causal) is not bool or type(enable_gqa) is not bool:
-            return None
-        for part, table in ((mask, _NO_NAMES), (score, SCORES), (normalizer, NORMALIZERS)):
-            kind = type(part)
-            if kind in PLAIN:  # resolve names, whose registration may change
-                ends.append(table.get(part, part))
-                continue
-            if kind in _TENSORS:
-                found: Any = _tensor_structure(part)
-            elif kind is FunctionType and part is mask:
-                found = masks.Predicate(part).structure()
-            else:
-                found = part.structure() if isinstance(part, Part) else None
-            if found is None:
-                return None
-            ends.append(found)
-        named = type(engine) is str or hasattr(engine, "refusal")
-        if not named or not (aux is None or type(aux) is AuxRequest):
-            return None
-        if type(order) is not int:
-            order = order.structure() if type(order) is LocalLinear else None
-            if order is None:
-                return None
-        autocast = None
-        if is_autocast_enabled() and autocast_is_active(self.query.device.type):
-            autocast = torch.get_autocast_dtype(self.query.device.type)
-        ends += dropout_p, is_causal, scale, enable_gqa, softcap, engine, aux, order, autocast
-        ends += _is_grad_enabled(), _get_num_threads()
-        return tuple(ends)
+            query.is_cpu or query.device, key.is_cpu or key.device, value.is_cpu or value.device,
+            attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine, return_aux, order,
+            autocast, _is_grad_enabled(), _get_num_threads(),
+        )  # fmt: skip
+    except RuntimeError:  # a nested tensor has no shape, and a compressed one no strides
+        return None
 
 
-def _tensor_structure(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, tensor.is_nested
+def _structure_of_mask(mask: Any) -> Hashable | None:
+    """Return the key of a mask that is a tensor or a function."""
+    kind = type(mask)
+    if kind in _TENSORS:
+        if mask.is_nested:
+            return None
+        return mask.shape, mask.dtype, mask.is_cpu or mask.device, mask.requires_grad, mask.layout
+    return masks.Predicate(mask).structure() if kind is FunctionType else None
 
 
 # The canonical form of a call -----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -372,8 +371,8 @@ def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
     index = indices(problem, Span(0, extent.L), Span(0, extent.S))
     visible, bias = mask.visible(*index), mask.cast(dtype).bias(*index) if mask.has_bias else None
     if bias is None:
-        bias = _constant(0.0, dtype, problem.query.device)
-    added = bias if visible is None else torch.where(visible, bias, _constant(-torch.inf, dtype, bias.device))
+        bias = dense.constant(0.0, dtype, problem.query.device)
+    added = bias if visible is None else torch.where(visible, bias, dense.constant(-torch.inf, dtype, bias.device))
     added = added.detach()[(None,) * (4 - added.dim())]
     return added.expand(*added.shape[:3], extent.S).contiguous()
 
@@ -381,19 +380,6 @@ def _matrix_of(problem: Problem, mask: Mask) -> Tensor:
 def is_causal(problem: Problem) -> bool:
     """Whether the mask is the kernel's own causal mask."""
     return problem.mask is not None and problem.mask.is_plain_causal(problem.extent)
-
-
-def matrix(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of a dense mask as a four-dimensional bias."""
-    values = values if values.dim() == 4 else values[(None,) * (4 - values.dim())]
-    if values.dtype != torch.bool:
-        return values.to(dtype)
-    return torch.where(values, _constant(0.0, dtype, values.device), _constant(-torch.inf, dtype, values.device))
-
-
-@lru_cache(64)
-def _constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(number, dtype=dtype, device=device)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -664,7 +650,7 @@ def _as_given(
         shape = query.shape
         output, lse = flash_attention(query.reshape(shape[0], key.shape[1], -1, shape[3]), key, value, scale=scale)
         return output.reshape(shape), lse
-    added = kernel_mask.added if values is None else matrix(values, query.dtype)
+    added = kernel_mask.added if values is None else dense.matrix(values, query.dtype)
     return flash_attention(query, key, value, kernel_mask.causal, added, scale)
 
 
@@ -727,7 +713,7 @@ def _dispatch(
         return _folded(query, key, value, scale, None, problem.dropout_p)
     if isinstance(mask, masks.Dense):
         same = not mask.has_bias or mask.values.dtype == query.dtype
-        added = matrix(mask.values, query.dtype if same else wide_dtype(query.dtype))
+        added = dense.matrix(mask.values, query.dtype if same else wide_dtype(query.dtype))
         if G != H and added.shape[1] == added.shape[2] == 1:
             return _folded(query, key, value, scale, added, problem.dropout_p)[0], None
         key, value = _expanded(H, key, value)
@@ -790,7 +776,7 @@ def _part(
     if own.blocks is not None and mask is not None:
         plan = BlockedRun(mask, problem.extent, own.blocks, scale, True, (output, lse))
         return BlockedAttention.apply(plan, query, key, value, *mask.tensors())[0]
-    added = matrix(mask.values, query.dtype) if isinstance(mask, masks.Dense) else own.added
+    added = dense.matrix(mask.values, query.dtype) if isinstance(mask, masks.Dense) else own.added
     return _KernelPart.apply((output, lse, added, own.causal, scale), query, key, value)
 
 

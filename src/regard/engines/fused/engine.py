@@ -14,18 +14,20 @@ from regard._utils.torch_private import functorch_derivatives, in_forward_mode
 from regard._utils.tracing import in_dispatch_mode, is_exported_to_onnx, is_traced
 from regard.engines import cost_model, dense, nonfinite
 from regard.engines.aux import AuxRequest, TopK
-from regard.engines.base import Cost, Engine, EngineOutput, Runner
+from regard.engines.base import Cost, Engine, EngineOutput, Runner, Shortcut
 from regard.engines.fused import covers, in_place, library, lines, morton
 from regard.engines.fused.arguments import COMPACT, ENTMAX, SOFTMAX
 from regard.engines.fused.covers import Places
-from regard.engines.fused.families import family_of, inverse_of, is_direct, kind_of
+from regard.engines.fused.families import Rows, family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
+from regard.engines.fused.prepared import PreparedForward, is_simple
 from regard.engines.fused.rules import Rule
 from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes, held_scores
 from regard.engines.fused.selected import KeyLists, SelectedKeys
 from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
+from regard.masks import Dense
 from regard.masks.base import Extent, reached
 from regard.normalizers import SoftmaxSink
 from regard.scores import Score
@@ -132,6 +134,7 @@ class Fused(Engine):
             return nonfinite.recomputed(problem, attend, drop)
 
         run.fixed = fixed  # type: ignore[attr-defined]
+        run.shortcut = _shortcut(problem, fixed) if request is None else None  # type: ignore[attr-defined]
         return run
 
     def partial_backward(
@@ -287,7 +290,31 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
         found = in_place.forward(problem, seen, wants, passes if visible is not None else {})
         return _output(problem, found) if request is None else _outcome(problem, found)
 
-    return partial(nonfinite.recomputed, attend=attend)
+    run = partial(nonfinite.recomputed, attend=attend)
+    if request is None and visible is not None and is_simple(problem):
+        run.shortcut = _without_mask(PreparedForward.of(problem, in_place.rows_of(problem), visible, passes))  # type: ignore[attr-defined]
+    return run
+
+
+def _shortcut(problem: Problem, fixed: _Prepared) -> Shortcut | None:
+    """Return what runs the kernels of dot products on a call's own tensors; None if there is more to do."""
+    if fixed.weight is None or fixed.places is not None or family_of(problem.score) != "dot" or not is_simple(problem):
+        return None
+    ends = {"query": problem.query, "key_raw": problem.key}
+    rows = Rows("dot", problem.query.shape[-1], ends, _rule(problem).numbers, problem.scale, problem.softcap or 0.0)
+    if fixed.setting is not None:
+        return _without_mask(PreparedForward.of(problem, rows, fixed.setting.visible, fixed.setting.passes))
+    mask, dtype = problem.mask, problem.compute_dtype
+    if not isinstance(mask, Dense) or not cost_model.is_small(problem):
+        return None
+    prepared = PreparedForward.of(problem, rows, VisibleKeys(problem.extent, bias=dense.bias_of(mask.values, dtype)), {})
+    if prepared is None:
+        return None
+    return lambda query, key, value, attn_mask: prepared(query, key, value, dense.bias_of(attn_mask, dtype))
+
+
+def _without_mask(prepared: PreparedForward | None) -> Shortcut | None:
+    return None if prepared is None else lambda query, key, value, attn_mask: prepared(query, key, value)  # noqa: ARG005
 
 
 def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem: Problem) -> EngineOutput:

@@ -52,13 +52,18 @@ def _folded(tensor: Tensor, extent: Extent, G: int) -> Tensor:
     return tensor.expand(b, extent.H, extent.L, *rest).reshape(b, G, -1, *rest)
 
 
+def rows_of(problem: Problem) -> Rows:
+    """Return the inputs of the kernels, in the compute dtype except for keys."""
+    (B, H, L, C), G, key = problem.query.shape, problem.key.shape[1], problem.key
+    query = problem.query.to(problem.compute_dtype).reshape(B, G, H // G * L, C).contiguous()
+    return Rows("rows", C, {"query": query, "key": key if key.stride(-1) == 1 else key.contiguous()}, scale=problem.scale)
+
+
 def forward(problem: Problem, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:
     """Run the forward kernel; the results are of the problem's heads and queries."""
-    (B, H, L, C), G = problem.query.shape, problem.key.shape[1]
-    query = problem.query.to(problem.compute_dtype).reshape(B, G, H // G * L, C).contiguous()
-    key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (problem.key, problem.value))
-    rows = Rows("rows", C, {"query": query, "key": key}, scale=problem.scale)
-    found = run.forward(rows, value, visible, wants, kept)
+    B, H, L, _ = problem.query.shape
+    value = problem.value if problem.value.stride(-1) == 1 else problem.value.contiguous()
+    found = run.forward(rows_of(problem), value, visible, wants, kept)
     unfolded = {
         name: t.view(B, H, L, *t.shape[3:])
         for name in ("output", "peak", "total", "top", "entropy", "best", "best_key")

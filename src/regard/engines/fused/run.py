@@ -246,18 +246,30 @@ class Scratch:
 
     @contextmanager
     def lent(self) -> Iterator[int]:
-        """Lend scratch memory and yield its address; reuses earlier buffers, whose pages are already mapped."""
-        size = 1 << (self.size * self.dtype.itemsize + 64).bit_length()
-        spare = _spare.setdefault(size, [])
+        """Lend scratch memory and yield its address."""
+        buffer, address = borrowed(self.size * self.dtype.itemsize)
         try:
-            buffer = spare.pop()
-        except IndexError:
-            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
-        try:
-            yield -(-buffer.data_ptr() // 64) * 64
+            yield address
         finally:
-            if size <= KEPT and len(spare) < torch.get_num_threads():
-                spare.append(buffer)
+            give_back(buffer)
+
+
+def borrowed(size: int) -> tuple[Tensor, int]:
+    """Return a buffer for at least so many bytes and its address; reuses earlier ones, whose pages are mapped."""
+    whole = 1 << (size + 64).bit_length()
+    try:
+        buffer = _spare.setdefault(whole, []).pop()
+    except IndexError:
+        buffer = torch.empty(whole, dtype=torch.uint8, device="cpu")
+    return buffer, -(-buffer.data_ptr() // 64) * 64
+
+
+def give_back(buffer: Tensor) -> None:
+    """Keep a borrowed buffer for later calls."""
+    size = buffer.numel()
+    spare = _spare[size]
+    if size <= KEPT and len(spare) < torch.get_num_threads():
+        spare.append(buffer)
 
 
 #: Number of scores that a thread holds at most for a normalizer with a threshold; at least those of a group of rows.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.tracing import values_unavailable
+from regard.engines import cost_model, dense
 from regard.engines.fused.arguments import BLOCK
 from regard.engines.problem import Problem
 from regard.engines.tiles import BlockMask, Run
@@ -90,10 +91,12 @@ class VisibleKeys:
                 return cls.between(extent, start, stop)
             hidden = torch.zeros(keep.shape, dtype=problem.compute_dtype, device="cpu").masked_fill_(~keep, -torch.inf)
             return cls.between(extent, start, stop, hidden)
+        learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
+        if type(mask) is Dense and cost_model.is_small(problem) and not learned:  # looking for intervals takes longer
+            return cls(extent, bias=dense.bias_of(mask.values.detach(), problem.compute_dtype))
         if not mask.has_bias and (spans := problem.intervals) is not None:
             return cls.between(extent, *spans)
         mask = mask.cast(problem.compute_dtype)
-        learned = torch.is_grad_enabled() and any(t.requires_grad for t in mask.tensors())
         if extent.L * extent.S <= KEPT and mask.calls_a_function() and not learned:
             # For short sequences, evaluating a function on everything costs no more than on one block.
             index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]

@@ -55,7 +55,6 @@ constexpr i64 GROUP = 4;         // queries that are compared together
 constexpr i64 BAND = 16;         // queries whose weights the backward pass holds before it sums them for the keys
 constexpr i64 PAD = 16;          // every row of lanes is a multiple of this long
 constexpr i64 SPAN = 16;         // steps of a recurrence that are handled at once
-constexpr i64 BUCKET = 512;      // keys whose rows stay in a cache while many queries with lists of keys read them
 constexpr i64 ROW = TILE + PAD;  // the distance of rows of keys; no power of two, or rows would share cache sets
 
 // Scores of a distance; from BOXCAR on, weights are 0 beyond a distance.

@@ -48,31 +48,31 @@ INLINE void with_vectors(i64 D, Body body) {
     body(std::integral_constant<int, 0>{});
 }
 
-// Write scale · the sums of the lanes of four vectors.
+// Write scale · the sums of the lanes of four vectors, less a number.
 template <class T>
-INLINE void store_sums(T* s, T scale, Vector<T> a, Vector<T> b, Vector<T> c, Vector<T> d) {
+INLINE void store_sums(T* s, T scale, T less, Vector<T> a, Vector<T> b, Vector<T> c, Vector<T> d) {
   constexpr auto lanes = std::make_index_sequence<WIDTH<T>>();
   constexpr i64 block = 16 / sizeof(T);
   Vector<T> x = neighbours<T>(a, b, lanes), y = neighbours<T>(c, d, lanes);
   if constexpr (block == 4) x = neighbours<T>(x, y, lanes);
-  x = scale * sum_of_blocks<T>(x);
+  x = scale * sum_of_blocks<T>(x) - less;
   for (i64 i = 0; i < block; ++i) s[i] = x[i];
   if constexpr (block == 2) {
-    y = scale * sum_of_blocks<T>(y);
+    y = scale * sum_of_blocks<T>(y) - less;
     for (i64 i = 0; i < block; ++i) s[i + 2] = y[i];
   }
 }
 
-// Write scale · q·k for each of n keys, and others behind them up to a multiple of TOGETHER. Rows that are in no cache are
+// Write scale · q·k − less for each of n keys, and others behind them up to a multiple of TOGETHER. Rows that are in no cache are
 // asked for `ahead`.
 template <bool ahead, class T, class Index>
-OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const Index* rows, i64 n, i64 D, T scale, T* s) {
+OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const Index* rows, i64 n, i64 D, T scale, T less, T* s) {
   if (D % WIDTH<T> != 0) {
     for (i64 t = 0; t < n; ++t) {
       const T* key = k + i64(rows[t]) * kv_row;
       Sum<T> sum;
       over<T>(0, D, [&](i64 d, auto x) { sum.add(load<decltype(x)>(q + d) * load<decltype(x)>(key + d)); });
-      s[t] = scale * sum.total();
+      s[t] = scale * sum.total() - less;
     }
     return;
   }
@@ -99,7 +99,7 @@ OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const Index* rows,
           for (i64 i = 0; i < TOGETHER; ++i) sums[i] += some * load<Vector<T>>(keys[i] + d);
         }
       }
-      store_sums<T>(s + t, scale, sums[0], sums[1], sums[2], sums[3]);
+      store_sums<T>(s + t, scale, less, sums[0], sums[1], sums[2], sums[3]);
     }
   });
 }
@@ -146,7 +146,7 @@ void read_rows(
     const i64* rows = table + place * table_row;
     for (i64 h = 0; h < H; ++h) {
       T* line = s + h * width;
-      table_scores<true>(q + r * q_row + h * D, k + h / (H / G) * D, kv_row, rows, n, D, scale, line);
+      table_scores<true>(q + r * q_row + h * D, k + h / (H / G) * D, kv_row, rows, n, D, scale, T(0), line);
       fill(line + n, width - n, -std::numeric_limits<T>::infinity());
       const T peak = largest_of(line, 0, width);
       over_lanes<T>(width, [&](i64 j) { store(line + j, exponential(load<Vector<T>>(line + j) - peak)); });

@@ -85,18 +85,22 @@
     lines_backward(                                                                                              \
         numbers, scale, ridge, first, last, shares, grad, d_query, d_place, d_key, d_value, memory);             \
   }                                                                                                              \
+  EXPORTED SYMBOL(selected_mark, type)(                                                                          \
+      uint64_t* bits, const int64_t* sizes, int64_t first, int64_t last, const int32_t* lists) {                 \
+    mark(Selection<real>::of(nullptr, nullptr, nullptr, bits, sizes, 0), first, last, lists);                    \
+  }                                                                                                              \
   EXPORTED SYMBOL(selected_forward, type)(                                                                       \
-      const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \
+      const real* q, const real* k, const real* v, uint64_t* bits, const int64_t* sizes, real scale,             \
       int64_t first, int64_t last, real* output, real* peaks, real* totals, void* memory) {                      \
-    select_forward(Selection<real>::of(q, k, v, lists, sizes, scale), first, last, output, peaks, totals, memory); \
+    select_forward(Selection<real>::of(q, k, v, bits, sizes, scale), first, last, output, peaks, totals, memory);\
   }                                                                                                              \
   EXPORTED SYMBOL(selected_backward, type)(                                                                      \
-      const real* q, const real* k, const real* v, const int32_t* lists, const int64_t* sizes, real scale,       \
-      int64_t first, int64_t last, int64_t shares, const real* grad, const real* lse, const real* delta,         \
-      real* d_query, real* d_key, real* d_value, void* memory) {                                                 \
+      const real* q, const real* k, const real* v, uint64_t* bits, const int64_t* sizes, real scale,             \
+      int64_t first, int64_t last, int64_t shares, int64_t fresh, const real* grad, const real* lse,             \
+      const real* delta, real* d_query, real* d_key, real* d_value, void* memory) {                              \
     select_backward(                                                                                             \
-        Selection<real>::of(q, k, v, lists, sizes, scale), first, last, shares, grad, lse, delta, d_query,       \
-        d_key, d_value, memory);                                                                                 \
+        Selection<real>::of(q, k, v, bits, sizes, scale), first, last, shares, fresh != 0, grad, lse, delta,     \
+        d_query, d_key, d_value, memory);                                                                        \
   }
 
 KERNELS(float32, float)

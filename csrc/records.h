@@ -5,7 +5,7 @@
 // Rows of an array are four numbers: an address, and how far sequences, heads and steps lie apart.
 #define RECURRENCE_FIELDS(number, rows)                                                                     \
   number(H) number(G) number(L) number(K) number(V) number(query_heads) number(delta) number(kind)          \
-  number(parts) number(saved_every)                                                                         \
+  number(parts) number(saved_every) number(together)                                                                         \
   rows(query) rows(key) rows(reader) rows(value) rows(decay) rows(rate) rows(output)                        \
   /* The states (B, H, K, V) before the first and after the last step. */                                   \
   number(start) number(end)                                                                                 \
@@ -26,7 +26,7 @@
 
 #define SELECTION_FIELDS(number)                                                                            \
   number(B) number(H) number(G) number(L) number(S) number(C) number(V) number(K) number(list_b)            \
-  number(list_h) number(rows) number(together)
+  number(list_h) number(rows) number(words)
 
 // A norm is two addresses, weight and bias; a matrix is three: panels, scales and bias. An address of 0 is none.
 #define LAYER_FIELDS(norm, linear, number)                                                                  \

@@ -61,12 +61,12 @@ struct Recurrence {
 
 // Products ---------------------------------------------------------------------------------------------------------------
 
-// What becomes of the rows that a product is written to.
+// What a product is written to: nothing, or a sum with rows, or with rows times factors.
 enum class Into { SET, ADD, KEEP };
 
 template <Into into, class T, int M, int N>
 INLINE void strip(
-    T* y, i64 y_row, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 steps) {
+    T* y, i64 y_row, const T* old, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 steps) {
   Vector<T> sums[M][N] = {};
   const T* factors[M];
   UNROLLED
@@ -87,28 +87,32 @@ INLINE void strip(
   for (int m = 0; m < M; ++m)
     UNROLLED
     for (int n = 0; n < N; ++n) {
-      T* place = y + m * y_row + n * WIDTH<T>;
-      if constexpr (into == Into::SET) store(place, sums[m][n]);
-      if constexpr (into == Into::ADD) store(place, load<Vector<T>>(place) + sums[m][n]);
-      if constexpr (into == Into::KEEP) store(place, keep[m] * load<Vector<T>>(place) + sums[m][n]);
+      const i64 place = m * y_row + n * WIDTH<T>;
+      if constexpr (into == Into::SET) store(y + place, sums[m][n]);
+      if constexpr (into == Into::ADD) store(y + place, load<Vector<T>>(old + place) + sums[m][n]);
+      if constexpr (into == Into::KEEP) store(y + place, keep[m] * load<Vector<T>>(old + place) + sums[m][n]);
     }
 }
 
 template <Into into, class T, int M, int N>
 OUTLINE void strips(
-    T* y, i64 y_row, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 rows, i64 steps) {
+    T* y, i64 y_row, const T* old, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 rows,
+    i64 steps) {
   for (i64 m = 0; m < rows; m += M)
-    strip<into, T, M, N>(y + m * y_row, y_row, into == Into::KEEP ? keep + m : keep, x, x_row, c + m * c_row, c_row, c_col, steps);
+    strip<into, T, M, N>(
+        y + m * y_row, y_row, old + m * y_row, into == Into::KEEP ? keep + m : keep, x, x_row, c + m * c_row, c_row,
+        c_col, steps);
 }
 
-// Set rows y_m, m < `rows`, to Σ_n c[m, n] x_n over `steps` n; c[m, n] is c[m·c_row + n·c_col]. Or add that to them, or to
-// keep[m] · y_m. Rows are a multiple of 8, and lanes a multiple of PAD.
+// Set rows y_m, m < `rows`, to Σ_n c[m, n] x_n over `steps` n; c[m, n] is c[m·c_row + n·c_col]. Or to that and old_m, or
+// keep[m] · old_m, which are y_m unless others are given. Rows are a multiple of 8, and lanes a multiple of PAD.
 template <Into into, class T>
 void multiply(
     T* y, i64 y_row, const T* keep, const T* x, i64 x_row, const T* c, i64 c_row, i64 c_col, i64 rows, i64 steps,
-    i64 lanes) {
+    i64 lanes, const T* old = nullptr) {
+  if (!old) old = y;
   if (steps > PARTIAL) {  // partial sums keep the error of a long sum small
-    multiply<into>(y, y_row, keep, x, x_row, c, c_row, c_col, rows, PARTIAL, lanes);
+    multiply<into>(y, y_row, keep, x, x_row, c, c_row, c_col, rows, PARTIAL, lanes, old);
     multiply<Into::ADD>(
         y, y_row, keep, x + PARTIAL * x_row, x_row, c + PARTIAL * c_col, c_row, c_col, rows, steps - PARTIAL, lanes);
     return;
@@ -116,15 +120,24 @@ void multiply(
   for (i64 j = 0; j < lanes;) {
     const i64 left = (lanes - j) / WIDTH<T>;
     if (left >= WIDE) {
-      strips<into, T, 4, WIDE>(y + j, y_row, keep, x + j, x_row, c, c_row, c_col, rows, steps);
+      strips<into, T, 4, WIDE>(y + j, y_row, old + j, keep, x + j, x_row, c, c_row, c_col, rows, steps);
       j += WIDE * WIDTH<T>;
     } else if (left >= 2) {
-      strips<into, T, 4, 2>(y + j, y_row, keep, x + j, x_row, c, c_row, c_col, rows, steps);
+      strips<into, T, 4, 2>(y + j, y_row, old + j, keep, x + j, x_row, c, c_row, c_col, rows, steps);
       j += 2 * WIDTH<T>;
     } else {
-      strips<into, T, 8, 1>(y + j, y_row, keep, x + j, x_row, c, c_row, c_col, rows, steps);
+      strips<into, T, 8, 1>(y + j, y_row, old + j, keep, x + j, x_row, c, c_row, c_col, rows, steps);
       j += WIDTH<T>;
     }
+  }
+}
+
+// Multiply each of so many rows by its factor.
+template <class T>
+INLINE void multiply_rows(T* x, const T* factors, i64 rows, i64 lanes) {
+  for (i64 i = 0; i < rows; ++i) {
+    const T factor = factors[i];
+    over_lanes<T>(lanes, [&](i64 j) { store(x + i * lanes + j, factor * load<Vector<T>>(x + i * lanes + j)); });
   }
 }
 
@@ -164,14 +177,10 @@ struct Scratch {
   }
 };
 
-template <class T>
-INLINE Vector<T> lane_numbers(i64 first) {
-  Vector<T> x;
-  for (i64 i = 0; i < WIDTH<T>; ++i) x[i] = T(first + i);
-  return x;
-}
-
 // The arrays of a chunk: 2 · SPAN rows are those of queries and then those of readers.
+//
+// Heads with the same keys and queries are handled together, chunk by chunk: rows and their products are the same for
+// all of them. Decays of a head multiply rows of V numbers, which are fewer; those of channels, rows of K numbers.
 template <class T>
 struct Chunk {
   const Recurrence& a;
@@ -179,57 +188,79 @@ struct Chunk {
   i64 k, v;       // lanes of rows of K and of V numbers
   T* rows;        // 2 · SPAN × k: scale · q_i, e_i
   T* keys;        // SPAN × k: k_j
-  T* near;        // 2 · SPAN × k: the same times b_i
-  T* far;         // SPAN × k: k_j b_Cj
-  T* ahead;       // SPAN × k: b_i
-  T* tail;        // SPAN × k: b_Cj
-  T* alpha;       // SPAN × k: d_i
-  T* end;         // k: b_C
+  T* products;    // 2 · SPAN × SPAN: scale · q_i k_j, e_i k_j
+  T* near;        // 2 · SPAN × k: q_i b_i, e_i b_i of channels
+  T* far;         // SPAN × k: k_j b_Cj of channels
+  T* ahead;       // SPAN × k: b_i of channels
+  T* tail;        // SPAN × k: b_Cj of channels
+  T* alpha;       // SPAN × k: d_i of channels
+  T* end;         // the larger of k and v: b_C
   T* columns;     // k × SPAN: keys
   T* scores;      // 2 · SPAN × SPAN: P, M
   T* between;     // SPAN × SPAN: b_ij of a head, 0 for j > i
   T* beta;        // SPAN
   T* gates;       // SPAN: d_i of a head
+  T* before;      // 2 · SPAN: b_i of a head, twice
+  T* after;       // SPAN: b_Cj of a head
+  T* first_rows;
   i64 count = 0;  // steps
   bool growing = false, out_of_range = false;
 
-  Chunk(const Recurrence& call, T factor, Scratch<T>& scratch)
+  // With memory for the rows of so many chunks.
+  Chunk(const Recurrence& call, T factor, Scratch<T>& scratch, i64 chunks)
       : a(call), scale(factor), k(padded(call.K)), v(padded(call.V)) {
-    rows = scratch.take(2 * SPAN * k);
-    keys = call.reader.at ? scratch.take(SPAN * k) : rows + SPAN * k;
+    first_rows = scratch.take(chunks * size_of_rows());
+    move_to(0);
     near = scratch.take(2 * SPAN * k);
     far = scratch.take(SPAN * k);
     ahead = scratch.take(SPAN * k);
     tail = scratch.take(SPAN * k);
     alpha = scratch.take(SPAN * k);
-    end = scratch.take(k);
+    end = scratch.take(most(k, v));
     columns = scratch.take(k * SPAN);
     scores = scratch.take(2 * SPAN * SPAN);
     between = scratch.take(SPAN * SPAN);
     beta = scratch.take(SPAN);
     gates = scratch.take(SPAN);
-    fill(ahead, SPAN * k, T(1));
-    fill(tail, SPAN * k, T(1));
-    fill(end, k, T(1));
+    before = scratch.take(2 * SPAN);
+    after = scratch.take(SPAN);
+    fill(end, most(k, v), T(1));
     fill(gates, SPAN, T(1));
+    fill(before, 2 * SPAN, T(1));
+    fill(after, SPAN, T(1));
   }
 
+  INLINE i64 size_of_rows() const { return (a.reader.at ? 3 : 2) * SPAN * k + (a.delta ? 2 : 1) * SPAN * SPAN; }
   INLINE i64 both() const { return a.delta ? 2 * SPAN : SPAN; }
+  INLINE bool channels() const { return a.kind == OF_CHANNEL; }
+  // Rows that read the state before the chunk, and keys that write to that after it.
+  INLINE const T* reading() const { return channels() ? near : rows; }
+  INLINE const T* writing() const { return channels() ? far : keys; }
 
-  // Read the rows, rates and decays of a chunk that begins with step l.
-  void read(i64 b, i64 h, i64 l) {
+  // Use the memory of another chunk's rows.
+  void move_to(i64 place) {
+    rows = first_rows + place * size_of_rows();
+    keys = a.reader.at ? rows + 2 * SPAN * k : rows + SPAN * k;
+    products = keys + SPAN * k;
+  }
+
+  // Read the rows of a chunk that begins with step l, unless they are there: those of an earlier head.
+  void read(i64 b, i64 h, i64 l, bool are_there) {
     count = least(SPAN, a.L - l);
     const i64 g = h / (a.H / a.G), q = a.query_heads == a.H ? h : g;
-    gather<T>(a.query.template row<T>(b, q, l), a.query.l, count, a.K, k, scale, rows);
-    gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), keys);
-    if (a.reader.at) gather<T>(a.reader.template row<T>(b, g, l), a.reader.l, count, a.K, k, T(1), rows + SPAN * k);
+    if (!are_there) {
+      gather<T>(a.query.template row<T>(b, q, l), a.query.l, count, a.K, k, scale, rows);
+      gather<T>(a.key.template row<T>(b, g, l), a.key.l, count, a.K, k, T(1), keys);
+      if (a.reader.at) gather<T>(a.reader.template row<T>(b, g, l), a.reader.l, count, a.K, k, T(1), rows + SPAN * k);
+    }
     fill(beta, SPAN, T(0));
     for (i64 i = 0; i < count; ++i) {
       beta[i] = a.rate.at ? *a.rate.template row<T>(b, h, l + i) : T(1);
       out_of_range |= beta[i] < T(0) || beta[i] > T(2);
     }
     if (a.kind == OF_HEAD) read_gates(b, h, l);
-    if (a.kind == OF_CHANNEL) read_channel_gates(b, h, l);
+    if (!channels()) return;
+    read_channel_gates(b, h, l);
     for (i64 i = 0; i < both(); ++i) {
       const T *x = rows + i * k, *factor = ahead + i % SPAN * k;
       T* y = near + i * k;
@@ -247,16 +278,16 @@ struct Chunk {
       growing |= gates[i] > T(0);
     }
     over_lanes<T>(SPAN, [&](i64 j) { store(gates + j, exponential(load<Vector<T>>(gates + j))); });
-    T before = 1, after = 1;
+    T ahead_of = 1, behind = 1;
     for (i64 i = 0; i < SPAN; ++i) {
-      before *= gates[i];
-      fill(ahead + i * k, k, before);
+      ahead_of *= gates[i];
+      before[i] = before[SPAN + i] = ahead_of;
     }
     for (i64 i = SPAN - 1; i >= 0; --i) {
-      fill(tail + i * k, k, after);
-      after *= gates[i];
+      after[i] = behind;
+      behind *= gates[i];
     }
-    fill(end, k, exponential(sum));
+    fill(end, most(k, v), exponential(sum));
   }
 
   void read_channel_gates(i64 b, i64 h, i64 l) {
@@ -282,17 +313,17 @@ struct Chunk {
     });
   }
 
-  // Write P, and M for the delta rule.
-  void compare() {
-    transpose(keys, k, SPAN, k, columns, SPAN, SPAN);
-    if (a.kind == OF_CHANNEL) {
+  // Write P, and M for the delta rule; unless they are there, the products of rows too.
+  void compare(bool are_there) {
+    if (!are_there) transpose(keys, k, SPAN, k, columns, SPAN, SPAN);
+    if (channels()) {
       if (a.delta)
         compare_channels<true>();
       else
         compare_channels<false>();
       return;
     }
-    multiply<Into::SET, T>(scores, SPAN, nullptr, columns, SPAN, rows, k, 1, both(), a.K, SPAN);
+    if (!are_there) multiply<Into::SET, T>(products, SPAN, nullptr, columns, SPAN, rows, k, 1, both(), a.K, SPAN);
     using X = Vector<T>;
     for (i64 j = 0; j < SPAN; j += WIDTH<T>) {
       const X lanes = lane_numbers<T>(j);
@@ -303,18 +334,12 @@ struct Chunk {
         store(between + i * SPAN + j, decay);
       }
     }
-    weigh(scores);
-  }
-
-  // Multiply P and M, or their gradients, by the decays of a head.
-  void weigh(T* matrices) {
-    using X = Vector<T>;
     for (i64 i = 0; i < both(); ++i)
       over_lanes<T>(SPAN, [&](i64 j) {
-        const X factor = load<X>(between + i % SPAN * SPAN + j), x = load<X>(matrices + i * SPAN + j);
-        store(matrices + i * SPAN + j, factor == T(0) ? X{} : factor * x);
+        const X factor = load<X>(between + i % SPAN * SPAN + j), x = load<X>(products + i * SPAN + j);
+        store(scores + i * SPAN + j, factor == T(0) ? X{} : factor * x);
       });
-    if (a.delta) clear_diagonal(matrices);
+    if (a.delta) clear_diagonal(scores);
   }
 
   void clear_diagonal(T* matrices) {
@@ -431,43 +456,55 @@ void load_state(const T* source, i64 K, i64 V, i64 k, i64 v, T* s) {
   if (source) scatter(source, V, K, V, T(1), false, s, v);
 }
 
+// The end of the heads from h on that are handled together: at most `last` is.
+INLINE i64 end_of_heads(const Recurrence& a, i64 h, i64 last) {
+  const i64 R = a.H / a.G;
+  return least(least(last, h + a.together), (h / R + 1) * R);
+}
+
 // Write the outputs and the states after the last step; a work item is a head of a sequence.
 template <class T>
 void recur(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
   Scratch<T> scratch{memory};
-  Chunk<T> chunk(a, scale, scratch);
+  Chunk<T> chunk(a, scale, scratch, 1);
   const i64 k = chunk.k, v = chunk.v, V = a.V, K = a.K;
-  T *s = scratch.take(k * v), *turned = scratch.take(k * v);
+  T *states = scratch.take(a.together * k * v), *turned = scratch.take(k * v);
   T *out = scratch.take(2 * SPAN * v), *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v);
-  for (i64 item = first; item < last; ++item) {
-    const i64 b = item / a.H, h = item % a.H;
-    load_state(a.template state<const T>(a.start, b, h), K, V, k, v, s);
-    for (i64 c = 0; c < a.chunks(); ++c) {
-      const i64 l = c * SPAN;
-      if (a.saved && c % a.saved_every == 0) {
-        transpose(s, v, k, v, turned, k, k);
-        scatter(turned, k, V, K, T(1), false, a.template saved_state<T>(b, h, c), K);
-      }
-      chunk.read(b, h, l);
-      chunk.compare();
-      multiply<Into::SET, T>(out, v, nullptr, s, v, chunk.near, k, 1, chunk.both(), k, v);
-      gather<T>(a.value.template row<T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
-      if (a.delta) {
-        const T* seen = out + SPAN * v;
-        over_lanes<T>(SPAN * v, [&](i64 j) { store(r + j, load<Vector<T>>(r + j) - load<Vector<T>>(seen + j)); });
-        substitute(chunk.scores + SPAN * SPAN, chunk.beta, v, r, u);
-        if (a.residual) scatter(r, v, chunk.count, V, T(1), false, a.template residuals<T>(b, h, l), V);
-      } else {
-        for (i64 i = 0; i < SPAN; ++i) {
-          const T rate = chunk.beta[i];
-          over_lanes<T>(v, [&](i64 j) { store(u + i * v + j, rate * load<Vector<T>>(r + i * v + j)); });
+  for (i64 item = first, end; item < last; item = end) {
+    const i64 b = item / a.H, from = item % a.H, to = end_of_heads(a, from, from + last - item);
+    end = item + to - from;
+    for (i64 h = from; h < to; ++h)
+      load_state(a.template state<const T>(a.start, b, h), K, V, k, v, states + (h - from) * k * v);
+    for (i64 c = 0; c < a.chunks(); ++c)
+      for (i64 h = from; h < to; ++h) {
+        const i64 l = c * SPAN;
+        T* s = states + (h - from) * k * v;
+        if (a.saved && c % a.saved_every == 0) {
+          transpose(s, v, k, v, turned, k, k);
+          scatter(turned, k, V, K, T(1), false, a.template saved_state<T>(b, h, c), K);
         }
+        chunk.read(b, h, l, h > from);
+        chunk.compare(h > from);
+        multiply<Into::SET, T>(out, v, nullptr, s, v, chunk.reading(), k, 1, chunk.both(), k, v);
+        if (!chunk.channels()) multiply_rows(out, chunk.before, chunk.both(), v);
+        gather<T>(a.value.template row<T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
+        if (a.delta) {
+          const T* seen = out + SPAN * v;
+          over_lanes<T>(SPAN * v, [&](i64 j) { store(r + j, load<Vector<T>>(r + j) - load<Vector<T>>(seen + j)); });
+          substitute(chunk.scores + SPAN * SPAN, chunk.beta, v, r, u);
+          if (a.residual) scatter(r, v, chunk.count, V, T(1), false, a.template residuals<T>(b, h, l), V);
+        } else {
+          copy(r, u, SPAN * v);
+          multiply_rows(u, chunk.beta, SPAN, v);
+        }
+        multiply<Into::ADD, T>(out, v, nullptr, u, v, chunk.scores, SPAN, 1, SPAN, SPAN, v);
+        if (!chunk.channels()) multiply_rows(u, chunk.after, SPAN, v);
+        multiply<Into::KEEP, T>(s, v, chunk.end, u, v, chunk.writing(), 1, k, k, SPAN, v);
+        scatter(out, v, chunk.count, V, T(1), false, a.output.template row<T>(b, h, l), a.output.l);
       }
-      multiply<Into::ADD, T>(out, v, nullptr, u, v, chunk.scores, SPAN, 1, SPAN, SPAN, v);
-      multiply<Into::KEEP, T>(s, v, chunk.end, u, v, chunk.far, 1, k, k, SPAN, v);
-      scatter(out, v, chunk.count, V, T(1), false, a.output.template row<T>(b, h, l), a.output.l);
-    }
-    if (a.end) scatter(s, v, K, V, T(1), false, a.template state<T>(a.end, b, h), V);
+    if (!a.end) continue;
+    for (i64 h = from; h < to; ++h)
+      scatter(states + (h - from) * k * v, v, K, V, T(1), false, a.template state<T>(a.end, b, h), V);
   }
   chunk.report();
 }
@@ -583,42 +620,98 @@ void step(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
 //   dk_j = b_Cj (u_j dT) + Σ_{i≥j} dP_ij b_ij q_i + Σ_{i>j} dM_ij b_ij e_i
 //
 // Decays enter as q_i exp(c), e_i exp(c) and k_j exp(−c), c being the sum of their logarithms; so q_i dq_i + e_i de_i −
-// k_j dk_j are the gradients of such sums.
+// k_j dk_j are the gradients of such sums. Where decays are of a head, dP b and dM b are summed over the heads that are
+// handled together before they meet rows.
 template <class T>
 struct Gradients {
   Chunk<T>& chunk;
-  T* near;    // 2 · SPAN × k: dq, de
-  T* column;  // SPAN × k: dk
-  T* scores;  // 2 · SPAN × SPAN: dP, dM
+  T* near;        // 2 · SPAN × k: dq, de of a head
+  T* column;      // SPAN × k: dk of a head
+  T* scores;      // 2 · SPAN × SPAN: dP, dM of a head
+  T* decays;      // SPAN × k
+  T* steps;       // SPAN: Σ_j dP_ij P_ij − Σ_j dP_ji P_ji, and the same of M
+  T* first_sums;
+  T *near_sum, *column_sum, *scores_sum;  // of the heads together
 
-  Gradients(Chunk<T>& of, Scratch<T>& scratch) : chunk(of) {
+  Gradients(Chunk<T>& of, Scratch<T>& scratch, i64 chunks) : chunk(of) {
     near = scratch.take(2 * SPAN * of.k);
     column = scratch.take(SPAN * of.k);
     scores = scratch.take(2 * SPAN * SPAN);
+    decays = scratch.take(SPAN * of.k);
+    steps = scratch.take(SPAN);
+    first_sums = scratch.take(chunks * size_of_sums());
+    move_to(0);
   }
 
-  // Write all three; `slopes` has dy and −h, `turned` is uᵀ.
-  void pull(const T* slopes, const T* u, const T* turned, const T* before, const T* d_after) {
+  INLINE i64 size_of_sums() const { return 3 * SPAN * chunk.k + 2 * SPAN * SPAN; }
+
+  // Use the memory of another chunk's sums.
+  void move_to(i64 place) {
+    near_sum = first_sums + place * size_of_sums();
+    column_sum = near_sum + 2 * SPAN * chunk.k;
+    scores_sum = column_sum + SPAN * chunk.k;
+  }
+
+  // Write all three of a head, and add them to the sums unless it is the first; `slopes` has dy and −h, `turned` is uᵀ,
+  // and `slopes_before` and `u_after` are the former times the decays of a head.
+  void pull(
+      const T* slopes, const T* slopes_before, const T* u_after, const T* turned, const T* before, const T* d_after,
+      bool is_first) {
     const i64 k = chunk.k, v = chunk.v, both = chunk.both();
     multiply<Into::SET, T>(scores, SPAN, nullptr, turned, SPAN, slopes, v, 1, both, v, SPAN);
-    multiply<Into::SET, T>(near, k, nullptr, before, k, slopes, v, 1, both, v, k);
-    multiply<Into::SET, T>(column, k, nullptr, d_after, k, u, v, 1, SPAN, v, k);
-    for (i64 i = 0; i < both; ++i) multiply_by(near + i * k, chunk.ahead + i % SPAN * k, k);
-    multiply_by(column, chunk.tail, SPAN * k);
-    if (chunk.a.kind == OF_CHANNEL) {
+    multiply<Into::SET, T>(near, k, nullptr, before, k, slopes_before, v, 1, both, v, k);
+    multiply<Into::SET, T>(column, k, nullptr, d_after, k, u_after, v, 1, SPAN, v, k);
+    if (chunk.channels()) {
+      for (i64 i = 0; i < both; ++i) multiply_by(near + i * k, chunk.ahead + i % SPAN * k, k);
+      multiply_by(column, chunk.tail, SPAN * k);
       if (chunk.a.delta)
         pull_channels<true>();
       else
         pull_channels<false>();
-      return;
+    } else {
+      weigh();
     }
-    chunk.weigh(scores);
-    multiply<Into::ADD, T>(near, k, nullptr, chunk.keys, k, scores, SPAN, 1, both, SPAN, k);
-    multiply<Into::ADD, T>(column, k, nullptr, chunk.rows, k, scores, 1, SPAN, SPAN, both, k);
+    sum(near, near_sum, both * k, is_first);
+    sum(column, column_sum, SPAN * k, is_first);
+    if (!chunk.channels()) sum(scores, scores_sum, both * SPAN, is_first);
   }
 
   INLINE static void multiply_by(T* x, const T* factor, i64 lanes) {
     over_lanes<T>(lanes, [&](i64 j) { store(x + j, load<Vector<T>>(x + j) * load<Vector<T>>(factor + j)); });
+  }
+
+  OUTLINE static void sum(const T* x, T* y, i64 lanes, bool is_first) {
+    if (is_first) return copy(x, y, lanes);
+    over_lanes<T>(lanes, [&](i64 j) { store(y + j, load<Vector<T>>(y + j) + load<Vector<T>>(x + j)); });
+  }
+
+  // Multiply dP and dM by the decays of a head, and write what these get from them.
+  OUTLINE void weigh() {
+    using X = Vector<T>;
+    fill(steps, SPAN, T(0));
+    T own[SPAN] = {};
+    for (i64 i = 0; i < chunk.both(); ++i) {
+      X row{};
+      over_lanes<T>(SPAN, [&](i64 j) {
+        const i64 place = i * SPAN + j;
+        const X factor = load<X>(chunk.between + i % SPAN * SPAN + j), slope = load<X>(scores + place);
+        const X share = factor == T(0) ? X{} : slope * load<X>(chunk.scores + place);
+        row += share;
+        store(steps + j, load<X>(steps + j) - share);
+        store(scores + place, factor == T(0) ? X{} : factor * slope);
+      });
+      own[i % SPAN] += sum_of_lanes<T>(row);
+    }
+    over_lanes<T>(SPAN, [&](i64 j) { store(steps + j, load<X>(steps + j) + load<X>(own + j)); });
+    if (chunk.a.delta) chunk.clear_diagonal(scores);
+  }
+
+  // Add to the sums what the heads have in common.
+  void finish() {
+    if (chunk.channels()) return;
+    const i64 k = chunk.k, both = chunk.both();
+    multiply<Into::ADD, T>(near_sum, k, nullptr, chunk.keys, k, scores_sum, SPAN, 1, both, SPAN, k);
+    multiply<Into::ADD, T>(column_sum, k, nullptr, chunk.rows, k, scores_sum, 1, SPAN, SPAN, both, k);
   }
 
   // Pairs of steps with the decays between them, channels as lanes.
@@ -653,12 +746,13 @@ struct Gradients {
       });
   }
 
-  // Write the gradients of the logarithms of decays, from those of their sums; `d_end` is that of the whole chunk's.
-  void pull_decays(const T* d_end, i64 b, i64 h, i64 l) {
+  // Write the gradients of the logarithms of decays, from those of their sums; that of the whole chunk's is the sum of
+  // the products of the state after it and of its gradient, both transposed.
+  void pull_decays(const T* after, const T* d_after, i64 b, i64 h, i64 l) {
     using X = Vector<T>;
-    const i64 k = chunk.k, K = chunk.a.K;
+    const i64 k = chunk.k, K = chunk.a.K, numbers = chunk.v * k;
     const Rows4& target = chunk.a.d_decay;
-    const bool channels = chunk.a.kind == OF_CHANNEL, delta = chunk.a.delta;
+    const bool delta = chunk.a.delta;
     const T* rows = chunk.rows;
     const auto slope = [&](i64 i, i64 c) {
       X x = load<X>(rows + i * k + c) * load<X>(near + i * k + c);
@@ -666,27 +760,30 @@ struct Gradients {
       if (delta) x += load<X>(rows + (SPAN + i) * k + c) * load<X>(near + (SPAN + i) * k + c);
       return x;
     };
-    if (!channels) {
-      T sum = sum_of(d_end, 0, k);
+    if (!chunk.channels()) {
+      X sums[4] = {};
+      for (i64 j = 0; j < numbers; j += 4 * WIDTH<T>)  // of whole vectors, PAD · PAD at least
+        UNROLLED
+        for (int n = 0; n < 4; ++n) sums[n] += load<X>(after + j + n * WIDTH<T>) * load<X>(d_after + j + n * WIDTH<T>);
+      T sum = sum_of_lanes<T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
       for (i64 i = chunk.count - 1; i >= 0; --i) {
         X lanes{};
         over_lanes<T>(k, [&](i64 c) { lanes += slope(i, c); });
-        sum += sum_of_lanes<T>(lanes);
+        sum += sum_of_lanes<T>(lanes) + steps[i];
         *target.template row<T>(b, h, l + i) = chunk.gates[i] == T(0) ? T(0) : sum;  // nothing passes a decay of 0
       }
       return;
     }
     over_lanes<T>(k, [&](i64 c) {
-      X sum = load<X>(d_end + c);
+      X sum{};
+      for (i64 j = c; j < numbers; j += k) sum += load<X>(after + j) * load<X>(d_after + j);
       for (i64 i = chunk.count - 1; i >= 0; --i) {
         sum += slope(i, c);
-        store(column_of_decays + i * k + c, load<X>(chunk.alpha + i * k + c) == T(0) ? X{} : sum);
+        store(decays + i * k + c, load<X>(chunk.alpha + i * k + c) == T(0) ? X{} : sum);
       }
     });
-    scatter(column_of_decays, k, chunk.count, K, T(1), false, target.template row<T>(b, h, l), target.l);
+    scatter(decays, k, chunk.count, K, T(1), false, target.template row<T>(b, h, l), target.l);
   }
-
-  T* column_of_decays = nullptr;  // SPAN × k
 };
 
 // Write the gradients; a work item is a part of the heads of a group.
@@ -694,87 +791,109 @@ template <class T>
 void recur_back(const Recurrence& a, T scale, i64 first, i64 last, T* memory) {
   using X = Vector<T>;
   Scratch<T> scratch{memory};
-  Chunk<T> chunk(a, scale, scratch);
-  Gradients<T> gradients(chunk, scratch);
+  Chunk<T> chunk(a, scale, scratch, a.saved_every);
+  Gradients<T> gradients(chunk, scratch, a.saved_every);
   const i64 k = chunk.k, v = chunk.v, V = a.V, K = a.K, R = a.H / a.G, both = chunk.both();
-  gradients.column_of_decays = scratch.take(SPAN * k);
-  T *ds = scratch.take(k * v), *d_turned = scratch.take(k * v), *states = scratch.take((a.saved_every + 1) * k * v);
-  T *slopes = scratch.take(2 * SPAN * v), *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v);
-  T *g = scratch.take(SPAN * v), *turned = scratch.take(SPAN * v), *d_end = scratch.take(k);
+  const bool channels = chunk.channels(), own_query = a.query_heads == a.H;
+  T *d_states = scratch.take(a.together * k * v), *d_turned = scratch.take(k * v);
+  T* states = scratch.take((a.saved_every + 1) * k * v);
+  T *slopes = scratch.take(2 * SPAN * v), *slopes_before = channels ? slopes : scratch.take(2 * SPAN * v);
+  T *r = scratch.take(SPAN * v), *u = scratch.take(SPAN * v), *u_after = channels ? u : scratch.take(SPAN * v);
+  T *g = scratch.take(SPAN * v), *turned = scratch.take(SPAN * v);
   const auto read_written = [&](i64 b, i64 h, i64 l) {  // r and u = β r
     if (a.delta)
       gather<T>(a.template residuals<const T>(b, h, l), V, chunk.count, V, v, T(1), r);
     else
       gather<T>(a.value.template row<const T>(b, h, l), a.value.l, chunk.count, V, v, T(1), r);
-    for (i64 i = 0; i < SPAN; ++i) {
-      const T rate = chunk.beta[i];
-      over_lanes<T>(v, [&](i64 j) { store(u + i * v + j, rate * load<X>(r + i * v + j)); });
+    copy(r, u, SPAN * v);
+    multiply_rows(u, chunk.beta, SPAN, v);
+    if (channels) return;
+    copy(u, u_after, SPAN * v);
+    multiply_rows(u_after, chunk.after, SPAN, v);
+  };
+  const auto pull = [&](i64 b, i64 h, i64 c, const T* before, T* ds, bool is_first) {
+    const i64 l = c * SPAN;
+    chunk.read(b, h, l, true);
+    chunk.compare(!is_first);
+    read_written(b, h, l);
+    gather<T>(a.grad.template row<const T>(b, h, l), a.grad.l, chunk.count, V, v, T(1), slopes);
+    multiply<Into::SET, T>(g, v, nullptr, ds, v, chunk.writing(), k, 1, SPAN, k, v);
+    if (!channels) multiply_rows(g, chunk.after, SPAN, v);
+    multiply<Into::ADD, T>(g, v, nullptr, slopes, v, chunk.scores, 1, SPAN, SPAN, SPAN, v);
+    T* h_rows = slopes + SPAN * v;
+    substitute_back(a.delta ? chunk.scores + SPAN * SPAN : static_cast<const T*>(nullptr), chunk.beta, v, g, h_rows);
+    scatter(h_rows, v, chunk.count, V, T(-1), false, a.d_value.template row<T>(b, h, l), a.d_value.l);
+    if (a.d_rate.at)
+      for (i64 i = 0; i < chunk.count; ++i) {
+        X sum{};
+        over_lanes<T>(v, [&](i64 j) { sum += load<X>(g + i * v + j) * load<X>(r + i * v + j); });
+        *a.d_rate.template row<T>(b, h, l + i) = sum_of_lanes<T>(sum);
+      }
+    if (!channels) {
+      copy(slopes, slopes_before, both * v);
+      multiply_rows(slopes_before, chunk.before, both, v);
     }
+    transpose(ds, v, k, v, d_turned, k, k);
+    transpose(u, v, SPAN, v, turned, SPAN, SPAN);
+    gradients.pull(slopes, slopes_before, u_after, turned, before, d_turned, is_first);
+    if (a.d_decay.at) gradients.pull_decays(before + k * v, d_turned, b, h, l);
+    multiply<Into::KEEP, T>(ds, v, chunk.end, slopes_before, v, chunk.reading(), 1, k, k, both, v);
   };
   for (i64 item = first; item < last; ++item) {
     const i64 part = item % a.parts, b = item / a.parts / a.G, group = item / a.parts % a.G;
-    const i64 from = group * R + R * part / a.parts, to = group * R + R * (part + 1) / a.parts;
-    for (i64 h = from; h < to; ++h) {
-      const bool more = h > from, own_query = a.query_heads == a.H;
-      load_state(a.template state<const T>(a.d_end, b, h), K, V, k, v, ds);
+    const i64 start = group * R + R * part / a.parts, stop = group * R + R * (part + 1) / a.parts;
+    for (i64 from = start, to; from < stop; from = to) {
+      to = end_of_heads(a, from, stop);
+      const bool more = from > start;
+      for (i64 h = from; h < to; ++h)
+        load_state(a.template state<const T>(a.d_end, b, h), K, V, k, v, d_states + (h - from) * k * v);
       for (i64 end = a.chunks(), begin; end > 0; end = begin) {
         begin = (end - 1) / a.saved_every * a.saved_every;
-        // The states before the chunks up to the next saved one, transposed.
-        load_state(a.template saved_state<const T>(b, h, begin), V, K, v, k, states);
-        for (i64 c = begin; c < end; ++c) {
-          T *now = states + (c - begin) * k * v, *next = now + k * v;
-          chunk.read(b, h, c * SPAN);
-          read_written(b, h, c * SPAN);
-          for (i64 i = 0; i < v; ++i)
-            over_lanes<T>(k, [&](i64 j) { store(next + i * k + j, load<X>(now + i * k + j) * load<X>(chunk.end + j)); });
-          multiply<Into::ADD, T>(next, k, nullptr, chunk.far, k, u, 1, v, v, SPAN, k);
-        }
-        for (i64 c = end - 1; c >= begin; --c) {
-          const i64 l = c * SPAN;
-          const T *before = states + (c - begin) * k * v, *after = before + k * v;
-          chunk.read(b, h, l);
-          chunk.compare();
-          read_written(b, h, l);
-          gather<T>(a.grad.template row<const T>(b, h, l), a.grad.l, chunk.count, V, v, T(1), slopes);
-          multiply<Into::SET, T>(g, v, nullptr, ds, v, chunk.far, k, 1, SPAN, k, v);
-          multiply<Into::ADD, T>(g, v, nullptr, slopes, v, chunk.scores, 1, SPAN, SPAN, SPAN, v);
-          T* h_rows = slopes + SPAN * v;
-          substitute_back(a.delta ? chunk.scores + SPAN * SPAN : static_cast<const T*>(nullptr), chunk.beta, v, g, h_rows);
-          scatter(h_rows, v, chunk.count, V, T(-1), false, a.d_value.template row<T>(b, h, l), a.d_value.l);
-          if (a.d_rate.at)
-            for (i64 i = 0; i < chunk.count; ++i) {
-              X sum{};
-              over_lanes<T>(v, [&](i64 j) { sum += load<X>(g + i * v + j) * load<X>(r + i * v + j); });
-              *a.d_rate.template row<T>(b, h, l + i) = sum_of_lanes<T>(sum);
+        for (i64 h = from; h < to; ++h) {
+          // The states before the chunks up to the next saved one, transposed.
+          load_state(a.template saved_state<const T>(b, h, begin), V, K, v, k, states);
+          for (i64 c = begin; c < end; ++c) {
+            T *now = states + (c - begin) * k * v, *next = now + k * v;
+            chunk.move_to(c - begin);
+            chunk.read(b, h, c * SPAN, h > from);
+            read_written(b, h, c * SPAN);
+            if (channels) {
+              for (i64 i = 0; i < v; ++i)
+                over_lanes<T>(k, [&](i64 j) {
+                  store(next + i * k + j, load<X>(now + i * k + j) * load<X>(chunk.end + j));
+                });
+              multiply<Into::ADD, T>(next, k, nullptr, chunk.far, k, u, 1, v, v, SPAN, k);
+            } else {
+              multiply<Into::KEEP, T>(next, k, chunk.end, chunk.keys, k, u_after, 1, v, v, SPAN, k, now);
             }
-          transpose(ds, v, k, v, d_turned, k, k);
-          transpose(u, v, SPAN, v, turned, SPAN, SPAN);
-          gradients.pull(slopes, u, turned, before, d_turned);
-          if (a.d_decay.at) {
-            fill(d_end, k, T(0));
-            for (i64 i = 0; i < v; ++i)
-              over_lanes<T>(k, [&](i64 j) {
-                store(d_end + j, load<X>(d_end + j) + load<X>(d_turned + i * k + j) * load<X>(after + i * k + j));
-              });
-            gradients.pull_decays(d_end, b, h, l);
           }
-          T* d_query = a.d_query.template row<T>(b, own_query ? h : group, l) + (own_query ? 0 : part * a.query_part);
-          scatter(gradients.near, k, chunk.count, K, scale, more && !own_query, d_query, a.d_query.l);
-          const T* rows = gradients.near + SPAN * k;
+          for (i64 c = end - 1; c >= begin; --c) {
+            chunk.move_to(c - begin);
+            gradients.move_to(c - begin);
+            pull(b, h, c, states + (c - begin) * k * v, d_states + (h - from) * k * v, h == from);
+          }
+        }
+        for (i64 c = begin; c < end; ++c) {
+          const i64 l = c * SPAN, count = least(SPAN, a.L - l);
+          chunk.move_to(c - begin);
+          gradients.move_to(c - begin);
+          gradients.finish();
+          T* d_query = a.d_query.template row<T>(b, own_query ? from : group, l) + (own_query ? 0 : part * a.query_part);
+          scatter(gradients.near_sum, k, count, K, scale, more && !own_query, d_query, a.d_query.l);
+          const T* rows = gradients.near_sum + SPAN * k;
           if (a.reader.at) {
             T* d_reader = a.d_reader.template row<T>(b, group, l) + part * a.key_part;
-            scatter(rows, k, chunk.count, K, T(1), more, d_reader, a.d_reader.l);
+            scatter(rows, k, count, K, T(1), more, d_reader, a.d_reader.l);
           } else if (a.delta) {
-            over_lanes<T>(SPAN * k, [&](i64 j) {
-              store(gradients.column + j, load<X>(gradients.column + j) + load<X>(rows + j));
-            });
+            Gradients<T>::sum(rows, gradients.column_sum, SPAN * k, false);
           }
           T* d_key = a.d_key.template row<T>(b, group, l) + part * a.key_part;
-          scatter(gradients.column, k, chunk.count, K, T(1), more, d_key, a.d_key.l);
-          multiply<Into::KEEP, T>(ds, v, chunk.end, slopes, v, chunk.near, 1, k, k, both, v);
+          scatter(gradients.column_sum, k, count, K, T(1), more, d_key, a.d_key.l);
         }
       }
-      if (a.d_start) scatter(ds, v, K, V, T(1), false, a.template state<T>(a.d_start, b, h), V);
+      if (!a.d_start) continue;
+      for (i64 h = from; h < to; ++h)
+        scatter(d_states + (h - from) * k * v, v, K, V, T(1), false, a.template state<T>(a.d_start, b, h), V);
     }
   }
 }

@@ -1,9 +1,8 @@
 // Attention to selected keys: each query has a list of the keys that it sees.
 //
-// The queries of a part are handled together and their keys bucket by bucket, so that the rows of a bucket stay in a cache
-// while many queries read them. Keys, values and gradients have their turns one after another, since a cache holds one of
-// them; scores wait for theirs in scratch memory. Lists are ordered by key first: they need no order, and a key that is
-// named twice counts once.
+// The queries of a part are handled together and their keys bucket by bucket: the rows of a bucket stay in the nearest
+// cache while many queries read them. Keys, values and gradients have their turns one after another, since the cache
+// holds one of them. Lists become bits first: they need no order, and a key that is named twice counts once.
 #pragma once
 
 #include "decoding.h"
@@ -11,28 +10,51 @@
 
 namespace {
 
-constexpr i64 WORDS = BUCKET / 64;  // words of its bits
+constexpr i64 WORD = 64;  // bits of a word
 
-// The arrays and sizes of a call. Heads of lists are 1, or as many as there are heads of queries; `list_b` and `list_h`
-// are the strides of lists, 0 where they are shared. Heads of queries are H, of keys and values G. The forward pass
-// handles so many heads `together`, which share a list.
+// The arrays and sizes of a call. Heads of queries are H, of keys and values G. Lists have K keys; that of sequence b and
+// head h is number b·list_b + h·list_h. A part has so many `rows` of queries, a bucket the keys of so many `words`.
 template <class T>
 struct Selection {
   const T *query, *key, *value;
-  const int32_t* lists;
+  uint64_t* bits;  // (lists, parts, words, row_of_bits)
   SELECTION_FIELDS(NUMBER_MEMBER)
   T scale;
 
-  static Selection of(const T* q, const T* k, const T* v, const int32_t* lists, const i64* n, T scale) {
+  static Selection of(const T* q, const T* k, const T* v, uint64_t* bits, const i64* n, T scale) {
     Selection a{};
-    a.query = q, a.key = k, a.value = v, a.lists = lists;
+    a.query = q, a.key = k, a.value = v, a.bits = bits;
     std::memcpy(&a.B, n, (SELECTION_FIELDS(ONE)) * sizeof(i64));
     a.scale = scale;
     return a;
   }
 
-  INLINE i64 buckets() const { return parts(S, BUCKET); }
+  INLINE i64 all_words() const { return parts(S, WORD); }
+  INLINE i64 all_parts() const { return parts(L, rows); }
+  // No power of two, or words would share cache sets.
+  INLINE i64 row_of_bits() const { return parts(rows, 8) * 8 + 8; }
+  // The bits of a part, word by word of keys.
+  INLINE uint64_t* bits_of(i64 list, i64 part) const {
+    return bits + (list * all_parts() + part) * all_words() * row_of_bits();
+  }
+  INLINE const uint64_t* bits_of(i64 b, i64 h, i64 part) const { return bits_of(b * list_b + h * list_h, part); }
 };
+
+// Mark the keys of lists; a work item is a part of the queries of a list.
+template <class T>
+void mark(const Selection<T>& a, i64 first, i64 last, const int32_t* lists) {
+  const i64 row = a.row_of_bits();
+  for (i64 item = first; item < last; ++item) {
+    const i64 list = item / a.all_parts(), part = item % a.all_parts();
+    uint64_t* bits = a.bits_of(list, part);
+    std::memset(bits, 0, size_t(a.all_words() * row) * sizeof(uint64_t));
+    for (i64 i = 0; i < least(a.rows, a.L - part * a.rows); ++i) {
+      const int32_t* keys = lists + (list * a.L + part * a.rows + i) * a.K;
+      for (i64 t = 0; t < a.K; ++t)
+        if (keys[t] >= 0) bits[keys[t] / WORD * row + i] |= uint64_t{1} << (keys[t] % WORD);
+    }
+  }
+}
 
 // Add Σ weight · row over listed rows.
 template <class T>
@@ -90,167 +112,187 @@ OUTLINE void add_to_rows(T* base, i64 row, const int32_t* at, i64 n, i64 D, cons
   });
 }
 
-// The lists of some queries in the order of their keys: bucket by bucket, each key once.
-//
-// Those of query i begin at `keys + i * row`; `ends` (buckets, rows) says where each bucket's end.
-struct Ordered {
-  int32_t* keys;
-  i64 row;
-  int32_t* ends;
-  i64 rows;
-
-  INLINE i64 begin(i64 c, i64 i) const { return c == 0 ? 0 : ends[(c - 1) * rows + i]; }
-  INLINE i64 end(i64 c, i64 i) const { return ends[c * rows + i]; }
-  INLINE const int32_t* of(i64 i) const { return keys + i * row; }
-};
-
-// Scratch memory: the bits of a list, then the ordered lists, then room for two numbers of each pair.
-template <class T>
-struct Room {
-  uint64_t* bits;
-  Ordered lists;
-  T *scores, *slopes;
-
-  Room(const Selection<T>& a, void* memory) {
-    const i64 row = padded(a.K) + PAD;
-    bits = static_cast<uint64_t*>(memory);
-    scores = reinterpret_cast<T*>(bits + padded(parts(a.S, 64)));
-    slopes = scores + a.rows * row;
-    int32_t* keys = reinterpret_cast<int32_t*>(slopes + a.rows * row);
-    lists = {keys, row, keys + a.rows * row, a.rows};
+// Write the numbers of a word's keys, and others behind them; return how many there are.
+INLINE i64 keys_of(uint64_t word, i64 first, int32_t* keys) {
+#if defined(__AVX512F__)
+  __m512i lanes = _mm512_add_epi32(
+      _mm512_set1_epi32(int32_t(first)), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+  i64 n = 0;
+  for (int quarter = 0; quarter < 4; ++quarter, word >>= 16) {
+    _mm512_storeu_si512(keys + n, _mm512_maskz_compress_epi32(__mmask16(word), lanes));
+    n += __builtin_popcountll(word & 0xffff);
+    lanes = _mm512_add_epi32(lanes, _mm512_set1_epi32(16));
   }
-};
-
-// Order the lists of `count` queries.
-template <class T>
-OUTLINE void order(const Selection<T>& a, const int32_t* given, i64 count, const Room<T>& room) {
-  const i64 words = parts(a.S, 64);
-  std::memset(room.bits, 0, size_t(words) * sizeof(uint64_t));
-  for (i64 i = 0; i < count; ++i) {
-    for (i64 t = 0; t < a.K; ++t) {
-      const i64 j = given[i * a.K + t];
-      if (j >= 0) room.bits[j / 64] |= uint64_t{1} << (j % 64);
-    }
-    int32_t* keys = room.lists.keys + i * room.lists.row;
-    i64 n = 0;
-    for (i64 c = 0; c < a.buckets(); ++c) {
-      for (i64 w = c * WORDS; w < least((c + 1) * WORDS, words); ++w) {
-        for (uint64_t word = room.bits[w]; word != 0; word &= word - 1)
-          keys[n++] = int32_t(w * 64 + __builtin_ctzll(word));
-        room.bits[w] = 0;
-      }
-      room.lists.ends[c * a.rows + i] = int32_t(n);
-    }
-  }
+  return n;
+#else
+  i64 n = 0;
+  for (; word != 0; word &= word - 1) keys[n++] = int32_t(first) + __builtin_ctzll(word);
+  return n;
+#endif
 }
 
-// Call `body(i, first, n, keys)` for the keys of each query in each bucket, of which there are n from the `first` on.
-template <class T, class Body>
-INLINE void by_bucket(const Selection<T>& a, const Ordered& lists, i64 count, Body body) {
-  for (i64 c = 0; c < a.buckets(); ++c)
+// The keys of some queries in a bucket, query after query.
+template <class T>
+struct Bucket {
+  const Selection<T>& a;
+  T *scores, *slopes;         // two numbers of each pair
+  int32_t *keys, *first, *n;  // of query i from `first[i]` on, n[i] of them
+  i64 size = 0;
+
+  Bucket(const Selection<T>& call, void* memory) : a(call) {
+    const i64 most_pairs = a.rows * padded(least(a.K, a.words * WORD)) + PAD;
+    scores = static_cast<T*>(memory);
+    slopes = scores + most_pairs;
+    keys = reinterpret_cast<int32_t*>(slopes + most_pairs);
+    first = keys + most_pairs;
+    n = first + a.rows;
+  }
+
+  // Find the keys of `count` queries from a word on; none where `lse` is given and −inf.
+  OUTLINE void find(const uint64_t* bits, i64 word, i64 count, const T* lse = nullptr) {
+    const i64 end = least(word + a.words, a.all_words()), row = a.row_of_bits();
+    i64 at = 0;
     for (i64 i = 0; i < count; ++i) {
-      const i64 first = lists.begin(c, i), n = lists.end(c, i) - first;
-      if (n > 0) body(i, first, n, lists.of(i) + first);
+      first[i] = int32_t(at);
+      i64 next = at;
+      if (!lse || lse[i] != -std::numeric_limits<T>::infinity())
+        for (i64 w = word; w < end; ++w)
+          if (bits[w * row + i] != 0) next += keys_of(bits[w * row + i], w * WORD, keys + next);
+      n[i] = int32_t(next - at);
+      at = parts(next, TOGETHER) * TOGETHER;
     }
+    size = at;
+  }
+
+  // Call `body(i, n, keys, place)` for each of `count` queries that has any of the keys found.
+  template <class Body>
+  INLINE void over_queries(i64 count, Body body) const {
+    for (i64 i = 0; i < count; ++i)
+      if (n[i] > 0) body(i, i64(n[i]), keys + first[i], i64(first[i]));
+  }
+};
+
+// Turn scores of a row into weights relative to its maximum so far, which changes what was summed before.
+template <class T>
+INLINE void weigh_online(const T* s, i64 n, T& peak, T& total, T* o, i64 V, T* p) {
+  using X = Vector<T>;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const i64 width = parts(n, WIDTH<T>) * WIDTH<T>;
+  const X behind = lane_numbers<T>(0) - T(n);
+  const auto at = [&](i64 j) { return behind + T(j) < T(0) ? load<X>(s + j) : wide<X>(lowest); };
+  X top = wide<X>(lowest);
+  over_lanes<T>(width, [&](i64 j) { top = larger(at(j), top); });
+  const T found = over_lanes_combined<T>(top, [](auto x, auto y) { return larger(x, y); });
+  if (found > peak) {
+    if (peak != lowest) {
+      const T factor = exponential(peak - found);
+      total *= factor;
+      over<T>(0, V, [&](i64 v, auto like) { store(o + v, factor * load<decltype(like)>(o + v)); });
+    }
+    peak = found;
+  }
+  // Where all scores are −inf, no weight is left; a difference of infinities would be NaN.
+  const T base = peak == lowest ? T(0) : peak;
+  X sum{};
+  over_lanes<T>(width, [&](i64 j) {
+    const X weight = exponential(at(j) - base);
+    sum += weight;
+    store(p + j, weight);
+  });
+  total += sum_of_lanes<T>(sum);
 }
 
 // Write the output and, per row, the largest score and the sum of exponentials relative to it.
 //
-// A work item is a part of the queries of heads that are handled together; a row that sees nothing has `peak` −inf and
+// A work item is a part of the queries of a head; a row that sees nothing has `peak` −inf and
 // `total` 0.
 template <class T>
 void select_forward(const Selection<T>& a, i64 first, i64 last, T* output, T* peaks, T* totals, void* memory) {
-  const Room<T> room(a, memory);
-  const Ordered& lists = room.lists;
-  const i64 count_of_parts = parts(a.L, a.rows), R = a.H / a.G;
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  Bucket<T> bucket(a, memory);
+  const i64 R = a.H / a.G;
   for (i64 item = first; item < last; ++item) {
-    const i64 head = item / count_of_parts * a.together, h0 = head % a.H, b = head / a.H;
-    const i64 l0 = item % count_of_parts * a.rows, count = least(a.rows, a.L - l0);
-    order(a, a.lists + b * a.list_b + h0 * a.list_h + l0 * a.K, count, room);
-    for (i64 h = h0; h < h0 + a.together; ++h) {
+      const i64 part = item % a.all_parts(), h = item / a.all_parts() % a.H, b = item / a.all_parts() / a.H;
+      const i64 l0 = part * a.rows, count = least(a.rows, a.L - l0);
+      const uint64_t* bits = a.bits_of(b, h, part);
       const i64 row = (b * a.H + h) * a.L + l0, kv = b * a.G + h / R;
-      const T *keys = a.key + kv * a.S * a.C, *values = a.value + kv * a.S * a.V;
-      by_bucket(a, lists, count, [&](i64 i, i64 at, i64 n, const int32_t* rows) {
-        table_scores<false>(
-            a.query + (row + i) * a.C, keys, a.C, rows, n, a.C, a.scale, room.scores + i * lists.row + at);
-      });
-      for (i64 i = 0; i < count; ++i) {
-        T* s = room.scores + i * lists.row;
-        const i64 n = lists.end(a.buckets() - 1, i), width = padded(n);
-        fill(s + n, width - n, lowest);
-        const T peak = largest_of(s, 0, width);
-        // Where all scores are −inf, no weight is left; a difference of infinities would be NaN.
-        const T base = peak == lowest ? T(0) : peak;
-        over_lanes<T>(width, [&](i64 j) { store(s + j, exponential(load<Vector<T>>(s + j) - base)); });
-        const T total = sum_of(s, 0, width), inverse = T(1) / (total == T(0) ? T(1) : total);
-        over_lanes<T>(width, [&](i64 j) { store(s + j, inverse * load<Vector<T>>(s + j)); });
-        peaks[row + i] = peak;
-        totals[row + i] = total;
+      const T *queries = a.query + row * a.C, *keys = a.key + kv * a.S * a.C, *values = a.value + kv * a.S * a.V;
+      T *outputs = output + row * a.V, *peak = peaks + row, *total = totals + row;
+      fill(outputs, count * a.V, T(0));
+      fill(peak, count, -std::numeric_limits<T>::infinity());
+      fill(total, count, T(0));
+      for (i64 word = 0; word < a.all_words(); word += a.words) {
+        bucket.find(bits, word, count);
+        bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+          table_scores<false>(queries + i * a.C, keys, a.C, rows, n, a.C, a.scale, T(0), bucket.scores + at);
+        });
+        bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+          T* o = outputs + i * a.V;
+          weigh_online(bucket.scores + at, n, peak[i], total[i], o, a.V, bucket.slopes);
+          add_rows(o, values, a.V, rows, n, a.V, bucket.slopes);
+        });
       }
-      fill(output + row * a.V, count * a.V, T(0));
-      by_bucket(a, lists, count, [&](i64 i, i64 at, i64 n, const int32_t* rows) {
-        add_rows(output + (row + i) * a.V, values, a.V, rows, n, a.V, room.scores + i * lists.row + at);
-      });
-    }
+      for (i64 i = 0; i < count; ++i) {
+        const T inverse = T(1) / (total[i] == T(0) ? T(1) : total[i]);
+        T* o = outputs + i * a.V;
+        over<T>(0, a.V, [&](i64 v, auto like) { store(o + v, inverse * load<decltype(like)>(o + v)); });
+      }
   }
 }
 
 // Add the gradients of queries, keys and values; a work item is a share of the parts of one head of keys.
 //
 // `lse` (B, H, L) is the log of a row's sum of exponentials, and `delta` the product of its output and gradient. Shares
-// have their own gradients of keys and values.
+// have their own gradients of keys and values, which the `fresh` call writes before it adds to them: they are in the
+// cache then.
 template <class T>
 void select_backward(
-    const Selection<T>& a, i64 first, i64 last, i64 shares, const T* grad, const T* lse, const T* delta, T* d_query,
-    T* d_key, T* d_value, void* memory) {
-  const Room<T> room(a, memory);
-  const Ordered& lists = room.lists;
-  const i64 count_of_parts = parts(a.L, a.rows), R = a.H / a.G;
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
+    const Selection<T>& a, i64 first, i64 last, i64 shares, bool fresh, const T* grad, const T* lse, const T* delta,
+    T* d_query, T* d_key, T* d_value, void* memory) {
+  Bucket<T> bucket(a, memory);
+  const i64 R = a.H / a.G;
+  T *weights = bucket.scores, *slopes = bucket.slopes;
   for (i64 item = first; item < last; ++item) {
     const i64 kv = item / shares, share = item % shares, b = kv / a.G, h0 = kv % a.G * R;
-    for (i64 part = share; part < count_of_parts; part += shares) {
+    const i64 sums = share * a.B * a.G + kv;
+    const T *keys = a.key + kv * a.S * a.C, *values = a.value + kv * a.S * a.V;
+    T *d_keys = d_key + sums * a.S * a.C, *d_values = d_value + sums * a.S * a.V;
+    if (fresh && share >= a.all_parts()) {
+      fill(d_keys, a.S * a.C, T(0));
+      fill(d_values, a.S * a.V, T(0));
+    }
+    for (i64 part = share; part < a.all_parts(); part += shares) {
       const i64 l0 = part * a.rows, count = least(a.rows, a.L - l0);
       for (i64 h = h0; h < h0 + R; ++h) {
-        if (h == h0 || a.list_h != 0) order(a, a.lists + b * a.list_b + h * a.list_h + l0 * a.K, count, room);
-        const i64 row = (b * a.H + h) * a.L + l0, sums = share * a.B * a.G + kv;
-        const T *keys = a.key + kv * a.S * a.C, *values = a.value + kv * a.S * a.V;
-        T *d_keys = d_key + sums * a.S * a.C, *d_values = d_value + sums * a.S * a.V;
-        by_bucket(a, lists, count, [&](i64 i, i64 at, i64 n, const int32_t* rows) {
-          table_scores<false>(
-              a.query + (row + i) * a.C, keys, a.C, rows, n, a.C, a.scale, room.scores + i * lists.row + at);
-        });
-        by_bucket(a, lists, count, [&](i64 i, i64 at, i64 n, const int32_t* rows) {
-          table_scores<false>(
-              grad + (row + i) * a.V, values, a.V, rows, n, a.V, T(1), room.slopes + i * lists.row + at);
-        });
-        for (i64 i = 0; i < count; ++i) {
-          T *p = room.scores + i * lists.row, *slope = room.slopes + i * lists.row;
-          const i64 n = lists.end(a.buckets() - 1, i), width = padded(n);
-          fill(p + n, width - n, lowest);
-          fill(slope + n, width - n, T(0));
-          if (lse[row + i] == lowest) {
-            fill(p, width, T(0));
-            fill(slope, width, T(0));
-            continue;
+        const uint64_t* bits = a.bits_of(b, h, part);
+        const i64 row = (b * a.H + h) * a.L + l0;
+        const T *queries = a.query + row * a.C, *grads = grad + row * a.V;
+        for (i64 word = 0; word < a.all_words(); word += a.words) {
+          if (fresh && part == share && h == h0) {
+            const i64 key = word * WORD, n = least(a.words * WORD, a.S - key);
+            fill(d_keys + key * a.C, n * a.C, T(0));
+            fill(d_values + key * a.V, n * a.V, T(0));
           }
-          const T level = lse[row + i], mean = delta[row + i], scale = a.scale;
-          over_lanes<T>(width, [&](i64 j) {
+          bucket.find(bits, word, count, lse + row);
+          bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+            table_scores<false>(queries + i * a.C, keys, a.C, rows, n, a.C, a.scale, lse[row + i], weights + at);
+          });
+          bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+            table_scores<false>(grads + i * a.V, values, a.V, rows, n, a.V, T(1), delta[row + i], slopes + at);
+          });
+          over_lanes<T>(padded(bucket.size), [&](i64 j) {
             using X = Vector<T>;
-            const X weight = exponential(load<X>(p + j) - level);
-            store(p + j, weight);
-            store(slope + j, scale * weight * (load<X>(slope + j) - mean));
+            const X weight = exponential(load<X>(weights + j));
+            store(weights + j, weight);
+            store(slopes + j, a.scale * weight * load<X>(slopes + j));
+          });
+          bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+            add_to_rows(d_values, a.V, rows, n, a.V, weights + at, grads + i * a.V);
+          });
+          bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+            add_to_rows(d_keys, a.C, rows, n, a.C, slopes + at, queries + i * a.C);
+            add_rows(d_query + (row + i) * a.C, keys, a.C, rows, n, a.C, slopes + at);
           });
         }
-        by_bucket(a, lists, count, [&](i64 i, i64 at, i64 n, const int32_t* rows) {
-          add_to_rows(d_values, a.V, rows, n, a.V, room.scores + i * lists.row + at, grad + (row + i) * a.V);
-        });
-        by_bucket(a, lists, count, [&](i64 i, i64 at, i64 n, const int32_t* rows) {
-          const T* slope = room.slopes + i * lists.row + at;
-          add_to_rows(d_keys, a.C, rows, n, a.C, slope, a.query + (row + i) * a.C);
-          add_rows(d_query + (row + i) * a.C, keys, a.C, rows, n, a.C, slope);
-        });
       }
     }
   }

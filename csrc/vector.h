@@ -186,6 +186,14 @@ INLINE Vector<double> fused_multiply_add(Vector<double> x, Vector<double> y, Vec
 }
 #endif
 
+// first, first + 1, … in the lanes.
+template <class T>
+INLINE Vector<T> lane_numbers(i64 first) {
+  Vector<T> x;
+  for (i64 i = 0; i < WIDTH<T>; ++i) x[i] = T(first + i);
+  return x;
+}
+
 // Which lanes are larger than a number, as bits.
 template <class T>
 INLINE uint32_t lanes_above(Vector<T> x, T least) {

@@ -19,8 +19,6 @@ BAND = 16
 PAD = 16
 #: Steps of a recurrence that are handled at once.
 SPAN = 16
-#: Keys whose rows stay in a cache while many queries with lists of keys read them.
-BUCKET = 512
 #: The distance of the rows of an array whose lanes are keys: no power of two, or rows would share a cache's few sets.
 ROW = TILE + PAD
 
@@ -134,7 +132,7 @@ _STRIDES = " _b _h _l"
 #: The numbers of the records that kernels take, in their order: ``csrc/records.h`` states them too, and what they are.
 RECORDS = {
     "recurrence": _names(
-        ("H G L K V query_heads delta kind parts saved_every", ""),
+        ("H G L K V query_heads delta kind parts saved_every together", ""),
         ("query key reader value decay rate output", _STRIDES),
         ("start end residual saved wrong", ""),
         ("grad d_query d_key d_reader d_value d_decay d_rate", _STRIDES),
@@ -144,7 +142,7 @@ RECORDS = {
         ("query place key value bias start stop output slopes means factors state", ""),
         ("B H G L S C V gaussian interval_b interval_h interval_r bias_b bias_h bias_r bias_c", ""),
     ),
-    "selection": _names(("B H G L S C V K list_b list_h rows together", "")),
+    "selection": _names(("B H G L S C V K list_b list_h rows words", "")),
     "layer": _names(
         ("norm_own norm_other norm_forward", " _bias"),
         ("query_key_value own_output other_query other_output up down", " _scales _bias"),

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import library, pool
-from regard.engines.fused.arguments import BUCKET, PAD
+from regard.engines.fused.arguments import PAD
+from regard.engines.fused.pages import in_large_pages
 from regard.masks.base import Extent, Mask
 
-#: Queries that a part has at most, as few as are worth it, and bytes that a thread holds for their pairs.
-_ROWS, _FEW_ROWS, _PAIRS = 512, 64, 12 << 20
-#: Indices of keys that are held at once.
+#: Queries that a part has at most, as few as are worth it, and bytes that a thread holds for them.
+_ROWS, _FEW_ROWS, _BYTES = 512, 64, 4 << 20
+#: Keys of a word of bits; keys that a query should have in a bucket, and words that this has at most.
+_WORD, _KEYS, _WORDS = 64, 32, 8
+#: Indices of keys, or words of as many bits, that are held at once.
 _HELD = 1 << 24
 #: Tasks per thread, so that none waits long for another.
 _TASKS = 4
@@ -31,8 +34,8 @@ class KeyLists:
 
     def parts(self) -> list[tuple[int, int]]:
         """Return the first query of each part, and one past its last."""
-        L = self.extent.L
-        step = _HELD // max(self.extent.B * self.extent.H * (self.mask.listed_keys or 0), 1) // _ROWS * _ROWS or _ROWS
+        L, row = self.extent.L, max(self.mask.listed_keys or 0, self.extent.S // 32)
+        step = _HELD // max(self.extent.B * self.extent.H * row, 1) // _ROWS * _ROWS or _ROWS
         return [(first, min(first + step, L)) for first in range(0, L, step)]
 
     def of(self, first: int, last: int) -> Tensor:
@@ -66,11 +69,11 @@ class SelectedKeys(torch.autograd.Function):
         rows = grad, lse, (grad * output).sum(-1)
         heads = key.shape[0] * key.shape[1]
         shares = min(-(-torch.get_num_threads() // heads), -(-query.shape[2] // _FEW_ROWS))
-        sums = [x.new_zeros(shares, *x.shape) for x in (key, value)]
+        sums = [in_large_pages(x.new_empty(shares, *x.shape)) for x in (key, value)]
         found = []
         for first, last in ctx.lists.parts():
             call = _Part(query, key, value, ctx.lists, (first, last), ctx.scale)
-            found.append(_backward(call, [x[:, :, first:last].contiguous() for x in rows], sums))
+            found.append(_backward(call, [x[:, :, first:last].contiguous() for x in rows], sums, fresh=first == 0))
         d_query = found[0] if len(found) == 1 else torch.cat(found, 2)
         return d_query, *(x.sum(0) if shares > 1 else x[0] for x in sums), None, None
 
@@ -82,26 +85,26 @@ class _Part:
         self, query: Tensor, key: Tensor, value: Tensor, lists: KeyLists, part: tuple[int, int], scale: float
     ) -> None:
         self.query, self.key, self.value = query[:, :, slice(*part)].contiguous(), key, value
-        self.lists = lists.of(*part)
+        keys = lists.of(*part)
         (B, H, L, C), (_, G, S, V) = self.query.shape, value.shape
-        strides = [0 if n == 1 else stride for n, stride in zip(self.lists.shape[:2], self.lists.stride())]
-        K, threads = self.lists.shape[-1], torch.get_num_threads()
-        row, buckets = -(-K // PAD) * PAD + PAD, -(-S // BUCKET)
+        (list_b, list_h), K, words = keys.shape[:2], keys.shape[-1], -(-S // _WORD)
+        strides = [0 if list_b == 1 else list_h, 0 if list_h == 1 else 1]
+        bucket = min(max(_KEYS * words // max(K, 1), 1), _WORDS)
         pair = 2 * value.element_size() + 4  # two numbers and an index
-        enough = max(-(-L // threads), _FEW_ROWS)
-        rows = max(min(_ROWS, _PAIRS // (row * pair), enough, L), 1)
-        blocks = -(-L // rows)
-        # Heads that share a list have it ordered once, if that leaves work for all threads.
-        together = 1 if strides[1] else H if B * blocks >= threads else H // G
+        row = -(-min(K, bucket * _WORD) // PAD) * PAD * pair + 8
+        rows = max(min(_ROWS, _BYTES // row, max(-(-L // torch.get_num_threads()), _FEW_ROWS), L), 1)
+        blocks = max(-(-L // rows), 1)
+        rows = max(-(-L // blocks), 1)
         #: Number of work items of the forward pass.
-        self.items = B * H // together * blocks
-        sizes = [B, H, G, L, S, C, V, K, *strides, rows, together]
-        self.sizes = torch.tensor(sizes, device="cpu")
-        bits = -(-S // (64 * PAD)) * PAD * 8
-        # As in Room of csrc/selected.h; a whole number of words, as it begins with words.
-        self.room = -(-(bits + rows * (row * pair + 4 * buckets)) // 8) * 8
-        arrays = self.query, key, value, self.lists, self.sizes
-        self.given = *(x.data_ptr() for x in arrays), scale
+        self.items = B * H * blocks
+        self.sizes = torch.tensor([B, H, G, L, S, C, V, K, *strides, rows, bucket], device="cpu")
+        # As in Bucket and Selection of csrc/selected.h.
+        self.room = rows * row + PAD * pair
+        bits = keys.new_empty(list_b * list_h * blocks, words, -(-rows // 8) * 8 + 8, dtype=torch.int64)
+        mark, ends = library.load("selected.mark", query.dtype), (bits.data_ptr(), self.sizes.data_ptr())
+        shared(lambda first, last: mark(*ends, first, last, keys.data_ptr()), list_b * list_h * blocks)
+        self.arrays = self.query, key, value, bits, self.sizes
+        self.given = *(x.data_ptr() for x in self.arrays), scale
 
     def scratch(self) -> Tensor:
         """Return scratch memory for one thread."""
@@ -125,10 +128,11 @@ def _forward(call: _Part) -> tuple[Tensor, Tensor]:
     return output, torch.where(empty, -torch.inf, peak + torch.where(empty, 1.0, total).log())
 
 
-def _backward(call: _Part, rows: list[Tensor], sums: list[Tensor]) -> Tensor:
+def _backward(call: _Part, rows: list[Tensor], sums: list[Tensor], *, fresh: bool) -> Tensor:
     """Return the gradient of some of the queries, and add theirs to those of keys and values (shares, B, G, S, ·).
 
-    ``rows`` are the gradient of their output, their log-sum-exp, and the products of gradient and output.
+    ``rows`` are the gradient of their output, their log-sum-exp, and the products of gradient and output. ``fresh``
+    sums hold nothing yet.
     """
     d_query, shares = torch.zeros_like(call.query), sums[0].shape[0]
     function = library.load("selected.backward", call.query.dtype)
@@ -136,7 +140,7 @@ def _backward(call: _Part, rows: list[Tensor], sums: list[Tensor]) -> Tensor:
     def run(first: int, last: int) -> None:
         memory = call.scratch()
         arrays = [x.data_ptr() for x in (*rows, d_query, *sums, memory)]
-        function(*call.given, first, last, shares, *arrays)
+        function(*call.given, first, last, shares, fresh, *arrays)
 
     shared(run, call.key.shape[0] * call.key.shape[1] * shares)
     return d_query

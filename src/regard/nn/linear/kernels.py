@@ -28,8 +28,8 @@ _SAVED_EVERY = 8
 _TASKS, _WORTH = 4, 1 << 18
 #: Tasks of a step of decoding, for any number of threads.
 _MOST_TASKS = 16
-#: Work items of the backward pass that share the heads of a few keys.
-_ITEMS = 8
+#: Work items of the backward pass that share the heads of a few keys, and heads that are handled together.
+_ITEMS, _TOGETHER = 8, 8
 
 #: The least logarithm of a decay by which a row is divided.
 _WEAKEST = -20.0
@@ -304,8 +304,8 @@ class _Call:
         state = None if state is None else state.contiguous()
         numbers = _numbers(query, key, reader, value, decay, rate, output, (state, end, residual, saved), self.delta)
         numbers[_WRONG] = self._wrong.buffer_info()[0]
-        k, v = _padded(K), _padded(V)
-        room = _CHUNK * (10 * k + 4 * v) + k + 3 * _CHUNK * _CHUNK + 2 * _CHUNK + 2 * k * v
+        k, v, together = _padded(K), _padded(V), numbers[_HEADS]
+        room = _room(k, v, 1) + (together + 1) * k * v + 4 * _CHUNK * v
         self._run("recurrence.forward", numbers, value, B * H, L * K * V, room)
         return output, end, (residual, saved)
 
@@ -336,8 +336,9 @@ class _Call:
         rows = [_rows(each) for each in (grad, d_query[0], d_key[0], first, d_value, d_decay, d_rate)]
         ends = (d_query.stride(0), d_key.stride(0), _address(d_end), _address(d_start))
         numbers[_GRAD:] = array("q", (*chain.from_iterable(rows), *ends))
-        k, v, chunk = _padded(K), _padded(V), _CHUNK
-        room = chunk * (14 * k + 6 * v) + 2 * k + 5 * chunk * chunk + 2 * chunk + (_SAVED_EVERY + 3) * k * v
+        k, v, together = _padded(K), _padded(V), numbers[_HEADS]
+        sums = (3 * _SAVED_EVERY + 4) * _CHUNK * k + (2 * _SAVED_EVERY + 2) * _CHUNK * _CHUNK + _CHUNK
+        room = _room(k, v, _SAVED_EVERY) + sums + (together + _SAVED_EVERY + 2) * k * v + 9 * _CHUNK * v
         self._run("recurrence.backward", numbers, value, B * G * parts, H // G * L * K * V // parts, room)
         first = None if d_reader is None else _summed(d_reader)
         return _summed(d_query), _summed(d_key), d_value, d_decay, d_rate, d_start, first
@@ -359,10 +360,15 @@ class _Call:
         pool.run([lambda first=first, last=last: part(first, last) for first, last in cuts])
 
 
+def _room(k: int, v: int, chunks: int) -> int:
+    """Return how many numbers a chunk of padded widths needs, with rows of so many chunks: Chunk of csrc/recurrence.h."""
+    return (3 * chunks + 7) * _CHUNK * k + (2 * chunks + 3) * _CHUNK * _CHUNK + 5 * _CHUNK + max(k, v)
+
+
 #: Places among the numbers of a call.
-_QUERY, _KEY, _VALUE, _DECAY, _RATE, _OUTPUT, _START, _END, _WRONG, _GRAD = map(
+_QUERY, _KEY, _VALUE, _DECAY, _RATE, _OUTPUT, _START, _END, _WRONG, _GRAD, _HEADS = map(
     RECORDS["recurrence"].index,
-    ("query", "key", "value", "decay", "rate", "output", "start", "end", "wrong", "grad"),
+    ("query", "key", "value", "decay", "rate", "output", "start", "end", "wrong", "grad", "together"),
 )
 _COUNT = len(RECORDS["recurrence"])
 
@@ -382,7 +388,9 @@ def _numbers(
     """Return the numbers of a call, those from ``wrong`` on 0."""
     _, H, L, V = value.shape
     kind = 0 if decay is None else 1 if decay.shape[-1] == 1 else 2
-    sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], delta, kind, parts, _SAVED_EVERY)
+    shared = query.shape[1] != H and kind != 2
+    together = min(H // key.shape[1], _TOGETHER) if shared else 1
+    sizes = (H, key.shape[1], L, key.shape[-1], V, query.shape[1], delta, kind, parts, _SAVED_EVERY, together)
     rows = [_rows(each) for each in (query, key, reader, value, decay, rate, output)]
     numbers = array("q", (*sizes, *chain.from_iterable(rows), *map(_address, states)))
     numbers.extend((0,) * (_COUNT - len(numbers)))

@@ -117,11 +117,11 @@ class GroupedProjections(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule and set biases to 0."""
-        assert isinstance(self.qkv, nn.Linear)
-        for layer in (self.qkv, self.out):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        for layer in (*self.qkv.modules(), self.out):
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def projected(self, x: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, D), keys and values (B, G, L, D) of rows (B, L, E); ``turn`` rotates q and k."""

@@ -14,6 +14,7 @@ from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
 from regard.nn.heads.causal import CausalSelfAttention
+from regard.nn.linear.recurrence import substituted
 from regard.nn.linear.recurrent_attention import heads, unit
 from regard.nn.linear.short_convolution import ShortConvolution
 from regard.nn.positions.encodings import wide
@@ -119,9 +120,7 @@ class PathAttention(CausalSelfAttention):
         L, S = query.shape[2], key.shape[2]
         # u_sj = β_s w_s · (k_j after the reflections of j + 1 to s − 1) solves (I + β w wᵀ below the diagonal) u = β w kᵀ.
         earlier = (rate * (axes @ axes.mT)).tril(-1)
-        moved = torch.linalg.solve_triangular(
-            earlier, (rate * (axes @ key.to(dtype).mT)).tril(-1), upper=False, unitriangular=True
-        )
+        moved = substituted(earlier, (rate * (axes @ key.to(dtype).mT)).tril(-1))
         asked = query.unflatten(1, (G, H // G)).to(dtype) @ axes.mT.unsqueeze(2)  # (B, G, H/G, L, S)
         bias = asked.tril(S - L) @ moved.unsqueeze(2) * (-(D**-0.5))
         visible = visible & masks.dense(bias.flatten(1, 2))

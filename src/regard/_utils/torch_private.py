@@ -283,3 +283,10 @@ __all__ = [
     "uncompiled",
     "without_storage",
 ]
+
+
+def scan(step: Any, start: Any, rows: Any, dim: int) -> Any:
+    """Return the end of ``step(state, row) -> (state, output)`` over rows, a loop that ONNX knows: torch's prototype."""
+    from torch._higher_order_ops.scan import scan
+
+    return scan(step, start, rows, dim=dim)[0]

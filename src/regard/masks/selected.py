@@ -11,7 +11,7 @@ from regard._utils.constraints import size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
-from regard._utils.tracing import values_unavailable
+from regard._utils.tracing import is_exported_to_onnx, values_unavailable
 from regard.masks.base import Extent, Mask, Sizes, Tiling
 
 
@@ -77,7 +77,7 @@ class Selected(Mask):
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
         """Return which keys are in the lists of the queries."""
         lists, kv_idx = self._lists_of(b, h, q_idx), kv_idx // self.block_size
-        if kv_idx.dim() != 1 or q_idx.dim() < 2 or q_idx.shape[-1] != 1:
+        if kv_idx.dim() != 1 or q_idx.dim() < 2 or q_idx.shape[-1] != 1 or is_exported_to_onnx():
             return (lists == kv_idx.unsqueeze(-1)).any(-1)
         lists = lists.squeeze(-2).sort(-1).values
         keys = kv_idx.to(torch.int64).expand(*lists.shape[:-1], -1).contiguous()

@@ -20,9 +20,11 @@ from regard.nn.heads.cross_covariance import CrossCovarianceAttention as CrossCo
 from regard.nn.heads.cross_layer import CrossLayerAttention as CrossLayerAttention
 from regard.nn.heads.decomposable import DecomposableAttention as DecomposableAttention
 from regard.nn.heads.differential import DifferentialAttention as DifferentialAttention
+from regard.nn.heads.factorized import MultiMatrixFactorizationAttention as MultiMatrixFactorizationAttention
 from regard.nn.heads.forgetting import ForgettingAttention as ForgettingAttention
 from regard.nn.heads.indexed import DeepSeekSparseAttention as DeepSeekSparseAttention
 from regard.nn.heads.indexed import LightningIndexer as LightningIndexer
+from regard.nn.heads.laser import LaserAttention as LaserAttention
 from regard.nn.heads.latent import MultiheadLatentAttention as MultiheadLatentAttention
 from regard.nn.heads.local import LocalAttention as LocalAttention
 from regard.nn.heads.multi_token import MultiTokenAttention as MultiTokenAttention
@@ -32,6 +34,7 @@ from regard.nn.heads.options import HeadScale as HeadScale
 from regard.nn.heads.options import OutputGate as OutputGate
 from regard.nn.heads.options import QueryKeyNorm as QueryKeyNorm
 from regard.nn.heads.options import ValueResidual as ValueResidual
+from regard.nn.heads.path import PathAttention as PathAttention
 from regard.nn.heads.pooling import GatedAttentionPooling as GatedAttentionPooling
 from regard.nn.heads.scored import AdditiveAttention as AdditiveAttention
 from regard.nn.heads.scored import ConcatAttention as ConcatAttention
@@ -47,6 +50,8 @@ from regard.nn.heads.self_attention import SelfAttention as SelfAttention
 from regard.nn.heads.stochastic import HardAttention as HardAttention
 from regard.nn.heads.synthesizer import FactorizedPositionalAttention as FactorizedPositionalAttention
 from regard.nn.heads.synthesizer import PositionalAttention as PositionalAttention
+from regard.nn.heads.tensor_product import TensorProductAttention as TensorProductAttention
+from regard.nn.heads.tied import GroupedTiedAttention as GroupedTiedAttention
 from regard.nn.image.channels import CBAM as CBAM
 from regard.nn.image.channels import ECA as ECA
 from regard.nn.image.channels import ChannelAttention as ChannelAttention
@@ -107,6 +112,7 @@ from regard.nn.paged import paged_attention as paged_attention
 from regard.nn.points import PointTransformerAttention as PointTransformerAttention
 from regard.nn.positions.contextual import ContextualPositions as ContextualPositions
 from regard.nn.positions.contextual import SelectiveBias as SelectiveBias
+from regard.nn.positions.disentangled import DisentangledPositions as DisentangledPositions
 from regard.nn.positions.encodings import LearnedPositions as LearnedPositions
 from regard.nn.positions.encodings import SinusoidalPositions as SinusoidalPositions
 from regard.nn.positions.fire import FireBias as FireBias

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -202,13 +204,14 @@ def test_what_layers_cannot_share(changes, message) -> None:
         model(**{"kind": changes.pop("attention", "softmax"), "layers": 4, **changes})
 
 
-def test_shared_keys_are_neither_planned_nor_written_for_others(tmp_path) -> None:
+def test_shared_keys_are_planned_and_saved(tmp_path) -> None:
     from regard_lab.models import load, save
-    from regard_lab.planner.shapes import shape_of
+    from regard_lab.planner import cache_memory, shape_of
 
     made = model("softmax", share_keys_values=2, norm="rms", activation="silu", gated=True, bias=False).float()
-    with pytest.raises(ValueError, match="plan: share_keys_values must be '1'"):
-        shape_of(made.config, "model")
+    shape, alone = shape_of(made.config), shape_of(replace(made.config, share_keys_values="1"))
+    assert shape.parameters == sum(each.numel() for each in made.parameters()) < alone.parameters
+    assert cache_memory(shape, 7) == cache_memory(alone, 7) / 2
     save(made, tmp_path)
     torch.testing.assert_close(load(tmp_path)(tokens(5)), made(tokens(5)))
     assert '"share_keys_values": "2"' in (tmp_path / "config.json").read_text()

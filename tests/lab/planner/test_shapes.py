@@ -109,6 +109,14 @@ def test_shared_layers_count_once() -> None:
     assert shared.parameters == one.parameters and shared.depth == twelve.depth
 
 
+@pytest.mark.parametrize("norm", ["none", "head", "all"])
+def test_layers_that_share_keys_have_queries_alone(norm: Any) -> None:
+    shared: dict[str, Any] = {"kv_heads": 2, "share_keys_values": "0,0,0,3", "qk_norm": norm}
+    check(DecoderLM, DecoderLMConfig(9, width=16, heads=4, layers=4, **shared))
+    shared |= {"share_keys_values": "2", "attention": "softmax,softmax,linear"}
+    check(DecoderLM, DecoderLMConfig(9, width=16, heads=4, layers=6, **shared))
+
+
 def test_without_embeddings() -> None:
     shape = shape_of(DecoderLMConfig.preset("gpt2"))
     assert parameters_without_embeddings(shape) == shape.parameters - (50257 + 1024) * 768

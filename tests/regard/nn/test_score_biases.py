@@ -1,4 +1,4 @@
-"""KERPLE, FIRE, CoPE, selective and multi-token attention: engines, offsets, padding, bad input."""
+"""KERPLE, FIRE, CoPE, DeBERTa, selective and multi-token attention: engines, offsets, padding, bad input."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import XLNetConfig, XLNetModel
+from transformers import DebertaV2Config, XLNetConfig, XLNetModel
+from transformers.models.deberta_v2.modeling_deberta_v2 import (
+    DisentangledSelfAttention,
+    build_relative_position,
+    make_log_bucket_position,
+)
 from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 import regard
 from regard import AuxRequest, masks
 from regard.nn import (
     ContextualPositions,
+    DisentangledPositions,
     FireBias,
     KerpleBias,
     KVCache,
@@ -108,6 +114,76 @@ def test_transformer_xl_positions_are_those_of_xlnet() -> None:
     torch.testing.assert_close(found, expected.permute(1, 2, 0, 3), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("buckets", "reach", "length"), [(None, 6, 9), (8, 32, 40)])
+def test_disentangled_positions_are_those_of_deberta(buckets: int | None, reach: int, length: int) -> None:
+    torch.manual_seed(4)
+    half = buckets or reach
+    config = DebertaV2Config(
+        hidden_size=12,
+        num_attention_heads=3,
+        relative_attention=True,
+        position_buckets=buckets or -1,
+        max_relative_positions=reach,
+        pos_att_type=["c2p", "p2c"],
+    )
+    theirs = DisentangledSelfAttention(config).double().eval()
+    ours = DisentangledPositions(3, 4, reach, None if buckets is None else 2 * buckets).double()
+    x, real = rows(2, length, 12), torch.arange(length) < torch.tensor([[length], [length // 2]])
+    with torch.no_grad():
+        ours.weight.normal_()
+        for name, projection in (("key", theirs.pos_key_proj), ("query", theirs.pos_query_proj)):
+            getattr(ours, f"{name}_weight").copy_(projection.weight)
+            getattr(ours, f"{name}_bias").copy_(projection.bias.normal_())
+        pairs = real[:, None, :, None] & real[:, None, None, :]
+        expected, _ = theirs(x, pairs, rel_embeddings=ours.weight)
+        projections = theirs.query_proj, theirs.key_proj, theirs.value_proj
+        q, k, v = (project(x).unflatten(-1, (3, 4)).transpose(1, 2) for project in projections)
+        found = regard.attention(q, k, v, masks.key_padding(real) & ours(q, k), scale=ours.scale)
+    # Their scale is float32.
+    torch.testing.assert_close(found.transpose(1, 2).flatten(2)[real], expected[real], rtol=1e-6, atol=1e-6)
+    ends = torch.arange(length)
+    theirs_places = build_relative_position(q, k, buckets or -1, reach)[0][[*[0] * length, *ends], [*ends, *[0] * length]]
+    found_places = [ours.bucket(int(gap)) for gap in (*-ends, *ends)]
+    assert found_places == (theirs_places + half).clamp(0, 2 * half - 1).tolist()
+
+
+def test_buckets_of_deberta_v3() -> None:
+    layer, gaps = DisentangledPositions(1, 2, 512, 512), torch.arange(-600, 601)
+    theirs = make_log_bucket_position(gaps, 256, 512).long() + 256
+    assert [layer.bucket(int(gap)) for gap in gaps] == theirs.clamp(0, 511).tolist()
+
+
+def test_a_step_with_disentangled_positions() -> None:
+    torch.manual_seed(2)
+    x, layer = rows(2, 3, 7, 8), DisentangledPositions(3, 8, 12, 16).double()
+    torch.nn.init.normal_(layer.weight)
+    whole = regard.attention(x, x, x, masks.causal() & layer(x, x), scale=layer.scale)
+    step = regard.attention(x[:, :, 6:], x, x, layer(x[:, :, 6:], x, 6), scale=layer.scale)
+    torch.testing.assert_close(step, whole[:, :, 6:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_buckets": 10}, "num_buckets must be a multiple of 4, got 10"),
+        ({"num_buckets": 4}, "num_buckets must be an int of at least 8 or None, got 4"),
+        ({"num_buckets": 16, "max_distance": 8}, "max_distance must be an int of at least 9, got 8"),
+    ],
+)
+def test_settings_of_disentangled_positions(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DisentangledPositions(**({"num_heads": 3, "head_dim": 4, "max_distance": 9} | arguments))
+
+
+def test_disentangled_positions_need_the_calls_queries_and_keys() -> None:
+    q, k = rows(2, 3, 5, 4), rows(2, 2, 6, 4)
+    layer = DisentangledPositions(3, 4, 5).double()
+    with pytest.raises(ValueError, match="key must have a number of heads that divides 3, got 2"):
+        layer(q, k)
+    with pytest.raises(ValueError, match="the query and key of the attention call"):
+        regard.attention(q, q, q, layer(q, rows(2, 3, 6, 4), 0))
+
+
 def test_a_step_with_contextual_positions() -> None:
     torch.manual_seed(2)
     x, cope = rows(2, 3, 7, 8), ContextualPositions(8, 4).double()
@@ -117,9 +193,11 @@ def test_a_step_with_contextual_positions() -> None:
     torch.testing.assert_close(step, whole[:, :, 6:])
 
 
-@pytest.mark.parametrize("kind", ["contextual", "selective"])
-def test_padding_has_no_influence(kind: str) -> None:
-    layer: Any = ContextualPositions(8, 4).double() if kind == "contextual" else SelectiveBias()
+@pytest.mark.parametrize(
+    "layer", [ContextualPositions(8, 4), SelectiveBias(), DisentangledPositions(3, 8, 4)], ids=lambda each: each._get_name()
+)
+def test_padding_has_no_influence(layer: Any) -> None:
+    layer = layer.double()
     for each in layer.parameters():
         torch.nn.init.normal_(each)
     real = torch.arange(7) < 5

@@ -272,6 +272,7 @@ CASES = [
         lambda new, B, L: ((new(B, L, E), layers.KeysValues(new(B, H, L, 3), new(B, H, L, 3))), {"is_causal": True}),
     ),
     Case("MultiTokenAttention", lambda: layers.MultiTokenAttention(E, 4, 3, 3, head_kernel=2), rows(is_causal=True)),
+    Case("LaserAttention", lambda: layers.LaserAttention(E, H), rows(is_causal=True)),
     Case("DifferentialAttention", lambda: layers.DifferentialAttention(E, 4), rows(is_causal=True)),
     Case(
         "QueryKeyNorm", lambda: layers.QueryKeyNorm(E), lambda new, B, L: ((new(B, H, L, E), new(B, H, L + 1, E)), {})
@@ -307,6 +308,7 @@ CASES = [
     Case("KerpleBias", lambda: Read(layers.KerpleBias(3)), padded_ends),
     Case("FireBias", lambda: Read(layers.FireBias(3, 5)), padded_ends),
     Case("ContextualPositions", lambda: Contextual(layers.ContextualPositions(4)), ends()),
+    Case("DisentangledPositions", lambda: Contextual(layers.DisentangledPositions(3, 4, 6, 8)), ends()),
     Case("TransformerXLPositions", lambda: Contextual(layers.TransformerXLPositions(3, 4, 5)), ends()),
     Case("SelectiveBias", lambda: Contextual(layers.SelectiveBias()), ends()),
     Case("AlibiBias", lambda: Read(layers.AlibiBias(3, learn=True)), padded_ends),
@@ -335,6 +337,10 @@ CASES = [
     Case("EfficientAttention", lambda: layers.EfficientAttention(E, H), padded_rows()),
     Case("ExternalAttention", lambda: layers.ExternalAttention(E, 5), padded_rows()),
     Case("ForgettingAttention", lambda: layers.ForgettingAttention(E, H), padded_rows()),
+    Case("TensorProductAttention", lambda: layers.TensorProductAttention(E, H, rotary=Rotary(E // H)), padded_rows()),
+    Case("MultiMatrixFactorizationAttention", lambda: layers.MultiMatrixFactorizationAttention(E, H), padded_rows()),
+    Case("GroupedTiedAttention", lambda: layers.GroupedTiedAttention(E, H, head_dim=4), padded_rows()),
+    Case("PathAttention", lambda: layers.PathAttention(E, H, forget=True), padded_rows()),
     Case("GatedAttentionPooling", lambda: layers.GatedAttentionPooling(E, 4, 2), padded_rows()),
     Case("GatedCrossAttention", lambda: layers.GatedCrossAttention(E, H), two_sets),
     Case(
@@ -363,6 +369,10 @@ every_layer = pytest.mark.parametrize("case", CASES, ids=str)
 MASKS = {
     "AlibiBias": (layers.AlibiBias(3), {"offset": 1}),
     "ContextualPositions": (layers.ContextualPositions(4), {name: torch.ones(2, 3, 5, 4) for name in ("query", "key")}),
+    "DisentangledPositions": (
+        layers.DisentangledPositions(3, 4, 5),
+        {name: torch.ones(2, 3, 5, 4) for name in ("query", "key")},
+    ),
     "FireBias": (layers.FireBias(3, 5), {"offset": 1}),
     "KerpleBias": (layers.KerpleBias(3), {"offset": 1}),
     "SelectiveBias": (layers.SelectiveBias(), {name: torch.ones(2, 3, 5, 4) for name in ("query", "key")}),

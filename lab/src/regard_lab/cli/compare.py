@@ -189,10 +189,17 @@ def _table(runs: list[ComparedRun], decimals: int) -> Table:
     table.add_column("attention", no_wrap=True, overflow="fold", min_width=max(len(each.name) for each in runs))
     scores = [name for name in runs[0].scores if name != _REDUNDANT]
     headings = [*(name.replace("_", " ") for name in scores), "parameters", f"{runs[0].unit}/s", "memory (MB)"]
-    for heading in (*headings, *(("cache per token (B)", "fixed cache (B)") if cached else ())):
-        table.add_column(heading, justify="right")
+    for heading in (*headings, *(("cached bytes",) if cached else ())):
+        words = max(map(len, heading.split()))
+        table.add_column(heading, justify="right", overflow="fold", min_width=words)
     for each in runs:
-        numbers = [each.per_second, each.memory, *((each.cache_per_token, each.cache_fixed) if cached else ())]
         shown = (f"{each.scores[name]:.{decimals}f}" for name in scores)
-        table.add_row(each.name, *shown, f"{each.parameters:,}", *(f"{number:,.0f}" for number in numbers))
+        counts = (f"{number:,.0f}" for number in (each.parameters, each.per_second, each.memory))
+        table.add_row(each.name, *shown, *counts, *((_cached(each),) if cached else ()))
     return table
+
+
+def _cached(each: ComparedRun) -> str:
+    """Return what decoding caches: bytes per token of a sequence, and bytes however long it is."""
+    parts = (each.cache_per_token, "/token"), (each.cache_fixed, "")
+    return " + ".join(f"{number:,.0f}{unit}" for number, unit in parts if number) or "0"

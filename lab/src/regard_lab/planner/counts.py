@@ -364,7 +364,7 @@ def layer_activations(layer: Layer, recipe: Recipe, attended: int | None = None)
 
 def _attention_rows(attention: AttentionShape) -> int:
     """Return how many numbers an attention keeps of each token."""
-    H, G, D = attention.heads, attention.kv_heads, attention.head_width
+    H, G, D = attention.heads, 0 if attention.shares else attention.kv_heads, attention.head_width
     return (2 * H + 2 * G) * D + ((H + G) * D if attention.rotary else 0)
 
 
@@ -457,7 +457,8 @@ def training_memory(shape: Shape, recipe: Recipe, layout: Layout | None = None) 
 def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
     """Return the bytes of the keys and values of so many tokens, in all layers that write one token after the other.
 
-    Of layers with a state, they are those of one sequence's state in float32, however many tokens it has.
+    Of layers with a state, they are those of one sequence's state in float32, however many tokens it has. Layers that
+    read the keys and values of another one have none.
 
     Parameters
     ----------
@@ -480,5 +481,5 @@ def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
             for each in stack.layer.attentions:
                 D = each.head_width
                 kept = each.state * 4 if each.linear else 2 * each.kv_heads * D * tokens * element
-                found += stack.depth * kept
+                found += 0 if each.shares else stack.depth * kept
     return float(found)

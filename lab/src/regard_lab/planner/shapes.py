@@ -86,6 +86,8 @@ class AttentionShape:
         V; D by default.
     state : int
         Numbers that the cache of such a sum keeps of a sequence, however long.
+    shares : bool
+        Whether keys and values are those of an earlier layer, which projects and caches them.
     """
 
     heads: int
@@ -98,6 +100,7 @@ class AttentionShape:
     linear: bool = False
     value_width: int | None = None
     state: int = 0
+    shares: bool = False
 
     @property
     def values(self) -> int:
@@ -213,21 +216,20 @@ def shape_of(config: object, name: str = "model") -> Shape:  # noqa: ARG001
 @shape_of.register
 def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     E, N = config.width, config.vocabulary
-    if len(set(config.sources)) < config.layers:
-        raise rejected("plan", "share_keys_values", "be '1': shared keys are not planned", config.share_keys_values)
     if config.chunk is not None or config.rotary_layers != "rotary":
         raise rejected(
             "plan", "chunk", "be left out: layers that differ in their positions are not planned", config.chunk
         )
-    counts = Counter(zip(config.kinds, config.sparse))
+    shares = (source != i for i, source in enumerate(config.sources))
+    counts = Counter(zip(config.kinds, config.sparse, shares))
     stacks = tuple(Stack(_decoder_layer(config, *kind), count) for kind, count in counts.items())
     rest = [Weight("embeddings", (N, E)), *_positions(config, config.max_length, E), *_norm(config, E)]
     rest.append(Weight("head", (N, E), "tokens", stored=not config.tied))
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
-def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool) -> Layer:
-    """Return the layer of a decoder with this kind of attention, and perhaps experts."""
+def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:
+    """Return the layer of a decoder with this kind of attention, perhaps experts, and perhaps another layer's keys."""
     D = config.head
     if kind not in ("softmax", "linear") and not MIXERS[kind].state:
         planned = ", ".join(each for each, mixer in MIXERS.items() if each == "softmax" or mixer.state)
@@ -235,7 +237,7 @@ def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool) -> Layer:
     if kind in ("softmax", "linear"):
         state = config.heads * D * (D + 1)
         seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}
-        seen |= {"linear": True, "state": state} if kind == "linear" else {}
+        seen |= {"linear": True, "state": state} if kind == "linear" else {"shares": shares}
         return _language_layer(config, replace(_attention(config), **seen), sparse=sparse)
     layer = cast(RecurrentAttention, meta(config, kind, config.kinds.index(kind)))
     with torch.device("meta"):
@@ -315,12 +317,16 @@ def _language_layer(
     E, H, G, D = config.width, config.heads, config.groups, config.head
     if weights is None:
         bias = config.bias if config.qkv_bias is None else config.qkv_bias
-        weights = linear("attention", E, (H + 2 * G) * D, bias)
+        weights = linear("attention", E, (H if attention.shares else H + 2 * G) * D, bias)
         weights += linear("attention", H * D, E, config.bias if config.out_bias is None else config.out_bias)
-        weights += _scorer(config.score, D, config.max_length)
-        weights += linear("attention", E, H * D, bias) if config.output_gate else []
-        widths = {"none": (), "head": (D, D), "all": (H * D, G * D)}[config.qk_norm]
-        weights += [Weight("norms", (width,)) for width in widths]
+        if not attention.linear:
+            weights += _scorer(config.score, D, config.max_length)
+            weights += linear("attention", E, H * D, bias) if config.output_gate else []
+            of_keys = [] if attention.shares else [G]
+            if config.qk_norm == "head":
+                weights += [each for _ in (H, *of_keys) for each in _norm(config, D)]
+            elif config.qk_norm == "all":
+                weights += [Weight("norms", (heads * D,)) for heads in (H, *of_keys)]
     weights = [*weights, *_norm(config, E)]
     if sparse:
         assert isinstance(config, DecoderLMConfig)

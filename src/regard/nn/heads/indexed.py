@@ -14,7 +14,7 @@ from regard import masks
 from regard._utils.constraints import OneOf, flag, floats, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import is_symbolic, values_unavailable
+from regard._utils.tracing import is_exported_to_onnx, is_symbolic, values_unavailable
 from regard.masks import Extent, Mask, MaskLike
 from regard.nn._base import Layer, draw_linear
 from regard.nn.heads.causal import appended
@@ -180,7 +180,8 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         is_tied = ((scores == least).sum(-1) > (values == least).sum(-1)) & (least[..., 0] > -torch.inf)
         if not bool(is_tied.any()):
             return values, indices
-    values, indices = scores.sort(dim=-1, descending=True, stable=True)
+    stable = {} if is_exported_to_onnx() else {"stable": True}  # ONNX has no other sort
+    values, indices = scores.sort(dim=-1, descending=True, **stable)
     return values[..., :k], indices[..., :k]
 
 

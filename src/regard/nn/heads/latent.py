@@ -17,6 +17,7 @@ from regard.functional import attention
 from regard.masks import MaskLike
 from regard.nn._base import Layer, draw_linear
 from regard.nn.heads.causal import appended
+from regard.nn.heads.options import in_wider
 from regard.nn.kv_cache import StepCache
 from regard.nn.positions.rotary import Rotary, Rotation
 
@@ -228,7 +229,7 @@ class MultiheadLatentAttention(Layer):
         """Return what queries are linear in: x, or its latents for queries."""
         if self.query_latent_dim is None:
             return x
-        latent: Tensor = self.query_norm(self.query_latent(x))
+        latent = in_wider(self.query_norm, self.query_latent(x))
         return latent * (self.embed_dim / self.query_latent_dim) ** 0.5 if self.scale_latents else latent
 
     def _queries(self, latent: Tensor, rotation: Rotation | None) -> Tensor:
@@ -244,7 +245,7 @@ class MultiheadLatentAttention(Layer):
     def _rows(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         """Return what a cache keeps: latents and rotary keys (B, 1, L, C + R)."""
         latent, shared = self.latent(x).unsqueeze(1).split((self.latent_dim, self.rotary_dim), -1)
-        latent = self.latent_norm(latent)
+        latent = in_wider(self.latent_norm, latent)
         if self.scale_latents:
             latent = latent * (self.embed_dim / self.latent_dim) ** 0.5
         if self.rotary is not None:

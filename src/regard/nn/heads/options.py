@@ -77,12 +77,12 @@ class QueryKeyNorm(Layer):
         """Return normalized queries (B, H, L, D) and keys (B, G, S, D)."""
         query = floats(self, "query", query, "B", "H", "L", self.head_dim)
         key = floats(self, "key", key, "B", "G", "S", self.head_dim)
-        normed = unit_rows(key) if self.key is None else _in_wider(self.key, key)
+        normed = unit_rows(key) if self.key is None else in_wider(self.key, key)
         return self.of_queries(query), normed
 
     def of_queries(self, query: Tensor) -> Tensor:
         """Return normalized queries (B, H, L, D)."""
-        return unit_rows(query) if self.query is None else _in_wider(self.query, query)
+        return unit_rows(query) if self.query is None else in_wider(self.query, query)
 
     def reset_parameters(self) -> None:
         """Reset the factors to 1."""
@@ -95,7 +95,7 @@ class QueryKeyNorm(Layer):
         return f"{self.head_dim}, {self.kind!r}"
 
 
-def _in_wider(norm: nn.RMSNorm, rows: Tensor) -> Tensor:
+def in_wider(norm: nn.RMSNorm, rows: Tensor) -> Tensor:
     """Apply a norm in its own dtype or that of the rows, whichever is wider: under autocast these differ."""
     normed: Tensor = norm(rows.to(torch.promote_types(rows.dtype, norm.weight.dtype)))
     return normed.to(rows.dtype)

@@ -126,7 +126,6 @@ class GroupedProjections(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize the weights by Glorot's rule and set biases to 0."""
-        assert isinstance(self.qkv, nn.Linear)
         draw_linear(self.qkv, self.out)
 
     def projected(self, x: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:

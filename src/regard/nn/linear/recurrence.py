@@ -18,7 +18,8 @@ from torch import Tensor
 from regard import masks
 from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
-from regard._utils.tracing import autocast_cast, is_symbolic, values_unavailable
+from regard._utils.torch_private import scan
+from regard._utils.tracing import autocast_cast, is_exported_to_onnx, is_symbolic, values_unavailable
 from regard.engines.problem import DTYPES
 from regard.masks.base import Extent
 from regard.masks.documents import Documents, Packed
@@ -385,10 +386,33 @@ def _scan(
 
 
 def _solved(below: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (I + below)⁻¹ times two matrices, by substitution: powers of ``below`` would grow without bound."""
+    """Return (I + below)⁻¹ times two matrices."""
     second = second.expand(*first.shape[:-1], -1)
-    solved = torch.linalg.solve_triangular(below, torch.cat([first, second], -1), upper=False, unitriangular=True)
+    solved = substituted(below, torch.cat([first, second], -1))
     return solved[..., : first.shape[-1]], solved[..., first.shape[-1] :]
+
+
+def substituted(below: Tensor, right: Tensor) -> Tensor:
+    """Return ``(I + below)⁻¹ right`` by substitution: powers of ``below`` would grow without bound.
+
+    Parameters
+    ----------
+    below : Tensor (..., C, C)
+        Zeros on and above the diagonal.
+    right : Tensor (..., C, W)
+    """
+    if not is_exported_to_onnx():
+        return torch.linalg.solve_triangular(below, right, upper=False, unitriangular=True)
+    size = below.shape[-1]
+
+    def step(solved: Tensor, row: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        weights, sums, place = row
+        new = sums - (weights.unsqueeze(-2) @ solved).squeeze(-2)
+        return solved + place.unsqueeze(-1) * new.unsqueeze(-2), new.clone()
+
+    places = torch.eye(size, dtype=right.dtype, device=right.device).expand(*below.shape[:-2], size, size)
+    solved: Tensor = scan(step, torch.zeros_like(right), (below, right, places), below.dim() - 2)
+    return solved
 
 
 #: Steps of a block in which decays of channels are multiplied pair by pair.
@@ -469,7 +493,7 @@ class _Decay:
         """
         assert self.total is not None
         size, total = rows.shape[-2], self.total
-        place = torch.arange(-(-size // _BLOCK) * _BLOCK, device=rows.device)
+        place = torch.arange((size + _BLOCK - 1) // _BLOCK * _BLOCK, device=rows.device)  # ONNX rounds −size // 16 to 0
         kept = place.clamp(max=size - 1)  # rows that fill the last block repeat the last row
         block_rows, at, near_total, near_columns = (
             each.index_select(-2, kept).unflatten(-2, (-1, _BLOCK)) for each in (rows, at, total, columns)

@@ -17,7 +17,7 @@ from regard.nn._base import Layer, parameter
 from regard.nn.positions.encodings import wide
 
 
-def _finite(rows: Tensor) -> Tensor:
+def finite(rows: Tensor) -> Tensor:
     """Return rows in at least float32, with zeros in place of rows that are not finite: padding may hold anything."""
     return torch.where(rows.isfinite().all(-1, keepdim=True), rows, 0.0).to(wide(rows.dtype))
 
@@ -28,7 +28,7 @@ def _scores(layer: Any, query: Tensor, key: Tensor) -> Tensor:
     key = floats(layer, "key", key, B, "G", "S", D)
     if H % max(key.shape[1], 1):
         raise rejected(type(layer).__name__, "key", f"have a number of heads that divides {H}", key.shape[1])
-    return query @ _finite(key).repeat_interleave(H // max(key.shape[1], 1), 1).mT / D**0.5
+    return query @ finite(key).repeat_interleave(H // max(key.shape[1], 1), 1).mT / D**0.5
 
 
 def _visible(query: Tensor, keys: int, offset: Offset, align: str | None) -> Tensor:
@@ -99,7 +99,7 @@ class ContextualPositions(Layer):
         Mask
             Its tensor is (B, H, L, S).
         """
-        query = _finite(floats(self, "query", query, "B", "H", "L", self.head_dim))
+        query = finite(floats(self, "query", query, "B", "H", "L", self.head_dim))
         scores = _scores(self, query, key)
         gates = torch.where(_visible(query, key.shape[2], offset, align), scores.sigmoid(), 0.0)
         counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_positions - 1)
@@ -170,7 +170,7 @@ class SelectiveBias(Layer):
         if self.head >= H:
             raise rejected("SelectiveBias", "head", f"be below the number of heads, {H}", self.head)
         group = self.head // max(H // max(key.shape[1], 1), 1)
-        scores = _scores(self, _finite(query[:, self.head : self.head + 1]), key[:, group : group + 1])
+        scores = _scores(self, finite(query[:, self.head : self.head + 1]), key[:, group : group + 1])
         place = torch.arange(L, device=query.device)
         counts = (place < place.unsqueeze(1)) & (place > 0)
         said = torch.where(counts, scores.relu(), 0.0)

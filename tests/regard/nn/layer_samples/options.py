@@ -15,10 +15,12 @@ from regard import masks
 from regard.functional import attention
 from regard.nn.heads.cross_layer import CrossLayerAttention
 from regard.nn.heads.differential import DifferentialAttention
+from regard.nn.heads.laser import LaserAttention
 from regard.nn.heads.multi_token import MultiTokenAttention
 from regard.nn.heads.options import ExclusiveOutput, HeadScale, OutputGate, QueryKeyNorm, ValueResidual
 from regard.nn.heads.self_attention import KeysValues, SelfAttention
 from regard.nn.positions.contextual import ContextualPositions, SelectiveBias
+from regard.nn.positions.disentangled import DisentangledPositions
 from regard.nn.positions.fire import FireBias
 from regard.nn.positions.kerple import KerpleBias
 from regard.nn.positions.multi_axis import MultiAxisRotary
@@ -185,6 +187,23 @@ sample(
     lambda **where: _shaken(CrossLayerAttention(12, 4, num_kv_heads=2, qk_norm="rms", exclusive="fixed", **where)),
     lambda new: ((new(2, 5, 12), KeysValues(new(2, 2, 5, 3), new(2, 2, 5, 3))), {"is_causal": True}),
     _across,
+)
+
+
+def _laser(layer: Any, x: Tensor, attn_mask: Any) -> Array:  # noqa: ARG001
+    """Return causal attention that reads the logarithm of averaged exponentials, head by head."""
+    q, k, v = _pieces(layer, x)
+    group, D = len(q) // len(k), layer.head_dim
+    causal = np.tril(np.ones((1, x.shape[1], x.shape[1]), bool))
+    weights = [softmax(np.einsum("bld,bsd->bls", q[h], k[h // group]) / math.sqrt(D), causal) for h in range(len(q))]
+    return _out(layer, [np.log(weights[h] @ np.exp(v[h // group])) for h in range(len(q))])
+
+
+sample(
+    "LaserAttention",
+    lambda **where: LaserAttention(12, 4, num_kv_heads=2, **where),
+    lambda new: ((new(2, 5, 12), masks.causal()), {}),
+    _laser,
 )
 
 
@@ -455,7 +474,9 @@ class Contextual(torch.nn.Module):
         if isinstance(self.positions, TransformerXLPositions):
             q, bias = self.positions(q)
             return attention(q, k, v, masks.causal() & bias, enable_gqa=True, engine="streaming")
-        return attention(q, k, v, masks.causal() & self.positions(q, k), enable_gqa=True, engine="streaming")
+        scale = getattr(self.positions, "scale", None)
+        mask = masks.causal() & self.positions(q, k)
+        return attention(q, k, v, mask, scale=scale, enable_gqa=True, engine="streaming")
 
     def reset_parameters(self) -> None:
         """Draw the layer's anew."""
@@ -514,6 +535,41 @@ sample(
     grouped,
     _transformer_xl,
 )
+
+
+def _place(layer: DisentangledPositions, gap: int) -> int:
+    """Return the bucket of q − k, as the paper and the code of its second version have it."""
+    half, n = len(layer.weight) // 2, abs(gap)
+    if layer.num_buckets is not None and n > half // 2:
+        exact, most = half // 2, layer.max_distance - 1
+        n = exact + math.ceil((exact - 1) * math.log(n / exact) / math.log(most / exact) - 1e-9)
+    return int(np.clip(half + np.sign(gap) * n, 0, 2 * half - 1))
+
+
+def _disentangled(read: Any, *ends: Tensor) -> Array:
+    query, key, value = (array(t).reshape(*t.shape[:2], -1, WIDTH) for t in ends)
+    key, value = (np.repeat(t, query.shape[2] // t.shape[2], 2) for t in (key, value))
+    layer, L = read.positions, query.shape[1]
+    scores = np.einsum("blhd,bshd->bhls", query, key)
+    for t, j in np.ndindex(L, L):
+        row = array(layer.weight)[_place(layer, t - j)]
+        content = (array(layer.key_weight) @ row + array(layer.key_bias)).reshape(-1, WIDTH)
+        position = (array(layer.query_weight) @ row + array(layer.query_bias)).reshape(-1, WIDTH)
+        scores[:, :, t, j] += (query[:, t] * content + key[:, j] * position).sum(-1)
+    weights = softmax(scores / np.sqrt(3 * WIDTH), np.tril(np.ones((L, L), bool)))
+    return np.einsum("bhls,bshd->bhld", weights, value)
+
+
+for variant, buckets in (("", None), ("buckets", 8)):
+    sample(
+        "DisentangledPositions",
+        lambda buckets=buckets, **where: Contextual(
+            _shaken(DisentangledPositions(4, WIDTH, 5, buckets, embed_dim=6, **where))
+        ),
+        grouped,
+        _disentangled,
+        variant=variant,
+    )
 
 
 def _multi_token(layer: Any, x: Tensor, **_: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Samples of layers with latents, selected keys and forget gates; formulas are written out query by query."""
+"""Samples of layers with compact or selected keys, and causal ones; formulas are written out query by query."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from torch import Tensor
 
 from regard import masks
 from regard.nn.heads.blocks import MixtureOfBlockAttention, NativeSparseAttention
+from regard.nn.heads.factorized import MultiMatrixFactorizationAttention
 from regard.nn.heads.forgetting import ForgettingAttention
 from regard.nn.heads.indexed import DeepSeekSparseAttention
 from regard.nn.heads.latent import MultiheadLatentAttention
+from regard.nn.heads.path import PathAttention
+from regard.nn.heads.tensor_product import TensorProductAttention
+from regard.nn.heads.tied import GroupedTiedAttention
 from regard.nn.positions.rotary import Rotary
 
 LENGTHS = torch.tensor([3, 11])
@@ -256,4 +260,110 @@ sample(
     lambda new: ((new(2, 11, 12), LENGTHS), {}),
     forgetful,
     padded,
+)
+
+
+def _by_head(rows: Array, heads: int) -> Array:
+    """Return rows (B, L, H·D) as heads (B, H, L, D)."""
+    return rows.reshape(*rows.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def _causal_heads(layer: Any, q: Array, k: Array, v: Array, added: Array | float = 0.0) -> Array:
+    """Return causal attention of heads (B, H, L, D) with padding, and a score of every pair; then the projection."""
+    group, L = q.shape[1] // k.shape[1], q.shape[2]
+    k, v = np.repeat(k, group, 1), np.repeat(v, q.shape[1] // v.shape[1], 1)
+    visible = _causal(L) & (np.arange(L) < array(LENGTHS)[:, None, None])[:, None]
+    read = softmax(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1]) + added, visible) @ v
+    return linear(layer.out, read.transpose(0, 2, 1, 3).reshape(q.shape[0], L, -1))
+
+
+def _zeroed(x: Tensor, lengths: Tensor) -> Array:
+    """Return rows with zeros in padding."""
+    return np.where((np.arange(x.shape[1]) < array(lengths)[:, None])[..., None], array(x), 0)
+
+
+def _tensor_product(layer: Any, x: Tensor, lengths: Tensor) -> Array:
+    rows, made = _zeroed(x, lengths), []
+    for i, rank in enumerate((layer.query_rank, layer.key_rank, layer.value_rank)):
+        factors, total = linear(layer.qkv[i], rows), 0.0
+        for r in range(rank):
+            start = rank * layer.num_heads + r * layer.head_dim
+            by_head = factors[..., r * layer.num_heads : (r + 1) * layer.num_heads]
+            by_channel = factors[..., start : start + layer.head_dim]
+            by_channel = turned(by_channel) if i < 2 and layer.rotary is not None else by_channel
+            total = total + np.stack([by_head[..., h, None] * by_channel for h in range(layer.num_heads)], 1) / rank
+        made.append(total)
+    return _causal_heads(layer, *made)
+
+
+def _factorized(layer: Any, x: Tensor, lengths: Tensor) -> Array:
+    rows = _zeroed(x, lengths)
+    q = _by_head(linear(layer.qkv["queries"], linear(layer.qkv["factors"], rows)), layer.num_heads)
+    k, v = np.split(linear(layer.qkv["keys_values"], rows)[:, None], 2, -1)
+    return _causal_heads(layer, turned(q), turned(k), v)
+
+
+def _tied(layer: Any, x: Tensor, lengths: Tensor) -> Array:
+    rows, half = _zeroed(x, lengths), layer.head_dim // 2
+    q, found = _by_head(linear(layer.qkv["queries"], rows), layer.num_heads), linear(layer.qkv["rows"], rows)
+    v = _by_head(found[..., :-half], layer.num_kv_heads)
+    shared = np.broadcast_to(turned(found[..., -half:])[:, None], (*v.shape[:3], half))
+    q = np.concatenate([q[..., :half], turned(q[..., half:])], -1)
+    return _causal_heads(layer, q, np.concatenate([v[..., :half], shared], -1), v)
+
+
+def _path(layer: Any, x: Tensor, lengths: Tensor) -> Array:
+    """Return PaTH attention: the key of each pair is reflected token by token."""
+    rows, H, G, D = _zeroed(x, lengths), layer.num_heads, layer.num_kv_heads, layer.head_dim
+    q, k, v = (_by_head(each, len_) for each, len_ in zip(np.split(
+        linear(layer.qkv, rows), [H * D, (H + G) * D], -1), (H, G, G)))  # fmt: skip
+    raw, weight = linear(layer.turns, rows), array(layer.conv.weight)[:, 0]
+    w = sum(np.pad(raw, ((0, 0), (j, 0), (0, 0)))[:, : x.shape[1]] * weight[:, -1 - j] for j in range(layer.conv.width))
+    w = _by_head(w / (1 + np.exp(-w)), G)
+    w = w / np.sqrt((w**2).sum(-1, keepdims=True) + 1e-6)
+    rate = 2 / (1 + np.exp(-linear(layer.rate, rows)))
+    added, fading = np.zeros((*q.shape[:3], x.shape[1])), 0.0
+    for b, h, t in np.ndindex(*q.shape[:3]):
+        g = h // (H // G)
+        for j in range(t + 1):
+            key = k[b, g, j]
+            for s in range(j + 1, t + 1):
+                key = key - rate[b, s, g] * w[b, g, s] * (w[b, g, s] @ key)
+            added[b, h, t, j] = q[b, h, t] @ (key - k[b, g, j]) / np.sqrt(D)
+    if layer.forget is not None:
+        total = -np.logaddexp(0, -linear(layer.forget, rows)).cumsum(1).transpose(0, 2, 1)
+        fading = total[..., None] - total[:, :, None]
+    return _causal_heads(layer, q, k, v, added + fading)
+
+
+for name, build, formula in (
+    (
+        "TensorProductAttention",
+        lambda **where: TensorProductAttention(
+            12, 3, query_rank=3, key_rank=2, value_rank=1, rotary=Rotary(4), bias=True, **where
+        ),
+        _tensor_product,
+    ),
+    (
+        "MultiMatrixFactorizationAttention",
+        lambda **where: MultiMatrixFactorizationAttention(
+            12, 3, query_rank=5, head_dim=6, rotary=Rotary(6), bias=True, **where
+        ),
+        _factorized,
+    ),
+    (
+        "GroupedTiedAttention",
+        lambda **where: GroupedTiedAttention(12, 4, num_kv_heads=2, head_dim=8, rotary=Rotary(4), **where),
+        _tied,
+    ),
+    ("PathAttention", lambda **where: PathAttention(12, 4, num_kv_heads=2, **where), _path),
+):
+    sample(name, build, lambda new: ((new(2, 11, 12), LENGTHS), {}), formula, padded)
+sample(
+    "PathAttention",
+    lambda **where: PathAttention(12, 2, bias=True, conv_size=2, forget=True, **where),
+    lambda new: ((new(2, 11, 12), LENGTHS), {}),
+    _path,
+    padded,
+    variant="forgetful",
 )

@@ -167,7 +167,7 @@ class Arguments:
         self.tensors: dict[str, Any] = {
             "query": query, "key": key, "value": value, "weight": inverse, "rest": rest,
             "sink": none if sink is None else sink,
-            "start": none, "stop": none, "tiles": none, "words": none, "bias": none, "lists": none,
+            "start": none, "stop": none, "tiles": none, "words": none, "bias": none, "lists": none, "checksum": none,
         }  # fmt: skip
         for name in ("start", "stop", "tiles", "words", "bias"):
             if getattr(visible, name) is not None:
@@ -272,6 +272,11 @@ def _remainder(a: Tensor, b: Tensor) -> Tensor:
     return (1 - product) - error
 
 
+def sum_of(*tensors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum (1,) of all elements, which is not finite if one of them is not."""
+    return torch.stack([t.sum(dtype=dtype) for t in tensors]).sum(0, keepdim=True)
+
+
 def run_forward(
     setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
     visible: VisibleKeys,
@@ -283,6 +288,7 @@ def run_forward(
     statistic = value.new_zeros(B, H, L, *row_shape(setting.rule), dtype=arguments.wide)
     found = {"output": output, "statistic": statistic}
     if setting.rule not in (SOFTMAX, SIGMOID):
+        found["checksum"] = sum_of(value, dtype=arguments.wide)
         arguments.launch("statistics", tensors=found)
     arguments.launch("forward", tensors=found, REPAIRS=False)
     masked = arguments.constants["HIDES"] or visible.by_query is not None
@@ -313,6 +319,8 @@ def run_backward(
         "deltas": deltas, "d_query": d_query, "d_key": d_key, "d_value": d_value, "d_weight": d_weight,
         "d_bias": d_bias,
     }  # fmt: skip
+    if setting.rule not in (SOFTMAX, SIGMOID):
+        shared["checksum"] = sum_of(query, key, value, grad, dtype=wide)
     arguments.launch("backward_query", tensors=shared, TO_BIAS=to_bias)
     arguments.launch("backward_key", by_key=True, tensors=shared)
     sums = weight.new_empty(weight.shape)

@@ -326,7 +326,7 @@ def row_weights(
 @triton.jit
 def matters(weights, read_all, RULE: tl.constexpr):
     """Return whether a tile may add something to sums: one without weight does not, unless ``read_all``."""
-    if RULE < SPARSEMAX:
+    if RULE < SPARSEMAX or RULE == ARGMAX:
         found = True
     else:
         found = tl.max(tl.max((weights != 0).to(tl.int32), 1), 0) + read_all > 0
@@ -336,7 +336,7 @@ def matters(weights, read_all, RULE: tl.constexpr):
 @triton.jit
 def must_read_all(checksum, RULE: tl.constexpr):
     """Return 1 if tiles without weight must be read, too: 0 times what is not finite is NaN."""
-    if RULE < SPARSEMAX:
+    if RULE < SPARSEMAX or RULE == ARGMAX:
         found = 0
     else:
         found = tl.where(finite(tl.load(checksum)), 0, 1)
@@ -509,9 +509,9 @@ def forward(
 ):  # fmt: skip
     """Write the output (B, H, L, V) and, for softmax, the log-sum-exp (B, H, L), without the sink, of some queries.
 
-    Entmax and argmax read the :func:`statistics` of rows, and do not read the values of tiles without weight. Sums of
-    large values may overflow, and 0 times a hidden NaN is NaN. The kernel that REPAIRS outputs computes those that are
-    not finite again: with care, and of weights that are smaller by a factor of 2³².
+    Entmax and argmax read the :func:`statistics` of rows; entmax does not read the values of tiles without weight.
+    Sums of large values may overflow, and 0 times a hidden NaN is NaN. The kernel that REPAIRS outputs computes those
+    that are not finite again: with care, and of weights that are smaller by a factor of 2³².
     """
     scale, softcap, alpha, keeping = real(scale, WIDE), real(softcap, WIDE), real(alpha, WIDE), real(keeping, WIDE)
     # The last blocks come first: with a causal mask they take longest.

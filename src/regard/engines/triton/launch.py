@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.torch_private import evaluated_by_compilers
-from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SIGMOID, SOFTMAX, row_shape
+from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, ENTMAXES, SIGMOID, SOFTMAX, row_shape
 from regard.engines.triton.visible import WORD, VisibleKeys
 
 #: Rows and columns of a tile in Triton's interpreter, which takes as long for few pairs as for many.
@@ -287,8 +287,9 @@ def run_forward(
     output = value.new_empty(B, H, L, value.shape[-1])
     statistic = value.new_zeros(B, H, L, *row_shape(setting.rule), dtype=arguments.wide)
     found = {"output": output, "statistic": statistic}
-    if setting.rule not in (SOFTMAX, SIGMOID):
+    if setting.rule in ENTMAXES:
         found["checksum"] = sum_of(value, dtype=arguments.wide)
+    if setting.rule not in (SOFTMAX, SIGMOID):
         arguments.launch("statistics", tensors=found)
     arguments.launch("forward", tensors=found, REPAIRS=False)
     masked = arguments.constants["HIDES"] or visible.by_query is not None
@@ -319,7 +320,7 @@ def run_backward(
         "deltas": deltas, "d_query": d_query, "d_key": d_key, "d_value": d_value, "d_weight": d_weight,
         "d_bias": d_bias,
     }  # fmt: skip
-    if setting.rule not in (SOFTMAX, SIGMOID):
+    if setting.rule in ENTMAXES:
         shared["checksum"] = sum_of(query, key, value, grad, dtype=wide)
     arguments.launch("backward_query", tensors=shared, TO_BIAS=to_bias)
     arguments.launch("backward_key", by_key=True, tensors=shared)

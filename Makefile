@@ -299,11 +299,13 @@ demo-time: $(READY)
 campaign: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.campaign
 
-# What only a machine with a GPU can check and time, in under nine minutes: `make gpu PART=benchmarks ROW=dot` for one part
-# and one row. It needs torch, NumPy and Triton of the python it is given, and neither a network nor a compiler.
+# What only a machine with a GPU can check and time, in under nine minutes: `make gpu PART=benchmarks ROW=dot SECONDS=200`
+# for one part and one row, OUT=folder to write elsewhere. It needs torch, NumPy and Triton of the python it is given, the C
+# compiler and Python headers that Triton launches kernels with, and no network. What it found is written as it goes.
 GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 gpu:
-	REGARD_UNMEASURED=1 PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(ROW),--row $(ROW))
+	REGARD_UNMEASURED=1 PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(ROW),--row $(ROW)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(OUT),--out $(OUT))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """Fit the cost model of ``engine="auto"``: ``python -m benchmarks.costs`` writes ``src/regard/engines/costs.json``.
 
 With ``--device cuda`` it writes the costs of that device, ``costs_<device>.json``: times of bfloat16, and for each
-engine how many times as long float32 takes.
+engine how many times as long float32 takes. The settings come in an order that is drawn, and the file is written while
+they are measured and when ``--seconds`` are over: what a run that ends early has found is of use.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ TARGET = Path(cost_model.__file__).with_name("costs.json")
 LARGEST = 2.5e9
 #: Seconds that a sample lasts at least, and samples of each call.
 FLOOR, SAMPLES = 0.004, 3
+#: Seconds between writes of a device's file.
+PAUSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ def device_settings() -> Iterator[Setting]:
         for C, V in {"dot": ((64, 64), (128, 128)), "additive": ((64, 64),)}.get(score, ((3, 16), (64, 64))):
             if mask != "matrix" or L * S <= 1 << 24:
                 yield Setting(score, mask, B, L, S, 8, C, V, backward)
-    for mask, (B, S), group in itertools.product(("all", "structure", "ragged"), ((1, 8192), (32, 8192)), (1, 4)):
-        yield Setting("step", mask, B, 1, S, 8, 128, 128, False, group)
+    steps = ((1, 1, 1024), (1, 1, 65536), (1, 4, 8192), (32, 1, 1024), (32, 1, 8192), (32, 4, 8192))
+    for mask, (B, L, S), (C, group) in itertools.product(
+        ("all", "structure", "bias", "matrix", "ragged"), steps, ((64, 1), (128, 4))
+    ):
+        yield Setting("step", mask, B, L, S, 8, C, C, False, group)
     for normalizer, (B, L, S), backward in itertools.product(("entmax15", "sigmoid"), sizes[1:4], (False, True)):
         yield Setting("dot", "structure", B, L, S, 8, 64, 64, backward, normalizer=normalizer)
 
@@ -181,12 +187,14 @@ def target(device: str) -> Path:
     return TARGET.with_name(cost_model.file_name(name))
 
 
-def on_device(device: str, share: float, clock: Callable[[], float]) -> dict[str, Any]:
-    """Measure and fit the costs of a device."""
+def on_device(device: str, share: float, until: float, clock: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """Measure the costs of a device until a time of ``time.monotonic``, and yield what is fitted to them so far."""
     grid = [s for s in device_settings() if random.Random(repr(s)).random() < share]
+    random.Random(0).shuffle(grid)
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     times: defaultdict[str, list[float]] = defaultdict(list)
     ratios: defaultdict[str, list[float]] = defaultdict(list)
+    yielded = time.monotonic()
     for i, setting in enumerate(grid):
         print(f"\r{i + 1} of {len(grid)}: {setting}".ljust(140)[:140], end="", file=sys.stderr)
         found = list(measured(setting, clock, device, torch.bfloat16))
@@ -198,11 +206,17 @@ def on_device(device: str, share: float, clock: Callable[[], float]) -> dict[str
             for lane, _, seconds in found:
                 if lane in wide:
                     ratios[lane.split("/")[0]].append(wide[lane] / seconds)
-    return {
-        "terms": cost_model.TERMS,
-        "wide": {name: float(f"{np.median(each):.3g}") for name, each in sorted(ratios.items())},
-        "lanes": {lane: fitted(rows[lane], times[lane]) for lane in sorted(rows)},
-    }
+        now = time.monotonic()
+        if now - yielded > PAUSE or now > until or i + 1 == len(grid):
+            yielded = now
+            yield {
+                "settings": f"{i + 1} of {len(grid)}",
+                "terms": cost_model.TERMS,
+                "wide": {name: float(f"{np.median(each):.3g}") for name, each in sorted(ratios.items())},
+                "lanes": {lane: fitted(rows[lane], times[lane]) for lane in sorted(rows)},
+            }
+        if now > until:
+            return
 
 
 def fitted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
@@ -231,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--cpu-time", action="store_true", help="measure the CPU time of one thread, which other processes disturb less"
     )
     parser.add_argument("--device", default="cpu", help="measure the engines there (default: cpu)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of a device: stop after so many")
     parser.add_argument("--out", type=Path, help="where to write (default: the file of the device)")
     options = parser.parse_args(argv)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
@@ -243,11 +258,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     times: defaultdict[str, list[float]] = defaultdict(list)
     began = time.monotonic()
     if options.device != "cpu":
-        about = on_device(options.device, options.share, waiting if options.device.startswith("cuda") else time.time)
-        where = facts() | {"device": options.device, "took": f"{(time.monotonic() - began) / 60:.1f} minutes"}
-        if options.device.startswith("cuda"):
-            where["device"] = torch.cuda.get_device_name(options.device)
-        options.out.write_text(json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        on_gpu = options.device.startswith("cuda")
+        where = facts() | {"device": torch.cuda.get_device_name(options.device) if on_gpu else options.device}
+        clock = waiting if on_gpu else time.time
+        for about in on_device(options.device, options.share, began + options.seconds, clock):
+            where["took"] = f"{(time.monotonic() - began) / 60:.1f} minutes"
+            body = json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n"
+            temporary = options.out.with_suffix(".new")
+            temporary.write_text(body, "utf-8")
+            temporary.replace(options.out)  # whole, whenever the run is killed
         return 0
     clock = time.process_time if options.cpu_time else time.perf_counter
     if options.cpu_time:

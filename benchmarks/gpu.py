@@ -2,9 +2,11 @@
 
     python -m benchmarks.gpu [--part conformance|campaign|sanitizer|benchmarks] [--row NAME] [--seconds N] [--out DIR]
 
-Needs torch, NumPy and Triton alone, no network and no compiler: a clone with ``PYTHONPATH=src`` will do. Each part has
-a share of ``--seconds`` (default 520) and stops when it is used up; the report says what it did not reach. Parts can
-run one by one: each replaces its own section of benchmarks/results/<device>.json, from which <device>.md is written.
+Needs torch, NumPy and Triton, the C compiler and Python headers that Triton builds its launchers with, and no network:
+a clone with ``PYTHONPATH=src`` will do. Each part has a share of ``--seconds`` (default 520) and stops when it is used
+up; the report says what it did not reach. Parts can run one by one: each replaces its own section of
+benchmarks/results/<device>.json, from which <device>.md is written. Both are written while a part runs, so that a run
+that is killed keeps what it found. A process whose GPU a faulty kernel has made unusable is replaced.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import random
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +47,10 @@ from regard.testing.laws import LAWS
 
 #: The parts, in order, with their shares of the time.
 SHARES = {"conformance": 0.22, "campaign": 0.16, "sanitizer": 0.16, "benchmarks": 0.46}
+#: Seconds between reports of a part.
+PAUSE = 5.0
+#: Seconds that a case, or a comparison, may take before its process is replaced.
+PATIENCE = 120.0
 #: The laws that are checked for every (score, normalizer, dtype); the campaign draws from all laws.
 SWEPT = ("budget", "gradient budget", "no leak", "empty rows", "aux", "determinism")
 ROUNDS = 5
@@ -51,6 +60,8 @@ SAMPLE = 0.02
 SLOW = 0.5
 #: How many times the error of the plain formula in the same dtype a result may have and still be timed.
 SLACK = 4.0
+#: How many processes a row may end before its other settings are left out.
+FAILURES = 2
 #: What a process of the sanitizer returns if it found something.
 FOUND = 9
 
@@ -73,6 +84,8 @@ class Settings:
 # Conformance: laws for every combination of parts and dtypes ----------------------------------------------------------
 
 
+#: What a part found so far, as its section of the file has it; "progress" is printed.
+Part = dict[str, Any]
 #: A law, an engine, and the (score, normalizer, dtype) of a case.
 Item = tuple[str, str, tuple[str, str, str]]
 
@@ -100,92 +113,110 @@ def conforms(names: tuple[str, ...], device: str, index: int) -> tuple[str, str]
     return verdict.outcome, str(verdict) if verdict.outcome == "broken" else ""
 
 
-def conformance(settings: Settings, until: float) -> dict[str, Any]:
+def conformance(settings: Settings, until: float) -> Iterator[Part]:
     """Check laws for every score, normalizer and dtype on every engine that runs on the device."""
     names = tuple(engine.name for engine in settings.engines())
     every = items(names, settings.device)
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in names}
-    broken: list[str] = []
+    part: Part = {"engines": outcomes, "of": len(every), "done": 0, "broken": []}
     judged = partial(conforms, names, settings.device)
-    for index, found in campaign.answers(judged, range(len(every)), settings.workers, patience=300):
+    for index, found in campaign.answers(judged, range(len(every)), settings.workers, PATIENCE, until):
         law, name, combination = every[index]
         if isinstance(found, campaign.Failure):
             found = ("broken", f"{law} / {name} / {combination}: {found}")
         outcomes[name][found[0]] += 1
-        broken += [found[1]] if found[0] == "broken" else []
-        if time.monotonic() > until:
-            break
-    done = sum(map(sum, (counts.values() for counts in outcomes.values())))
-    return {"engines": {name: dict(counts) for name, counts in outcomes.items()}, "of": len(every), "done": done} | {
-        "broken": broken
-    }
+        part["done"] += 1
+        part["broken"] += [found[1]] if found[0] == "broken" else []
+        part["progress"] = f"{part['done']:,} of {len(every):,} combinations"
+        yield part
+    yield part
 
 
 # The campaign: random cases of all laws -------------------------------------------------------------------------------
 
 
-def campaigned(settings: Settings, until: float) -> dict[str, Any]:
+def campaigned(settings: Settings, until: float) -> Iterator[Part]:
     """Draw cases of all laws until the time is up."""
     names = tuple(engine.name for engine in settings.engines())
     laws = tuple(name for name in LAWS if name != "compiled")  # each compiles for seconds
     plan, tally = campaign.Plan(0, laws, names, device=settings.device), campaign.Tally()
-    for found in campaign.entries(plan, range(1_000_000), settings.workers):
+    for found in campaign.entries(plan, range(1_000_000), settings.workers, PATIENCE, until):
         tally.add(found)
-        if time.monotonic() > until:
-            break
-    return {"cases": tally.total(), "table": tally.table(), "broken": [each.reason for each in tally.broken]}
+        yield _tallied(tally)
+    yield _tallied(tally)
+
+
+def _tallied(tally: campaign.Tally) -> Part:
+    broken = [each.reason for each in tally.broken]
+    return {"cases": tally.total(), "table": tally.table(), "broken": broken, "progress": f"{tally.total():,} cases"}
 
 
 # The sanitizer: one pass of every kernel ------------------------------------------------------------------------------
 
 
-def one_pass(settings: Settings, until: float) -> int:
-    """Run every engine once for each score, each normalizer and each dtype, backward too; return how many calls."""
-    count = 0
-    for engine in (each for each in settings.engines() if each.name != "reference"):
-        for dtype in ("bfloat16", "float32", "float16"):
-            pairs = [(score, "softmax") for score in score_names()]
-            for score, normalizer in [*pairs, *(("scaled_dot", name) for name in normalizer_names())]:
-                mask = ("and", ("causal", "lower_right"), ("key_padding", False)) if count % 2 else None
-                case = Case(
-                    score, normalizer, dtype, (2,), 2, 2, 67, 131, 16, 0, 16, mask, device=settings.device, seed=count
-                )
-                call = CaseCall.of(case)
-                if call.refusal(engine) is not None:
-                    continue
-                if time.monotonic() > until:
-                    return count
-                leaves = call.leaves()
-                output, _ = call.run_with_aux(engine, topk=2, entropy=True)
-                if output.requires_grad:
-                    gradients(output, leaves, torch.ones_like(output))
-                count += 1
+def one_pass(settings: Settings, until: float) -> Iterator[int]:
+    """Run our kernels, then every other engine, for each score, normalizer and dtype, backward too; count the calls."""
+    for count, call in enumerate(_calls_of_a_pass(settings), 1):
+        if time.monotonic() > until:
+            return
+        call()
+        yield count
+
+
+def _calls_of_a_pass(settings: Settings) -> Iterator[Callable[[], Any]]:
+    found = [engine for engine in settings.engines() if engine.name != "reference"]
+    ours = [engine for engine in found if engine.name == "triton"]
+    for engine in ours:
+        yield from _calls_of(engine, settings.device)
     small = Sizes(settings.device, max(settings.divisor, 128))
     for task in [*ROWS["linear"](small), *ROWS["decoding"](small), *ROWS["paged"](small)]:
         tensors = {name: each.detach().requires_grad_(task.backward) for name, each in task.tensors.items()}
-        call_of(task, task.contenders[OURS](tensors), tensors)()
-        count += 1
-    return count
+        yield call_of(task, task.contenders[OURS](tensors), tensors)
+    for engine in (each for each in found if each not in ours):
+        yield from _calls_of(engine, settings.device)
 
 
-def sanitized(settings: Settings, until: float) -> dict[str, Any]:
+def _calls_of(engine: Engine, device: str) -> Iterator[Callable[[], Any]]:
+    pairs = [*((score, "softmax") for score in score_names()), *(("scaled_dot", name) for name in normalizer_names())]
+    cases = ((dtype, *pair) for dtype in ("bfloat16", "float32", "float16") for pair in pairs)
+    for count, (dtype, score, normalizer) in enumerate(cases):
+        mask = ("and", ("causal", "lower_right"), ("key_padding", False)) if count % 2 else None
+        case = Case(score, normalizer, dtype, (2,), 2, 2, 67, 131, 16, 0, 16, mask, device=device, seed=count)
+        call = CaseCall.of(case)
+        if call.refusal(engine) is None:
+            yield partial(_both_ways, call, engine)
+
+
+def _both_ways(call: CaseCall, engine: Engine) -> None:
+    leaves = call.leaves()
+    output, _ = call.run_with_aux(engine, topk=2, entropy=True)
+    if output.requires_grad:
+        gradients(output, leaves, torch.ones_like(output))
+
+
+def sanitized(settings: Settings, until: float) -> Iterator[Part]:
     """Run one pass of every kernel under compute-sanitizer, in a process of its own."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None:
-        return {"skipped": "compute-sanitizer is not installed here"}
+        yield {"skipped": "compute-sanitizer is not installed here"}
+        return
     own = [sys.executable, "-m", "benchmarks.gpu", "--part", "pass", "--device", settings.device]
     own += ["--seconds", str(max(until - time.monotonic() - 20, 10))]
     command = [tool, "--tool", "memcheck", "--error-exitcode", str(FOUND), *own]
     # A cache would hand out one large allocation, within which nothing is out of bounds.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    code = None
     try:
         run = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=until - time.monotonic(), check=False
         )
-    except subprocess.TimeoutExpired:
-        return {"skipped": "compute-sanitizer did not end in time"}
-    return {"calls": _calls(run.stdout), "code": run.returncode, "said": (run.stdout + run.stderr)[-4000:]} | {
-        "broken": [] if run.returncode == 0 else [f"compute-sanitizer ended with code {run.returncode}"]
+        said, code = run.stdout + run.stderr, run.returncode
+    except subprocess.TimeoutExpired as error:  # what it wrote is bytes, whatever was asked for
+        said = b"".join(each for each in (error.stdout, error.stderr) if isinstance(each, bytes)).decode()
+    calls, ended = _calls(said), "was stopped when its time was up" if code is None else f"ended with code {code}"
+    wrong = code not in (0, None) or "========= Invalid" in said
+    yield {"calls": calls, "code": code, "said": said[-4000:], "progress": f"{calls} calls, {ended}"} | {
+        "broken": [f"compute-sanitizer {ended}:\n{said[-4000:]}"] if wrong else []
     }
 
 
@@ -335,28 +366,63 @@ def timed(task: Task, limits: dict[str, float], clock: Clock) -> dict[str, Any]:
     return entry
 
 
-def benchmarks(settings: Settings, until: float) -> dict[str, Any]:
-    """Time every row of the table, or the rows that were named."""
-    limits, clock = device_limits(settings), Clock(settings.device)
-    found: list[dict[str, Any]] = []
-    missed: list[str] = []
-    sizes = Sizes(settings.device, settings.divisor)
-    for row in settings.rows:
-        for task in ROWS[row](sizes):
-            if time.monotonic() > until:
-                missed.append(f"{row}: {task.setting}")
-                continue
-            try:
-                found.append(timed(task, limits, clock))
-            except RuntimeError as error:  # above all, too little memory for the check
-                reason = f"not checked: {str(error).splitlines()[0][:200]}"
-                about = {"row": row, "setting": task.setting, "backward": task.backward, "limit": task.limit}
-                found.append({**about, "seconds": {}, "samples": {}, "not timed": {OURS: reason}})
-            _say(_line(found[-1]))
-            if clock.on_gpu:
+#: More than the settings of any row.
+_MOST = 100
+
+
+def comparison(settings: Settings, limits: dict[str, float], place: int) -> dict[str, Any] | None:
+    """Return what was found of one setting of one row; None if the row has fewer settings."""
+    row, number = settings.rows[place // _MOST], place % _MOST
+    task = next(islice(ROWS[row](Sizes(settings.device, settings.divisor)), number, None), None)
+    if task is None:
+        return None
+    try:
+        return timed(task, limits, Clock(settings.device))
+    except RuntimeError as error:  # above all, too little memory for the check
+        return _unfinished(row, task.setting, f"not checked: {str(error).splitlines()[0][:200]}", task)
+    finally:
+        if settings.device.startswith("cuda"):
+            del task
+            with suppress(RuntimeError):  # of a device that a kernel has made unusable
                 torch.cuda.empty_cache()
-    broken = [f"{each['setting']}: {each['not timed'][OURS]}" for each in found if OURS in each["not timed"]]
-    return {"limits": limits, "tasks": found, "not reached": missed, "broken": broken}
+
+
+def _unfinished(row: str, setting: str, reason: str, task: Task | None = None) -> dict[str, Any]:
+    about = {"backward": task is not None and task.backward, "limit": "" if task is None else task.limit}
+    return {"row": row, "setting": setting, **about, "seconds": {}, "samples": {}, "not timed": {OURS: reason}}
+
+
+def benchmarks(settings: Settings, until: float) -> Iterator[Part]:
+    """Time every row of the table, or the rows that were named, each setting in a process that can be replaced."""
+    limits, queue = device_limits(settings), deque(range(len(settings.rows)))
+    part: Part = {"limits": limits, "tasks": [], "rows": [], "broken": []}
+    part["not reached"] = list(settings.rows)
+
+    def places() -> Iterator[int]:
+        while queue:
+            row = queue[0]
+            yield from takewhile(lambda _: row in queue, range(row * _MOST, (row + 1) * _MOST))  # noqa: B023
+
+    yield part
+    failures: Counter[str] = Counter()
+    workers = min(settings.workers, 1)  # which takes turns with nobody
+    for place, found in campaign.answers(partial(comparison, settings, limits), places(), workers, PATIENCE, until):
+        row = settings.rows[place // _MOST]
+        if found is None:
+            queue.popleft()
+            part["rows"].append(row)
+            part["not reached"].remove(row)
+            continue
+        if isinstance(found, campaign.Failure):
+            failures[row] += 1
+            if failures[row] == FAILURES:
+                queue.popleft()
+            found = _unfinished(row, f"setting {place % _MOST + 1}", f"not timed: {found}")
+        part["tasks"].append(found)
+        part["broken"] = [f"{e['setting']}: {e['not timed'][OURS]}" for e in part["tasks"] if OURS in e["not timed"]]
+        part["progress"] = _line(found)
+        yield part
+    yield part
 
 
 # The report -----------------------------------------------------------------------------------------------------------
@@ -394,7 +460,8 @@ def markdown(found: dict[str, Any]) -> str:
         if name == "campaign":
             lines += [f"{part['cases']:,} cases.", "", "```", part["table"], "```", ""]
         if name == "sanitizer" and "calls" in part:
-            lines += [f"{part['calls']} calls under compute-sanitizer, exit code {part['code']}.", ""]
+            ended = "stopped when its time was up" if part["code"] is None else f"exit code {part['code']}"
+            lines += [f"{part['calls']} calls under compute-sanitizer, {ended}.", ""]
         if name == "benchmarks":
             lines += _benchmarked(part)
         if part.get("broken"):
@@ -413,7 +480,7 @@ def _benchmarked(part: dict[str, Any]) -> list[str]:
         "", "| row | setting | regard | others | share |", "| --- | --- | ---: | --- | ---: |",
         *map(_line, part["tasks"]), "",
     ]  # fmt: skip
-    return lines + ([f"Not reached in time: {'; '.join(part['not reached'])}.", ""] if part["not reached"] else [])
+    return lines + ([f"Not done in time: {', '.join(part['not reached'])}.", ""] if part["not reached"] else [])
 
 
 def _say(text: str) -> None:
@@ -426,14 +493,21 @@ def _write(out: Path, device: str, name: str, part: dict[str, Any]) -> Path:
     path = out / f"{slug(device)}.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": {}}
     found["device"] = device
-    if name == "benchmarks" and name in found["parts"]:  # rows that were not timed now keep their numbers
-        rows = {each["row"] for each in part["tasks"]}
-        kept = [each for each in found["parts"][name]["tasks"] if each["row"] not in rows]
-        part["tasks"] = sorted(kept + part["tasks"], key=lambda each: list(ROWS).index(each["row"]))
+    if name == "benchmarks" and name in found["parts"]:  # what was not timed now keeps its numbers
+        timed_now = {(each["row"], each["setting"], each["backward"]) for each in part["tasks"]}
+        kept = [
+            each
+            for each in found["parts"][name]["tasks"]
+            if each["row"] not in part["rows"] and (each["row"], each["setting"], each["backward"]) not in timed_now
+        ]
+        part = {**part, "tasks": sorted(kept + part["tasks"], key=lambda each: list(ROWS).index(each["row"]))}
     found["parts"] = {each: part if each == name else found["parts"].get(each) for each in SHARES}
     found["parts"] = {each: value for each, value in found["parts"].items() if value is not None}
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
+    texts = {path: json.dumps(found, indent=1, ensure_ascii=False) + "\n", path.with_suffix(".md"): markdown(found)}
+    for target, text in texts.items():
+        temporary = target.with_name(f"{target.name}.new")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)  # whole, whenever the run is killed
     return path.with_suffix(".md")
 
 
@@ -459,7 +533,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--seconds", type=float, default=520.0, help="for all parts together (default: 520)")
     made.add_argument("--device", default="cuda", help="default: cuda")
     made.add_argument("--divisor", type=int, default=1, help="divide lengths by this, for a trial run (default: 1)")
-    made.add_argument("--workers", type=int, default=max(1, min((os.cpu_count() or 1) - 2, 12)))
+    workers = max(1, min((os.cpu_count() or 1) - 2, 12))
+    made.add_argument("--workers", type=int, default=workers, help=f"processes; 0 for this one (default: {workers})")
     made.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the report")
     given = made.parse_args(argv)
     if given.device.startswith("cuda") and not torch.cuda.is_available():
@@ -468,24 +543,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = tuple(row for row in ROWS if not given.row or row in given.row)
     settings = Settings(given.device, given.divisor, given.workers, rows)
     if given.part == ["pass"]:
-        print(f"{one_pass(settings, time.monotonic() + given.seconds)} calls")
+        for count in one_pass(settings, time.monotonic() + given.seconds):
+            _say(f"{count} calls")
         return 0
+    lacking = _lacking(given.device)
+    if lacking:
+        print(lacking)
+        return 2
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each of the workers would start as many as cores
     device = torch.cuda.get_device_name() if given.device.startswith("cuda") else f"stand-in {given.device}"
     run = {"conformance": conformance, "campaign": campaigned, "sanitizer": sanitized, "benchmarks": benchmarks}
     parts = [name for name in SHARES if not given.part or name in given.part]
-    total, broken = sum(SHARES[name] for name in parts), []
+    total, broken = sum(SHARES[name] for name in parts), 0
+    _say(f"{', '.join(parts)} on {device}, {given.seconds:.0f} s; {_versions()}")
     for name in parts:
-        began = time.monotonic()
-        part = run[name](settings, began + given.seconds * SHARES[name] / total)
-        part |= {"took": time.monotonic() - began, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
-        part["versions"] = _versions()
-        path = _write(given.out, device, name, part)
-        for each in part.get("broken", [])[:20]:
+        began = written = time.monotonic()
+        part: Part = {}
+        about = {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "versions": _versions()}
+        for part in run[name](settings, began + given.seconds * SHARES[name] / total):
+            now = time.monotonic()
+            if name == "benchmarks" or now - written > PAUSE:
+                _write(given.out, device, name, {**part, **about, "took": now - began})
+                _say(f"{name}, {now - began:.0f} s: {part.get('progress', 'started')}")
+                written = now
+        took = time.monotonic() - began
+        path = _write(given.out, device, name, {**part, **about, "took": took})
+        found = part.get("broken", [])
+        for each in found[:20]:
             _say(each)
-        broken += part.get("broken", [])
-        _say(f"{name}: {part['took']:.0f} s, {len(part.get('broken', []))} broken. {part.get('skipped', '')}".rstrip())
-    _say(str(path))
+        broken += len(found)
+        said = part.get("skipped") or part.get("progress", "")
+        _say(f"{name} took {took:.0f} s, {len(found)} broken. {'' if name == 'benchmarks' else said}".rstrip())
+        _say(str(path))
     return 1 if broken else 0
+
+
+def _lacking(device: str) -> str:
+    """Return what Triton lacks to launch kernels; the empty string if it has everything."""
+    if not device.startswith("cuda"):
+        return ""
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+        return "Triton needs a C compiler to launch kernels, and finds neither gcc nor clang: set CC to one."
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    if not headers.exists():
+        return f"Triton needs Python's headers to launch kernels, and {headers} does not exist."
+    return ""
 
 
 if __name__ == "__main__":

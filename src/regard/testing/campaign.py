@@ -63,25 +63,54 @@ class _Worker:
 
 def _answer(function: Callable[[int], Any], pipe: Connection) -> None:
     torch.set_num_threads(1)
+    usable = True
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
-        while True:
-            pipe.send(function(pipe.recv()))
+        while usable:
+            found = function(pipe.recv())
+            usable = _device_works()
+            pipe.send((found, usable))
+
+
+def _device_works() -> bool:
+    """Whether a process can still use its GPU: not after a kernel that read or wrote what it must not."""
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def answers(
-    function: Callable[[int], Any], items: Iterable[int], workers: int = 1, patience: float = 900.0
+    function: Callable[[int], Any],
+    items: Iterable[int],
+    workers: int = 1,
+    patience: float = 900.0,
+    until: float = float("inf"),
 ) -> Iterator[tuple[int, Any]]:
     """Yield ``(item, function(item))`` from worker processes in order of completion; a :class:`Failure` for a crash.
+
+    A process whose GPU is lost to a faulty kernel is replaced after its answer.
 
     Parameters
     ----------
     function : callable
         Must be picklable; each process runs it with one torch thread.
     items : iterable of int
+        With one worker, the next is drawn when the previous answer was used.
     workers : int
+        0 for this process, which does one item at least.
     patience : float
         Seconds after which a process without an answer is killed.
+    until : float
+        The time, of ``time.monotonic``, at which to stop, whatever is not done.
     """
+    if not workers:
+        for item in items:
+            yield item, function(item)
+            if time.monotonic() > until:
+                return
+        return
     context = multiprocessing.get_context("spawn")
     remaining, busy = iter(items), dict[Connection, _Worker]()
 
@@ -102,18 +131,20 @@ def answers(
     try:
         for _ in range(workers):
             employ(None)
-        while busy:
-            for pipe in wait(list(busy), _POLL):
+        while busy and time.monotonic() < until:
+            for pipe in wait(list(busy), min(_POLL, max(until - time.monotonic(), 0.0))):
                 worker = busy.pop(pipe)  # type: ignore[call-overload]
                 try:
-                    answer = worker.pipe.recv()
+                    answer, usable = worker.pipe.recv()
                 except (EOFError, ConnectionResetError):
                     worker.process.join()
                     yield worker.item, Failure("died", worker.process.exitcode)
                     employ(None)
                 else:
                     yield worker.item, answer
-                    employ(worker)
+                    if not usable:
+                        _end(worker)
+                    employ(worker if usable else None)
             for worker in [each for each in busy.values() if time.monotonic() - each.since > patience]:
                 del busy[worker.pipe]
                 _end(worker)
@@ -264,12 +295,11 @@ def parts_of(case: Case) -> tuple[str, ...]:
     return f"score {case.score.split('/')[0]}", f"normalizer {case.normalizer}", *masked
 
 
-def entries(plan: Plan, indices: Sequence[int], workers: int = 0) -> Iterator[Entry]:
-    """Yield the outcomes of cases, judged in this process or in worker processes."""
-    if not workers:
-        yield from (entry(plan, index) for index in indices)
-        return
-    for index, found in answers(partial(entry, plan), indices, workers):
+def entries(
+    plan: Plan, indices: Sequence[int], workers: int = 0, patience: float = 900.0, until: float = float("inf")
+) -> Iterator[Entry]:
+    """Yield the outcomes of cases, judged in this process or in worker processes, as :func:`answers` does."""
+    for index, found in answers(partial(entry, plan), indices, workers, patience, until):
         if isinstance(found, Failure):
             law, engine, case = plan.case(index)
             reason = f"{law.name} / {engine.name}: {found}\n    judge({law.name!r}, {engine.name!r}, {case})"

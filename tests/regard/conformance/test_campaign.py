@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from regard import engines
 from regard.engines.reference import Reference
@@ -124,6 +125,23 @@ def test_what_kills_or_hangs_a_process_is_told_and_the_rest_is_done():
         3: Failure("died", -signal.SIGFPE),
         5: Failure("hung"),
     }
+
+
+def process(item):
+    if item == 0:  # as a kernel that read what it must not leaves a GPU
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.synchronize = lambda: torch.ones(2) @ torch.ones(3)
+    return os.getpid()
+
+
+@pytest.mark.campaign
+def test_a_process_whose_gpu_is_lost_is_replaced():
+    found = dict(answers(process, range(3)))
+    assert found[0] != found[1] == found[2]
+
+
+def test_answers_stop_when_their_time_is_up():
+    assert list(answers(answer, [5], until=time.monotonic() + 0.1)) == []
 
 
 def test_the_laws_hold_on_guarded_memory():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from benchmarks import costs, gpu, gpu_cases
 from benchmarks.gpu import main
 from benchmarks.machine import ROOT
 
-TINY = ["--device", "cpu", "--divisor", "512", "--workers", "1"]
+TINY = ["--device", "cpu", "--divisor", "512", "--workers", "0"]
 NO_GPU = "This machine has no GPU that torch can use"
 
 
@@ -56,7 +57,7 @@ def test_a_wrong_result_is_not_timed():
 @pytest.mark.campaign
 @pytest.mark.slow
 def test_laws_are_checked_until_the_time_is_up(tmp_path, capsys):
-    parts = ["--part", "conformance", "--part", "campaign", "--seconds", "6"]
+    parts = ["--part", "conformance", "--part", "campaign", "--seconds", "1"]
     assert main([*TINY, *parts, "--out", str(tmp_path)]) == 0
     parts = json.loads((tmp_path / "stand-in-cpu.json").read_text())["parts"]
     assert 0 < parts["conformance"]["done"] < parts["conformance"]["of"]
@@ -76,15 +77,48 @@ def test_the_sanitizer_runs_one_pass_in_a_process_of_its_own(tmp_path, monkeypat
     tool.chmod(0o755)
     monkeypatch.setattr(gpu.shutil, "which", lambda *_, **__: str(tool))
     settings = gpu.Settings("cpu", 512, 1, ())
-    found = gpu.sanitized(settings, gpu.time.monotonic() + 60)
+    (found,) = gpu.sanitized(settings, gpu.time.monotonic() + 60)
     assert found["calls"] == 7 and found["code"] == gpu.FOUND and found["broken"]
     assert "-m benchmarks.gpu --part pass --device cpu" in found["said"]
 
 
+def test_a_sanitizer_that_is_stopped_keeps_what_it_found(tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(
+        "#!/bin/sh\necho '3 calls'\necho '========= Invalid __global__ read of size 4 bytes'\nexec sleep 60\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr(gpu.shutil, "which", lambda *_, **__: str(tool))
+    (found,) = gpu.sanitized(gpu.Settings("cpu", 512, 1, ()), gpu.time.monotonic() + 1)
+    assert found["calls"] == 3 and found["code"] is None and "Invalid __global__ read" in found["broken"][0]
+
+
 @pytest.mark.slow
-def test_one_pass_runs_every_engine():
+def test_one_pass_counts_its_calls():
     settings = gpu.Settings("cpu", 512, 1, ())
-    assert gpu.one_pass(settings, gpu.time.monotonic() + 60) > 4
+    assert list(islice(gpu.one_pass(settings, gpu.time.monotonic() + 60), 12)) == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_keeps_what_it_found(tmp_path, monkeypatch):
+    def killed(line):
+        if line.startswith("benchmarks, ") and "| dot |" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "_say", killed)
+    with pytest.raises(KeyboardInterrupt):
+        main([*TINY, "--part", "benchmarks", "--row", "dot", "--out", str(tmp_path)])
+    part = json.loads((tmp_path / "stand-in-cpu.json").read_text())["parts"]["benchmarks"]
+    assert [each["row"] for each in part["tasks"]] == ["dot"] and part["not reached"] == ["dot"]
+    assert "Not done in time: dot." in (tmp_path / "stand-in-cpu.md").read_text()
+
+
+def test_what_triton_lacks_is_said(tmp_path, monkeypatch):
+    assert gpu._lacking("cpu") == ""
+    monkeypatch.setattr(gpu.sysconfig, "get_path", lambda _: str(tmp_path))
+    assert "Python's headers" in gpu._lacking("cuda")
+    monkeypatch.setattr(gpu.shutil, "which", lambda _: None)
+    assert "set CC" in gpu._lacking("cuda")
 
 
 def test_costs_of_a_device_go_to_a_file_of_its_own(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ _TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", 
 _INT32 = ("start", "stop", "lists", "tiles", "words", "best_key", "table")
 _WIDE = (
     "statistic", "deltas", "d_weight", "d_bias", "bias", "sink", "weight", "rest", "peaks", "sums", "entropies", "best",
-    "totals", "parts", "statistics",
+    "totals", "parts", "statistics", "checksum",
 )  # fmt: skip
 #: What a plain call launches; entmax and argmax first find a statistic, and auxiliary outputs take a sweep more.
 _PLAIN = ("forward", "backward_query", "backward_key")

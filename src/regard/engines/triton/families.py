@@ -26,6 +26,8 @@ RULES: dict[type[Normalizer], int] = {
     Softmax: SOFTMAX, SoftmaxSink: SOFTMAX, Sigmoid: SIGMOID, Sparsemax: SPARSEMAX, Entmax15: ENTMAX15, Entmax: ENTMAX,
     Argmax: ARGMAX,
 }  # fmt: skip
+#: Those that give many keys no weight: tiles without any are skipped.
+ENTMAXES = (SPARSEMAX, ENTMAX15, ENTMAX)
 
 
 def row_shape(rule: int) -> tuple[int, ...]:

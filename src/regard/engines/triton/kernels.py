@@ -323,6 +323,26 @@ def row_weights(
     return weights, slopes
 
 
+@triton.jit
+def matters(weights, read_all, RULE: tl.constexpr):
+    """Return whether a tile may add something to sums: one without weight does not, unless ``read_all``."""
+    if RULE < SPARSEMAX or RULE == ARGMAX:
+        found = True
+    else:
+        found = tl.max(tl.max((weights != 0).to(tl.int32), 1), 0) + read_all > 0
+    return found
+
+
+@triton.jit
+def must_read_all(checksum, RULE: tl.constexpr):
+    """Return 1 if tiles without weight must be read, too: 0 times what is not finite is NaN."""
+    if RULE < SPARSEMAX or RULE == ARGMAX:
+        found = 0
+    else:
+        found = tl.where(finite(tl.load(checksum)), 0, 1)
+    return found
+
+
 # Forward --------------------------------------------------------------------------------------------------------------
 
 
@@ -477,7 +497,7 @@ def statistics(
 
 @triton.jit(do_not_specialize=["seed", "threshold", "scale", "softcap", "alpha", "keeping"])
 def forward(
-    query, key, value, weight, rest, output, statistic, sink,
+    query, key, value, weight, rest, output, statistic, sink, checksum,
     q_b, q_h, q_r, q_c, k_b, k_h, k_r, k_c, v_b, v_h, v_r, v_c, w_b, w_h, z_b, z_h,
     start, stop, s_b, s_h, s_r, lists, n_b, n_h, n_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     H, R, L, S, C, V, blocks, scale, softcap, alpha, seed, threshold, keeping,
@@ -489,9 +509,9 @@ def forward(
 ):  # fmt: skip
     """Write the output (B, H, L, V) and, for softmax, the log-sum-exp (B, H, L), without the sink, of some queries.
 
-    Entmax and argmax read the :func:`statistics` of rows. Sums of large values may overflow, and 0 times a hidden NaN
-    is NaN. The kernel that REPAIRS outputs computes those that are not finite again: with care, and of weights that are
-    smaller by a factor of 2³².
+    Entmax and argmax read the :func:`statistics` of rows; entmax does not read the values of tiles without weight.
+    Sums of large values may overflow, and 0 times a hidden NaN is NaN. The kernel that REPAIRS outputs computes those
+    that are not finite again: with care, and of weights that are smaller by a factor of 2³².
     """
     scale, softcap, alpha, keeping = real(scale, WIDE), real(softcap, WIDE), real(alpha, WIDE), real(keeping, WIDE)
     # The last blocks come first: with a causal mask they take longest.
@@ -527,6 +547,7 @@ def forward(
     held, offset = peak, peak
     if RULE != SOFTMAX:
         held, offset = row_statistic(statistic, bh * L + r0 + rows, rows < nr, RULE, BASE2, WIDE)
+    read_all = must_read_all(checksum, RULE)
     out = tl.zeros((BM, BV), WIDE)
     for visit in tl.static_range(HIDES, 2):
         for place in range(full * visit, last * visit + full * (1 - visit)):
@@ -553,10 +574,11 @@ def forward(
                 weights, _ = row_weights(scores, held, offset, k0, keys, alpha, RULE, BASE2, WIDE)
                 if REPAIRS and RULE != SIGMOID:
                     weights *= SMALL
-            if DROPOUT:
-                weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
-            v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
-            out += read(weights, v, seen, PRECISION, WIDE, REPAIRS and visit == 1)
+            if matters(weights, read_all, RULE):
+                if DROPOUT:
+                    weights = tl.where(kept(seed, bh, r0, k0, rows, keys, threshold), weights * keeping, 0.0)
+                v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
+                out += read(weights, v, seen, PRECISION, WIDE, REPAIRS and visit == 1)
     if RULE == SOFTMAX:
         empty = total == 0
         shift = tl.where(empty, 0.0, peak)
@@ -626,31 +648,28 @@ def pair_gradients(
 
 @triton.jit
 def weight_gradients(
-    scores, shift, offset, d_out, v, seed, bh, r0, k0, rows, keys, alpha, threshold, keeping,
-    RULE: tl.constexpr, BASE2: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    weights, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights that values get, the slopes of the weights before dropout, and their gradients."""
+    """Return the weights that values get, and the gradients of the weights before dropout."""
     d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION, out_dtype=WIDE)
-    weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, BASE2, WIDE)
     if DROPOUT:
         keep = kept(seed, bh, r0, k0, rows, keys, threshold)
         weights = tl.where(keep, weights * keeping, 0.0)
         d_weights = tl.where(keep, d_weights * keeping, 0.0)
-    return weights, slopes, d_weights
+    return weights, d_weights
 
 
 @triton.jit
 def tile_gradients(
-    scores, seen, square, slope, shift, offset, delta, d_out, v, seed, bh, r0, k0, rows, keys,
-    alpha, threshold, keeping,
-    FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, BASE2: tl.constexpr, DROPOUT: tl.constexpr,
+    weights, slopes, seen, square, slope, delta, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
+    FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the weights that values get, and the gradients of the scores and of the raw scores, without the scale."""
-    read_weights, slopes, d_weights = weight_gradients(
-        scores, shift, offset, d_out, v, seed, bh, r0, k0, rows, keys, alpha, threshold, keeping,
-        RULE, BASE2, DROPOUT, PRECISION, WIDE,
-    )  # fmt: skip
+    read_weights, d_weights = weight_gradients(
+        weights, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping, DROPOUT, PRECISION, WIDE
+    )
     if RULE == SIGMOID:
         d_scores = slopes * d_weights
     elif RULE == ARGMAX:
@@ -667,7 +686,7 @@ def tile_gradients(
 
 @triton.jit(do_not_specialize=["seed", "threshold", "scale", "factor", "softcap", "alpha", "keeping"])
 def backward_query(
-    query, key, value, weight, rest, output, statistic, d_output, d_query, d_weight, d_bias, deltas,
+    query, key, value, weight, rest, output, statistic, checksum, d_output, d_query, d_weight, d_bias, deltas,
     q_b, q_h, q_r, q_c, k_b, k_h, k_r, k_c, v_b, v_h, v_r, v_c, w_b, w_h,
     start, stop, s_b, s_h, s_r, lists, n_b, n_h, n_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     H, R, L, S, C, V, blocks, scale, factor, softcap, alpha, seed, threshold, keeping,
@@ -699,6 +718,7 @@ def backward_query(
         q = load_rows(query, rows, nr, q_r, C, q_c, BC, True)
     d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
     shift, offset = row_statistic(statistic, bh * L + r0 + rows, there, RULE, BASE2, WIDE)
+    read_all = must_read_all(checksum, RULE)
     delta, whole = tl.zeros((BQ,), WIDE), tl.zeros((BQ,), WIDE)
     if RULE == SOFTMAX:
         out = load_rows(output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
@@ -727,35 +747,37 @@ def backward_query(
                     bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
                     BQ, BN, BM, W, visit == 1,
                 )  # fmt: skip
-                v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
-                if sweep == 0:
-                    _, slopes, d_weights = weight_gradients(
-                        scores, shift, offset, d_out, v, seed, bh, r0, k0, rows, keys, alpha, threshold, keeping,
-                        RULE, BASE2, DROPOUT, PRECISION, WIDE,
-                    )  # fmt: skip
-                    part_of_delta = slopes * d_weights
-                    if visit == 1:
-                        part_of_delta = tl.where(seen, part_of_delta, 0.0)
-                    delta += tl.sum(part_of_delta, 1)
-                    whole += tl.sum(slopes, 1)
-                else:
-                    _, d_scores, d_raw = tile_gradients(
-                        scores, seen, square, slope, shift, offset, delta, d_out, v, seed, bh, r0, k0, rows, keys,
-                        alpha, threshold, keeping, FAMILY, KIND, RULE, BASE2, DROPOUT, PRECISION, WIDE, visit == 1,
-                    )  # fmt: skip
-                    if TO_BIAS:
-                        at = d_bias + ((bh * L + r0) * S + k0) + (rows[:, None] * S + keys[None, :])
-                        tl.store(at, d_scores, mask=there[:, None] & (keys[None, :] < nk))
-                    if FAMILY == DOT:
-                        d_rows += sums(d_raw, k, PRECISION, WIDE, visit == 1)
+                weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, BASE2, WIDE)
+                if matters(weights, read_all, RULE):
+                    v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
+                    if sweep == 0:
+                        _, d_weights = weight_gradients(
+                            weights, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
+                            DROPOUT, PRECISION, WIDE,
+                        )  # fmt: skip
+                        part_of_delta = slopes * d_weights
+                        if visit == 1:
+                            part_of_delta = tl.where(seen, part_of_delta, 0.0)
+                        delta += tl.sum(part_of_delta, 1)
+                        whole += tl.sum(slopes, 1)
                     else:
-                        for c in range(0, C):
-                            to_row, to_weight = pair_gradients(
-                                d_raw, query, key_k, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
-                                FAMILY, KIND, WIDE, visit == 1,
-                            )  # fmt: skip
-                            d_rows += tl.where(cols[None, :] == c, tl.sum(to_row, 1)[:, None], 0.0)
-                            d_sums += tl.where(cols == c, tl.sum(tl.sum(to_weight, 1), 0), 0.0)
+                        _, d_scores, d_raw = tile_gradients(
+                            weights, slopes, seen, square, slope, delta, d_out, v, seed, bh, r0, k0, rows, keys,
+                            threshold, keeping, FAMILY, KIND, RULE, DROPOUT, PRECISION, WIDE, visit == 1,
+                        )  # fmt: skip
+                        if TO_BIAS:
+                            at = d_bias + ((bh * L + r0) * S + k0) + (rows[:, None] * S + keys[None, :])
+                            tl.store(at, d_scores, mask=there[:, None] & (keys[None, :] < nk))
+                        if FAMILY == DOT:
+                            d_rows += sums(d_raw, k, PRECISION, WIDE, visit == 1)
+                        else:
+                            for c in range(0, C):
+                                to_row, to_weight = pair_gradients(
+                                    d_raw, query, key_k, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, seen,
+                                    FAMILY, KIND, WIDE, visit == 1,
+                                )  # fmt: skip
+                                d_rows += tl.where(cols[None, :] == c, tl.sum(to_row, 1)[:, None], 0.0)
+                                d_sums += tl.where(cols == c, tl.sum(tl.sum(to_weight, 1), 0), 0.0)
         if sweep == 0:
             delta = delta / tl.where(whole == 0, 1.0, whole)
     tl.store(deltas + bh * L + r0 + rows, delta, mask=there)
@@ -768,7 +790,7 @@ def backward_query(
 
 @triton.jit(do_not_specialize=["seed", "threshold", "scale", "factor", "softcap", "alpha", "keeping"])
 def backward_key(
-    query, key, value, weight, rest, statistic, d_output, deltas, d_key, d_value,
+    query, key, value, weight, rest, statistic, checksum, d_output, deltas, d_key, d_value,
     q_b, q_h, q_r, q_c, k_b, k_h, k_r, k_c, v_b, v_h, v_r, v_c, w_b, w_h,
     start, stop, s_b, s_h, s_r, lists, n_b, n_h, n_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     H, R, L, S, C, V, blocks, scale, factor, softcap, alpha, seed, threshold, keeping,
@@ -798,7 +820,7 @@ def backward_key(
     cols = tl.arange(0, BC)
     d_keys = tl.zeros((BN, BC), WIDE)
     d_values = tl.zeros((BN, BV), WIDE)
-    whole = nk >= BN
+    whole, read_all = nk >= BN, must_read_all(checksum, RULE)
     for r in range(0, R):
         h = g * R + r
         bh = b * H + h
@@ -828,23 +850,26 @@ def backward_key(
                     bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
                     BQ, BN, BM, W, visit == 1,
                 )  # fmt: skip
-                d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
-                delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)
                 shift, offset = row_statistic(statistic, bh * L + r0 + rows, there, RULE, BASE2, WIDE)
-                weights, _, d_raw = tile_gradients(
-                    scores, seen, square, slope, shift, offset, delta, d_out, v, seed, bh, r0, k0, rows, keys,
-                    alpha, threshold, keeping, FAMILY, KIND, RULE, BASE2, DROPOUT, PRECISION, WIDE, visit == 1,
-                )  # fmt: skip
-                d_values += tl.dot(tl.trans(weights.to(d_out.dtype)), d_out, input_precision=PRECISION, out_dtype=WIDE)
-                if FAMILY == DOT:
-                    d_keys += sums(tl.trans(d_raw), q, PRECISION, WIDE, visit == 1)
-                else:
-                    for c in range(0, C):
-                        to_row, _ = pair_gradients(
-                            d_raw, query_r, key, weight_h, rest_h, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c,
-                            seen, FAMILY, KIND, WIDE, visit == 1,
-                        )  # fmt: skip
-                        d_keys += tl.where(cols[None, :] == c, tl.sum(to_row, 0)[:, None], 0.0)
+                weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, BASE2, WIDE)
+                if matters(weights, read_all, RULE):
+                    d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
+                    delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)
+                    weights, _, d_raw = tile_gradients(
+                        weights, slopes, seen, square, slope, delta, d_out, v, seed, bh, r0, k0, rows, keys,
+                        threshold, keeping, FAMILY, KIND, RULE, DROPOUT, PRECISION, WIDE, visit == 1,
+                    )  # fmt: skip
+                    read_by_key = tl.trans(weights.to(d_out.dtype))
+                    d_values += tl.dot(read_by_key, d_out, input_precision=PRECISION, out_dtype=WIDE)
+                    if FAMILY == DOT:
+                        d_keys += sums(tl.trans(d_raw), q, PRECISION, WIDE, visit == 1)
+                    else:
+                        for c in range(0, C):
+                            to_row, _ = pair_gradients(
+                                d_raw, query_r, key, weight_h, rest_h, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c,
+                                seen, FAMILY, KIND, WIDE, visit == 1,
+                            )  # fmt: skip
+                            d_keys += tl.where(cols[None, :] == c, tl.sum(to_row, 0)[:, None], 0.0)
     if FAMILY != DOT and FAMILY != ADDITIVE:  # a kernel's score depends on the difference
         d_keys = -d_keys
     inside = (keys[:, None] < nk) & (cols[None, :] < C)

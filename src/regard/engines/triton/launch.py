@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.torch_private import evaluated_by_compilers
-from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, SIGMOID, SOFTMAX, row_shape
+from regard.engines.triton.families import ADDITIVE, DISTANCE, DOT, ENTMAXES, SIGMOID, SOFTMAX, row_shape
 from regard.engines.triton.visible import WORD, VisibleKeys
 
 #: Rows and columns of a tile in Triton's interpreter, which takes as long for few pairs as for many.
@@ -167,7 +167,7 @@ class Arguments:
         self.tensors: dict[str, Any] = {
             "query": query, "key": key, "value": value, "weight": inverse, "rest": rest,
             "sink": none if sink is None else sink,
-            "start": none, "stop": none, "tiles": none, "words": none, "bias": none, "lists": none,
+            "start": none, "stop": none, "tiles": none, "words": none, "bias": none, "lists": none, "checksum": none,
         }  # fmt: skip
         for name in ("start", "stop", "tiles", "words", "bias"):
             if getattr(visible, name) is not None:
@@ -272,6 +272,11 @@ def _remainder(a: Tensor, b: Tensor) -> Tensor:
     return (1 - product) - error
 
 
+def sum_of(*tensors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum (1,) of all elements, which is not finite if one of them is not."""
+    return torch.stack([t.sum(dtype=dtype) for t in tensors]).sum(0, keepdim=True)
+
+
 def run_forward(
     setting: Setting, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, sink: Tensor | None,
     visible: VisibleKeys,
@@ -282,6 +287,8 @@ def run_forward(
     output = value.new_empty(B, H, L, value.shape[-1])
     statistic = value.new_zeros(B, H, L, *row_shape(setting.rule), dtype=arguments.wide)
     found = {"output": output, "statistic": statistic}
+    if setting.rule in ENTMAXES:
+        found["checksum"] = sum_of(value, dtype=arguments.wide)
     if setting.rule not in (SOFTMAX, SIGMOID):
         arguments.launch("statistics", tensors=found)
     arguments.launch("forward", tensors=found, REPAIRS=False)
@@ -313,6 +320,8 @@ def run_backward(
         "deltas": deltas, "d_query": d_query, "d_key": d_key, "d_value": d_value, "d_weight": d_weight,
         "d_bias": d_bias,
     }  # fmt: skip
+    if setting.rule in ENTMAXES:
+        shared["checksum"] = sum_of(query, key, value, grad, dtype=wide)
     arguments.launch("backward_query", tensors=shared, TO_BIAS=to_bias)
     arguments.launch("backward_key", by_key=True, tensors=shared)
     sums = weight.new_empty(weight.shape)

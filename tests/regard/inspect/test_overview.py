@@ -100,7 +100,9 @@ def test_an_overview_is_that_of_whole_matrices(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"attn_mask": regard.masks.window(5, 2)}, {"softcap": 3.0, "scale": 0.7}], ids=str
+    "options",
+    [{}, {"is_causal": True}, {"attn_mask": regard.masks.window(5, 2)}, {"softcap": 3.0, "scale": 0.7}],
+    ids=str,
 )
 def test_tiles_are_the_weights(options: dict[str, Any]) -> None:
     record = recorded(300, {}, **options)

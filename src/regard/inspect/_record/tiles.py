@@ -18,7 +18,7 @@ from regard.inspect._record.calls import AttentionCall
 from regard.inspect._record.layer_record import AttentionRecord, LayerRecord, index_of
 
 #: The number of weights of a tile that a core's cache holds with its scores; and the fewest and most queries of one.
-_HELD, _FEWEST, _MOST = 1 << 17, 16, 128
+_HELD, _FEWEST, _MOST = 1 << 17, 32, 128
 #: A score relative to the largest whose exponential is 0 in float32; and a number whose logarithm is finite.
 _LEAST, _TINY = -200.0, 1e-38
 #: The number of weights that are computed together where each call costs more than the cache saves.

@@ -158,3 +158,15 @@ def test_a_record_of_nothing_is_summarized_and_compared(extents: tuple[int, int,
     assert compare_tokens(record, record)[0].largest == ()
     with pytest.raises(ValueError, match="page: the layer must have heads, queries and keys"):
         record.to_html()
+
+
+def test_a_record_outlives_its_file(tmp_path: Path) -> None:
+    query = torch.randn(1, 2, 300, 16, generator=torch.Generator().manual_seed(0))
+    with capture() as record:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    path = tmp_path / "record.safetensors"
+    read = Record.load(record.save(path))
+    path.write_bytes(b"shorter")  # in place: memory that is a part of the file would be gone
+    assert torch.equal(read[0].weights(), record[0].weights())
+    path.unlink()
+    assert read.to_html()

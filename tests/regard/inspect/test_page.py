@@ -20,7 +20,8 @@ from transformers import AutoModelForSeq2SeqLM
 import regard
 from regard import masks
 from regard.inspect import Alignment, Patches, Record, Text, capture, flow, render_html, rollout, save_html
-from regard.inspect._view.page import HONEST, codes, describe_page
+from regard.inspect._view.overview import codes
+from regard.inspect._view.page import HONEST, describe_page
 from regard_lab.models import DecoderLM, DecoderLMConfig
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"0" * 20

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from pages import Page
 
 from regard.inspect import HeadEffect, capture, head_effect
+from regard.inspect._view.overview import Overview, overview
 from regard.inspect._view.page import PageData, describe_page
 from regard.inspect._view.server import HOST, PageServer
 
@@ -239,6 +241,80 @@ class TestWithoutAHead:
     def test_a_page_of_a_record_has_none(self, served: PageServer) -> None:
         assert asked(served, f"{token(served)}without/0/0")[0] == 404
         assert "without" not in Page(asked(served, token(served))[1].decode()).described
+
+
+@pytest.fixture
+def blocked() -> Iterator[tuple[PageServer, PageData, threading.Event]]:
+    """A page with three more blocks: one that takes until an event, one that fails, and one of no memory."""
+    data, go = small_page(), threading.Event()
+
+    def slow() -> bytes:
+        assert go.wait(30)
+        return b"slow"
+
+    def broken() -> bytes:
+        raise RuntimeError("too large,\nsays torch")
+
+    def full() -> bytes:
+        raise MemoryError
+
+    for make in (slow, broken, full):
+        data.block(make)
+    with PageServer(data) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server, data, go
+        go.set()
+        server.shutdown()
+        thread.join()
+
+
+class TestBlocks:
+    def test_one_that_takes_long_delays_no_other(self, blocked: tuple[PageServer, PageData, threading.Event]) -> None:
+        server, data, go = blocked
+        found: list[bytes] = []
+        path = f"{token(server)}blocks/{len(data.blocks) - 3}"
+        asking = threading.Thread(target=lambda: found.append(asked(server, path)[1]))
+        asking.start()
+        overview = data.described["layers"][0]["overview"]
+        assert asked(server, f"{token(server)}blocks/{overview}")[0] == 200 and not found
+        go.set()
+        asking.join()
+        assert found == [b"slow"]
+
+    def test_a_client_that_leaves_stops_nothing(self, blocked: tuple[PageServer, PageData, threading.Event]) -> None:
+        server, data, go = blocked
+        for _ in range(2):
+            with closing(socket.create_connection((HOST, server.server_port), timeout=10)) as connection:
+                path = f"{token(server)}blocks/{len(data.blocks) - 3}"
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {HOST}:{server.server_port}\r\n\r\n".encode())
+        go.set()
+        assert asked(server, f"{token(server)}blocks/{data.described['layers'][0]['overview']}")[0] == 200
+
+    def test_one_that_fails_says_why(self, blocked: tuple[PageServer, PageData, threading.Event]) -> None:
+        server, data, _ = blocked
+        for place, text in ((-2, b"too large, says torch\n"), (-1, b"Out of memory.\n")):
+            assert asked(server, f"{token(server)}blocks/{len(data.blocks) + place}")[:2] == (422, text)
+
+
+def test_a_layer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads ask for it at one time."""
+    data = small_page()
+    reads: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Overview:
+        reads.append(1)
+        return overview(*args, **options)
+
+    monkeypatch.setattr("regard.inspect._view.page.overview", counted)
+    layer, head = data.described["layers"][0], data.described["heads"][0]
+    blocks = [data.blocks[layer["overview"]], data.blocks[head["rows"]], data.blocks[head["weights"]["lse"]]] * 3
+    threads = [threading.Thread(target=block) for block in blocks]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert reads == [1]
 
 
 def test_the_port_is_taken(served: PageServer) -> None:

@@ -132,7 +132,8 @@ def load_record(path: str | Path) -> Held:
             size, free = Path(path).stat().st_size, available_memory()
             if free is not None and size > free:
                 raise _wrong(path, f"fit {free / 1e9:.1f} GB of memory", f"{size / 1e9:.1f} GB")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: a file that changes or shrinks later does not change the record, or end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return _read(about, tensors)
     except FileNotFoundError:
         raise _wrong(path, "be a file that is there", "none") from None

@@ -217,7 +217,7 @@ class AttentionRecord(LayerRecord):
     ) -> Tensor:  # fmt: skip
         B, H, L, S = self.shape
         given = {"batch": (batch, B), "head": (head, H), "rows": (rows, L), "cols": (cols, S)}
-        index = tuple(_index(function, name, each, size) for name, (each, size) in given.items())
+        index = tuple(index_of(function, name, each, size) for name, (each, size) in given.items())
         first, last, step = index[2].indices(L) if isinstance(index[2], slice) else (index[2], index[2] + 1, 1)
         if step < 1:
             raise rejected(function, "rows", "go forward", rows)
@@ -295,7 +295,8 @@ def _weights(call: AttentionCall, first: int, last: int) -> Tensor:
     return found
 
 
-def _index(function: str, name: str, given: int | slice | None, size: int) -> int | slice:
+def index_of(function: str, name: str, given: int | slice | None, size: int) -> int | slice:
+    """Return an index of a dimension of this size: a slice, or a number that is not negative."""
     if given is None:
         return slice(None)
     if isinstance(given, slice):

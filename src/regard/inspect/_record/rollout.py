@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -18,16 +18,19 @@ from regard._utils.errors import RegardWarning, described, rejected, unknown_nam
 from regard.inspect._record.layer_record import LayerRecord
 from regard.inspect._record.numbering import found_layers, labels_of, listed
 from regard.inspect._record.recording import Recording
+from regard.inspect._record.tiles import tiles_of
 
 # Combine layers: rollout from the last layer to the input, and means over heads and layers ----------------------------
 
 
-#: Ways to fuse a layer's heads (H, L, S) into one matrix (L, S).
-HEAD_FUSIONS = {
-    "mean": lambda weights: weights.mean(0),
-    "max": lambda weights: weights.amax(0),
-    "min": lambda weights: weights.amin(0),
+#: Ways to fuse a layer's heads: some heads (h, l, s) over the first dimension, and two results. A mean is a sum first.
+HEAD_FUSIONS: dict[str, tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "mean": (torch.sum, torch.add),
+    "max": (torch.amax, torch.maximum),
+    "min": (torch.amin, torch.minimum),
 }
+#: The number of rows of a matrix that are multiplied together.
+_ROWS = 128
 #: A layer by its number or name, or one of its runs.
 LayerLike = int | str | tuple[int | str, int]
 
@@ -97,8 +100,26 @@ def rollout(
     matrices = mixed_weights("rollout", record, batch, head_fusion, residual, discard, layers)
     product = matrices[0]
     for each in matrices[1:]:
-        product = each @ product
+        product = _times(each, product)
     return product.float()
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """Return a product of matrices (S, S) without the zeros on the right of a few rows: causal layers have many."""
+    S = len(left)
+    reach = [_reach(left[first : first + _ROWS]) for first in range(0, S, _ROWS)]
+    across = [_reach(right[first : first + _ROWS]) for first in range(0, S, _ROWS)]
+    product = torch.zeros_like(left)
+    for number, last in enumerate(reach):
+        rows, width = slice(number * _ROWS, (number + 1) * _ROWS), max(across[: -(-last // _ROWS)], default=0)
+        torch.matmul(left[rows, :last], right[:last, :width], out=product[rows, :width])
+    return product
+
+
+def _reach(rows: Tensor) -> int:
+    """Return the number of columns up to the last one that has numbers other than 0."""
+    used = rows.any(0).nonzero()
+    return int(used[-1]) + 1 if len(used) else 0
 
 
 def average(
@@ -157,9 +178,9 @@ def mixed_weights(
             raise rejected(function, "layers", "have no negative weights", "recurrences, or differences of softmaxes")
         if dropped := int(discard * S):
             weights.scatter_(-1, weights.topk(dropped, -1, largest=False).indices, 0.0)
-        mixed = (1 - residual) * weights + residual * torch.eye(S, dtype=weights.dtype)
-        total = mixed.sum(-1, keepdim=True)
-        matrices.append(torch.where(total > 0, mixed / total, mixed))  # a query may see nothing
+        weights.mul_(1 - residual).diagonal().add_(residual)
+        total = weights.sum(-1, keepdim=True)
+        matrices.append(weights.div_(torch.where(total > 0, total, 1.0)))  # a query may see nothing
     return matrices
 
 
@@ -176,7 +197,19 @@ def fused_weights(
     shapes = sorted({run.shape[2:] for run in runs})
     if len(shapes) > 1:
         raise rejected(function, "layers", "be of one shape (L, S)", ", ".join(map(str, shapes)))
-    return [HEAD_FUSIONS[head_fusion](run.weights(batch=batch).double().cpu()) for run in runs]
+    return [_fused(run, batch, head_fusion) for run in runs]
+
+
+def _fused(run: LayerRecord, batch: int, head_fusion: str) -> Tensor:
+    """Return a layer's weights (L, S) in float64 with fused heads."""
+    _, H, L, S = run.shape
+    within, between = HEAD_FUSIONS[head_fusion]
+    fused = torch.zeros(L, S, dtype=torch.float64)
+    for tile in tiles_of(run, batch):
+        _, l, s = tile.weights.shape  # noqa: E741
+        part, new = fused[tile.first : tile.first + l, :s], within(tile.weights.double(), 0)
+        part.copy_(new if tile.head == 0 else between(part, new))
+    return fused / H if head_fusion == "mean" else fused
 
 
 def _chosen(function: str, record: Recording, layers: Sequence[LayerLike] | None) -> list[LayerRecord]:

@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 #: What a model answers without a head of a layer.
 Without: TypeAlias = "Callable[[str, int], HeadEffect]"
 HOST = "127.0.0.1"
-#: Concurrent requests; seconds until an idle one times out; characters of a path.
-_CONCURRENT, _TIMEOUT, _LONGEST = 8, 20, 200
+#: Concurrent requests, and those that compute; seconds until an idle one times out; characters of a path.
+_CONCURRENT, _COMPUTING, _TIMEOUT, _LONGEST = 8, 2, 20, 200
 #: Connections that wait for a request, each in its thread; and seconds that one may wait when others want its place.
 _WAITING, _PATIENCE = 24, 0.25
 
@@ -34,8 +35,8 @@ class PageServer(ThreadingHTTPServer):
     """Serve one page at an address that cannot be guessed.
 
     Only this machine can reach it, through an address with a random token, and only pages of the same origin may
-    request its data. It answers 8 requests at a time and rejects more with status 503. At most 24 connections wait for
-    a request; more close those that have waited longest.
+    request its data. It answers 8 requests at a time, computes for 2 of them, and rejects more with status 503. At most
+    24 connections wait for a request; more close those that have waited longest.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHT
         data.described["without"] = True
     page = document(data, served=True).encode()
     effects: dict[tuple[int, int], bytes] = {}
-    lock = threading.Lock()
+    computing, running = threading.BoundedSemaphore(_COMPUTING), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         server: PageServer
@@ -146,27 +147,30 @@ def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHT
             elif not rest:
                 self.send(page, "text/html; charset=utf-8")
             elif without is not None and (place := _head(rest, data)) is not None:
-                self.compute(without, place)
+                self.compute(partial(self.effect, without, place), "application/json", running)
             elif (block := _block(rest, data)) is None:
                 self.refuse(HTTPStatus.NOT_FOUND)
             else:
-                with lock:  # the blocks of a layer share one computation
-                    found = block()
-                self.send(found, "application/octet-stream")
+                self.compute(block, "application/octet-stream", computing)
 
-        def compute(self, without: Without, place: tuple[int, int]) -> None:
-            """Send what the model answers without a head; it runs once for each head, in one thread at a time."""
+        def effect(self, without: Without, place: tuple[int, int]) -> bytes:
+            """Return what the model answers without a head; it runs once for each head."""
             layer, head = place
+            if place not in effects:
+                found = without(data.described["layers"][layer]["name"], head)
+                effects[place] = json.dumps(found.as_dict()).encode()
+            return effects[place]
+
+        def compute(self, make: Callable[[], bytes], kind: str, turn: AbstractContextManager[Any]) -> None:
+            """Send what is computed in its turn, or a sentence that says why it cannot be."""
             try:
-                with lock:
-                    if place not in effects:
-                        found = without(data.described["layers"][layer]["name"], head)
-                        effects[place] = json.dumps(found.as_dict()).encode()
-            except (ValueError, TypeError, RuntimeError) as error:
-                text = f"{error}\n".encode()
-                self.send(text, "text/plain; charset=utf-8", HTTPStatus.UNPROCESSABLE_ENTITY)
+                with turn:
+                    found = make()
+            except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+                text = " ".join(str(error).split()) or "Out of memory."
+                self.send(f"{text}\n".encode(), "text/plain; charset=utf-8", HTTPStatus.UNPROCESSABLE_ENTITY)
             else:
-                self.send(effects[place], "application/json")
+                self.send(found, kind)
 
         def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *others: tuple[str, str]) -> None:
             self.send_response(status)

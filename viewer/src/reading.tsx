@@ -22,8 +22,9 @@ interface Props {
   onRegion(image: number, box: Region["box"] | null): void;
 }
 
-/** Items that are laid out at once: around the pinned one, where there are more. */
+/** Items that are laid out at once, around the pinned one, where there are more; and those of a block that stays unlaid until it is in view. */
 const LAID_OUT = 20_000;
+const BLOCK = 1000;
 /** Colours below this share of the scale are not drawn. */
 const FAINT = 0.004;
 
@@ -38,18 +39,24 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   const last = Math.min(first + LAID_OUT, count);
   useEffect(() => {
     const made: HTMLElement[] = [];
-    const parts = document.createDocumentFragment();
+    const parts: HTMLElement[] = [];
+    let part = place.current!;
+    part.replaceChildren();
     for (let at = first; at < last; at++) {
+      if (last - first > BLOCK && (at - first) % BLOCK === 0) {
+        part = document.createElement("div");
+        parts.push(part);
+      }
       const span = document.createElement("span");
       span.textContent = shown(side.labels[at]) || " ";
       span.dataset.token = String(at);
       if (side.places[at]) span.hidden = true;
-      if (side.spaced[at] && !span.hidden && at > first) parts.append(" ");
-      parts.append(span);
-      if (span.textContent === "⏎") parts.append(document.createElement("br"));
+      if (side.spaced[at] && !span.hidden && at > first) part.append(" ");
+      part.append(span);
+      if (span.textContent === "⏎") part.append(document.createElement("br"));
       made[at] = span;
     }
-    place.current!.replaceChildren(parts);
+    place.current!.append(...parts);
     spans.current = made;
     painted.current = new Set();
   }, [side, first]);

@@ -140,6 +140,12 @@ def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None
     listed = page.locator(".largest li").all_text_contents()
     best = weights[9].topk(8)
     assert [float(each.split()[-1]) for each in listed] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert page.locator(".list h2").text_content().startswith("“.” (9) attends to · 8 of 10")
+    page.get_by_role("button", name="Show all").click()
+    every = [float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()]
+    assert every == pytest.approx(weights[9].sort(descending=True).values.tolist(), abs=1e-4)
+    page.get_by_role("button", name="Show only 8").click()
+    assert page.locator(".largest li").all_text_contents() == listed
     dark, light = (colour(page, cell(page, 9, col)[0], cell(page, 9, col)[1] + 20) for col in
                    (int(best.indices[0]), int(weights[9].argmin())))  # fmt: skip
     assert sum(dark) < sum(light) - 150
@@ -397,7 +403,7 @@ def test_both_sides_can_be_pinned(visit, record: Record, tmp_path: Path) -> None
     page.mouse.move(5, 5)
     page.wait_for_timeout(100)
     assert "cat (2) is pinned as a key" in status(page)
-    assert page.locator(".list h2").text_content() == "“cat” (2) is attended to by · 8 of 10"
+    assert page.locator(".list h2").text_content() == "“cat” (2) is attended to by"  # two of 10 words do not see it
     listed = [float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()]
     assert listed == pytest.approx(weights[2:, 2].topk(8).values.tolist(), abs=1e-4)
     page.locator("h1").click()
@@ -561,10 +567,12 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
     for number, label in ((1, "previous"), (6, "previous"), (3, "first")):
         text = f"attends to the {label} token: 0.{number} of its weight"
         data.described["heads"][number]["summary"] = {"label": label, "score": number / 10, "text": text}
+    data.described["heads"][6]["summary"]["second"] = ["first", 0.31]
     with served(data) as address:
         page = visit(address)
         labels = page.locator(".grid .thumbnail span").all_text_contents()
-        assert labels == ["previous .1", "first .3", "previous .6"]
+        assert labels == ["previous .1", "first .3", "previous .6", "first .31"]
+        assert page.locator(".grid .second").count() == 1
         page.select_option('[aria-label="Order of heads"]', label="by what heads do")
         assert [each.partition(" (")[0] for each in page.locator(".grid h2").all_text_contents()] == [
             "First: to the first token, often a sink",
@@ -578,7 +586,7 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
         assert page.locator(".note").text_content() == "attends to the previous token: 0.6 of its weight"
         narrow = visit(address, viewport={"width": 250, "height": 800})
         captions = narrow.locator(".grid .thumbnail span").all_text_contents()
-        assert captions == ["previous", "first", "previous"]
+        assert captions == ["previous", "first", "previous", "first"]
         assert "scroll sideways" in narrow.locator(".more").text_content()
 
 
@@ -590,12 +598,16 @@ def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> Non
     keys = page.locator(".reading").nth(1)
     assert keys.locator("h2").text_content() == "Keys: the input: 0 to 19,999 of 30,000 tokens"
     assert keys.locator("span").count() == 20_000
+    seen = "at => document.querySelectorAll('.reading')[1].querySelectorAll('span')[at].checkVisibility({contentVisibilityAuto: true})"
+    assert page.evaluate(seen, 0) and not page.evaluate(seen, 15_000)  # laid out are those in view
     page.keyboard.press("/")
     page.keyboard.type("29999")
     page.keyboard.press("Enter")
     page.wait_for_timeout(300)
     assert "29999 (29999) is pinned as a key" in status(page)
-    assert keys.locator(".pinned").text_content() == "29999"
+    pinned, box = keys.locator(".pinned"), keys.locator(".tokens").bounding_box()
+    assert pinned.text_content() == "29999"
+    assert box["y"] <= pinned.bounding_box()["y"] <= box["y"] + box["height"] - 10
 
 
 @contextmanager
@@ -725,6 +737,52 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
     assert download.value.suggested_filename.endswith(".svg") and "<" not in download.value.suggested_filename
 
 
+def test_it_writes_the_grid(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.get_by_label("Hide sinks").check()
+    grid = page.locator(".grid").bounding_box()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    picture = Image.open(download.value.path()).convert("RGB")
+    assert 800 < picture.width < 2 * grid["width"] + 60 and picture.getpixel((1, 1)) == (255, 255, 255)
+    assert download.value.suggested_filename == "A-model-GPT2LMHeadModel-all-heads-by-layer.png"
+    page.keyboard.press("Shift+E")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    from xml.etree import ElementTree
+
+    root = ElementTree.fromstring(Path(download.value.path()).read_text(encoding="utf-8"))
+    images = [each for each in root.iter() if each.tag.endswith("image")]
+    assert len(images) == page.locator(".grid [data-head]").count() and 2 * int(root.get("width")) == picture.width
+    x, y, side = (float(images[1].get(name)) for name in ("x", "y", "width"))
+    stripes, diagonal = (
+        picture.crop(
+            (
+                int(2 * (x + a * side)),
+                int(2 * (y + 58 + b * side)),
+                int(2 * (x + (a + 0.1) * side)),
+                int(2 * (y + 58 + (b + 0.1) * side)),
+            )
+        )
+        for a, b in ((0.8, 0.1), (0.5, 0.5))
+    )
+    red, _, blue = (
+        np.asarray(each)[..., channel].mean() for each, channel in ((stripes, 0), (stripes, 1), (stripes, 2))
+    )
+    assert red > blue  # stripes are not blue
+    assert np.asarray(diagonal)[..., 2].mean() > np.asarray(diagonal)[..., 0].mean()
+    said = [each.text for each in root.iter() if each.tag.endswith("text")]
+    assert {"mean", "0", "3", "layer 0", "layer 1", "rollout", "even share", "masked or hidden", "A <model>"} <= set(
+        said
+    )
+    assert any(each.startswith("Stripes hide ") for each in said)
+    page.select_option('[aria-label="Order of heads"]', "entropy")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    assert "all heads, sharpest first" in text and " nats</text>" in text
+
+
 def pixels(width: int, height: int) -> bytes:
     """Return a white image."""
     written = io.BytesIO()
@@ -774,6 +832,12 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
     page.keyboard.press("Escape")
     page.wait_for_url(lambda address: "region=" not in address)
     assert "is pinned" in status(page)
+    dragged(page, (0.3, 0.3), (0.95, 0.8))
+    page.get_by_role("button", name="Clear region").click()
+    page.keyboard.press("ArrowUp")
+    assert "a (0) is pinned" in status(page)  # keys work though the button is gone
+    page.keyboard.press("ArrowDown")
+    page.locator(".image canvas").focus()
     for keys, patches in (("ArrowLeft", [12]), ("Shift+ArrowRight", [12, 13]), ("Shift+ArrowUp", [6, 7, 12, 13])):
         page.keyboard.press(keys)
         page.wait_for_timeout(100)
@@ -788,6 +852,34 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
     page.wait_for_url(lambda address: "region=" not in address)
     assert "patch 0 (0) is pinned as a key" in status(page)
     assert "masked" not in page.locator(".legend").text_content()  # nothing is
+
+
+def test_the_keyboard_chooses_patches_of_one_size(visit, tmp_path: Path) -> None:
+    """An overview of 2 × 2 patches, and two tiles of 2 × 2 patches that lie on it."""
+    image, name = pixels(80, 40), "photo"
+    patches = (
+        Patches(image, 2, 2, name=name),
+        Patches(image, 2, 2, first=4, box=(0, 0, 40, 40), name=name),
+        Patches(image, 2, 2, first=8, box=(40, 0, 40, 40), name=name),
+    )
+    text = Text((*("p",) * 12, "dog"), patches=patches)
+    query = torch.randn(1, 1, 13, 4, generator=torch.Generator().manual_seed(0))
+    with capture() as found:
+        F.scaled_dot_product_attention(query, query, query)
+    page = visit(found.describe(text).to_html(tmp_path / "a.html"))
+    row = found[0].weights(batch=0, head=0)[12]
+    page.locator(".tokens span").nth(12).click()
+    page.locator(".image canvas").focus()
+    for keys, chosen in (
+        ("ArrowDown", [6]), ("ArrowRight", [7]), ("ArrowRight", [10]), ("Shift+ArrowUp", [8, 10]),
+        ("PageUp", [1]), ("ArrowLeft", [0]), ("Shift+ArrowDown", [0, 2]), ("PageDown", [6]), ("PageDown", [6]),
+    ):  # fmt: skip
+        page.keyboard.press(keys)
+        page.wait_for_timeout(100)
+        assert f"{float(row[chosen].sum()):.2f} of the weight of “dog”" in status(page), (keys, status(page))
+    assert status(visit(page.url)).strip() == status(page).strip()
+    dragged(page, (0.02, 0.02), (0.1, 0.1))  # the pointer counts patches of all sizes
+    assert "These 2 patches" in status(page)
 
 
 def hidden(weights: torch.Tensor) -> list[int]:

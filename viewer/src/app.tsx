@@ -401,7 +401,10 @@ export function App({ page, fetch, address, ask }: Props) {
     const made = open ? first && first.rows && save(live(), figure()) : grid && save([drawn(grid, theme)], overall());
     if (made) made.then((file) => {
       // A frame may forbid downloads, and does not say so.
-      if (self !== top) setSaved(file);
+      if (self !== top) {
+        root.current!.scrollTop = 0;
+        setSaved(file);
+      }
       setTimeout(() => URL.revokeObjectURL(file.address), 10_000);
     }, fail);
   };

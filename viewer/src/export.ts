@@ -29,8 +29,8 @@ export interface Figure {
   images: { image: HTMLImageElement; over: HTMLCanvasElement; caption: string }[];
 }
 
-/** Pixels above the matrices, of the colour bar, of a line of text, and of a pixel of the screen in a PNG. */
-const [ABOVE, BAR, LINE, SHARPNESS] = [58, 220, 16, 2];
+/** Pixels above the drawings, of lines of the title and of text, of the colour bar, and of a pixel of the screen in a PNG. */
+const [ABOVE, TITLE, LINE, BAR, SHARPNESS] = [58, 20, 16, 220, 2];
 /** Pixels of the longer side of an image, around it, and of its caption; and of a letter of a note, about. */
 const [IMAGE, MARGIN, CAPTION] = [300, 14, 40];
 export const LETTER = 5.8;
@@ -52,6 +52,10 @@ interface Placed {
 interface Layout {
   width: number;
   height: number;
+  /** Lines of the title, and of each drawing's caption; and where drawings begin. */
+  title: string[];
+  captions: string[][];
+  above: number;
   lefts: number[];
   bottom: number;
   images: Placed[];
@@ -74,29 +78,34 @@ function arranged(drawings: Drawing[], figure: Figure): Layout {
   const widths = drawings.map(({ size }) => size.width);
   const lefts = widths.map((_, at) => widths.slice(0, at).reduce((sum, each) => sum + each, 0));
   const tall = Math.max(...drawings.map(({ size }) => size.height));
-  let [x, y, column, low] = [widths.reduce((sum, each) => sum + each, 0) + MARGIN, ABOVE, 0, 0];
-  const images = figure.images.map(({ image }) => {
+  let [x, y, column, low] = [widths.reduce((sum, each) => sum + each, 0) + MARGIN, 0, 0, 0];
+  const placed = figure.images.map(({ image }) => {
     const scale = IMAGE / Math.max(image.naturalWidth, image.naturalHeight, 1);
     const [width, height] = [image.naturalWidth * scale, image.naturalHeight * scale];
-    if (y > ABOVE && y + height + CAPTION > ABOVE + tall) [x, y, column] = [x + column + MARGIN, ABOVE, 0];
-    const placed = { x, y, width, height };
+    if (y && y + height + CAPTION > tall) [x, y, column] = [x + column + MARGIN, 0, 0];
+    const at = { x, y, width, height };
     [y, column] = [y + height + CAPTION, Math.max(column, width)];
     low = Math.max(low, y);
-    return placed;
+    return at;
   });
-  const width = Math.max(images.length ? x + column + MARGIN : x - MARGIN, NARROW);
+  const width = Math.max(placed.length ? x + column + MARGIN : x - MARGIN, NARROW);
+  const title = lines(figure.title, (width - 24) / (LETTER * 1.45));
+  const captions = figure.captions.map((each, at) => lines(each, ((lefts[at + 1] ?? width) - lefts[at] - 20) / (LETTER * 1.15)));
+  const above = ABOVE + TITLE * (title.length - 1) + LINE * (Math.max(...captions.map((each) => each.length)) - 1);
+  const images = placed.map((each) => ({ ...each, y: each.y + above }));
   const notes = figure.notes.flatMap((each) => lines(each, (width - 24) / LETTER));
-  const bottom = Math.max(ABOVE + tall, low);
-  return { lefts, width, bottom, images, notes, height: bottom + 66 + LINE * notes.length };
+  const bottom = above + Math.max(tall, low);
+  return { lefts, width, title, captions, above, bottom, images, notes, height: bottom + 66 + LINE * notes.length };
 }
 
 /** Texts around the matrices, with their places. */
-function texts(figure: Figure, { lefts, bottom, images, notes }: Layout): { text: string; x: number; y: number; size: number; anchor: "start" | "middle" | "end"; strong?: boolean }[] {
+function texts(figure: Figure, { title, captions, lefts, bottom, images, notes }: Layout): { text: string; x: number; y: number; size: number; anchor: "start" | "middle" | "end"; strong?: boolean }[] {
   const anchors = { first: "start", last: "end", "": "middle" } as const;
   const swatch = figure.signed || figure.scale === "entropy" ? BAR + 50 : BAR + 114;
   return [
-    { text: figure.title, x: 12, y: 20, size: 15, anchor: "start", strong: true },
-    ...figure.captions.map((text, at) => ({ text, x: lefts[at] + 12, y: 44, size: 12, anchor: "start" as const })),
+    ...title.map((text, line) => ({ text, x: 12, y: 20 + TITLE * line, size: 15, anchor: "start" as const, strong: true })),
+    ...captions.flatMap((each, at) => each.map((text, line) => ({
+      text, x: lefts[at] + 12, y: 24 + TITLE * title.length + LINE * line, size: 12, anchor: "start" as const }))),
     ...images.flatMap((each, at) => lines(figure.images[at].caption, each.width / LETTER).slice(0, 2).map((text, line) => ({
       text, x: each.x, y: each.y + each.height + 10 + 14 * line, size: 11, anchor: "start" as const }))),
     { text: figure.signed ? "difference of weights" : `colour: ${SCALES[figure.scale][0]}`, x: 12, y: bottom + 12, size: 11, anchor: "start" },
@@ -129,7 +138,7 @@ export async function savePng(drawings: Drawing[], figure: Figure): Promise<Save
   context.fillRect(0, 0, layout.width, layout.height);
   drawings.forEach((drawing, at) => {
     context.save();
-    context.translate(layout.lefts[at], ABOVE);
+    context.translate(layout.lefts[at], layout.above);
     drawing.draw(context, paper);
     context.restore();
   });
@@ -178,7 +187,7 @@ export async function saveSvg(drawings: Drawing[], figure: Figure): Promise<Save
     x: String(x), y: String(y), "font-size": String(size), "text-anchor": anchor, "dominant-baseline": "central",
     ...(strong ? { "font-weight": "600" } : {}),
   }));
-  const inside = drawings.map((each, at) => `<g transform="translate(${layout.lefts[at]} ${ABOVE})">${each.svg(paper)}</g>`);
+  const inside = drawings.map((each, at) => `<g transform="translate(${layout.lefts[at]} ${layout.above})">${each.svg(paper)}</g>`);
   const images = layout.images.map(({ x, y, width, height }, at) => {
     const place = `x="${x}" y="${y}" width="${width}" height="${height}"`;
     const { image, over } = figure.images[at];

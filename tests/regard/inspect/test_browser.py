@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -598,8 +599,8 @@ def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> Non
     keys = page.locator(".reading").nth(1)
     assert keys.locator("h2").text_content() == "Keys: the input: 0 to 19,999 of 30,000 tokens"
     assert keys.locator("span").count() == 20_000
-    seen = "at => document.querySelectorAll('.reading')[1].querySelectorAll('span')[at].checkVisibility({contentVisibilityAuto: true})"
-    assert page.evaluate(seen, 0) and not page.evaluate(seen, 15_000)  # laid out are those in view
+    is_laid_out = "each => each.checkVisibility({contentVisibilityAuto: true})"
+    assert [keys.locator("span").nth(at).evaluate(is_laid_out) for at in (0, 15_000)] == [True, False]
     page.keyboard.press("/")
     page.keyboard.type("29999")
     page.keyboard.press("Enter")
@@ -746,35 +747,25 @@ def test_it_writes_the_grid(visit, record: Record, tmp_path: Path) -> None:
     picture = Image.open(download.value.path()).convert("RGB")
     assert 800 < picture.width < 2 * grid["width"] + 60 and picture.getpixel((1, 1)) == (255, 255, 255)
     assert download.value.suggested_filename == "A-model-GPT2LMHeadModel-all-heads-by-layer.png"
-    page.keyboard.press("Shift+E")
     with page.expect_download() as download:
-        page.get_by_role("button", name="SVG").click()
+        page.keyboard.press("Shift+E")
     from xml.etree import ElementTree
 
     root = ElementTree.fromstring(Path(download.value.path()).read_text(encoding="utf-8"))
     images = [each for each in root.iter() if each.tag.endswith("image")]
     assert len(images) == page.locator(".grid [data-head]").count() and 2 * int(root.get("width")) == picture.width
     x, y, side = (float(images[1].get(name)) for name in ("x", "y", "width"))
-    stripes, diagonal = (
-        picture.crop(
-            (
-                int(2 * (x + a * side)),
-                int(2 * (y + 58 + b * side)),
-                int(2 * (x + (a + 0.1) * side)),
-                int(2 * (y + 58 + (b + 0.1) * side)),
-            )
-        )
-        for a, b in ((0.8, 0.1), (0.5, 0.5))
-    )
-    red, _, blue = (
-        np.asarray(each)[..., channel].mean() for each, channel in ((stripes, 0), (stripes, 1), (stripes, 2))
-    )
-    assert red > blue  # stripes are not blue
-    assert np.asarray(diagonal)[..., 2].mean() > np.asarray(diagonal)[..., 0].mean()
-    said = [each.text for each in root.iter() if each.tag.endswith("text")]
-    assert {"mean", "0", "3", "layer 0", "layer 1", "rollout", "even share", "masked or hidden", "A <model>"} <= set(
-        said
-    )
+    y += float(root.find(".//*[@transform]").get("transform").split()[1].rstrip(")"))
+
+    def mean(across: float, down: float) -> np.ndarray:
+        """The mean colour of a tenth of a thumbnail's width and height."""
+        box = [int(2 * each) for each in (x + across * side, y + down * side)]
+        return np.asarray(picture.crop((*box, *(int(each + 0.2 * side) for each in box)))).mean((0, 1))
+
+    masked, weight = mean(0.8, 0.1), mean(0.5, 0.5)
+    assert masked[0] > masked[2] and weight[2] > weight[0]  # a weight is blue; stripes are not
+    said = {each.text for each in root.iter() if each.tag.endswith("text")}
+    assert {"mean", "0", "3", "layer 0", "layer 1", "rollout", "even share", "masked or hidden", "A <model>"} <= said
     assert any(each.startswith("Stripes hide ") for each in said)
     page.select_option('[aria-label="Order of heads"]', "entropy")
     with page.expect_download() as download:
@@ -1078,3 +1069,24 @@ def test_a_notebook_shows_it_in_a_box_of_its_own(visit, record: Record, tmp_path
     frame.locator('[data-head="1"]').click()
     frame.locator(".room canvas[data-state=complete]").wait_for()
     assert "layer 0, head 1" in frame.locator("figcaption").text_content()
+
+
+def test_a_small_frame_that_forbids_everything_but_scripts(visit, record: Record, tmp_path: Path) -> None:
+    """As notebooks have: no address, no storage, no downloads, and little height."""
+    frame = f'<iframe sandbox="allow-scripts" srcdoc="{escape(record.to_html())}" width="600" height="300"></iframe>'
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body><div class='room'><canvas></canvas></div>{frame}")
+    page = visit(tmp_path / "notebook.html")
+    inside = page.frames[1]
+    inside.locator('[data-head="1"]').click()
+    inside.wait_for_selector(".room canvas[data-state=complete]")
+    inside.locator(".tokens span").nth(4).click()
+    box = inside.locator(".room canvas").bounding_box()
+    assert box["width"] > 250 and box["height"] > 200 and "on (4) is pinned" in inside.locator("output").text_content()
+    page.keyboard.press("e")
+    inside.wait_for_selector(".saved img")
+    assert "Saved as A-model-GPT2LMHeadModel-layer-0-head-1" in inside.locator(".saved").text_content()
+    assert (
+        inside.locator(".saved img").evaluate("async each => { await each.decode(); return each.naturalWidth; }") > 600
+    )
+    page.keyboard.press("Escape")
+    assert inside.locator(".saved").count() == 0 and inside.locator(".room canvas").count() == 1

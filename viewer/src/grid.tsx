@@ -80,8 +80,8 @@ function correlation(page: Page, item: Item, overview: Overview, chosen: Item, o
   return ofA && ofB ? both / Math.sqrt(ofA * ofB) : 0;
 }
 
-/** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them. */
-const [SMALLEST, LARGEST, HEADING, ABOVE, GAP] = [22, 132, 92, 62, 28];
+/** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them; and of the text about all layers together. */
+const [SMALLEST, LARGEST, HEADING, ABOVE, GAP, ABOUT] = [22, 132, 92, 62, 28, 240];
 /** Pixels of a label below a thumbnail, and of a second one; of the least thumbnail with a label, and with its number, too. */
 const [LABEL, SECOND, LABELLED, SCORED] = [14, 12, 46, 66];
 /** The widest grid that scrolls sideways before it leaves out labels. */
@@ -111,7 +111,10 @@ export function Grid(props: Props) {
   const seconds = (layers: number[]): number =>
     labelled ? SECOND * layers.filter((layer) => contents.ofLayer(layer).some((at) => contents.items[at].summary?.second)).length : 0;
   const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE - seconds(shown)) / sum(down) - label);
-  const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across),
+  /** Pixels of sections side by side whose thumbnails have a size. */
+  const width = (side: number): number => sum(sections.map((each, at) =>
+    GAP + Math.max(HEADING + across[at] * side, isStacked(page.layers[each.layers[0]]) ? ABOUT : 0)));
+  const beside = Math.min((room[0] - width(0)) / Math.max(sum(across.filter((_, at) => !isStacked(page.layers[sections[at].layers[0]]))), 1),
     (room[1] - ABOVE - Math.max(...sections.map((each) => seconds(each.layers)))) / Math.max(...down) - label);
   const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, labelled ? LABELLED : SMALLEST), LARGEST));
   const [cut, setCut] = useState(false);
@@ -135,11 +138,11 @@ export function Grid(props: Props) {
     nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], centre, delta).focus();
   };
   // What does not fit below the other lies at its side if it fits there.
-  const wide = beside > stacked && order === "layer" && sum(across) * (side + 4) + sections.length * (HEADING + GAP) <= room[0];
+  const wide = beside > stacked && order === "layer" && width(side + 4) <= room[0];
   const pictures = shown.every((layer) => page.layers[layer].kind === "picture");
   return (
     <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
-      {cut && <p class="more">More heads at the right: scroll sideways →</p>}
+      {cut && !wide && <p class="more">More heads at the right: scroll sideways →</p>}
       {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], [page.layers[layer].name]))}</div>
         : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={(at) => cell(at, summarized(at))} />)
         : ranked(props, shown).map(([title, found]) => (

@@ -621,7 +621,7 @@ def served(data: PageData, without: Any = None) -> Iterator[str]:
         thread.join()
 
 
-NOTEBOOK = """<!doctype html><div id="cell"></div><script type="module">
+NOTEBOOK = """<!doctype html><body data-jp-theme-light="{light}"><div id="cell"></div><script type="module">
 const {{page, blocks, code}} = {given};
 const widget = await import(URL.createObjectURL(new Blob([code], {{type: "text/javascript"}})));
 let listener;
@@ -641,11 +641,13 @@ def test_the_widget_of_a_notebook(visit, record: Record, tmp_path: Path, width: 
     blocks = [base64.b64encode(each()).decode() for each in data.blocks]
     given = {"page": data.described | {"blocks": "served"}, "blocks": blocks, "code": bundled("widget.js")}
     given = json.dumps(given).replace("</", "<\\/")
-    written = NOTEBOOK.format(given=given, style=json.dumps(bundled("page.css")))
+    light = json.dumps(width > 600)
+    written = NOTEBOOK.format(given=given, style=json.dumps(bundled("page.css")), light=light)
     (tmp_path / "notebook.html").write_text(written, encoding="utf-8")
     page = opened(visit(tmp_path / "notebook.html", viewport={"width": width, "height": 900}), 1)
     page.locator(".tokens span").nth(4).click()
     assert "on (4) is pinned" in status(page)
+    assert page.locator(".app").get_attribute("data-theme") == ("light" if width > 600 else "dark")  # as JupyterLab
     box = page.locator(".room canvas").bounding_box()
     assert box["width"] > 280 and box["height"] > 200
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -1025,6 +1027,7 @@ def test_light_dark_and_narrow(visit, record: Record, tmp_path: Path) -> None:
     for width in (380, 600, 900):
         narrow = visit(path, viewport={"width": width, "height": 800})
         assert narrow.evaluate("document.documentElement.scrollWidth") <= width + 1
+        assert narrow.locator(".more").count() == 0  # nothing lies at the right
         box = opened(narrow).locator(".room canvas").bounding_box()
         assert box["width"] > 200 and box["height"] > 200
         assert narrow.evaluate("document.documentElement.scrollWidth") <= width + 1

@@ -7,7 +7,8 @@ import type { Fetch } from "./blocks";
 import { Camera } from "./camera";
 import { along, decimal, NIL, type RowFacts, type Scale, SCALES, type Theme } from "./colors";
 import { Explained } from "./explained";
-import { type Figure, savePng, saveSvg } from "./export";
+import { drawn } from "./drawn";
+import { type Figure, type Saved, savePng, saveSvg } from "./export";
 import { Cell as HeadCell, Grid, type Order, ORDERS } from "./grid";
 import { Legend, says } from "./legend";
 import { Difference, load, loadMean, type Matrix, Merged, MERGED, type Weights } from "./matrix";
@@ -16,14 +17,14 @@ import { Plot } from "./plot";
 import { Reading } from "./reading";
 import type { Page } from "./schema";
 import { named, patchesIn, type Region, type Side, sideOf } from "./text";
-import type { Cell, Pin, View } from "./view";
+import { type Cell, colorsOf, type Pin, type View } from "./view";
 import { type Ask, Without } from "./without";
 
-/** How many of the largest weights are listed. */
-const LISTED = 8;
+/** How many of the largest weights are listed, and at most where more are requested. */
+const [LISTED, MOST] = [8, 1000];
 
 const KEYS: [string, string][] = [
-  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view; among words: move, Enter pins one; on an image: choose a patch, with Shift a region"],
+  ["arrows", "among heads: move, Enter opens one; in a matrix: move the pinned query or key, or the view; among words: move, Enter pins one; on an image: choose a patch, with Shift a region; Page Up and Page Down: larger and smaller patches, where tiles lie on an overview"],
   ["Escape", "clear the region; unpin; then back to all heads"],
   ["k", "pin queries (what a word attends to) or keys (what attends to a word)"],
   ["+ −", "zoom, as Ctrl or ⌘ and the wheel do; 0 fits the whole matrix"],
@@ -34,7 +35,7 @@ const KEYS: [string, string][] = [
   ["h", "hide special tokens and sinks"],
   ["w", "whole words or tokens"],
   ["d", "dark mode on or off"],
-  ["e E", "save the view as PNG or SVG"],
+  ["e E", "save what is shown as PNG or SVG"],
 ];
 
 /** What "Hide sinks" hides. */
@@ -60,7 +61,7 @@ export function App({ page, fetch, address, ask }: Props) {
   const [subtract, setSubtract] = useState(initial.subtract);
   const [scale, setScale] = useState<Scale>(initial.scale);
   const [order, setOrder] = useState<Order>(initial.order);
-  const [theme, setTheme] = useState<Theme>(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const [theme, setTheme] = useState<Theme>(isDark() ? "dark" : "light");
   const [bare, setBare] = useState(initial.bare);
   const [merged, setMerged] = useState(initial.merged);
   const [direction, setDirection] = useState<Pin["side"]>(initial.pinned?.side ?? "query");
@@ -68,11 +69,13 @@ export function App({ page, fetch, address, ask }: Props) {
   const [region, setRegion] = useState<Region | null>(initial.region);
   const [lacking, setLacking] = useState(initial.lacking);
   const [hovered, setHovered] = useState<Cell | null>(null);
+  const [long, setLong] = useState(false);
   const [search, setSearch] = useState("");
   const [help, setHelp] = useState(false);
   const [visited, setVisited] = useState(initial.open);
   const [known, setKnown] = useState<(Overview | null)[]>(() => page.layers.map(() => null));
   const [failed, setFailed] = useState("");
+  const [saved, setSaved] = useState<Saved | null>(null);
   const camera = useMemo(() => new Camera(), []);
   const views = useRef<(View | null)[]>([null, null]);
   const root = useRef<HTMLDivElement>(null);
@@ -144,7 +147,7 @@ export function App({ page, fetch, address, ask }: Props) {
       ["view", open && !alone && "matrix"], ["compare", versus !== null && ("run" in versus ? `run${versus.run}` : String(versus.item))], ["difference", subtract && "1"],
       ["scale", scale !== initial.usual && scale], ["order", order !== "layer" && order], ["hide", bare && "sinks"],
       ["words", merged && "1"], [pinned?.side ?? "query", pinned !== null && String(pinned.at)],
-      ["region", region !== null && [region.side, region.image, ...region.box.map((each) => +each.toFixed(1))].join()],
+      ["region", region !== null && [region.side, region.image, ...region.box.map((each) => +each.toFixed(1)), ...(region.grain === undefined ? [] : [region.grain])].join()],
       ["without", lacking && "1"],
     ];
     address.write(Object.fromEntries(parts.filter(([, value]) => value !== false)) as State);
@@ -345,8 +348,24 @@ export function App({ page, fetch, address, ask }: Props) {
     if (!share) return text;
     return `${text}${text.endsWith(".") ? "" : "."} Stripes hide ${share} of the weight.`;
   };
+  /** What has stripes in the grid. */
+  const isMaskedAnywhere = known.some((each, at) => each?.counts.some((count) => count < page.layers[at].shape[1]));
+  const masks = [isMaskedAnywhere && "masked", bare && "hidden"].filter(Boolean).join(" or ");
+  const model = page.models[page.layers[item.layer].record];
+  const drawing = { title: page.title, scale, theme, images: [] };
+  /** What the grid of heads says, sentence by sentence. */
+  const lead = [
+    isPicture ? "Each picture shows what every output (row) attends to among the inputs (columns)."
+      : "Each square is one attention head. Its rows are queries, the tokens that look; its columns are keys, the tokens they look at. Strong colour: much of a row's weight on one key.",
+    ORDERS[order][1],
+  ];
+  const concealing = bare ? hiddenShares(known.filter((_, at) => page.layers[at].run === run && !isStacked(page.layers[at]))) : "";
+  const overall = (): Figure => ({
+    ...drawing, colors: colorsOf(root.current!), signed: false, facts: null, striped: masks,
+    captions: [[model, isPicture ? "all pictures" : order === "like" ? "all heads" : `all heads, ${ORDERS[order][0]}`].filter(Boolean).join(", ")],
+    notes: [...lead, says(scale, false), concealing].filter(Boolean),
+  });
   const figure = (): Figure => {
-    const model = page.models[page.layers[item.layer].record];
     const over = pin ? `what ${nameless(pin.side === "query" ? queries : keys, pin.at)} ${pin.side === "query" ? "attends to" : "is attended to by"}` : "";
     const images = [...root.current!.querySelectorAll(".image")].map((each) => ({
       image: each.querySelector("img")!, over: each.querySelector("canvas")!,
@@ -358,7 +377,8 @@ export function App({ page, fetch, address, ask }: Props) {
       shares ? sentence() : "",
     ];
     return {
-      title: page.title, captions: shownMatrices.map(({ of }) => (model ? `${model}, ${caption(of)}` : caption(of))), scale, signed, theme, striped, images,
+      ...drawing, colors: colorsOf(root.current!), signed, striped, images,
+      captions: shownMatrices.map(({ of }) => (model ? `${model}, ${caption(of)}` : caption(of))),
       notes: notes.filter(Boolean) as string[], facts: facts ?? first!.facts(first!.rows - 1, bare),
     };
   };
@@ -377,7 +397,22 @@ export function App({ page, fetch, address, ask }: Props) {
     return `${these} receive${many ? "" : "s"} ${share} of the weight of ${nameless(queries, of)}.${even}`;
   };
   const exporting = (save: typeof savePng): void => {
-    if (open && first && first.rows) save(live(), figure());
+    const grid = root.current!.querySelector<HTMLElement>(".grid[data-state=complete]");
+    const made = open ? first && first.rows && save(live(), figure()) : grid && save([drawn(grid, theme)], overall());
+    if (made) made.then((file) => {
+      // A frame may forbid downloads, and does not say so.
+      if (self !== top) {
+        root.current!.scrollTop = 0;
+        setSaved(file);
+      }
+      setTimeout(() => URL.revokeObjectURL(file.address), 10_000);
+    }, fail);
+  };
+
+  /** What a button does that goes away with it: the keys go on to work. */
+  const away = (act: () => void) => (): void => {
+    act();
+    root.current?.focus();
   };
 
   const key = (event: KeyboardEvent): void => {
@@ -403,7 +438,7 @@ export function App({ page, fetch, address, ask }: Props) {
       h: () => hides && setBare(!bare), w: () => hasWords && rewrite(), k: () => turn(direction === "query" ? "key" : "query"),
       d: () => setTheme(theme === "dark" ? "light" : "dark"),
       e: () => exporting(savePng), E: () => exporting(saveSvg), "?": () => setHelp(!help),
-      Escape: () => (help ? setHelp(false) : open && region ? setRegion(null) : open && pin ? setPinned(null) : open && leave()),
+      Escape: () => (saved ? setSaved(null) : help ? setHelp(false) : open && region ? setRegion(null) : open && pin ? setPinned(null) : open && leave()),
     };
     const move = ARROWS[event.key];
     if (move && !open) root.current?.querySelector<HTMLElement>('[data-head][tabindex="0"]')?.focus();
@@ -439,19 +474,23 @@ export function App({ page, fetch, address, ask }: Props) {
   const isWord = (at: number): boolean => !listedSide.places[at] && !listedSide.special.has(at);
   const wordsAlone = shares !== null && region!.side === "key" && listedSide.labels.some((_, at) => isWord(at));
   const unlisted = (at: number): boolean => wordsAlone && Boolean(listedSide.places[at]);
-  const countable = wordsAlone ? listedSide.places.filter((each) => !each).length : listedSide.labels.length;
-  const largest = useMemo(() => {
-    if (!listed) return [];
+  const listable = useMemo(() => {
     const found: number[] = [];
-    for (let at = 0; at < listed.length; at++) {
-      const size = Math.abs(listed[at]);
-      if (!size || hidden?.has(at) || unlisted(at) || (found.length === LISTED && size <= Math.abs(listed[found[LISTED - 1]]))) continue;
-      const behind = found.findIndex((each) => Math.abs(listed[each]) < size);
+    listed?.forEach((value, at) => value && !hidden?.has(at) && !unlisted(at) && found.push(at));
+    return found;
+  }, [listed, hidden]);
+  const largest = useMemo(() => {
+    const found: number[] = [];
+    const size = (at: number): number => Math.abs(listed![at]);
+    if (long) return [...listable].sort((a, b) => size(b) - size(a)).slice(0, MOST);
+    for (const at of listable) {
+      if (found.length === LISTED && size(at) <= size(found[LISTED - 1])) continue;
+      const behind = found.findIndex((each) => size(each) < size(at));
       found.splice(behind < 0 ? found.length : behind, 0, at);
       found.length = Math.min(found.length, LISTED);
     }
     return found;
-  }, [listed, hidden]);
+  }, [listable, long]);
   const hiddenShare = listed && hidden ? [...hidden].reduce((sum, at) => sum + (listed[at] || 0), 0) : 0;
   /** The weight of a full bar: 1, unless effective weights are larger. */
   const most = Math.max(1, largest.length && listed ? Math.abs(listed[largest[0]]) : 1);
@@ -463,7 +502,7 @@ export function App({ page, fetch, address, ask }: Props) {
   const plain = { signed, theme, marked: matches };
   const regional = (side: Pin["side"]) => ({
     region: region?.side === side || queries === keys ? region : null,
-    onRegion: (image: number, box: Region["box"] | null) => setRegion(box && { side, image, box }),
+    onRegion: (image: number, box: Region["box"] | null, grain?: number) => setRegion(box && { side, image, box, grain }),
   });
   const sections = contents.sections(run);
   const strip = isPicture ? page.heads.map((_, at) => at) : contents.ofLayer(item.layer);
@@ -550,28 +589,30 @@ export function App({ page, fetch, address, ask }: Props) {
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />
           {search && <span class="count" role="status">{matches.size} found</span>}
-          {open && <button type="button" title="Save the view as a picture" onClick={() => exporting(savePng)}>PNG</button>}
-          {open && <button type="button" title="Save the view as a drawing" onClick={() => exporting(saveSvg)}>SVG</button>}
+          <button type="button" title="Save what is shown as a picture" onClick={() => exporting(savePng)}>PNG</button>
+          <button type="button" title="Save what is shown as a drawing, whose text can be edited" onClick={() => exporting(saveSvg)}>SVG</button>
           <button type="button" aria-label="Dark mode" aria-pressed={theme === "dark"} onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>◐</button>
           <button type="button" aria-label="Keyboard shortcuts" aria-expanded={help} onClick={() => setHelp(!help)}>?</button>
         </div>
       </header>
-      <Legend scale={scale} theme={theme} signed={open && signed} facts={open ? facts : null} striped={open ? striped : bare ? "masked or hidden" : "masked"} onScale={setScale}
+      <Legend scale={scale} theme={theme} signed={open && signed} facts={open ? facts : null} striped={open ? striped : masks} onScale={setScale}
         whose={open ? [whose, entropy].filter(Boolean).join(" ") : ""} />
       {help && (
         <section class="help" aria-label="Keyboard shortcuts">
           <dl>{KEYS.flatMap(([keys, does]) => [<dt key={keys}>{keys}</dt>, <dd key={does}>{does}</dd>])}</dl>
         </section>
       )}
+      {saved && (
+        <section class="saved" aria-label="The saved picture">
+          <button type="button" class="close" aria-label="Close" onClick={away(() => setSaved(null))}>×</button>
+          <p role="status">Saved as {saved.name}. If there is no such file, this notebook forbids downloads: copy the picture from here.</p>
+          <img src={saved.address} alt={saved.name} />
+        </section>
+      )}
       {failed && <p class="failed" role="alert">{failed}</p>}
       {!open ? (
         <main class="heads" aria-label="All heads">
-          <p class="lead">
-            {isPicture ? "Each picture shows what every output (row) attends to among the inputs (columns)."
-              : "Each square is one attention head. Its rows are queries, the tokens that look; its columns are keys, the tokens they look at. Strong colour: much of a row's weight on one key."}{" "}
-            {ORDERS[order][1]} <b>Click one to open it.</b>
-            {bare && ` ${hiddenShares(known.filter((_, at) => page.layers[at].run === run && !isStacked(page.layers[at])))}`}
-          </p>
+          <p class="lead">{lead.filter(Boolean).join(" ")} <b>Click one to open it.</b> {concealing}</p>
           <Grid {...cells} onChoose={enter} />
         </main>
       ) : (
@@ -607,7 +648,7 @@ export function App({ page, fetch, address, ask }: Props) {
               <div class={isPicture ? "strip named" : "strip"}>
                 {strip.map((at) => (
                   <HeadCell {...cells} key={at} at={at} item={items[at]} focused side={36} onChoose={choose}
-                    label={isPicture ? items[at].title : items[at].head === null ? "mean" : isStacked(layer) ? layer.kind : `${items[at].head} ${items[at].summary?.label ?? ""}`.trim()}
+                    labels={[isPicture ? items[at].title : items[at].head === null ? "mean" : isStacked(layer) ? layer.kind : `${items[at].head} ${items[at].summary?.label ?? ""}`.trim()]}
                     pressed={at === chosen ? "chosen" : at === compared ? "compared" : ""} />
                 ))}
               </div>
@@ -623,7 +664,7 @@ export function App({ page, fetch, address, ask }: Props) {
           </main>
           <aside class="texts" aria-label="Text">
             {ask && item.head !== null && !isPicture && !isStacked(layer) && (lacking
-              ? <Without key={current} layer={item.layer} head={item.head} title={item.title} ask={ask} onClose={() => setLacking(false)} />
+              ? <Without key={current} layer={item.layer} head={item.head} title={item.title} ask={ask} onClose={away(() => setLacking(false))} />
               : (
                 <Explained says="Runs the model once more without this head, and shows both answers.">
                   {(id) => <button type="button" aria-describedby={id} onClick={() => setLacking(true)}>Without this head</button>}
@@ -647,11 +688,16 @@ export function App({ page, fetch, address, ask }: Props) {
                   <>
                     {patches.length === 1 ? "1 patch " : `${patches.length} patches `}
                     {region!.side === "key" ? (patches.length === 1 ? "is looked at by" : "are looked at by") : (patches.length === 1 ? "attends to" : "attend to")}
-                    {" "}<button type="button" class="clear" onClick={() => setRegion(null)} aria-label="Clear region">Clear</button>
+                    {" "}<button type="button" onClick={away(() => setRegion(null))} aria-label="Clear region">Clear</button>
                   </>
                 ) : asked === null ? <span aria-hidden="true"> </span> : asked.side === "query"
                   ? <>“{name(queries, asked.at)}” ({asked.at}) attends to</> : <>“{name(keys, asked.at)}” ({asked.at}) is attended to by</>}
-                {listed && largest.length > 0 && largest.length < countable && <small> · {largest.length} of {countable}</small>}
+                {largest.length < listable.length && <small> · {largest.length.toLocaleString("en")} of {listable.length.toLocaleString("en")}</small>}
+                {listable.length > LISTED && (
+                  <button type="button" aria-expanded={long} onClick={() => setLong(!long)}>
+                    {long ? `Show only ${LISTED}` : listable.length > MOST ? `Show ${MOST.toLocaleString("en")}` : "Show all"}
+                  </button>
+                )}
               </h2>
               <ol class="largest">
                 {largest.map((at) => (
@@ -687,6 +733,13 @@ export function App({ page, fetch, address, ask }: Props) {
   );
 }
 
+/** Whether a notebook around the page is dark, or else whether its reader prefers that. */
+function isDark(): boolean {
+  const { jpThemeLight, vscodeThemeKind } = document.body.dataset;
+  if (jpThemeLight) return jpThemeLight === "false";
+  return vscodeThemeKind ? /dark|high-contrast$/.test(vscodeThemeKind) : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
 /** What a head is compared with: another, or the same in another run. */
 type Versus = { item: number } | { run: number };
 
@@ -697,10 +750,10 @@ function readVersus(text: string | undefined, page: Page, items: number): Versus
 }
 
 function readRegion(text: string | undefined): Region | null {
-  const found = /^(query|key),(\d+),([\d.]+),([\d.]+),([\d.]+),([\d.]+)$/.exec(text ?? "");
+  const found = /^(query|key),(\d+),([\d.]+),([\d.]+),([\d.]+),([\d.]+)(?:,(\d+))?$/.exec(text ?? "");
   if (!found) return null;
-  const [image, ...box] = found.slice(2).map(Number);
-  return box.some(isNaN) ? null : { side: found[1] as Region["side"], image, box: box as Region["box"] };
+  const [image, ...box] = found.slice(2, 7).map(Number);
+  return box.some(isNaN) ? null : { side: found[1] as Region["side"], image, box: box as Region["box"], grain: found[7] === undefined ? undefined : Number(found[7]) };
 }
 
 /** Return what each query gives to some keys, or what each key is given by some queries, on average. */

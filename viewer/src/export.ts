@@ -1,17 +1,27 @@
-// The view as a file: the matrices as they are shown, with the title, the head and the colour bar.
+// What is shown as a file: matrices or the grid of heads, with the title, the head and the colour bar.
 
 import { css, MASKED, palette, type RowFacts, type Scale, SCALES, shade, type Theme } from "./colors";
 import { edge, marks, steps } from "./legend";
-import { stripes, type View, written } from "./view";
+import { stripes, written } from "./view";
+
+/** What has a place in a figure. */
+export interface Drawing {
+  size: { width: number; height: number };
+  draw(context: CanvasRenderingContext2D, paper: string): void;
+  svg(paper: string): string;
+}
 
 export interface Figure {
   title: string;
-  /** What each view shows: model, layer and head. */
+  /** What each drawing shows: model, layer and head. */
   captions: string[];
+  /** Colours of the page: paper, ink and soft ink. */
+  colors: string[];
   scale: Scale;
   signed: boolean;
   theme: Theme;
-  facts: RowFacts;
+  /** The row whose numbers the colour bar has, or null for words instead. */
+  facts: RowFacts | null;
   /** What has stripes, if anything has, and sentences about the rest: the scale, the row of its numbers, what is hidden and pinned. */
   striped: string;
   notes: string[];
@@ -19,16 +29,17 @@ export interface Figure {
   images: { image: HTMLImageElement; over: HTMLCanvasElement; caption: string }[];
 }
 
-/** Pixels above the matrices, of the colour bar, of a line of text, and of a pixel of the screen in a PNG. */
-const [ABOVE, BAR, LINE, SHARPNESS] = [58, 220, 16, 2];
+/** Pixels above the drawings, of lines of the title and of text, of the colour bar, and of a pixel of the screen in a PNG. */
+const [ABOVE, TITLE, LINE, BAR, SHARPNESS] = [58, 20, 16, 220, 2];
 /** Pixels of the longer side of an image, around it, and of its caption; and of a letter of a note, about. */
-const [IMAGE, MARGIN, CAPTION, LETTER] = [300, 14, 40, 5.8];
+const [IMAGE, MARGIN, CAPTION] = [300, 14, 40];
+export const LETTER = 5.8;
 /** The least width of a figure whose notes can be read. */
 const NARROW = 420;
 
 /** What lies behind a figure: white, which documents have, unless it is dark. */
-function paperOf(views: View[], { theme }: Figure): string {
-  return theme === "light" ? "#ffffff" : views[0].colors()[0];
+function paperOf({ theme, colors }: Figure): string {
+  return theme === "light" ? "#ffffff" : colors[0];
 }
 
 interface Placed {
@@ -41,6 +52,10 @@ interface Placed {
 interface Layout {
   width: number;
   height: number;
+  /** Lines of the title, and of each drawing's caption; and where drawings begin. */
+  title: string[];
+  captions: string[][];
+  above: number;
   lefts: number[];
   bottom: number;
   images: Placed[];
@@ -48,7 +63,7 @@ interface Layout {
 }
 
 /** Cut a text into lines of about as many letters as a width has room for. */
-function lines(text: string, room: number): string[] {
+export function lines(text: string, room: number): string[] {
   const found = [""];
   for (const word of text.split(" ")) {
     const last = found.length - 1;
@@ -58,35 +73,39 @@ function lines(text: string, room: number): string[] {
   return found;
 }
 
-/** Views side by side, then images in columns that are as high; below them the colour bar and the notes. */
-function arranged(views: View[], figure: Figure): Layout {
-  const ratio = devicePixelRatio || 1;
-  const widths = views.map((view) => view.canvas.width / ratio);
+/** Drawings side by side, then images in columns that are as high; below them the colour bar and the notes. */
+function arranged(drawings: Drawing[], figure: Figure): Layout {
+  const widths = drawings.map(({ size }) => size.width);
   const lefts = widths.map((_, at) => widths.slice(0, at).reduce((sum, each) => sum + each, 0));
-  const tall = Math.max(...views.map((view) => view.canvas.height / ratio));
-  let [x, y, column, low] = [widths.reduce((sum, each) => sum + each, 0) + MARGIN, ABOVE, 0, 0];
-  const images = figure.images.map(({ image }) => {
+  const tall = Math.max(...drawings.map(({ size }) => size.height));
+  let [x, y, column, low] = [widths.reduce((sum, each) => sum + each, 0) + MARGIN, 0, 0, 0];
+  const placed = figure.images.map(({ image }) => {
     const scale = IMAGE / Math.max(image.naturalWidth, image.naturalHeight, 1);
     const [width, height] = [image.naturalWidth * scale, image.naturalHeight * scale];
-    if (y > ABOVE && y + height + CAPTION > ABOVE + tall) [x, y, column] = [x + column + MARGIN, ABOVE, 0];
-    const placed = { x, y, width, height };
+    if (y && y + height + CAPTION > tall) [x, y, column] = [x + column + MARGIN, 0, 0];
+    const at = { x, y, width, height };
     [y, column] = [y + height + CAPTION, Math.max(column, width)];
     low = Math.max(low, y);
-    return placed;
+    return at;
   });
-  const width = Math.max(images.length ? x + column + MARGIN : x - MARGIN, NARROW);
+  const width = Math.max(placed.length ? x + column + MARGIN : x - MARGIN, NARROW);
+  const title = lines(figure.title, (width - 24) / (LETTER * 1.45));
+  const captions = figure.captions.map((each, at) => lines(each, ((lefts[at + 1] ?? width) - lefts[at] - 20) / (LETTER * 1.15)));
+  const above = ABOVE + TITLE * (title.length - 1) + LINE * (Math.max(...captions.map((each) => each.length)) - 1);
+  const images = placed.map((each) => ({ ...each, y: each.y + above }));
   const notes = figure.notes.flatMap((each) => lines(each, (width - 24) / LETTER));
-  const bottom = Math.max(ABOVE + tall, low);
-  return { lefts, width, bottom, images, notes, height: bottom + 66 + LINE * notes.length };
+  const bottom = above + Math.max(tall, low);
+  return { lefts, width, title, captions, above, bottom, images, notes, height: bottom + 66 + LINE * notes.length };
 }
 
 /** Texts around the matrices, with their places. */
-function texts(figure: Figure, { lefts, bottom, images, notes }: Layout): { text: string; x: number; y: number; size: number; anchor: "start" | "middle" | "end"; strong?: boolean }[] {
+function texts(figure: Figure, { title, captions, lefts, bottom, images, notes }: Layout): { text: string; x: number; y: number; size: number; anchor: "start" | "middle" | "end"; strong?: boolean }[] {
   const anchors = { first: "start", last: "end", "": "middle" } as const;
   const swatch = figure.signed || figure.scale === "entropy" ? BAR + 50 : BAR + 114;
   return [
-    { text: figure.title, x: 12, y: 20, size: 15, anchor: "start", strong: true },
-    ...figure.captions.map((text, at) => ({ text, x: lefts[at] + 12, y: 44, size: 12, anchor: "start" as const })),
+    ...title.map((text, line) => ({ text, x: 12, y: 20 + TITLE * line, size: 15, anchor: "start" as const, strong: true })),
+    ...captions.flatMap((each, at) => each.map((text, line) => ({
+      text, x: lefts[at] + 12, y: 24 + TITLE * title.length + LINE * line, size: 12, anchor: "start" as const }))),
     ...images.flatMap((each, at) => lines(figure.images[at].caption, each.width / LETTER).slice(0, 2).map((text, line) => ({
       text, x: each.x, y: each.y + each.height + 10 + 14 * line, size: 11, anchor: "start" as const }))),
     { text: figure.signed ? "difference of weights" : `colour: ${SCALES[figure.scale][0]}`, x: 12, y: bottom + 12, size: 11, anchor: "start" },
@@ -106,21 +125,21 @@ function swatches(figure: Figure): [number, string | null][] {
   return figure.striped ? [...zero, [plain ? BAR + 28 : BAR + 92, null]] : zero;
 }
 
-/** Save the views, side by side, as one PNG file, with twice the detail of the screen. */
-export function savePng(views: View[], figure: Figure): void {
-  const layout = arranged(views, figure);
+/** Save the drawings, side by side, as one PNG file, with twice the detail of the screen. */
+export async function savePng(drawings: Drawing[], figure: Figure): Promise<Saved> {
+  const layout = arranged(drawings, figure);
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [layout.width * SHARPNESS, layout.height * SHARPNESS];
   const context = canvas.getContext("2d")!;
   context.scale(SHARPNESS, SHARPNESS);
-  const [, ink, border] = views[0].colors();
-  const paper = paperOf(views, figure);
+  const [, ink, border] = figure.colors;
+  const paper = paperOf(figure);
   context.fillStyle = paper;
   context.fillRect(0, 0, layout.width, layout.height);
-  views.forEach((view, at) => {
+  drawings.forEach((drawing, at) => {
     context.save();
-    context.translate(layout.lefts[at], ABOVE);
-    view.draw(context, paper);
+    context.translate(layout.lefts[at], layout.above);
+    drawing.draw(context, paper);
     context.restore();
   });
   layout.images.forEach(({ x, y, width, height }, at) => {
@@ -148,14 +167,16 @@ export function savePng(views: View[], figure: Figure): void {
     context.textAlign = anchor === "middle" ? "center" : anchor;
     context.fillText(text, x, y, layout.width - 12);
   }
-  canvas.toBlob((blob) => blob && save(blob, `${figure.title} ${figure.captions.join(" ")}.png`));
+  const blob = await new Promise<Blob | null>((done) => canvas.toBlob(done));
+  if (!blob) throw new Error(`a picture of ${canvas.width} × ${canvas.height} pixels is too large for this browser: save an SVG`);
+  return save(blob, figure, "png");
 }
 
-/** Save the views as an SVG file, whose text can be searched and edited. */
-export function saveSvg(views: View[], figure: Figure): void {
-  const layout = arranged(views, figure);
-  const [, ink, border] = views[0].colors();
-  const paper = paperOf(views, figure);
+/** Save the drawings as an SVG file, whose text can be searched and edited. */
+export async function saveSvg(drawings: Drawing[], figure: Figure): Promise<Saved> {
+  const layout = arranged(drawings, figure);
+  const [, ink, border] = figure.colors;
+  const paper = paperOf(figure);
   const colors = steps(figure.theme, figure.signed, BAR / 4);
   const top = layout.bottom + 22;
   const bar = colors.map((color, at) =>
@@ -166,7 +187,7 @@ export function saveSvg(views: View[], figure: Figure): void {
     x: String(x), y: String(y), "font-size": String(size), "text-anchor": anchor, "dominant-baseline": "central",
     ...(strong ? { "font-weight": "600" } : {}),
   }));
-  const inside = views.map((view, at) => `<g transform="translate(${layout.lefts[at]} ${ABOVE})">${view.svg(paper)}</g>`);
+  const inside = drawings.map((each, at) => `<g transform="translate(${layout.lefts[at]} ${layout.above})">${each.svg(paper)}</g>`);
   const images = layout.images.map(({ x, y, width, height }, at) => {
     const place = `x="${x}" y="${y}" width="${width}" height="${height}"`;
     const { image, over } = figure.images[at];
@@ -180,13 +201,19 @@ export function saveSvg(views: View[], figure: Figure): void {
     `<path d="M-1 7L7 -1M-1 1L1 -1M5 7L7 5" stroke="${dark}" stroke-width="1.5"/></pattern></defs>` +
     `<rect width="100%" height="100%" fill="${paper}"/>${inside.join("")}${images.join("")}` +
     `<g class="bar">${bar.join("")}${squares.join("")}</g>${around.join("")}</svg>`;
-  save(new Blob([drawn], { type: "image/svg+xml" }), `${figure.title} ${figure.captions.join(" ")}.svg`);
+  return save(new Blob([drawn], { type: "image/svg+xml" }), figure, "svg");
 }
 
-function save(blob: Blob, name: string): void {
+/** A file, and where it is until it is forgotten. */
+export interface Saved {
+  name: string;
+  address: string;
+}
+
+function save(blob: Blob, { title, captions }: Figure, ending: string): Saved {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
-  link.download = name.replace(/[^\p{L}\p{N}.]+/gu, "-").slice(-120);
+  link.download = `${[title, ...captions].map((each) => each.slice(0, 60)).join(" ").replace(/[^\p{L}\p{N}.]+/gu, "-").slice(0, 150)}.${ending}`;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  return { name: link.download, address: link.href };
 }

@@ -80,10 +80,10 @@ function correlation(page: Page, item: Item, overview: Overview, chosen: Item, o
   return ofA && ofB ? both / Math.sqrt(ofA * ofB) : 0;
 }
 
-/** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them. */
-const [SMALLEST, LARGEST, HEADING, ABOVE, GAP] = [22, 132, 92, 62, 28];
-/** Pixels of a label below a thumbnail; of the least thumbnail with a label, and with its number, too. */
-const [LABEL, LABELLED, SCORED] = [14, 46, 66];
+/** Pixels that a thumbnail is wide: at least, at most, and of the columns and rows around them; and of the text about all layers together. */
+const [SMALLEST, LARGEST, HEADING, ABOVE, GAP, ABOUT] = [22, 132, 92, 62, 28, 240];
+/** Pixels of a label below a thumbnail, and of a second one; of the least thumbnail with a label, and with its number, too. */
+const [LABEL, SECOND, LABELLED, SCORED] = [14, 12, 46, 66];
 /** The widest grid that scrolls sideways before it leaves out labels. */
 const SLIM = 560;
 
@@ -107,18 +107,26 @@ export function Grid(props: Props) {
   const labelled = shown.some((layer) => contents.ofLayer(layer).some((at) => contents.items[at].summary)) &&
     (room[0] < SLIM || (room[0] - HEADING) / Math.max(...across) - 4 >= LABELLED);
   const label = labelled ? LABEL : 0;
-  const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE) / sum(down) - label);
-  const beside = Math.min((room[0] - sections.length * (HEADING + GAP)) / sum(across), (room[1] - ABOVE) / Math.max(...down) - label);
+  /** Pixels of second labels in some layers. */
+  const seconds = (layers: number[]): number =>
+    labelled ? SECOND * layers.filter((layer) => contents.ofLayer(layer).some((at) => contents.items[at].summary?.second)).length : 0;
+  const stacked = Math.min((room[0] - HEADING) / Math.max(...across), (room[1] - sections.length * ABOVE - seconds(shown)) / sum(down) - label);
+  /** Pixels of sections side by side whose thumbnails have a size. */
+  const width = (side: number): number => sum(sections.map((each, at) =>
+    GAP + Math.max(HEADING + across[at] * side, isStacked(page.layers[each.layers[0]]) ? ABOUT : 0)));
+  const beside = Math.min((room[0] - width(0)) / Math.max(sum(across.filter((_, at) => !isStacked(page.layers[sections[at].layers[0]]))), 1),
+    (room[1] - ABOVE - Math.max(...sections.map((each) => seconds(each.layers)))) / Math.max(...down) - label);
   const side = Math.floor(Math.min(Math.max(Math.max(stacked, beside) - 4, labelled ? LABELLED : SMALLEST), LARGEST));
   const [cut, setCut] = useState(false);
   useEffect(() => setCut(place.current!.scrollWidth > place.current!.clientWidth + 1));
-  const summarized = (at: number): string => {
+  const summarized = (at: number): string[] => {
     const { summary } = contents.items[at];
-    return labelled && summary ? summary.label + (side < SCORED ? "" : ` ${String(+summary.score.toFixed(2)).replace(/^0/, "")}`) : "";
+    const all = labelled && summary ? [[summary.label, summary.score] as const, ...(summary.second ? [summary.second] : [])] : [];
+    return all.map(([name, score]) => name + (side < SCORED ? "" : ` ${String(+score.toFixed(2)).replace(/^0/, "")}`));
   };
   const focus = shown.includes(contents.items[chosen].layer) ? chosen : contents.ofLayer(shown[0])[0];
-  const cell = (at: number, label = "") => (
-    <Cell {...props} key={at} at={at} item={contents.items[at]} label={label} focused={at === focus} side={side}
+  const cell = (at: number, labels: string[] = []) => (
+    <Cell {...props} key={at} at={at} item={contents.items[at]} labels={labels} focused={at === focus} side={side}
       pressed={props.visited && at === chosen ? "chosen" : at === compared ? "compared" : ""} />
   );
   const move = (event: KeyboardEvent): void => {
@@ -130,17 +138,17 @@ export function Grid(props: Props) {
     nearest(from, [...place.current!.querySelectorAll<HTMLElement>("[data-head]")], centre, delta).focus();
   };
   // What does not fit below the other lies at its side if it fits there.
-  const wide = beside > stacked && order === "layer" && sum(across) * (side + 4) + sections.length * (HEADING + GAP) <= room[0];
+  const wide = beside > stacked && order === "layer" && width(side + 4) <= room[0];
   const pictures = shown.every((layer) => page.layers[layer].kind === "picture");
   return (
     <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
-      {cut && <p class="more">More heads at the right: scroll sideways →</p>}
-      {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], page.layers[layer].name))}</div>
+      {cut && !wide && <p class="more">More heads at the right: scroll sideways →</p>}
+      {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], [page.layers[layer].name]))}</div>
         : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={(at) => cell(at, summarized(at))} />)
         : ranked(props, shown).map(([title, found]) => (
           <section key={title}>
             <h2>{title}</h2>
-            <div class="cards">{found.map(([at, label]) => cell(at, label))}</div>
+            <div class="cards">{found.map(([at, label]) => cell(at, [label]))}</div>
           </section>
         ))}
     </div>
@@ -211,13 +219,14 @@ function Layers({ section, page, contents, cell }: Props & { section: Section; c
 interface CellProps extends Props {
   at: number;
   item: Item;
-  label: string;
+  /** What is written below the thumbnail, line by line. */
+  labels: string[];
   focused: boolean;
   side: number;
   pressed: string;
 }
 
-export function Cell({ page, overviews, scale, theme, bare, at, item, label, focused, pressed, onChoose, onCompare, chosen }: CellProps) {
+export function Cell({ page, overviews, scale, theme, bare, at, item, labels, focused, pressed, onChoose, onCompare, chosen }: CellProps) {
   const overview = overviews[item.layer];
   const layer = page.layers[item.layer];
   const even = overview ? spread(overview, item.at) : "";
@@ -225,10 +234,10 @@ export function Cell({ page, overviews, scale, theme, bare, at, item, label, foc
   const name = `${item.title}${item.summary ? `: ${item.summary.text}` : ""}${even && `; ${even}`}${hidden}`;
   return (
     <button type="button" class={`thumbnail ${pressed}`} title={`${name}${layer.kind === "picture" ? "" : `\n${layer.name}`}\nShift-click to compare`}
-      aria-label={label ? `${name} (${label})` : name} aria-current={pressed === "chosen"} data-head={at} tabIndex={focused ? 0 : -1}
+      aria-label={labels.length ? `${name} (${labels.join(", ")})` : name} aria-current={pressed === "chosen"} data-head={at} tabIndex={focused ? 0 : -1}
       onClick={(event) => (event.shiftKey ? onCompare(at === chosen ? null : at) : onChoose(at))}>
       <Thumbnail layer={layer} at={item.at} overview={overview} scale={scale} theme={theme} bare={bare} />
-      {label && <span>{label}</span>}
+      {labels.map((label, line) => <span key={label} class={line ? "second" : ""}>{label}</span>)}
     </button>
   );
 }

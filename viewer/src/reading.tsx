@@ -18,12 +18,13 @@ interface Props {
   marked: Set<number>;
   region: Region | null;
   onPin(item: number): void;
-  /** Gets a rectangle of an image, in its pixels, or null. */
-  onRegion(image: number, box: Region["box"] | null): void;
+  /** Gets a rectangle of an image, in its pixels, and the size of the patches that count, or null. */
+  onRegion(image: number, box: Region["box"] | null, grain?: number): void;
 }
 
-/** Items that are laid out at once: around the pinned one, where there are more. */
+/** Items that are laid out at once, around the pinned one, where there are more; and those of a block that stays unlaid until it is in view. */
 const LAID_OUT = 20_000;
+const BLOCK = 1000;
 /** Colours below this share of the scale are not drawn. */
 const FAINT = 0.004;
 
@@ -38,18 +39,24 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   const last = Math.min(first + LAID_OUT, count);
   useEffect(() => {
     const made: HTMLElement[] = [];
-    const parts = document.createDocumentFragment();
+    const parts: HTMLElement[] = [];
+    let part = place.current!;
+    part.replaceChildren();
     for (let at = first; at < last; at++) {
+      if (last - first > BLOCK && (at - first) % BLOCK === 0) {
+        part = document.createElement("div");
+        parts.push(part);
+      }
       const span = document.createElement("span");
       span.textContent = shown(side.labels[at]) || " ";
       span.dataset.token = String(at);
       if (side.places[at]) span.hidden = true;
-      if (side.spaced[at] && !span.hidden && at > first) parts.append(" ");
-      parts.append(span);
-      if (span.textContent === "⏎") parts.append(document.createElement("br"));
+      if (side.spaced[at] && !span.hidden && at > first) part.append(" ");
+      part.append(span);
+      if (span.textContent === "⏎") part.append(document.createElement("br"));
       made[at] = span;
     }
-    place.current!.replaceChildren(parts);
+    place.current!.append(...parts);
     spans.current = made;
     painted.current = new Set();
   }, [side, first]);
@@ -76,9 +83,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   useEffect(() => {
     const span = pinned === null ? null : spans.current[pinned];
     span?.classList.add("pinned");
-    const box = place.current!;
-    if (span && (span.offsetTop < box.scrollTop || span.offsetTop > box.scrollTop + box.clientHeight - 24))
-      box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    if (span) reveal(span, place.current!);
     return () => span?.classList.remove("pinned");
   }, [side, first, pinned]);
   useEffect(() => {
@@ -112,9 +117,12 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
     if (from === null || !words.includes(from)) return setCurrent(words[0] ?? null);
     if (move[0]) return setCurrent(words[Math.min(Math.max(words.indexOf(from) + move[0], 0), words.length - 1)]);
     // Lines count before places on them.
-    const middle = (at: number): [number, number] =>
-      [(spans.current[at].offsetLeft + spans.current[at].offsetWidth / 2) / 1e5, spans.current[at].offsetTop];
-    setCurrent(nearest(from, words, middle, move));
+    const middle = (at: number): [number, number] => {
+      const { left, top, width } = spans.current[at].getBoundingClientRect();
+      return [(left + width / 2) / 1e5, top];
+    };
+    const place = words.indexOf(from);
+    setCurrent(nearest(from, words.slice(Math.max(place - BLOCK, 0), place + BLOCK), middle, move));
   };
   return (
     <section class={side.images.length ? "reading shown" : "reading"}>
@@ -134,6 +142,14 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   );
 }
 
+/** Scroll a box to one of its words; once more where what came into view was laid out and moved it. */
+function reveal(span: HTMLElement, box: HTMLElement, times = 3): void {
+  const from = span.getBoundingClientRect().top - box.getBoundingClientRect().top;
+  if (!times || (from >= 0 && from <= box.clientHeight - 24)) return;
+  box.scrollTop += from - box.clientHeight / 2;
+  requestAnimationFrame(() => reveal(span, box, times - 1));
+}
+
 interface PatchesProps {
   image: Picture;
   number: number;
@@ -144,7 +160,7 @@ interface PatchesProps {
   pinned: number | null;
   region: Region | null;
   onPin(item: number): void;
-  onRegion(image: number, box: Region["box"] | null): void;
+  onRegion(image: number, box: Region["box"] | null, grain?: number): void;
 }
 
 /** Pixels along the longer side of what is laid over an image; and those of a drag that is no click. */
@@ -161,6 +177,11 @@ function Patches({ image, number, side, tones, signed, theme, pinned, region, on
   const { places } = side;
   const scale = DETAIL / Math.max(image.width, image.height);
   const patches = useMemo(() => places.flatMap((place, at) => (place?.image === number ? [{ at, ...place }] : [])), [places, number]);
+  /** Numbers of the sizes of patches, from the largest. */
+  const sizes = useMemo(() => {
+    const area = (grain: number): number => Math.max(...patches.map((each) => ((each.grain ?? 0) === grain ? each.width * each.height : 0)));
+    return [...new Set(patches.map((each) => each.grain ?? 0))].sort((a, b) => area(b) - area(a));
+  }, [patches]);
   const inside = useMemo(() => new Set(region ? patchesIn(side, region) : []), [side, region]);
   useEffect(() => {
     const context = canvas.current!.getContext("2d")!;
@@ -236,18 +257,25 @@ function Patches({ image, number, side, tones, signed, theme, pinned, region, on
     start.current = null;
     setDragged(null);
   };
+  /** Arrows move among patches of one size; Page Up and Page Down change to larger and smaller ones, where tiles lie on an overview. */
   const key = (event: KeyboardEvent): void => {
     const move = ARROWS[event.key];
+    const turn = Number(event.key === "PageDown") - Number(event.key === "PageUp");
     const chosen = patches.filter((each) => inside.has(each.at));
     if (event.key === "Enter" && chosen.length) pin((ends.current ?? [0, chosen[0].at])[1]);
-    else if (!move || !patches.length) return;
+    else if (!(move || turn) || !patches.length) return;
     else {
       const mine = patches.find((each) => each.at === pinned)?.at;
       const [from, to] = chosen.length ? ends.current ?? [chosen[0].at, chosen[chosen.length - 1].at]
         : mine !== undefined ? [mine, mine] : [null, patches[patches.length >> 1].at];
-      const at = from === null ? to : nearest(patches.find((each) => each.at === to)!, patches, ({ x, y, width, height }) => [x + width / 2, y + height / 2], move).at;
-      ends.current = [event.shiftKey && from !== null ? from : at, at];
-      onRegion(number, around(patches.filter((each) => ends.current!.includes(each.at))));
+      const last = patches.find((each) => each.at === to)!;
+      const centre = ({ x, y, width, height }: Box): [number, number] => [x + width / 2, y + height / 2];
+      const away = (each: Box): number => Math.hypot(centre(each)[0] - centre(last)[0], centre(each)[1] - centre(last)[1]);
+      const size = ({ grain = 0 }): number => sizes.indexOf(grain);
+      const alike = patches.filter((each) => size(each) === Math.min(Math.max(size(last) + turn, 0), sizes.length - 1));
+      const at = turn ? alike.reduce((a, b) => (away(b) < away(a) ? b : a)) : from === null ? last : nearest(last, alike, centre, move!);
+      ends.current = [event.shiftKey && from !== null && !turn ? from : at.at, at.at];
+      onRegion(number, around(patches.filter((each) => ends.current!.includes(each.at))), at.grain ?? 0);
     }
     event.preventDefault();
     event.stopPropagation();
@@ -259,7 +287,7 @@ function Patches({ image, number, side, tones, signed, theme, pinned, region, on
         <img src={image.data} alt={`The ${name} that was read`} />
         <canvas ref={canvas} width={image.width * scale} height={image.height * scale} role="application" tabIndex={0}
           onPointerDown={down} onPointerMove={moved} onPointerUp={up} onPointerCancel={stop} onKeyDown={key}
-          aria-label={`Weights of ${patches.length} patches of ${name}. Arrow keys choose a patch, with Shift a region; Enter pins the patch.`} />
+          aria-label={`Weights of ${patches.length} patches of ${name}. Arrow keys choose a patch, with Shift a region; ${sizes.length > 1 ? "Page Up and Page Down change to larger and smaller patches; " : ""}Enter pins the patch.`} />
       </div>
       {image.name && <figcaption>{image.name}</figcaption>}
     </figure>

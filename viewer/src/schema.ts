@@ -7,6 +7,8 @@ export interface Place {
   y: number;
   width: number;
   height: number;
+  /** Which size of patches of its image it has, where tiles lie on an overview: 0 by default. */
+  grain?: number;
   /** The frame of a video, and its time. */
   frame?: number;
   seconds?: number;
@@ -45,11 +47,12 @@ export interface Run {
   name: string;
 }
 
-/** What a head does, in words. */
+/** What a head does, in words; where a good part of the rest of its weight goes. */
 export interface Summary {
   label: string;
   score: number;
   text: string;
+  second?: [label: string, score: number];
 }
 
 /** A layer in one run, or a picture of its own: what its heads have in common. */

@@ -19,17 +19,18 @@ export interface Side {
   groups: [number, number][] | null;
 }
 
-/** Patches of an image that count together: those that a rectangle touches, in the image's pixels. */
+/** Patches of an image that count together: those that a rectangle touches, in the image's pixels, or those of one size. */
 export interface Region {
   side: "query" | "key";
   image: number;
   box: [x: number, y: number, width: number, height: number];
+  grain?: number;
 }
 
 /** Return the items of a side that a region has; where it is smaller than a patch, the patch around it. */
-export function patchesIn({ places }: Side, { image, box: [x, y, width, height] }: Region): number[] {
+export function patchesIn({ places }: Side, { image, box: [x, y, width, height], grain }: Region): number[] {
   const found = (test: (place: Place) => boolean): number[] =>
-    places.flatMap((place, at) => (place?.image === image && test(place) ? [at] : []));
+    places.flatMap((place, at) => (place?.image === image && (grain ?? place.grain ?? 0) === (place.grain ?? 0) && test(place) ? [at] : []));
   // A rectangle that ends where a patch begins does not touch it, though addresses round to tenths of a pixel.
   const meets = (from: number, room: number, at: number, size: number): boolean => {
     const slack = Math.min(0.11, size / 4);

@@ -3,8 +3,8 @@
 import { along, palette, type RowFacts, type Scale, shade, type Theme } from "./colors";
 import { type Levels, type Matrix, TILE } from "./matrix";
 
-/** Milliseconds of a frame in which tiles are computed, and how many are kept. */
-const SLICE = 8;
+/** Milliseconds of a frame in which tiles are computed, until the first picture is whole and then; and how many tiles are kept. */
+const [OPENING, SLICE] = [40, 8];
 const KEPT = 800;
 
 export interface Look {
@@ -28,6 +28,7 @@ export class Tiles {
   #running: { key: string; steps: Generator<void, Float32Array> } | null = null;
   #wanted: Wanted[] = [];
   #scheduled = false;
+  #opened = false;
   /** The levels at which one tile holds the whole matrix. */
   readonly top: Levels;
 
@@ -122,7 +123,8 @@ export class Tiles {
     this.#scheduled = true;
     requestAnimationFrame(() => {
       this.#scheduled = false;
-      this.#work(performance.now() + SLICE);
+      this.#work(performance.now() + (this.#opened ? SLICE : OPENING));
+      this.#opened ||= this.complete;
       this.#schedule();
     });
   }

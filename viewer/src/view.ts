@@ -26,7 +26,7 @@ export interface Label {
   strong: boolean;
 }
 
-const FONT = (size: number): string => `${size}px system-ui, sans-serif`;
+export const FONT = (size: number): string => `${size}px system-ui, sans-serif`;
 /** Least pixels of a cell whose token is written, between labels where not all are, and of a cell with its weight. */
 const READABLE = 9.5;
 const APART = 14;
@@ -83,9 +83,14 @@ export class View {
     this.refresh();
   }
 
-  get plot(): { width: number; height: number } {
+  get size(): { width: number; height: number } {
     const ratio = devicePixelRatio || 1;
-    return { width: Math.max(this.canvas.width / ratio - LEFT - EDGE, 1), height: Math.max(this.canvas.height / ratio - TOP - EDGE, 1) };
+    return { width: this.canvas.width / ratio, height: this.canvas.height / ratio };
+  }
+
+  get plot(): { width: number; height: number } {
+    const { width, height } = this.size;
+    return { width: Math.max(width - LEFT - EDGE, 1), height: Math.max(height - TOP - EDGE, 1) };
   }
 
   resize(): void {
@@ -128,15 +133,9 @@ export class View {
     });
   }
 
-  /** Colours of the page: paper, ink, soft ink and marks. */
-  colors(): string[] {
-    const style = getComputedStyle(this.canvas);
-    return ["--paper", "--ink", "--soft", "--mark"].map((name) => style.getPropertyValue(name).trim());
-  }
-
-  draw(context: CanvasRenderingContext2D, paper = this.colors()[0]): void {
+  draw(context: CanvasRenderingContext2D, paper = colorsOf(this.canvas)[0]): void {
     const { width, height } = this.plot;
-    const [, text, soft, mark] = this.colors();
+    const [, text, soft, mark] = colorsOf(this.canvas);
     context.fillStyle = paper;
     context.fillRect(0, 0, width + LEFT + EDGE, height + TOP + EDGE);
     context.save();
@@ -367,7 +366,7 @@ export class View {
   svg(paper: string): string {
     const { width, height } = this.plot;
     const { scaleX, scaleY, x, y } = this.camera;
-    const [, text, soft, mark] = this.colors();
+    const [, text, soft, mark] = colorsOf(this.canvas);
     const [top, bottom, left, right] = this.#span();
     const { signed } = this.matrix;
     const parts: string[] = [];
@@ -415,6 +414,12 @@ export class View {
   }
 }
 
+/** Return the colours of a page around an element: paper, ink, soft ink, marks and lines. */
+export function colorsOf(element: Element): string[] {
+  const style = getComputedStyle(element);
+  return ["--paper", "--ink", "--soft", "--mark", "--line"].map((name) => style.getPropertyValue(name).trim());
+}
+
 /** Return an element of text in a drawing. */
 export function written(text: string, attributes: Record<string, string>): string {
   const given = Object.entries(attributes).map(([name, value]) => ` ${name}="${escaped(value)}"`);
@@ -453,7 +458,7 @@ function nice(least: number): number {
 }
 
 /** Return a text as far as it has room, found by halving: measuring it letter by letter is quadratic. */
-function clip(context: CanvasRenderingContext2D, text: string, room: number): string {
+export function clip(context: CanvasRenderingContext2D, text: string, room: number): string {
   if (context.measureText(text).width <= room) return text;
   const letters = [...text];
   let [fits, exceeds] = [0, letters.length];

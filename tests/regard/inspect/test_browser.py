@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,12 @@ def test_it_draws_hovers_and_pins(visit, record: Record, tmp_path: Path) -> None
     listed = page.locator(".largest li").all_text_contents()
     best = weights[9].topk(8)
     assert [float(each.split()[-1]) for each in listed] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert page.locator(".list h2").text_content().startswith("“.” (9) attends to · 8 of 10")
+    page.get_by_role("button", name="Show all").click()
+    every = [float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()]
+    assert every == pytest.approx(weights[9].sort(descending=True).values.tolist(), abs=1e-4)
+    page.get_by_role("button", name="Show only 8").click()
+    assert page.locator(".largest li").all_text_contents() == listed
     dark, light = (colour(page, cell(page, 9, col)[0], cell(page, 9, col)[1] + 20) for col in
                    (int(best.indices[0]), int(weights[9].argmin())))  # fmt: skip
     assert sum(dark) < sum(light) - 150
@@ -397,7 +404,7 @@ def test_both_sides_can_be_pinned(visit, record: Record, tmp_path: Path) -> None
     page.mouse.move(5, 5)
     page.wait_for_timeout(100)
     assert "cat (2) is pinned as a key" in status(page)
-    assert page.locator(".list h2").text_content() == "“cat” (2) is attended to by · 8 of 10"
+    assert page.locator(".list h2").text_content() == "“cat” (2) is attended to by"  # two of 10 words do not see it
     listed = [float(each.split()[-1]) for each in page.locator(".largest li").all_text_contents()]
     assert listed == pytest.approx(weights[2:, 2].topk(8).values.tolist(), abs=1e-4)
     page.locator("h1").click()
@@ -561,10 +568,12 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
     for number, label in ((1, "previous"), (6, "previous"), (3, "first")):
         text = f"attends to the {label} token: 0.{number} of its weight"
         data.described["heads"][number]["summary"] = {"label": label, "score": number / 10, "text": text}
+    data.described["heads"][6]["summary"]["second"] = ["first", 0.31]
     with served(data) as address:
         page = visit(address)
         labels = page.locator(".grid .thumbnail span").all_text_contents()
-        assert labels == ["previous .1", "first .3", "previous .6"]
+        assert labels == ["previous .1", "first .3", "previous .6", "first .31"]
+        assert page.locator(".grid .second").count() == 1
         page.select_option('[aria-label="Order of heads"]', label="by what heads do")
         assert [each.partition(" (")[0] for each in page.locator(".grid h2").all_text_contents()] == [
             "First: to the first token, often a sink",
@@ -578,7 +587,7 @@ def test_heads_are_grouped_by_what_they_do(visit, record: Record) -> None:
         assert page.locator(".note").text_content() == "attends to the previous token: 0.6 of its weight"
         narrow = visit(address, viewport={"width": 250, "height": 800})
         captions = narrow.locator(".grid .thumbnail span").all_text_contents()
-        assert captions == ["previous", "first", "previous"]
+        assert captions == ["previous", "first", "previous", "first"]
         assert "scroll sideways" in narrow.locator(".more").text_content()
 
 
@@ -590,12 +599,16 @@ def test_a_text_of_many_tokens_is_laid_out_in_part(visit, tmp_path: Path) -> Non
     keys = page.locator(".reading").nth(1)
     assert keys.locator("h2").text_content() == "Keys: the input: 0 to 19,999 of 30,000 tokens"
     assert keys.locator("span").count() == 20_000
+    is_laid_out = "each => each.checkVisibility({contentVisibilityAuto: true})"
+    assert [keys.locator("span").nth(at).evaluate(is_laid_out) for at in (0, 15_000)] == [True, False]
     page.keyboard.press("/")
     page.keyboard.type("29999")
     page.keyboard.press("Enter")
     page.wait_for_timeout(300)
     assert "29999 (29999) is pinned as a key" in status(page)
-    assert keys.locator(".pinned").text_content() == "29999"
+    pinned, box = keys.locator(".pinned"), keys.locator(".tokens").bounding_box()
+    assert pinned.text_content() == "29999"
+    assert box["y"] <= pinned.bounding_box()["y"] <= box["y"] + box["height"] - 10
 
 
 @contextmanager
@@ -608,7 +621,7 @@ def served(data: PageData, without: Any = None) -> Iterator[str]:
         thread.join()
 
 
-NOTEBOOK = """<!doctype html><div id="cell"></div><script type="module">
+NOTEBOOK = """<!doctype html><body data-jp-theme-light="{light}"><div id="cell"></div><script type="module">
 const {{page, blocks, code}} = {given};
 const widget = await import(URL.createObjectURL(new Blob([code], {{type: "text/javascript"}})));
 let listener;
@@ -628,11 +641,13 @@ def test_the_widget_of_a_notebook(visit, record: Record, tmp_path: Path, width: 
     blocks = [base64.b64encode(each()).decode() for each in data.blocks]
     given = {"page": data.described | {"blocks": "served"}, "blocks": blocks, "code": bundled("widget.js")}
     given = json.dumps(given).replace("</", "<\\/")
-    written = NOTEBOOK.format(given=given, style=json.dumps(bundled("page.css")))
+    light = json.dumps(width > 600)
+    written = NOTEBOOK.format(given=given, style=json.dumps(bundled("page.css")), light=light)
     (tmp_path / "notebook.html").write_text(written, encoding="utf-8")
     page = opened(visit(tmp_path / "notebook.html", viewport={"width": width, "height": 900}), 1)
     page.locator(".tokens span").nth(4).click()
     assert "on (4) is pinned" in status(page)
+    assert page.locator(".app").get_attribute("data-theme") == ("light" if width > 600 else "dark")  # as JupyterLab
     box = page.locator(".room canvas").bounding_box()
     assert box["width"] > 280 and box["height"] > 200
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -725,6 +740,42 @@ def test_it_writes_what_is_in_view(visit, record: Record, tmp_path: Path) -> Non
     assert download.value.suggested_filename.endswith(".svg") and "<" not in download.value.suggested_filename
 
 
+def test_it_writes_the_grid(visit, record: Record, tmp_path: Path) -> None:
+    page = visit(record.to_html(tmp_path / "a.html"))
+    page.get_by_label("Hide sinks").check()
+    grid = page.locator(".grid").bounding_box()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    picture = Image.open(download.value.path()).convert("RGB")
+    assert 800 < picture.width < 2 * grid["width"] + 60 and picture.getpixel((1, 1)) == (255, 255, 255)
+    assert download.value.suggested_filename == "A-model-GPT2LMHeadModel-all-heads-by-layer.png"
+    with page.expect_download() as download:
+        page.keyboard.press("Shift+E")
+    from xml.etree import ElementTree
+
+    root = ElementTree.fromstring(Path(download.value.path()).read_text(encoding="utf-8"))
+    images = [each for each in root.iter() if each.tag.endswith("image")]
+    assert len(images) == page.locator(".grid [data-head]").count() and 2 * int(root.get("width")) == picture.width
+    x, y, side = (float(images[1].get(name)) for name in ("x", "y", "width"))
+    y += float(root.find(".//*[@transform]").get("transform").split()[1].rstrip(")"))
+
+    def mean(across: float, down: float) -> np.ndarray:
+        """The mean colour of a tenth of a thumbnail's width and height."""
+        box = [int(2 * each) for each in (x + across * side, y + down * side)]
+        return np.asarray(picture.crop((*box, *(int(each + 0.2 * side) for each in box)))).mean((0, 1))
+
+    masked, weight = mean(0.8, 0.1), mean(0.5, 0.5)
+    assert masked[0] > masked[2] and weight[2] > weight[0]  # a weight is blue; stripes are not
+    said = {each.text for each in root.iter() if each.tag.endswith("text")}
+    assert {"mean", "0", "3", "layer 0", "layer 1", "rollout", "even share", "masked or hidden", "A <model>"} <= said
+    assert any(each.startswith("Stripes hide ") for each in said)
+    page.select_option('[aria-label="Order of heads"]', "entropy")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    assert "all heads, sharpest first" in text and " nats</text>" in text
+
+
 def pixels(width: int, height: int) -> bytes:
     """Return a white image."""
     written = io.BytesIO()
@@ -774,6 +825,12 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
     page.keyboard.press("Escape")
     page.wait_for_url(lambda address: "region=" not in address)
     assert "is pinned" in status(page)
+    dragged(page, (0.3, 0.3), (0.95, 0.8))
+    page.get_by_role("button", name="Clear region").click()
+    page.keyboard.press("ArrowUp")
+    assert "a (0) is pinned" in status(page)  # keys work though the button is gone
+    page.keyboard.press("ArrowDown")
+    page.locator(".image canvas").focus()
     for keys, patches in (("ArrowLeft", [12]), ("Shift+ArrowRight", [12, 13]), ("Shift+ArrowUp", [6, 7, 12, 13])):
         page.keyboard.press(keys)
         page.wait_for_timeout(100)
@@ -788,6 +845,34 @@ def test_a_region_of_an_image(visit, tmp_path: Path) -> None:
     page.wait_for_url(lambda address: "region=" not in address)
     assert "patch 0 (0) is pinned as a key" in status(page)
     assert "masked" not in page.locator(".legend").text_content()  # nothing is
+
+
+def test_the_keyboard_chooses_patches_of_one_size(visit, tmp_path: Path) -> None:
+    """An overview of 2 × 2 patches, and two tiles of 2 × 2 patches that lie on it."""
+    image, name = pixels(80, 40), "photo"
+    patches = (
+        Patches(image, 2, 2, name=name),
+        Patches(image, 2, 2, first=4, box=(0, 0, 40, 40), name=name),
+        Patches(image, 2, 2, first=8, box=(40, 0, 40, 40), name=name),
+    )
+    text = Text((*("p",) * 12, "dog"), patches=patches)
+    query = torch.randn(1, 1, 13, 4, generator=torch.Generator().manual_seed(0))
+    with capture() as found:
+        F.scaled_dot_product_attention(query, query, query)
+    page = visit(found.describe(text).to_html(tmp_path / "a.html"))
+    row = found[0].weights(batch=0, head=0)[12]
+    page.locator(".tokens span").nth(12).click()
+    page.locator(".image canvas").focus()
+    for keys, chosen in (
+        ("ArrowDown", [6]), ("ArrowRight", [7]), ("ArrowRight", [10]), ("Shift+ArrowUp", [8, 10]),
+        ("PageUp", [1]), ("ArrowLeft", [0]), ("Shift+ArrowDown", [0, 2]), ("PageDown", [6]), ("PageDown", [6]),
+    ):  # fmt: skip
+        page.keyboard.press(keys)
+        page.wait_for_timeout(100)
+        assert f"{float(row[chosen].sum()):.2f} of the weight of “dog”" in status(page), (keys, status(page))
+    assert status(visit(page.url)).strip() == status(page).strip()
+    dragged(page, (0.02, 0.02), (0.1, 0.1))  # the pointer counts patches of all sizes
+    assert "These 2 patches" in status(page)
 
 
 def hidden(weights: torch.Tensor) -> list[int]:
@@ -942,6 +1027,7 @@ def test_light_dark_and_narrow(visit, record: Record, tmp_path: Path) -> None:
     for width in (380, 600, 900):
         narrow = visit(path, viewport={"width": width, "height": 800})
         assert narrow.evaluate("document.documentElement.scrollWidth") <= width + 1
+        assert narrow.locator(".more").count() == 0  # nothing lies at the right
         box = opened(narrow).locator(".room canvas").bounding_box()
         assert box["width"] > 200 and box["height"] > 200
         assert narrow.evaluate("document.documentElement.scrollWidth") <= width + 1
@@ -986,3 +1072,24 @@ def test_a_notebook_shows_it_in_a_box_of_its_own(visit, record: Record, tmp_path
     frame.locator('[data-head="1"]').click()
     frame.locator(".room canvas[data-state=complete]").wait_for()
     assert "layer 0, head 1" in frame.locator("figcaption").text_content()
+
+
+def test_a_small_frame_that_forbids_everything_but_scripts(visit, record: Record, tmp_path: Path) -> None:
+    """As notebooks have: no address, no storage, no downloads, and little height."""
+    frame = f'<iframe sandbox="allow-scripts" srcdoc="{escape(record.to_html())}" width="600" height="300"></iframe>'
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body><div class='room'><canvas></canvas></div>{frame}")
+    page = visit(tmp_path / "notebook.html")
+    inside = page.frames[1]
+    inside.locator('[data-head="1"]').click()
+    inside.wait_for_selector(".room canvas[data-state=complete]")
+    inside.locator(".tokens span").nth(4).click()
+    box = inside.locator(".room canvas").bounding_box()
+    assert box["width"] > 250 and box["height"] > 200 and "on (4) is pinned" in inside.locator("output").text_content()
+    page.keyboard.press("e")
+    inside.wait_for_selector(".saved img")
+    assert "Saved as A-model-GPT2LMHeadModel-layer-0-head-1" in inside.locator(".saved").text_content()
+    assert (
+        inside.locator(".saved img").evaluate("async each => { await each.decode(); return each.naturalWidth; }") > 600
+    )
+    page.keyboard.press("Escape")
+    assert inside.locator(".saved").count() == 0 and inside.locator(".room canvas").count() == 1

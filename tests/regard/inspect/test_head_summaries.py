@@ -101,6 +101,24 @@ def test_a_head_of_each_pattern(name: str, causal: bool) -> None:
     assert f"{score:.2f} of its weight" in found.text and found.text.startswith("attends to ")
 
 
+def test_a_second_label_says_where_the_rest_goes() -> None:
+    visible = seen(N, N)
+    first, previous, induction = (toward(PATTERNS[name], visible, 1.0) for name in ("first", "previous", "induction"))
+    weights = torch.stack(
+        [
+            0.7 * first + 0.2 * previous + 0.1 * visible / visible.sum(-1, keepdim=True),
+            0.9 * first + 0.1 * visible / visible.sum(-1, keepdim=True),
+            0.95 * induction + 0.05 * previous,
+        ]
+    )
+    two, one, other = summarize_heads(recorded(weights))
+    assert (two.label, two.second, one.label, one.second) == ("first", "previous", "first", "")
+    shares = [by_loops(weights[0].double(), visible, name)[0] for name in ("first", "previous")]
+    sentence = "attends to the first token: {:.2f} of its weight, then to the previous token: {:.2f}"
+    assert two.text == sentence.format(*shares)
+    assert (other.label, other.second) == ("induction", "")
+
+
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.integers(1, N))
 def test_all_shares_are_those_of_loops(seed: int, causal: bool, L: int) -> None:
@@ -312,11 +330,15 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_the_page_has_the_summaries() -> None:
     weights = torch.stack([toward(PATTERNS[name], seen(N, N)) for name in ("first", "previous")])
+    weights = torch.cat([weights, weights.new_tensor([[[0.7]], [[0.3]]]).mul(weights).sum(0, keepdim=True)])
     weights = torch.cat([weights, torch.full((1, N, N), 5.0).tril().pow(torch.rand(N, N)).tril().softmax(-1)])
     record = recorded(weights)
     found = summarize_heads(record)
     heads = Page(str(record.to_html())).described["heads"]
     for each, head in zip(found, heads, strict=True):
-        expected = {"label": each.label, "score": round(each.score, 4), "text": each.text} if each.label else None
-        assert head.get("summary") == expected
+        expected = {"label": each.label, "score": round(each.score, 4), "text": each.text}
+        if each.second:
+            expected["second"] = [each.second, round(each.measures[each.second].score, 4)]
+        assert head.get("summary") == (expected if each.label else None)
     assert isinstance(found[0], HeadSummary) and heads[0]["summary"]["label"] == "first"
+    assert heads[2]["summary"]["second"][0] == "previous"

@@ -35,6 +35,10 @@ SHARES = {
 _WITHIN, _TOKENS = ("self", "previous", "next", "duplicate", "induction"), ("separator", "duplicate", "induction")
 #: A share has a label from this part of the way between evenly spread weights and all weight.
 HALF = 0.5
+#: A share is a second label if it is at least this part of what the first leaves, this share of all weight, and so many
+#: times that of evenly spread weights; if it is no more than the first leaves, since then their keys are others; and if
+#: most of the first label's queries count for it.
+_OF_REST, _LEAST, _TIMES, _MOST, _SLACK = 1 / 3, 0.1, 2, 0.8, 0.02
 #: The share of queries with one offset of a positional head, and the share of the largest entropy of an even one.
 POSITIONAL, EVEN = 0.9, 0.95
 #: The probability, at most, that weights placed at random would reach the score of a label.
@@ -93,7 +97,9 @@ class HeadSummary:
     score : float
         The number of the label, in [0, 1]; 0 without one.
     text : str
-        One sentence.
+        One sentence, which names the second label, too.
+    second : str
+        Where a good part of the weight goes that the first label leaves; "" if nowhere.
     measures : dict of str to Measure
         All that was measured, by label.
     """
@@ -103,6 +109,7 @@ class HeadSummary:
     label: str
     score: float
     text: str
+    second: str = ""
     measures: Mapping[str, Measure] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -131,7 +138,8 @@ def summarize_heads(
 
     The label is the largest share that is at least halfway from the share of even weights to 1, and that weights placed
     at random among the visible keys reach with a probability of at most 0.001; so short texts have fewer labels. A
-    label says where weights go on this text, not why: test it with :func:`regard.inspect.ablate`.
+    label says where weights go on this text, not why: test it with :func:`regard.inspect.ablate`. A second label is the
+    largest other share that is at least a third of what the first leaves, 0.1 of all, and twice that of even weights.
 
     Parameters
     ----------
@@ -196,13 +204,17 @@ def summaries_of(
     found = []
     for head in range(H):
         measures = known.of(head)
-        label, score, text = _named(measures, known.offset_of(head), "at least " if is_bound else "")
+        bound = "at least " if is_bound else ""
+        label, score, text = _named(measures, known.offset_of(head), bound)
+        second = _second(measures, label)
+        if second:
+            text = f"{text}, then to {SHARES[second]}: {bound}{measures[second].score:.2f}"
         for name, heads in within.items():
             measures[name] = heads[head]
             if heads[head].score >= HALF and heads[head].is_supported:
-                label, score = name, heads[head].score
+                label, score, second = name, heads[head].score, ""
                 text = f"attends to {name}: its largest weight, for {score:.2f} of {heads[head].queries} tokens"
-        found.append(HeadSummary(run.name, head, label, score, text, measures))
+        found.append(HeadSummary(run.name, head, label, score, text, second, measures))
     return found
 
 
@@ -229,6 +241,20 @@ def _named(measures: Mapping[str, Measure], offset: int, bound: str) -> tuple[st
     if one is not None and one.score >= EVEN and one.queries >= _FEWEST:
         return "uniform", one.score, f"spreads its weight evenly: {one.score:.2f} of the largest possible entropy"
     return "", 0.0, _unnamed(measures, bound)
+
+
+def _second(measures: Mapping[str, Measure], label: str) -> str:
+    """Return where a good part of the weight goes that a label leaves; "" if nowhere."""
+    if label not in SHARES:
+        return ""
+    first = measures[label]
+    rest = 1 - first.score
+    others = [
+        name for name in SHARES
+        if name != label and (one := measures.get(name)) and one.queries >= _MOST * first.queries
+        and max(rest * _OF_REST, _LEAST, _TIMES * one.chance) <= one.score <= rest + _SLACK
+    ]  # fmt: skip
+    return max(others, key=lambda name: round(measures[name].score, 2), default="")
 
 
 def _unnamed(measures: Mapping[str, Measure], bound: str) -> str:

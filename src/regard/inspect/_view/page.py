@@ -336,6 +336,8 @@ def _add_summaries(data: PageData, run: LayerRecord, texts: tuple[Text, Text], b
     for head, each in zip(data.described["heads"][-H:], found):
         if each.label:
             head["summary"] = {"label": each.label, "score": round(each.score, 4), "text": each.text}
+            if each.second:
+                head["summary"]["second"] = [each.second, round(each.measures[each.second].score, 4)]
 
 
 def _add_alignment(data: PageData, alignment: Alignment) -> None:
@@ -522,6 +524,7 @@ def _text(text: Text) -> dict[str, Any]:
     if not text.patches:
         return described | _words(text, set())
     images: dict[tuple[str, bytes], dict[str, Any]] = {}
+    grains: dict[int, list[tuple[float, float]]] = {}
     places: list[dict[str, Any] | None] = [None] * len(text.tokens)
     for patches in text.patches:
         key = patches.name, patches.image
@@ -530,12 +533,25 @@ def _text(text: Text) -> dict[str, Any]:
             name = patches.name or f"image {len(images) + 1}"
             images[key] = {"name": name, "width": width, "height": height, "data": _address(patches)}
         shared: dict[str, Any] = {"image": list(images).index(key)}
+        grain = _grain(patches, grains.setdefault(shared["image"], []))
+        shared |= {"grain": grain} if grain else {}
         shared |= {} if patches.seconds is None else {"seconds": patches.seconds}
         for place in patches.places():
             rectangle = {name: round(getattr(place, name), 2) for name in ("x", "y", "width", "height")}
             places[place.token] = shared | rectangle
     placed = {at for at, each in enumerate(places) if each is not None}
     return described | {"images": list(images.values()), "places": places} | _words(text, placed)
+
+
+def _grain(patches: Patches, known: list[tuple[float, float]]) -> int:
+    """Return which size of patches of an image a grid has: those of tiles lie on those of an overview."""
+    _, _, width, height = patches.box or (0.0, 0.0, *patches.size)
+    size = width / patches.cols, height / patches.rows
+    for number, other in enumerate(known):
+        if all(math.isclose(a, b, rel_tol=0.1) for a, b in zip(size, other)):
+            return number
+    known.append(size)
+    return len(known) - 1
 
 
 def _address(patches: Patches) -> str:

@@ -311,7 +311,7 @@ class TrainingPoints(BaseEstimator):
 
     def _store(self, arguments: dict[str, Any]) -> None:
         """Set an attribute for each argument of a constructor (its ``locals()``), unchecked, as scikit-learn does."""
-        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
+        self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     # A subclass defines these.
 

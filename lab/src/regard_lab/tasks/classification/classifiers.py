@@ -1,4 +1,4 @@
-"""Trained classifiers of texts, tokens and images, with what reads their inputs.
+"""Trained classifiers of texts, tokens and images, with their preprocessing.
 
 Dimensions: N texts, C labels.
 """
@@ -77,7 +77,7 @@ class TextClassifier:
 
     @classmethod
     def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
-        """Return the classifier in a folder, of ours or of Hugging Face.
+        """Load the classifier from a regard or Hugging Face folder.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class TextClassifier:
         return cls(*load_with_tokenizer(folder, kinds, what, function, torch.float32, model))
 
     def save(self, folder: str | Path) -> None:
-        """Write the model and its tokenizer to a folder, which :meth:`load` and, of some models, transformers read."""
+        """Save the model and its tokenizer to a folder for :meth:`load` and, for some models, for transformers."""
         self.tokenizer.limited(self.length).save(folder)
         if isinstance(self.model, Hosted):
             raise rejected(
@@ -111,7 +111,7 @@ class TextClassifier:
         return self.model.labels
 
     def read(self, texts: Sequence[str], others: Sequence[str] | None = None) -> Inputs:
-        """Return texts, or pairs of texts, as tokens; its ``cut`` says which were too long."""
+        """Tokenize texts, or pairs of texts; the result's ``cut`` lists the truncated ones."""
         return self._layout.read(self.tokenizer, texts, others, length=self.length)
 
     @torch.no_grad()
@@ -139,12 +139,12 @@ class TextClassifier:
 
 
 def input_layout(model: EncoderLM | DecoderLM | Hosted, tokenizer: Tokenizer) -> InputLayout:
-    """Return which special tokens stand around the texts that a model reads: those that the tokenizer's files name."""
+    """Return the special tokens around a model's texts, as the tokenizer's files define them."""
     return InputLayout.of(tokenizer, segments=0 if isinstance(model, DecoderLM) else model.config.segments)
 
 
 def surrounded(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer of a new classifier: it puts the special tokens around texts that the model has learned.
+    """Return the tokenizer of a new classifier, with the special tokens around texts that the model was trained with.
 
     An encoder's puts cls and sep there, if it has them; any other begin and end, as language models are trained.
     """
@@ -163,7 +163,7 @@ def readable_length(model: EncoderLM | DecoderLM | Hosted, length: int) -> int:
 def bare(
     model: EncoderLM | DecoderLM, changes: Mapping[str, Any] | None = None, *, with_pooler: bool = True
 ) -> EncoderLM | DecoderLM:
-    """Return a language model without what scores its vocabulary, with the same parameters.
+    """Return a language model without its output layer, with the same parameters.
 
     An encoder of BERT's shape gets the layer that classifiers of that shape have behind the first row, if it has none;
     with ``with_pooler`` False there is none. ``changes`` are fields of its config that change no parameter, such as
@@ -289,7 +289,7 @@ class TokenLabeller:
 
 
 class ImageClassificationPipeline:
-    """A model that names labels of images, and how images are read for it.
+    """An image classifier with its preprocessing.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ class ImageClassificationPipeline:
 
     @classmethod
     def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
-        """Return the classifier in a folder, of ours or of Hugging Face.
+        """Load the classifier from a regard or Hugging Face folder.
 
         Parameters
         ----------
@@ -348,7 +348,7 @@ class ImageClassificationPipeline:
         return cls(model, Preprocessing.load(folder))
 
     def save(self, folder: str | Path) -> None:
-        """Write the model and how it reads images to a folder, which :meth:`load` and maybe transformers read."""
+        """Save the model and its preprocessing to a folder for :meth:`load` and, for some models, for transformers."""
         if isinstance(self.model, HostedImageClassifier) or isinstance(self.preprocessing, ImageProcessor):
             got = type(self.model).__name__
             raise rejected("save", "model", "be one of ours, not one that transformers computes", got)
@@ -362,7 +362,7 @@ class ImageClassificationPipeline:
         return self.model.labels
 
     def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Return images (H, W, 3) of uint8, each of any size, as arrays (N, h, w, C) of the model's."""
+        """Return images (H, W, 3) of uint8, of any sizes, as arrays (N, h, w, C) of the model's size."""
         return np.stack([self.preprocessing.fit(each) for each in images])
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Texts of one column as numbers or as dates: every way to read them that all cells allow.
+"""Parse a column of text as numbers or dates: every interpretation that all cells allow.
 
 pandas reads plain numbers and ISO dates. It has no say in which mark divides thousands or whether a day comes before
 its month: ``read_csv`` takes one answer for a whole file, and ``to_datetime`` decides by the first cell. The functions
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read the cells of a column."""
+    """One interpretation of the cells of a column."""
 
     values: Series  # numbers or dates; missing where a cell is something else
-    way: Any  # Marks of numbers; of dates "day first", "month first" or ""
-    decided: bool = False  # whether the cells themselves decide between the ways
+    way: Any  # Marks of numbers; "day first", "month first" or "" for dates
+    decided: bool = False  # whether the cells themselves rule out other interpretations
     unit: str = ""  # what stands around numbers: "%" or a currency
-    example: str = ""  # where there is a choice: a cell that shows it
+    example: str = ""  # if there are several interpretations: an ambiguous cell
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ _PATTERNS = {marks: _pattern(marks) for marks in _CHOICES}
 
 
 def read_numbers(text: Series) -> list[Reading]:
-    """Return the ways to read a column's texts as numbers: two where a mark may divide thousands or begin decimals.
+    """Return the interpretations of a column as numbers: two if a mark may be for thousands or for decimals.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def read_numbers(text: Series) -> list[Reading]:
 
 
 def _distinct(text: Series) -> tuple[Any, Series, list[int]]:
-    """Return the place of each cell among the different ones (−1 if it is missing), these, and how often they occur."""
+    """Return the index of each cell among the distinct ones (−1 if missing), the distinct cells, and their counts."""
     import pandas as pd
 
     codes, cells = text.factorize()
@@ -110,7 +110,7 @@ def _distinct(text: Series) -> tuple[Any, Series, list[int]]:
 
 
 def _spread(values: Series, codes: Any, text: Series) -> Series:
-    """Return the value of each cell, missing where the cell is."""
+    """Return the value of each cell, given those of distinct cells; missing cells stay missing."""
     if values.empty:
         return values.reindex(text.index)
     found = values.take(np.maximum(codes, 0)).set_axis(text.index)
@@ -118,7 +118,7 @@ def _spread(values: Series, codes: Any, text: Series) -> Series:
 
 
 def _marked_numbers(text: Series, plain: Series, cells: Mapping[str, int]) -> list[Reading]:
-    """Return the ways to read distinct texts as numbers if some are not plain numbers; ``cells`` counts the texts."""
+    """Return the interpretations of distinct texts as numbers, if some are not plain numbers; ``cells`` counts them."""
     parts = {cell: found for cell in cells if (found := _CELL.fullmatch(cell.translate(_SPACES)))}
     units = Counter({"": 0})
     for cell, part in parts.items():
@@ -196,7 +196,7 @@ _FORMS = [
 
 
 def read_dates(text: Series) -> list[Reading]:
-    """Return the ways to read a column's texts as dates: two where day and month may stand in either order.
+    """Return the interpretations of a column as dates: two if the order of day and month is ambiguous.
 
     Examples
     --------
@@ -235,7 +235,7 @@ def read_dates(text: Series) -> list[Reading]:
 
 
 def _parts(cell: str) -> dict[str, Any] | None:
-    """Return year, month and day of a text (``a`` and ``b`` if their order is open) and seconds; None if it is none."""
+    """Return year, month and day (``a`` and ``b`` if their order is open) and seconds; None for other text."""
     cell, seconds = " ".join(cell.split()), 0.0
     if (timed := _TIME.fullmatch(cell)) is not None:
         hour = int(timed["h"])
@@ -259,7 +259,7 @@ def _parts(cell: str) -> dict[str, Any] | None:
 
 
 def _stamp(parts: dict[str, Any], way: str) -> str:
-    """Return a date in ISO's form; a year of two digits lies between 1969 and 2068, as in POSIX."""
+    """Return a date in ISO format; two-digit years are from 1969 to 2068, as in POSIX."""
     year = int(parts["y"])
     if len(parts["y"]) == 2:
         year += 1900 if year >= 69 else 2000

@@ -38,7 +38,7 @@ def catalogue(
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the fields of its dataclasses as options, in their place and order.
+    """Return a command with the fields of its dataclass parameters as options, in the same order.
 
     A field's annotation and default are what they would be of a parameter.
 
@@ -97,7 +97,7 @@ def _options(kind: Any) -> list[inspect.Parameter]:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of the table are."""
+    """Roles and kinds of the table's columns."""
 
     features: Annotated[
         str | None, typer.Option(help="Columns to predict from, separated by commas; all others by default.")
@@ -135,7 +135,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Cells:
-    """How cells are read."""
+    """How cells are parsed."""
 
     decimal: Annotated[str | None, typer.Option(help="Decimal mark, where cells leave a choice.")] = None
     thousands: Annotated[
@@ -153,7 +153,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Fit:
-    """How to learn from the rows."""
+    """How to fit the rows."""
 
     kernel: Annotated[str, typer.Option(help=f"Kernel: {', '.join(kernels())} or constant.")] = "gaussian"
     bandwidth: Annotated[
@@ -192,7 +192,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Output:
-    """What to predict, and where it goes."""
+    """What to predict, and the output files."""
 
     predict: Annotated[str | None, typer.Option(help="Table with the rows to predict; DATA by default.")] = None
     out: Annotated[

@@ -48,7 +48,7 @@ _SHOWN = 10
 
 
 def run(**options: Any) -> None:
-    """Learn, say how well, predict, write and draw. What is wrong ends it before anything is written."""
+    """Fit, report the accuracy, predict, write and plot. Errors are raised before anything is written."""
     asked = SimpleNamespace(**options)
     asked.json = JsonOutput(asked.as_json)
     with report_errors(EXTRA):
@@ -103,7 +103,7 @@ def run(**options: Any) -> None:
 
 
 class _Speaker:
-    """Prints lines as they come, unless a record is printed at the end; on stderr where stdout takes predictions."""
+    """Prints lines, unless JSON is printed at the end; on stderr if predictions go to stdout."""
 
     def __init__(self, asked: SimpleNamespace) -> None:
         self.record: dict[str, Any] = {}
@@ -117,7 +117,7 @@ class _Speaker:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Say once what a warning said."""
+        """Print each warning once."""
         if text not in self.notes:
             self.notes.append(text)
             self([f"Note: {text}"])
@@ -125,14 +125,14 @@ class _Speaker:
 
 @contextmanager
 def _waiting(text: str) -> Iterator[None]:
-    """Show in a terminal that something is under way."""
+    """Show a progress line in a terminal."""
     with Console(stderr=True).status(text) if sys.stderr.isatty() else nullcontext():
         yield
 
 
 @contextmanager
 def _noting(say: _Speaker | None) -> Iterator[None]:
-    """Turn our own warnings into notes, or keep quiet about them."""
+    """Turn the library's warnings into notes, or suppress them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RegardWarning)
         yield
@@ -146,7 +146,7 @@ def _noting(say: _Speaker | None) -> Iterator[None]:
 
 
 def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Table, added: Added) -> None:
-    """Write the rows with their predictions; or put them into the record, or show the first of them."""
+    """Write the rows with their predictions, add them to the record, or print the first ones."""
     import pandas as pd
 
     say.record["rows_not_predicted"] = {"missing": int((~added.predicted).sum()), "beyond_reach": added.lost}
@@ -180,7 +180,7 @@ def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Tabl
 
 
 def _check(asked: SimpleNamespace) -> None:
-    """Raise ValueError if an option, or two of them together, cannot be; and say what lists of names and numbers are.
+    """Check the options, alone and in combination, and parse lists of names and numbers.
 
     Adds ``names``, the features or None for all; ``ignored``, ``unordered`` and ``periods``, columns to leave out, to
     treat as categories and as angles; ``ranks`` and ``place``, those of ordered categories, and of a latitude and a
@@ -357,7 +357,7 @@ def _weights_of_classes(text: str) -> dict[str, float] | str:
 
 
 def _ranks(text: str) -> dict[str, list[str]]:
-    """Return the texts in order of each column in ``stars,size:small<medium<large``; none where it has numbers."""
+    """Return the ordered texts of each column in ``stars,size:small<medium<large``; none for a column of numbers."""
     found: dict[str, list[str]] = {}
     for each in _split(text):
         name, colon, order = each.rpartition(":")
@@ -372,7 +372,7 @@ def _ranks(text: str) -> dict[str, list[str]]:
 
 
 def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
-    """Raise now, rather than when all the work is done, if a file cannot be written."""
+    """Raise early if a file cannot be written, not after all the work."""
     if not path.name.lower().endswith(tuple(endings)):
         raise rejected("regress", subject, f"end in one of {', '.join(endings)}", str(path))
     if not path.parent.is_dir():
@@ -382,7 +382,7 @@ def _check_place(subject: str, path: Path, endings: Sequence[str]) -> None:
 
 
 def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) -> None:
-    """Raise if options do not go with what the tables turned out to be."""
+    """Raise if options contradict the content of the tables."""
     kept_bandwidth(prepared, asked.widths)
     if asked.class_weights is not None and not prepared.classifies:
         got = f"numbers in {prepared.target.name!r}"
@@ -422,7 +422,7 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
 
 
 def _split(text: str) -> list[str]:
-    """Return what stands between commas, which may be quoted where a name has one."""
+    """Return the items between commas; names with commas may be quoted."""
     try:
         return [each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])]
     except csv.Error:
@@ -430,7 +430,7 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[float]:
-    """Return the numbers between commas, none if something else stands there."""
+    """Return the numbers between commas; none if an item is not a number."""
     try:
         return [float(each) for each in _split(text)]
     except ValueError:

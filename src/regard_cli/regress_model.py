@@ -1,4 +1,4 @@
-"""Kernel regression of a table: which columns and rows are used, the fit, predictions, and how good they are."""
+"""Kernel regression of a table: the choice of columns and rows, the fit, predictions, and their accuracy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ROWS, _HELD = 100_000, 10_000
 
 @dataclass(frozen=True)
 class Prepared:
-    """The columns and rows of a table that are learned from."""
+    """The columns and rows of a table that are used for the fit."""
 
     table: Table
     target: Column
@@ -71,25 +71,25 @@ class Prepared:
 
     @property
     def sloped(self) -> list[int]:
-        """The places of the features that predictions have slopes along, which are no categories."""
+        """The indices of the features with slopes: those that are no categories."""
         return [i for i, each in enumerate(self.columns) if each.kind != "category" and each.name not in self.ordered]
 
     @property
     def weights(self) -> Series:
-        """The weight of each row, 1 where none was given."""
+        """The weight of each row; 1 by default."""
         return self.used.notna() * 1.0 if self.weight is None else self.weight
 
     @property
     def learned(self) -> Series:
-        """The rows that miss nothing and have a weight."""
+        """The rows without missing values and with a positive weight."""
         return self.used & (self.weights > 0)
 
     def complete(self, X: DataFrame) -> Series:
-        """Return which rows miss no feature that they must have."""
+        """Return which rows have all required features."""
         return X.notna().any(axis=1) if self.gaps else X.notna().all(axis=1)
 
     def missed(self, X: DataFrame) -> dict[str, int]:
-        """Return how many rows miss each feature that they must have, where any does."""
+        """Return the number of missing values of each required feature that has any."""
         return {} if self.gaps and self.complete(X).all() else _missing(X)
 
 
@@ -107,7 +107,7 @@ def prepare(
     gaps: bool = False,
     classify: bool = False,
 ) -> Prepared:
-    """Choose the columns and rows of a table to learn a target from.
+    """Choose the columns and rows of a table for the regression of a target.
 
     A text column is read as numbers if nine tenths of it are; dates become days, and other text becomes categories.
     Constant features are left out, and so is text that hardly repeats, unless ``features`` names it.
@@ -211,7 +211,7 @@ def _check_names(names: Sequence[str], options: Mapping[str, Sequence[str]]) -> 
 
 
 def _check_kinds(kinds: Mapping[str, Sequence[str]], listed: Sequence[str]) -> None:
-    """Raise if an option that says what kind a feature is names no feature, or one whose kind is stated already."""
+    """Raise if an option for kinds names a column that is no feature, or has a kind from another option."""
     stated: dict[str, str] = {}
     for option, given in kinds.items():
         for each in given:
@@ -222,7 +222,7 @@ def _check_kinds(kinds: Mapping[str, Sequence[str]], listed: Sequence[str]) -> N
 
 
 def _unknown(option: str, given: str, names: Sequence[str]) -> Exception:
-    """Return the error for a column that does not exist; of many names only those close to it are listed."""
+    """Return the error for a column that does not exist; of many columns, it lists only similar names."""
     if len(names) <= _LISTED:
         return unknown_name("regress", option, given, names)
     near = get_close_matches(given, names, n=3, cutoff=0.5)
@@ -239,7 +239,7 @@ def _kind(
 
 
 def _check_levels(table: Table, name: str, levels: Sequence[str], X: DataFrame) -> None:
-    """Raise if a feature has a text that is not among its ordered ones."""
+    """Raise if a feature has a text that is not among its ordered categories."""
     if levels and name in X and (other := X[name].notna() & ~X[name].isin(levels)).any():
         row = int(np.flatnonzero(other)[0])
         expected = f"hold {', '.join(map(repr, levels))}, as --ordered says"
@@ -251,7 +251,7 @@ def _check_levels(table: Table, name: str, levels: Sequence[str], X: DataFrame) 
 def _hints(
     table: Table, target: Column, y: Series, columns: Mapping[str, Column], X: DataFrame, known: Sequence[str]
 ) -> tuple[str, ...]:
-    """Say which numbers look like row counters, codes, classes or missing values, and which options treat them so.
+    """Return hints about numbers that look like counters, codes, classes or missing values, with the options for them.
 
     Features whose kind is ``known`` are no counters or codes.
     """
@@ -285,7 +285,7 @@ def _hints(
 
 
 def _odd_value(name: str, values: Series) -> str | None:
-    """Say that a value such as -999, which many rows have and which lies far from all others, may be a missing one.
+    """Return a hint if a frequent value far from all others, such as -999, may stand for missing ones.
 
     It is the least or the largest and further from the others than these from each other: half as far if its digits are
     all 9, three times as far if not; 0 may be a proper one.
@@ -307,7 +307,7 @@ def _odd_value(name: str, values: Series) -> str | None:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as an option takes it."""
+    """Return a name quoted for the command line."""
     return shlex.quote(f'"{name}"' if "," in name else name)
 
 
@@ -317,7 +317,7 @@ def _has_leading_zeros(table: Table, name: str) -> bool:
 
 
 def _missing(frame: DataFrame) -> dict[str, int]:
-    """Return how many rows miss each column, where any does."""
+    """Return the number of missing values of each column that has any."""
     return {str(name): int(count) for name, count in frame.isna().sum().items() if count}
 
 
@@ -340,7 +340,7 @@ def _listed(
 
 
 def _is_prediction(name: str, target: str, names: list[str]) -> bool:
-    """Return whether a column is from predictions of the target that were written before."""
+    """Return whether a column holds earlier predictions of the target."""
     added = rf"{re.escape(target)}_(predicted|extrapolated|std|band_low|band_high|q[\d.]+|probability_.*|slope_.*)"
     return f"{target}_predicted" in names and re.fullmatch(added, name) is not None
 
@@ -385,7 +385,7 @@ def _weights(table: Table, name: str) -> Series:
 
 
 def _reason_to_skip(table: Table, name: str, column: Column | str, *, named: bool, known: bool) -> str | None:
-    """Return why a feature is left out: nothing can be learned from it, or much speaks against it unless it is known.
+    """Return why a feature is left out: it has no information, or looks useless and is not ``known``.
 
     Raise if it cannot be read although it was named.
     """
@@ -415,7 +415,7 @@ def _reason_to_skip(table: Table, name: str, column: Column | str, *, named: boo
 def _check_rows(
     table: Table, target: str, y: Series, weight: Series | None, used: Series, missing: dict[str, int]
 ) -> None:
-    """Raise if the rows that miss nothing are too few to learn from."""
+    """Raise if too few rows have no missing values."""
     counted = used if weight is None else used & (weight > 0)
     if counted.sum() < 2:
         where = ", ".join(f"{name!r} in {count:,}" for name, count in missing.items())
@@ -437,7 +437,7 @@ class NewRows:
 
 
 def code(prepared: Prepared, table: Table) -> NewRows:
-    """Return the features in another table, or raise ValueError if it lacks one or one is not what it was."""
+    """Return the features in another table; raise ValueError if one is missing or of another kind."""
     import pandas as pd
 
     columns = [cast(Column, table.column(each.name, each.kind, each)) for each in prepared.columns]
@@ -459,13 +459,13 @@ class Added:
 
     @property
     def lost(self) -> int:
-        """How many rows miss no feature and yet have no prediction."""
+        """The number of rows with all features but without a prediction."""
         return int((self.predicted & self.frame.iloc[:, 0].isna()).sum())
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How well rows are predicted that were not learned from."""
+    """Accuracy on rows that were not used for the fit."""
 
     rows: int  # that were predicted
     error: float  # root mean square error; of a classification, the share of wrong labels
@@ -481,7 +481,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A regression, or for a target of text a classification, learned from some rows of a table."""
+    """A regression fitted to some rows of a table; a classification if the target is text."""
 
     prepared: Prepared
     learned: Series  # (N,), bool
@@ -499,7 +499,7 @@ class Fitted:
 
     @property
     def nested(self) -> bool:
-        """Whether left-out predictions need their own choice of a bandwidth: that for all rows fits them too well."""
+        """Whether left-out predictions need their own bandwidth, because the one for all rows overfits."""
         return bool(
             self.estimator.cv is not None
             or (isinstance(self.estimator.bandwidth, str) and self.estimator.bandwidth == "learned")
@@ -507,17 +507,17 @@ class Fitted:
 
     @cached_property
     def left_out(self) -> DataFrame:
-        """The prediction of each row learned from by all the others, or by other folds, or the share of each class."""
+        """The leave-one-out (or cross-validated) prediction of each row, or the probability of each class."""
         way = "cross_val" if self.nested else "loo"
         found = getattr(self.estimator, f"{way}_predict" + ("_proba" if self.classifies else ""))()
         return self._shares(found, self.learned.index[self.learned])
 
     def raw(self, X: DataFrame) -> DataFrame:
-        """Return the predictions of rows that miss nothing, or the share of each class."""
+        """Return the predictions of rows without missing values, or the probability of each class."""
         return self._shares(self._ask("predict_proba" if self.classifies else "predict", X), X.index)
 
     def _ask(self, method: str, X: DataFrame, **options: Any) -> Any:
-        """Return what a method of the estimator says of rows: it takes one at least."""
+        """Return the result of an estimator's method for rows; with none, for some row, as it needs one."""
         return getattr(self.estimator, method)(X if len(X) else self.prepared.X[self.learned].head(1), **options)
 
     def _shares(self, found: Any, index: Index) -> DataFrame:
@@ -530,11 +530,11 @@ class Fitted:
         return shares.reindex(columns=self.prepared.target.categories, fill_value=0.0).mask(shares.isna().any(axis=1))
 
     def best(self, raw: DataFrame) -> Series:
-        """Return predictions as they are, and of the shares of classes the label of the largest."""
+        """Return the predictions; the most likely label of a classification."""
         return raw.dropna().idxmax(axis=1).astype(object).reindex(raw.index) if self.classifies else raw[self.name]
 
     def of_the_others(self) -> Added:
-        """Return the predictions of the table's own rows, each from all the others."""
+        """Return the predictions of the table's own rows, each from all others."""
         import pandas as pd
 
         X = self.prepared.X
@@ -582,7 +582,7 @@ class Fitted:
         return Added(found, self.prepared.complete(X), self.prepared.missed(X), extrapolated)
 
     def slope(self, feature: str) -> float:
-        """Return by how much predictions rise with a unit of a feature, on average over rows learned from."""
+        """Return the mean slope of predictions along a feature, over the rows of the fit."""
         import pandas as pd
 
         from regard.regression import ExtrapolationWarning
@@ -596,7 +596,7 @@ class Fitted:
         return float(np.nanmean(up - down) / (2 * step))
 
     def _quality_on(self, table: Table, added: Added) -> Quality | None:
-        """Return how well the rows of another table were predicted, or None if none of them has the target."""
+        """Return the accuracy on the rows of another table, or None if none of them has the target."""
         if self.name not in table.frame.columns:
             return None
         try:
@@ -608,12 +608,12 @@ class Fitted:
         return self.compare(added.frame.iloc[:, 0], y, y.notna() * 1.0, self.simplest(self.learned)) if len(y) else None
 
     def simplest(self, rows: Series) -> Any:
-        """Return what rows say without a feature: the mean of their targets, or their most frequent class."""
+        """Return the baseline without features: the mean of the targets, or the most frequent class."""
         y, w = self.prepared.y[rows], self.prepared.weights[rows]
         return w.groupby(y).sum().idxmax() if self.classifies else float(np.average(y, weights=w))
 
     def compare(self, found: Series, y: Series, w: Series, simple: Any, exact: bool = True) -> Quality:
-        """Return how well predictions, and something ``simple``, say what the targets of rows (n,) are."""
+        """Return the accuracy of predictions, and that of a ``simple`` baseline, for targets (n,)."""
         import pandas as pd
         from sklearn.metrics import accuracy_score, r2_score, recall_score, root_mean_squared_error
 
@@ -633,7 +633,7 @@ class Fitted:
 
 
 def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
-    """Return how well the rows of the table are predicted that was learned from.
+    """Return the accuracy on the table that was used for the fit.
 
     Each row is left out in turn if ``exact`` is true or they are not too many. Otherwise some are held out, with the
     bandwidth as it was found.
@@ -685,13 +685,13 @@ def added_names(
 
 
 def slope_names(prepared: Prepared) -> list[str]:
-    """Return the names of the columns of slopes, one for each feature that is no category."""
+    """Return the names of the slope columns, one for each feature that is no category."""
     return [f"{prepared.target.name}_slope_{prepared.columns[i].name}" for i in prepared.sloped]
 
 
 @dataclass(frozen=True)
 class Complexity:
-    """How many parameters a fit is worth."""
+    """The complexity of a fit."""
 
     freedom: float  # effective degrees of freedom
     aicc: float  # NaN for a classification; infinite where there are as many as rows
@@ -700,7 +700,7 @@ class Complexity:
 
 
 def complexity(fitted: Fitted) -> Complexity:
-    """Return the effective degrees of freedom and the AICc, of many rows by some drawn at random."""
+    """Return the effective degrees of freedom and the AICc, estimated from a random sample of many rows."""
     from copy import copy
 
     count, estimator = int(fitted.learned.sum()), copy(fitted.estimator)
@@ -712,7 +712,7 @@ def complexity(fitted: Fitted) -> Complexity:
 
 
 def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: int = 0, **options: Any) -> Fitted:
-    """Learn from a table, with the ``options`` of :class:`~regard.regression.NadarayaWatsonRegressor`.
+    """Fit a table, with the ``options`` of :class:`~regard.regression.NadarayaWatsonRegressor`.
 
     The bandwidth is the name of a way to choose it, one number for all features, or one for each that was listed. For
     a classification, ``order`` has no effect.
@@ -745,7 +745,7 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
 
 
 def _transforms(prepared: Prepared, *, kernel: str = "gaussian", method: str = "auto", **_: Any) -> bool:
-    """Return whether Fourier transforms can sum up over all rows, so that a search need not draw some."""
+    """Return whether Fourier transforms can compute sums over all rows, so that a search needs no sample."""
     from regard.regression._sums.fourier import AXES, has_finufft
 
     numbers = all(column.kind != "category" for column in prepared.columns)
@@ -759,7 +759,7 @@ def _transforms(prepared: Prepared, *, kernel: str = "gaussian", method: str = "
 
 
 def _fitted(prepared: Prepared, rows: Series, estimator: Any) -> Fitted:
-    """Learn from these rows alone."""
+    """Fit these rows."""
     import pandas as pd
 
     text: dict[str, Any] = {column.name: "category" for column in prepared.columns if column.kind == "category"}
@@ -770,7 +770,7 @@ def _fitted(prepared: Prepared, rows: Series, estimator: Any) -> Fitted:
 
 
 def kept_bandwidth(prepared: Prepared, bandwidth: str | Sequence[float]) -> Any:
-    """Return a bandwidth as the estimator takes it: without the numbers for columns that were left out."""
+    """Return the bandwidth for the estimator, without the numbers of columns that were left out."""
     if isinstance(bandwidth, str) or len(bandwidth) == 1:
         return bandwidth if isinstance(bandwidth, str) else bandwidth[0]
     if len(bandwidth) != len(prepared.listed):

@@ -1,4 +1,4 @@
-"""The report of ``regard regress``: plain lines, the same as a record for JSON, and a picture."""
+"""The report of ``regard regress``: text, a JSON record, and a plot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PANELS, _WIDTH, _HEIGHT, _SHORT = 6, 4.6, 3.6, 14
 
 
 def of_table(prepared: Prepared) -> Iterator[str]:
-    """Say what was read, and what of it is used."""
+    """Return the lines about what was read and used."""
     table, target, y = prepared.table, prepared.target, prepared.y[prepared.used]
     size = f"{_count(len(table.frame), 'row')}, {_count(len(table.frame.columns), 'column')}"
     yield f"{table.name}: {size} ({table.form})."
@@ -64,7 +64,7 @@ def of_table(prepared: Prepared) -> Iterator[str]:
 
 
 def _not_used(left_out: Mapping[str, str]) -> Iterator[str]:
-    """Say which columns are not used; those with one reason in one line, and no more than a few lines."""
+    """Return a few lines about unused columns, one for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(name)
@@ -75,7 +75,7 @@ def _not_used(left_out: Mapping[str, str]) -> Iterator[str]:
 
 
 def _how_read(column: Column) -> Iterator[str]:
-    """Say how the texts of a column became numbers or dates, unless they are plain."""
+    """Return how the texts of a column were parsed, unless they are plain."""
     name, way = _name(column.name), column.way
     if column.kind == "number" and isinstance(way, Marks) and (way != Marks() or column.as_in or column.unit):
         marks = {".": "dots", ",": "commas", " ": "spaces", "'": "apostrophes"}
@@ -97,7 +97,7 @@ def _how_read(column: Column) -> Iterator[str]:
 
 
 def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -> Iterator[str]:
-    """Say how it was learned, and what was found for each feature."""
+    """Return the lines about the fit and the bandwidth of each feature."""
     estimator, columns = fitted.estimator, fitted.prepared.columns
     around = ("weighted averages", "a line around each row", "a parabola around each row")
     how = "weighted votes" if fitted.classifies else around[_order(fitted)]
@@ -133,7 +133,7 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -
 
 
 def _width(fitted: Fitted, column: Column, width: float) -> str:
-    """Return a bandwidth in the unit of its column, and what it means where that is not plain to see."""
+    """Return a bandwidth in the unit of its column, with an explanation if needed."""
     prepared, kernel, is_date = fitted.prepared, fitted.estimator.kernel, column.kind == "date"
     if fitted.estimator.n_neighbors is not None:
         unit = " km" if column.name in prepared.haversine else " days" if is_date else ""
@@ -162,7 +162,7 @@ def _width(fitted: Fitted, column: Column, width: float) -> str:
 
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:
-    """Say how good predictions are of rows that were not learned from, in another table or in this one."""
+    """Return the lines about the accuracy on rows that were not used for the fit, of either table."""
     if where is None and quality.lost:
         which = _count(quality.rows + quality.lost, "row") + ("" if quality.exact else " drawn at random")
         done, rest = (f"{quality.rows:,}", "the rest") if quality.rows else ("None", "they")
@@ -201,7 +201,7 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
 
 
 def of_prediction(added: Added, new: NewRows, fitted: Fitted) -> Iterator[str]:
-    """Say which rows were predicted, and what was strange about them."""
+    """Return the lines about predicted rows and anything unusual about them."""
     name, able, whole = new.table.name, int(added.predicted.sum()), len(added.predicted)
     done = able - added.lost
     some, rows = "" if done == whole else f"{done:,} of ", f"{_count(whole, 'row')} of {name}"
@@ -229,7 +229,7 @@ def of_prediction(added: Added, new: NewRows, fitted: Fitted) -> Iterator[str]:
 
 
 def of_lost(added: Added, fitted: Fitted) -> Iterator[str]:
-    """Say how many rows have no prediction though they miss no feature, and why."""
+    """Return a line about rows with all features but without a prediction."""
     if added.lost:
         which = "which is" if added.lost == 1 else "which are"
         yield f"Predictions stay empty in {_count(added.lost, 'row')}, {which} {_why(fitted)}."
@@ -240,14 +240,14 @@ def _order(fitted: Fitted) -> int:
 
 
 def _why(fitted: Fitted) -> str:
-    """Return what rows without a prediction are."""
+    """Return how rows without a prediction are described."""
     if fitted.estimator.empty == "nan":
         return "beyond the kernel's reach (--empty nan)"
     return "beyond what can be calculated at this bandwidth"
 
 
 def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, quality: Quality) -> dict[str, Any]:
-    """Return what was learned, for JSON."""
+    """Return the fit as a JSON record."""
     prepared, estimator = fitted.prepared, fitted.estimator
     features = [
         {"name": column.name, "kind": _kind(prepared, column)}
@@ -287,7 +287,7 @@ def _way(quality: Quality) -> str:
 
 
 def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
-    """Return how good it is, for JSON."""
+    """Return the accuracy as a JSON record."""
     way = {"way": _way(quality), "rows": quality.rows, "rows_lost": quality.lost}
     if fitted.classifies:
         return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple,
@@ -296,7 +296,7 @@ def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it: no NaN, nothing of NumPy's."""
+    """Return a value in JSON types, with null for NaN."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -306,7 +306,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: float) -> str:
-    """Return a number as people write it, with four digits that count."""
+    """Return a number with four significant digits."""
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-4:
         return f"{value:.3e}"
@@ -314,7 +314,7 @@ def number(value: float) -> str:
 
 
 def names(texts: Iterable[str]) -> str:
-    """Return the first names of some, and how many more there are."""
+    """Return the first names of a list, and the number of the others."""
     return _joined([_name(each) for each in texts])
 
 
@@ -336,12 +336,12 @@ def _joined(texts: list[str]) -> str:
 
 
 def _name(name: str) -> str:
-    """Return a name that is not too long."""
+    """Return a name, truncated if it is long."""
     return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
 
 
 def draw(fitted: Fitted, path: Path, confidence: float | None = None) -> str:
-    """Draw the predictions over each feature, the others held where most rows lie, and return what that shows."""
+    """Plot the predictions over each feature, with the others held at typical values; return the description."""
     from matplotlib.figure import Figure
 
     from regard.regression import plot_fit

@@ -1,4 +1,4 @@
-"""Tables in files, read and written by pandas: CSV in its dialects, and Parquet; columns as numbers, dates or text."""
+"""Read and write tables with pandas: any dialect of CSV, and Parquet; columns of numbers, dates or text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Kind = Literal["number", "date", "category"]
 
 @dataclass(frozen=True)
 class Options:
-    """How cells are read where they leave a choice."""
+    """How ambiguous cells are read."""
 
     decimal: str | None = None
     thousands: str | None = None
@@ -93,7 +93,7 @@ class Column:
 
     @cached_property
     def categories(self) -> list[str]:
-        """The different texts of a category, sorted."""
+        """The distinct texts of a category, sorted."""
         return sorted(self.values.dropna().unique()) if self.kind == "category" else []
 
 
@@ -148,7 +148,7 @@ class Table:
         return f"row {row + 1}" if line is None else f"line {line}"
 
     def column(self, name: str, kind: Kind | None = None, like: Column | None = None) -> Column | str:
-        """Return a column, of the given kind or the one that its cells suggest; or why it cannot be used.
+        """Return a column of the given kind, or the kind that its cells suggest; or the reason why it cannot be used.
 
         Where cells can be read in two ways, the options decide, then the column that it should be ``like``, then the
         other columns of the file.
@@ -209,14 +209,14 @@ class Table:
         return Column(name, "category", text.mask(gone), (), _each_once(text[gone]))
 
     def _without_missing_numbers(self, raw: Series) -> Series:
-        """Return numbers without those that --missing names."""
+        """Return numbers, with those that --missing names as missing."""
         import pandas as pd
 
         marks = pd.to_numeric(pd.Series(self.options.missing, dtype=object), errors="coerce").dropna()
         return raw.mask(raw.isin(marks.tolist())) if len(marks) else raw
 
     def _decide(self, name: str, readings: list[Reading], like: Column | None) -> tuple[Reading, str]:
-        """Return the reading of a column that is meant, and the other column that decided it, if one did."""
+        """Return the intended interpretation of a column, and the other column that decided it, if any."""
         if len(readings) == 1:
             return readings[0], ""
         left = [each for each in readings if self._allowed(each.way)] or readings
@@ -238,7 +238,7 @@ class Table:
         return left[0], as_in
 
     def _allowed(self, way: Any) -> bool:
-        """Return whether the options allow a way to read a column."""
+        """Return whether the options allow an interpretation."""
         options = self.options
         if not isinstance(way, Marks):
             return options.day_first is None or way == (DAY_FIRST if options.day_first else MONTH_FIRST)
@@ -264,7 +264,7 @@ class Table:
         return found
 
     def _open(self, name: str, readings: list[Reading]) -> Exception:
-        """Return the error for a column that can be read in two ways."""
+        """Return the error for an ambiguous column."""
         first, second = readings[0], readings[1]
         text, _ = _texts(self.frame[name].reset_index(drop=True))
         row = int(np.flatnonzero(text == first.example)[0])
@@ -306,7 +306,7 @@ class Table:
         return pd.Series(found)
 
     def typed(self) -> DataFrame:
-        """Return the table with text as numbers or dates in columns where all of it is."""
+        """Return the table with numbers or dates in the text columns that hold nothing else."""
         found = self.frame.reset_index(drop=True)
         for column in self._readable():
             if not column.odd and column.kind != "category":
@@ -314,7 +314,7 @@ class Table:
         return found
 
     def plain(self) -> DataFrame:
-        """Return the table as text that can be read in one way: decimal dots alone, and dates as 2024-12-31.
+        """Return the table as unambiguous text: only decimal dots, and dates as 2024-12-31.
 
         Cells that are in this form already, and those that are no numbers or dates, keep their text.
         """
@@ -348,12 +348,12 @@ def _texts(raw: Series) -> tuple[Series, Series]:
 
 
 def _each_once(text: Series) -> tuple[str, ...]:
-    """Return different texts, without those that always stand for a missing value."""
+    """Return the distinct texts, without those that always mean a missing value."""
     return tuple(each for each in text.dropna().unique() if each.lower() not in ("", "na", "nan", "<na>", "nat"))
 
 
 def _mixture(table: Table, odd: Series) -> str:
-    """Return what stands between numbers or dates, and which options decide."""
+    """Describe the other cells of a column of numbers or dates, and the options that decide."""
     cell = str(odd.iloc[0])
     short = cell if len(cell) <= 30 else cell[:29] + "…"
     return (
@@ -363,7 +363,7 @@ def _mixture(table: Table, odd: Series) -> str:
 
 
 def _has_form(kind: Kind, text: Series) -> bool:
-    """Return whether dates are written in another form than 2024-12-31."""
+    """Return whether dates have another format than 2024-12-31."""
     return kind == "date" and not text.dropna().str.match(r"\d{4}-\d\d-\d\d").all()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
-from regard.normalizers.softmax import row_max
+from regard.normalizers.softmax import row_max, sum_of_powers
 
 
 @register("softmax_sink")
@@ -82,18 +82,8 @@ class SoftmaxSink(Normalizer):
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
         """Compute the largest logit, and the log of the sum of exponentials relative to it, in one sweep."""
         sink = self.logits(like).expand_as(like)
-        peak, total = sink.detach(), torch.exp(sink - torch.where(sink == -torch.inf, 0.0, sink.detach()))
-
-        def visit(scores: Tensor, kv_idx: Tensor) -> None:  # noqa: ARG001
-            nonlocal peak, total
-            new = torch.maximum(peak, scores.amax(-1, keepdim=True))
-            shift = torch.where(new == -torch.inf, 0.0, new)
-            total = total * torch.exp(peak - shift) + torch.exp(scores - shift).sum(-1, keepdim=True)
-            peak = new
-
-        sweep(visit)
-        empty = peak == -torch.inf
-        return Statistic(torch.where(empty, 0.0, peak), torch.where(empty, 1.0, total).log())
+        total = torch.exp(sink - torch.where(sink == -torch.inf, 0.0, sink.detach()))
+        return sum_of_powers(sweep, sink.detach(), total)
 
     def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:  # noqa: ARG002
         return torch.exp(scores - row.shift - row.offset)

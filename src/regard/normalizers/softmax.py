@@ -17,6 +17,24 @@ def row_max(scores: Tensor) -> Tensor:
     return torch.where(peak == -torch.inf, 0.0, peak)
 
 
+def sum_of_powers(sweep: Sweep, peak: Tensor, total: Tensor) -> Statistic:
+    """Return the largest score of each row, and the log of the sum of exponentials relative to it, in one sweep.
+
+    ``peak`` and ``total`` (..., L, 1) are those of logits that are not among the scores: −inf and 0 for none.
+    """
+
+    def visit(scores: Tensor, kv_idx: Tensor) -> None:  # noqa: ARG001
+        nonlocal peak, total
+        new = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        shift = torch.where(new == -torch.inf, 0.0, new)
+        total = total * torch.exp(peak - shift) + torch.exp(scores - shift).sum(-1, keepdim=True)
+        peak = new
+
+    sweep(visit)
+    empty = peak == -torch.inf
+    return Statistic(torch.where(empty, 0.0, peak), torch.where(empty, 1.0, total).log())
+
+
 @register("softmax")
 @mechanism(
     formula="exp(s_i) / Σ_j exp(s_j)",
@@ -43,18 +61,7 @@ class Softmax(Normalizer):
 
     def statistic(self, sweep: Sweep, like: Tensor) -> Statistic:
         """Compute the maximum, and the log of the sum of exponentials relative to it, in one sweep."""
-        peak, total = torch.full_like(like, -torch.inf), torch.zeros_like(like)
-
-        def visit(scores: Tensor, kv_idx: Tensor) -> None:  # noqa: ARG001
-            nonlocal peak, total
-            new = torch.maximum(peak, scores.amax(-1, keepdim=True))
-            shift = torch.where(new == -torch.inf, 0.0, new)
-            total = total * torch.exp(peak - shift) + torch.exp(scores - shift).sum(-1, keepdim=True)
-            peak = new
-
-        sweep(visit)
-        empty = peak == -torch.inf
-        return Statistic(torch.where(empty, 0.0, peak), torch.where(empty, 1.0, total).log())
+        return sum_of_powers(sweep, torch.full_like(like, -torch.inf), torch.zeros_like(like))
 
     def tile_weights(self, scores: Tensor, row: Statistic, kv_idx: Tensor) -> Tensor:  # noqa: ARG002
         return torch.exp(scores - row.shift - row.offset)

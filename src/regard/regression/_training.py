@@ -311,7 +311,7 @@ class TrainingPoints(BaseEstimator):
 
     def _store(self, arguments: dict[str, Any]) -> None:
         """Set an attribute for each argument of a constructor (its ``locals()``), unchecked, as scikit-learn does."""
-        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
+        self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     # A subclass defines these.
 
@@ -532,17 +532,7 @@ class TrainingPoints(BaseEstimator):
             expected = "be fixed, 'loo' or 'learned' where the kernel has no variance by which to scale a rule"
             raise rejected(name, "bandwidth", expected, f"{way!r} with kernel={self.kernel!r}")
         if way in RULES:
-            # Weights count repetitions, as elsewhere in scikit-learn.
-            counted = None if self._weighs_classes else self._weight
-            size = float(len(self._X) if counted is None else counted.sum())
-            if counted is not None and size < len(self._X) and (counted < 1).all():
-                warnings.warn(
-                    f"{name}: sample_weight counts repetitions and sums to {size:.3g} for {len(self._X)} rows; "
-                    f"bandwidth={way!r} assumes that few points. Pass weights that average 1, or another bandwidth.",
-                    RegardWarning,
-                    stacklevel=caller_stacklevel(),
-                )
-            self.bandwidth_ = unit * rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
+            self.bandwidth_ = unit * self._rule_of_thumb(name, way)
             return
         if len(self._X) < 2:
             raise rejected(name, "X", f"have at least 2 rows for bandwidth={way!r}", "n_samples = 1")
@@ -566,18 +556,7 @@ class TrainingPoints(BaseEstimator):
         if way == "learned":
             assert not isinstance(first, CorrectedAIC)
             assert not isinstance(error, CorrectedAIC) and not isinstance(coarse, CorrectedAIC)
-            screened = screen_features(first, begin.to(first.smoother.key), start, self.verbose)
-            if bool((screened != begin).any()):  # in fewer dimensions, neighbours are closer
-                screened, _ = rescale_bandwidths(first, screened, 1.0, self.verbose)
-            before = begin.to(screened)
-            begin, self.n_iter_, curve = learn_bandwidths(first, screened, self.max_iter, self.tol, self.verbose)
-            again = readmit_features(first, begin, before, self.verbose)
-            left = self.max_iter - self.n_iter_
-            if bool((again != begin).any()) and left > 0:
-                begin, more, curve = learn_bandwidths(first, again, left, self.tol, self.verbose)
-                self.n_iter_ += more
-            else:
-                begin = again
+            begin, curve = self._learn_bandwidths(first, begin, start)
             if pilot is not None:
                 factor = (len(first.smoother.key) / len(error.smoother.key)) ** (1 / (self.n_features_in_ + 4))
                 begin, curve = rescale_bandwidths(coarse or error, begin, factor, self.verbose)
@@ -590,6 +569,35 @@ class TrainingPoints(BaseEstimator):
             self.loo_curve_, self.loo_error_ = curve, least
         if self.cv is None and advise:
             self._warn_of_dependence(name, begin)
+
+    def _rule_of_thumb(self, name: str, way: str) -> float:
+        """Return the bandwidth of a rule, in units."""
+        # Weights count repetitions, as elsewhere in scikit-learn.
+        counted = None if self._weighs_classes else self._weight
+        size = float(len(self._X) if counted is None else counted.sum())
+        if counted is not None and size < len(self._X) and (counted < 1).all():
+            warnings.warn(
+                f"{name}: sample_weight counts repetitions and sums to {size:.3g} for {len(self._X)} rows; "
+                f"bandwidth={way!r} assumes that few points. Pass weights that average 1, or another bandwidth.",
+                RegardWarning,
+                stacklevel=caller_stacklevel(),
+            )
+        return rule_of_thumb(way, max(size, 1.0), self.n_features_in_)
+
+    def _learn_bandwidths(self, error: LeaveOneOut | HeldOut, begin: Tensor, start: Tensor) -> tuple[Tensor, Curve]:
+        """Return a bandwidth for each feature from gradients of an error, and its course; drop useless features."""
+        screened = screen_features(error, begin.to(error.smoother.key), start, self.verbose)
+        if bool((screened != begin).any()):  # in fewer dimensions, neighbours are closer
+            screened, _ = rescale_bandwidths(error, screened, 1.0, self.verbose)
+        before = begin.to(screened)
+        begin, self.n_iter_, curve = learn_bandwidths(error, screened, self.max_iter, self.tol, self.verbose)
+        again = readmit_features(error, begin, before, self.verbose)
+        left = self.max_iter - self.n_iter_
+        if bool((again != begin).any()) and left > 0:
+            begin, more, curve = learn_bandwidths(error, again, left, self.tol, self.verbose)
+            self.n_iter_ += more
+            return begin, curve
+        return again, curve
 
     def _criteria(
         self, name: str, way: str

@@ -126,29 +126,16 @@ def plot_fit(
         _draw_classes(ax, estimator, x, mean, style, beyond, seen, rows if points else rows[:0])
     else:
         if points:
-            several = estimator.n_features_in_ > 1
-            shown = (
-                _partial_residuals(estimator, place, rows, output) if several else estimator._targets()[rows, output]
-            )
-            label = "partial residuals" if several else "training points"
-            ax.plot(seen[rows], shown, ".", color="0.6", label=label, zorder=1)
-        if deviation is not None and style == "o":
-            bars = {"fmt": "none", "color": "C0", "capsize": 4, "zorder": 2}
-            ax.errorbar(x, mean, 2 * deviation, label="± 2 standard deviations", **bars)
-        elif deviation is not None:
-            low, high = mean - 2 * deviation, mean + 2 * deviation
-            ax.fill_between(x, low, high, color="C0", alpha=0.2, linewidth=0, label="± 2 standard deviations")
+            _draw_points(ax, estimator, place, output, seen, rows)
+        if deviation is not None:
+            _draw_deviation(ax, x, mean, deviation, style)
         if limits is not None and confidence is not None:
             _draw_limits(ax, x, limits, style, f"{100 * confidence:.4g} % band of the mean")
         _curve(ax, x, mean, style, beyond, "extrapolated", color="C0", label="prediction", zorder=3)
         ax.legend(frameon=False)
     name = _name(estimator, place)
     if style == "o":
-        decoded = [estimator._columns.decode(place, value) for value in values]
-        decoded = ["missing" if each is None else each for each in decoded]
-        texts = [each if isinstance(each, str) else f"{each:.3g}" for each in decoded]
-        turned = {"rotation": 45, "ha": "right"} if sum(map(len, texts)) > 30 else {}
-        ax.set_xticks(x, texts, **turned)
+        _name_categories(ax, estimator, place, x, values)
         if (count_all := len(_categories(estimator, place)[0])) > len(values):
             name += f" (the {len(values)} most frequent of {count_all:,})"
     elif place in estimator._columns.dates:
@@ -158,6 +145,32 @@ def plot_fit(
     y = "probability" if classifies else "y" if estimator._y.ndim == 1 else f"y{output}"
     ax.set(xlabel=name, ylabel=y)
     return ax
+
+
+def _draw_points(ax: Any, estimator: Any, place: int, output: int, seen: np.ndarray, rows: np.ndarray) -> None:
+    """Draw training points of a regressor with one feature; partial residuals with several."""
+    several = estimator.n_features_in_ > 1
+    shown = _partial_residuals(estimator, place, rows, output) if several else estimator._targets()[rows, output]
+    label = "partial residuals" if several else "training points"
+    ax.plot(seen[rows], shown, ".", color="0.6", label=label, zorder=1)
+
+
+def _draw_deviation(ax: Any, x: np.ndarray, mean: np.ndarray, deviation: np.ndarray, style: str) -> None:
+    """Draw two standard deviations of the targets: an area, or error bars for categories."""
+    label = "± 2 standard deviations"
+    if style == "o":
+        ax.errorbar(x, mean, 2 * deviation, label=label, fmt="none", color="C0", capsize=4, zorder=2)
+    else:
+        ax.fill_between(x, mean - 2 * deviation, mean + 2 * deviation, color="C0", alpha=0.2, linewidth=0, label=label)
+
+
+def _name_categories(ax: Any, estimator: Any, place: int, x: np.ndarray, values: np.ndarray) -> None:
+    """Label the ticks of a categorical or ordered feature."""
+    decoded = [estimator._columns.decode(place, value) for value in values]
+    decoded = ["missing" if each is None else each for each in decoded]
+    texts = [each if isinstance(each, str) else f"{each:.3g}" for each in decoded]
+    turned = {"rotation": 45, "ha": "right"} if sum(map(len, texts)) > 30 else {}
+    ax.set_xticks(x, texts, **turned)
 
 
 def _draw_limits(ax: Any, x: np.ndarray, limits: np.ndarray, style: str, label: str) -> None:

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from regard_lab.data.images import Preprocessing
 from regard_lab.models import ImageClassifier, VisionTransformer, VisionTransformerConfig, load, save
 from regard_lab.models.folders import ModelFileError
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.tasks.classification.classifiers import ImageClassificationPipeline
 from regard_lab.tasks.classification.options import ImageClassificationOptions
 from regard_lab.tasks.classification.training import ImageTraining
 

@@ -350,7 +350,7 @@ def test_what_a_vision_transformer_sees(regard, tmp_path) -> None:
 def test_what_a_vision_transformer_of_ours_sees(regard, tmp_path, channels: int) -> None:
     from regard_lab.data.images import Preprocessing
     from regard_lab.models import ImageClassifier, ResNet, ResNetConfig, VisionTransformer, VisionTransformerConfig
-    from regard_lab.tasks.classification.images import ImageClassificationPipeline
+    from regard_lab.tasks.classification.classifiers import ImageClassificationPipeline
 
     config = VisionTransformerConfig.preset("tiny", image=16, channels=channels, width=24, stem_width=8)
     how = Preprocessing(16, (16, 16), (0.5,) * channels, (0.5,) * channels)

@@ -17,8 +17,7 @@ from PIL import Image
 
 from regard_lab.data.batches import Augmentation, ImageBatches
 from regard_lab.data.images import PREPROCESSOR, Preprocessing
-from regard_lab.data.labelled import split_labelled
-from regard_lab.data.labelled_images import LabelledImages, read_labelled_images
+from regard_lab.data.labelled import LabelledImages, read_labelled_images, split_labelled
 from regard_lab.models.folders import ModelFileError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5), np.uint8)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from regard_lab.data.captions import shuffled_captions
-from regard_lab.data.labelled import read_labelled
-from regard_lab.data.labelled_images import LabelledImages
+from regard_lab.data.labelled import LabelledImages, read_labelled
 from regard_lab.data.pairs import Count, Pairs, read_pairs
 from regard_lab.data.plausibility import is_header, names_columns, shuffled_rows, unrelated
 

@@ -11,8 +11,8 @@ import torch
 from interrupts import StopAt
 
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
+from regard_lab.tasks.classification.classifiers import TextClassifier, bare
 from regard_lab.tasks.classification.options import ClassificationOptions, ClassifierTrainingOptions
-from regard_lab.tasks.classification.texts import TextClassifier, bare
 from regard_lab.tasks.classification.training import FineTuning
 from regard_lab.text.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ from regard_lab.models.folders import ModelFileError, NotMappedError
 from regard_lab.models.hugging_face import hosted
 from regard_lab.models.hugging_face.hosted import HostedClassifier, HostedEncoder, HostedMaskedLM, HostedWriter
 from regard_lab.models.hugging_face.reading import read_folder
-from regard_lab.tasks.classification.texts import TextClassifier
+from regard_lab.tasks.classification.classifiers import TextClassifier
 from regard_lab.tasks.language.evaluation import score_text
 from regard_lab.tasks.language.text_generator import TextGenerator
 from regard_lab.text.tokenizer import Tokenizer

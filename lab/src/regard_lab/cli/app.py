@@ -14,7 +14,7 @@ import typer
 from regard_cli.messages import Command, JsonOutput, fail, json_option, report_errors
 from regard_lab.cli.evaluate_tasks import evaluate
 from regard_lab.cli.flags import IMAGE_PANELS, with_flags
-from regard_lab.cli.plan_options import PlanOptions
+from regard_lab.cli.plan import PlanOptions
 from regard_lab.cli.train_tasks import train
 from regard_lab.generation.predictions import PredictionOptions
 from regard_lab.generation.sampling import GenerationOptions

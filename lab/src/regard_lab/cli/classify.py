@@ -16,12 +16,16 @@ from regard_cli.messages import JsonOutput, echo, note, report_errors, require_w
 from regard_lab.cli.kinds import require_kind
 from regard_lab.cli.lines import Lines, one_source
 from regard_lab.data.images import ImageFileError, open_images, read_image
-from regard_lab.data.labelled_images import reason, unreadable
+from regard_lab.data.labelled import reason, unreadable
 from regard_lab.models import ImageClassifier, TokenClassifier, load
 from regard_lab.models.folders import ModelFileError
 from regard_lab.models.hugging_face.hosted import HostedImageClassifier, HostedTokenClassifier
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
-from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
+from regard_lab.tasks.classification.classifiers import (
+    ImageClassificationPipeline,
+    LabelledTokens,
+    TextClassifier,
+    TokenLabeller,
+)
 from regard_lab.text.unknown import UnknownCharacters
 
 #: A line's text, and its second text if lines are pairs.

@@ -19,8 +19,7 @@ from regard_lab.cli.translate import load as load_translator
 from regard_lab.data.captions import read_captions, with_images
 from regard_lab.data.documents import read_documents
 from regard_lab.data.images import ImageFileError, Images, open_images
-from regard_lab.data.labelled import read_labelled
-from regard_lab.data.labelled_images import read_labelled_images
+from regard_lab.data.labelled import read_labelled, read_labelled_images
 from regard_lab.data.pairs import read_pairs
 from regard_lab.generation.predictions import Prediction, PredictionOptions, report_truncated
 from regard_lab.generation.sequence_model import SequenceModel
@@ -35,8 +34,7 @@ from regard_lab.models.hugging_face.hosted import (
 from regard_lab.tasks.captioning.captioner import Captioner
 from regard_lab.tasks.captioning.encoders import Features
 from regard_lab.tasks.captioning.metrics import caption_scores
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
-from regard_lab.tasks.classification.texts import TextClassifier
+from regard_lab.tasks.classification.classifiers import ImageClassificationPipeline, TextClassifier
 from regard_lab.tasks.classification.training import classification_metrics
 from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.evaluation import score_text

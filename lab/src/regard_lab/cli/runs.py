@@ -141,8 +141,8 @@ def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: 
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from regard_lab.training.checkpoints import CHECKPOINTS, LAST
+    from regard_lab.training.loop import LostProcessError
     from regard_lab.training.options import TrainingError
-    from regard_lab.training.processes import LostProcessError
 
     on = f"Go on with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"
     try:

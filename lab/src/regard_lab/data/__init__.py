@@ -19,8 +19,13 @@ if TYPE_CHECKING:
         read_image,
         resize_image,
     )
-    from regard_lab.data.labelled import LabelledTexts, read_labelled, split_labelled
-    from regard_lab.data.labelled_images import LabelledImages, read_labelled_images
+    from regard_lab.data.labelled import (
+        LabelledImages,
+        LabelledTexts,
+        read_labelled,
+        read_labelled_images,
+        split_labelled,
+    )
     from regard_lab.data.packing import (
         IGNORE_INDEX,
         LanguageBatch,
@@ -42,8 +47,9 @@ else:
             "regard_lab.data.images": (
                 "ImageFileError Images Preprocessing decode_image open_images read_image resize_image"
             ),
-            "regard_lab.data.labelled": "LabelledTexts read_labelled split_labelled",
-            "regard_lab.data.labelled_images": "LabelledImages read_labelled_images",
+            "regard_lab.data.labelled": (
+                "LabelledImages LabelledTexts read_labelled read_labelled_images split_labelled"
+            ),
             "regard_lab.data.packing": (
                 "IGNORE_INDEX LanguageBatch LanguageBatches PackedBatches StreamBatches TokenShards write_shards"
             ),

@@ -22,7 +22,7 @@ from regard_lab.models.folders import brief, file_error, read_json
 from regard_lab.models.heads import Head
 from regard_lab.models.hugging_face.hosted import Hosted
 from regard_lab.models.pooling import pooled
-from regard_lab.tasks.classification.texts import input_layout, readable_length
+from regard_lab.tasks.classification.classifiers import input_layout, readable_length
 from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.inputs import Inputs
 from regard_lab.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Texts as classifiers read them: special tokens around one text or two, cut to a length.
+"""Inputs of classifiers: one text or two with special tokens around them, truncated to a length.
 
 Dimensions: N texts.
 """
@@ -43,7 +43,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class InputLayout:
-    """Which special tokens stand before, between and behind texts.
+    """The special tokens before, between and after texts.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class InputLayout:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, segments: int = 2) -> Self:
-        """Return what a tokenizer's own files put around one text and around two.
+        """Return the special tokens that a tokenizer's own files put around one text and around two.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class InputLayout:
     def read(
         self, tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None = None, *, length: int
     ) -> Inputs:
-        """Return the tokens of texts, or of pairs of texts, cut to a length with all special tokens.
+        """Return the tokens of texts, or of pairs of texts, truncated but with all special tokens.
 
         Of a pair, what is longer is cut until it is as long as the other; then both are.
 

@@ -15,7 +15,7 @@ from regard_lab.models.base import PAD
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sequences of unequal lengths one behind the other in one array: a few bytes for each number.
+    """Sequences of unequal lengths, concatenated in one array: a few bytes for each number.
 
     Attributes
     ----------
@@ -53,18 +53,18 @@ class Ragged:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """How many numbers each sequence has, (N,)."""
+        """The length of each sequence, (N,)."""
         return np.diff(self.offsets)
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Return some of the sequences, in this order; one may be named more than once."""
+        """Return the sequences with these indices, in this order; an index may repeat."""
         lengths = self.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         shift = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return Ragged(self.numbers[shift + np.arange(offsets[-1])], offsets)
 
     def padded(self, rows: np.ndarray, *, ending: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return some sequences as one tensor (B, longest), padded with 0 behind, and their lengths (B,).
+        """Return some sequences as one tensor (B, longest), padded with 0 on the right, and their lengths (B,).
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class Ragged:
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return sequences as one tensor (B, S), padded with 0 behind, and their lengths (B,).
+    """Return sequences as one tensor (B, S), padded with 0 on the right, and their lengths (B,).
 
     Examples
     --------

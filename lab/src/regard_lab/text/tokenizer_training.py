@@ -1,4 +1,4 @@
-"""Tokenizers learned from texts: byte-level byte-pair encoding, WordPiece, single bytes, single characters."""
+"""Training of tokenizers: byte-level byte-pair encoding, WordPiece, single bytes, single characters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PARTS = Regex(
 def learned(
     texts: Iterable[str], size: int | None, kind: str, lowercase: bool, specials: Sequence[str]
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Return what :meth:`Tokenizer.learn` is made of: the engine, and the text of each special token."""
+    """Train a tokenizer, and return it with the text of each special token; see :meth:`Tokenizer.learn`."""
     function = "Tokenizer.learn"
     if kind not in KINDS:
         raise unknown_name(function, "kind", kind, KINDS)
@@ -94,7 +94,7 @@ def checked_text(text: object, function: str, name: str) -> str:
 
 @contextmanager
 def spelling(function: str, texts: Iterable[tuple[str, str]]) -> Iterator[None]:
-    """Raise an error of one sentence where texts cannot be encoded; they and their names are read only then."""
+    """Raise a one-sentence error for texts that cannot be encoded; only then are they and their names read."""
     try:
         yield
     except TypeError:
@@ -130,7 +130,7 @@ def _byte_pairs(
 
 
 class _Counted:
-    """Texts, and how many characters of them went by."""
+    """Iterates over texts, and counts their characters."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts, self.characters = texts, 0
@@ -177,7 +177,7 @@ def _word_pieces(
 
 
 def _frequent(counts: Counter[str], most: int) -> list[str]:
-    """Return the most frequent characters, in their own order; of equals, the first."""
+    """Return the most frequent characters, in code point order; of equally frequent ones, the first."""
     return sorted(heapq.nsmallest(most, counts, key=lambda letter: (-counts[letter], letter)))
 
 
@@ -225,7 +225,7 @@ def _check_size(size: int | None, least: int, expected: str) -> None:
 
 
 def _template(names: dict[str, str], engine: tokenizers.Tokenizer) -> processors.TemplateProcessing | None:
-    """Return what is put around a text on request: cls and sep, or begin."""
+    """Return the special tokens around a text: cls and sep, or begin."""
     used: tuple[str, ...]
     if "cls" in names:
         cls, sep = names["cls"], names["sep"]
@@ -242,7 +242,7 @@ def _template(names: dict[str, str], engine: tokenizers.Tokenizer) -> processors
 def template(
     engine: tokenizers.Tokenizer, begin: Sequence[str], between: Sequence[str], end: Sequence[str]
 ) -> processors.TemplateProcessing:
-    """Return what puts these tokens around a text, and between two."""
+    """Return the post-processor that puts these tokens around a text, and between two."""
     pair = [*begin, "$A", *between, "$B:1", *(f"{each}:1" for each in end)]
     numbered = [(each, engine.token_to_id(each)) for each in sorted({*begin, *between, *end})]
     return processors.TemplateProcessing(single=[*begin, "$A", *end], pair=pair, special_tokens=numbered)

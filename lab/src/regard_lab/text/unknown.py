@@ -1,4 +1,4 @@
-"""What a vocabulary cannot spell: characters of texts that a model is given, and symbols of those it is trained on."""
+"""Unknown characters and symbols: of texts that a model reads, and of those that it is trained on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class UnknownCharacters:
-    """How often texts have characters that a vocabulary cannot spell; those of several texts can be added.
+    """Counts of characters in texts that a vocabulary lacks; counts can be added.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Speller(Protocol):
     """A vocabulary or tokenizer."""
 
     def unknown_places(self, numbers: np.ndarray) -> list[int]:
-        """Return the places at which something unknown stands."""
+        """Return the positions of unknown symbols."""
 
     def unknown_characters(self, text: str) -> list[str]:
         """Return the characters or symbols of a text that are unknown, in order."""
@@ -94,7 +94,7 @@ def check_unknown(
     most: float,
     allow: str = "--set data.max_unknown=1",
 ) -> list[str]:
-    """Return a line about the unknown symbols of texts; none if the vocabulary knows all.
+    """Return a line about the unknown symbols of texts, or nothing if there are none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Words and sentences: normal forms of text, and how it is cut."""
+"""Words and sentences: normalization and segmentation of text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ WordFinder = Callable[[str], list[Span]]
 
 
 def find_words(text: str) -> list[Span]:
-    """Return the words of a text: what a reader calls so, with its apostrophes, and every run of signs.
+    """Return the words of a text, with their apostrophes, and every run of punctuation.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def split_at_spaces(text: str) -> list[Span]:
-    """Return what spaces separate: the words of a text that is tokenized.
+    """Return the strings between spaces: the words of a tokenized text.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def split_at_spaces(text: str) -> list[Span]:
 
 
 def split_elisions(text: str, words: list[Span]) -> tuple[list[Span], list[int]]:
-    """Return the parts of words that an aligner counts, cut behind apostrophes, and the word that each belongs to.
+    """Return the parts of words that an aligner uses, split after apostrophes, and the word of each.
 
     What is elided means something of its own: of "l'homme", "l'" goes with "the" and "homme" with "man".
 
@@ -194,7 +194,7 @@ _FINAL = {"etc", "usw", "inc", "ltd", "co", "corp", "jr", "al", "dept", "est", "
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text in order, its white space normalized.
+    """Return the sentences of a text in order, with white space normalized.
 
     A sentence ends at ``. ! ? …`` and their like before a space, and at the full-width marks of Chinese and Japanese.
     It does not end
@@ -232,7 +232,7 @@ def _last_letter(text: str) -> int:
 
 
 def _ends(text: str, first: int, letter: int, mark: re.Match[str]) -> bool:
-    """Return whether a sentence ends at a mark, behind which there are letters; its first letter is at ``letter``."""
+    """Return whether a sentence ends at a mark that letters follow, from ``letter`` on."""
     signs = mark[0].rstrip(_CLOSING + " ")
     closes, following = len(signs) < len(mark[0]), text[mark.end() : mark.end() + 2].lstrip()[0]
     if closes and signs[-1] != ".":

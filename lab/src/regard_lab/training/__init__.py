@@ -7,7 +7,7 @@ from regard._utils.lazy import lazy
 if TYPE_CHECKING:
     from regard_lab.training.comparison import ComparableRun, ComparedRun, compare
     from regard_lab.training.learner import Learner, Stream, is_bfloat16
-    from regard_lab.training.loop import TrainingResult, train
+    from regard_lab.training.loop import LostProcessError, TrainingResult, train
     from regard_lab.training.objectives import (
         Frequencies,
         Loss,
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         cross_entropy,
     )
     from regard_lab.training.options import RunOptions, TrainingError, TrainingOptions
-    from regard_lab.training.processes import LostProcessError
     from regard_lab.training.run import FolderRun, RunFolder
 else:
     __getattr__, __dir__ = lazy(
@@ -27,12 +26,11 @@ else:
         {
             "regard_lab.training.comparison": "ComparableRun ComparedRun compare",
             "regard_lab.training.learner": "Learner Stream is_bfloat16",
-            "regard_lab.training.loop": "TrainingResult train",
+            "regard_lab.training.loop": "LostProcessError TrainingResult train",
             "regard_lab.training.objectives": (
                 "Frequencies Loss Objective SampledSoftmax Seq2SeqObjective alignment_loss coverage_loss cross_entropy"
             ),
             "regard_lab.training.options": "RunOptions TrainingError TrainingOptions",
-            "regard_lab.training.processes": "LostProcessError",
             "regard_lab.training.run": "FolderRun RunFolder",
         },
     )

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from regard._utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from regard_lab.tasks.classification.images import ImageClassificationPipeline
+    from regard_lab.tasks.classification.classifiers import (
+        ImageClassificationPipeline,
+        LabelledTokens,
+        TextClassifier,
+        TokenLabeller,
+    )
     from regard_lab.tasks.classification.options import (
         ClassificationOptions,
         ClassifierTrainingOptions,
@@ -17,7 +22,6 @@ if TYPE_CHECKING:
         LoRAOptions,
         TextTrainingOptions,
     )
-    from regard_lab.tasks.classification.texts import LabelledTokens, TextClassifier, TokenLabeller
     from regard_lab.tasks.classification.training import (
         ClassificationObjective,
         FineTuning,
@@ -28,12 +32,13 @@ else:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "regard_lab.tasks.classification.images": "ImageClassificationPipeline",
+            "regard_lab.tasks.classification.classifiers": (
+                "ImageClassificationPipeline LabelledTokens TextClassifier TokenLabeller"
+            ),
             "regard_lab.tasks.classification.options": (
                 "ClassificationOptions ClassifierTrainingOptions HeadOptions ImageClassificationOptions "
                 "ImageTrainingOptions LabelledImageOptions LabelledOptions LoRAOptions TextTrainingOptions"
             ),
-            "regard_lab.tasks.classification.texts": "LabelledTokens TextClassifier TokenLabeller",
             "regard_lab.tasks.classification.training": (
                 "ClassificationObjective FineTuning ImageTraining classification_metrics"
             ),

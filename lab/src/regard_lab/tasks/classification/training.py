@@ -17,25 +17,32 @@ from torch import Tensor, nn
 from regard._utils.errors import RegardWarning, rejected
 from regard_lab.data.batches import Augmentation, ImageBatches, LabelBatches
 from regard_lab.data.images import Preprocessing
-from regard_lab.data.labelled import Labelled, LabelledTexts, read_labelled, split_labelled
-from regard_lab.data.labelled_images import SIDE, LabelledImages, read_labelled_images
+from regard_lab.data.labelled import (
+    SIDE,
+    Labelled,
+    LabelledImages,
+    LabelledTexts,
+    read_labelled,
+    read_labelled_images,
+    split_labelled,
+)
 from regard_lab.models import DecoderLM, EncoderLM, ImageClassifier, ResNet, SequenceClassifier, VisionTransformer, load
 from regard_lab.models.heads import Head
 from regard_lab.models.lora import add_lora, merge_lora
-from regard_lab.tasks.classification.images import ImageClassificationPipeline
+from regard_lab.tasks.classification.classifiers import (
+    ImageClassificationPipeline,
+    TextClassifier,
+    bare,
+    input_layout,
+    readable_length,
+    surrounded,
+)
 from regard_lab.tasks.classification.options import (
     IMAGE_MODELS,
     ClassificationOptions,
     ClassifierOptions,
     HeadOptions,
     ImageClassificationOptions,
-)
-from regard_lab.tasks.classification.texts import (
-    TextClassifier,
-    bare,
-    input_layout,
-    readable_length,
-    surrounded,
 )
 from regard_lab.tasks.folders import check_tokenizer
 from regard_lab.tasks.language.options import KINDS, SIZED, TOKENIZERS

@@ -1,4 +1,4 @@
-"""How well a language model predicts a text: loss, perplexity, bits per byte and per character."""
+"""Evaluation of language models on text: loss, perplexity, bits per byte and per character."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WINDOW, _AT_ONCE = 1024, 1 << 14
 
 @dataclass(frozen=True)
 class TextScores:
-    """What predicting a text cost.
+    """The loss of a model on a text.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class TextScores:
 
     @property
     def loss(self) -> float:
-        """The mean cost of a token, in nats."""
+        """The mean loss per token, in nats."""
         return self.nats / self.targets
 
     def report(self) -> dict[str, float | int]:
@@ -84,7 +84,7 @@ def score_text(
     precision: str = "float32",
     function: str = "score_text",
 ) -> TextScores:
-    """Return what a model's predictions of documents cost, each document by itself.
+    """Return the loss of a model on documents, each by itself.
 
     A document longer than a window is read by one that moves on, and each token is predicted once, from at least
     ``length − stride`` tokens before it. A document begins with the tokenizer's begin token, if there is one, and its

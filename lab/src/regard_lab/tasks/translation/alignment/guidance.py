@@ -1,4 +1,4 @@
-"""Links of words as links of the tokens that a model reads and writes: what guides attention in training."""
+"""Guided attention: word alignment links as links between a model's tokens."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LINKS = "links.txt"
 
 
 def pieces(text: str) -> list[Span]:
-    """Return the parts of a text's words that aligners count."""
+    """Return the parts of a text's words that aligners treat as words."""
     return split_elisions(text, find_words(text))[0]
 
 
 class Side(NamedTuple):
-    """Texts, and the vocabulary that makes numbers of them."""
+    """Texts with their vocabulary."""
 
     vocabulary: SubwordVocabulary
     texts: Sequence[str]
@@ -48,7 +48,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Guide:
-    """Which tokens of pairs belong together.
+    """Links between the tokens of pairs.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Guide:
     cut: WordFinder
 
     def __call__(self, row: int) -> list[Link]:
-        """Return the pairs (target step, source step) of tokens of a pair that belong together."""
+        """Return the links (target step, source step) between the tokens of a pair."""
         place = int(self.rows[row])
         flat = self.links[place].tolist()
         if not flat:
@@ -85,7 +85,7 @@ class Guide:
 
 
 class Guidance:
-    """The links that guide attention in a run: those of a file, or those that an aligner finds in its pairs.
+    """The links that guide attention in a run: from a file, or from an aligner.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class Guidance:
             raise rejected("train", "training.teacher_forcing", "be 1 where a Transformer's attention is guided", got)
 
     def read(self, pairs: Pairs) -> None:
-        """Read the file of links, if there is one, for pairs as they were read.
+        """Read the file of links, if any, for the pairs as read.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Guidance:
             self._given = {place: each.possible for place, each in zip(pairs.places, gold)}
 
     def find(self, learn: Pairs, mark: str | None = None, *, keep: bool = True) -> str:
-        """Find the links of the pairs to learn from, or those that the run began with; return their mark.
+        """Compute the links of the training pairs, or load those of a resumed run; return their checksum.
 
         Parameters
         ----------

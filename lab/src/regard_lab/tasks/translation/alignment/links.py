@@ -1,4 +1,4 @@
-"""Links between words of a sentence and of its translation: read, written, scored, and found by aligners.
+"""Word alignment links between a sentence and its translation: files, scores, and aligners.
 
 A link (i, j) joins word i of the source to word j of the target, both counted from 0.
 """
@@ -39,7 +39,7 @@ _NEAR = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
 
 @dataclass(frozen=True)
 class Gold:
-    """The links that people have made in a pair of sentences.
+    """The gold links of a pair of sentences.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Gold:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How links agree with those of people, over all sentences (Och & Ney 2003, doi 10.1162/089120103321337421).
+    """Agreement of links with gold links, over all sentences (Och & Ney 2003, doi 10.1162/089120103321337421).
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Agreement:
 
 
 def parse_links(line: str, where: str) -> Gold:
-    """Return the links that a line names: ``0-0 1-2`` sure ones, ``1?2`` or ``1p2`` possible ones (Pharaoh's format).
+    """Return the links in a line: ``0-0 1-2`` sure ones, ``1?2`` or ``1p2`` possible ones (Pharaoh's format).
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def format_links(links: Iterable[Link]) -> str:
 
 
 def read_links(path: str | Path) -> list[Gold]:
-    """Read a file that has the links of one pair of sentences in each line.
+    """Read a file with the links of one pair of sentences per line.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def read_links(path: str | Path) -> list[Gold]:
 
 
 def read_pair_links(path: str | Path, pairs: Pairs, cut: WordFinder) -> list[Gold]:
-    """Return the links that a file has for pairs that were read: a line for each line that they were read from.
+    """Return the links in a file for pairs that were read; the file has a line for each line of the pairs' file.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ METHODS: Mapping[str, Callable[[Links, Links], Links]] = {
 
 
 def merge_pieces(links: Iterable[Link], sources: Sequence[int], targets: Sequence[int]) -> Links:
-    """Return links of parts of words as links of the words that the parts belong to."""
+    """Return links between parts of words as links between whole words."""
     return frozenset((sources[i], targets[j]) for i, j in links)
 
 
@@ -313,7 +313,7 @@ def require_aligner(name: str) -> None:
 
 
 def lowercase(*sides: Sentences) -> list[Sentences]:
-    """Return the words of both sides in small letters: for an aligner, capitals make no other word."""
+    """Return the lowercase words of both sides: aligners ignore case."""
     return [[[word.lower() for word in words] for words in sentences] for sentences in sides]
 
 
@@ -383,12 +383,12 @@ class _Candidates:
         self.kinds = np.where(self.word < 0, 0, words) * _WORDS + target_words[self.row]
 
     def prior(self, tension: float) -> np.ndarray:
-        """Return how likely each candidate is before anything is known of words."""
+        """Return the prior probability of each candidate."""
         near = self.shares(np.where(self.word < 0, 0, np.exp(-tension * self.apart)))
         return np.where(self.word < 0, _EMPTY, (1 - _EMPTY) * near)
 
     def shares(self, scores: np.ndarray) -> np.ndarray:
-        """Return scores as shares of each target word."""
+        """Return scores normalized for each target word."""
         total = np.add.reduceat(scores, self.starts)
         return scores / np.where(total == 0, 1, total)[self.row]
 
@@ -454,7 +454,7 @@ def _train(blocks: Sequence[_Candidates]) -> tuple[np.ndarray, np.ndarray, float
 
 
 def eflomal(sources: Sentences, targets: Sentences) -> Iterator[tuple[Links, Links]]:
-    """Yield the links of both directions that the package eflomal finds (Östling & Tiedemann 2016)."""
+    """Yield the links of both directions found by the package eflomal (Östling & Tiedemann 2016)."""
     from eflomal import Aligner
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Attention maps for readers: weights of tokens merged to words, one map or the mean of several, and as records.
+"""Attention maps for display: token weights merged into word weights, one map or a mean of several.
 
 Dimensions: A attention maps, T target tokens, S source tokens.
 """
@@ -23,7 +23,7 @@ _DIGITS = 6
 
 
 def merge(weights: Tensor, source: Sequence[Word], target: Sequence[Word]) -> Tensor:
-    """Return weights of words: those to a source word's tokens are added up, those of a target word's averaged.
+    """Return word weights: sums over a source word's tokens, means over a target word's tokens.
 
     Rows that sum to 1 still do.
 
@@ -50,7 +50,7 @@ def merge(weights: Tensor, source: Sequence[Word], target: Sequence[Word]) -> Te
 
 
 def select_map(prediction: Prediction, name: str | None = None) -> Tensor:
-    """Return one map of attention weights (T, S): of a name, or the one that aligns words; else the mean of all.
+    """Return one map of attention weights (T, S): by name, the one that aligns words, or the mean of all.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def select_map(prediction: Prediction, name: str | None = None) -> Tensor:
 def alignment(
     prediction: Prediction, name: str | None = None, *, words: bool = True, title: str | None = None
 ) -> Alignment:
-    """Return what pictures need of what was written for a line.
+    """Return the alignment of a prediction, for pictures.
 
     Parameters
     ----------
@@ -105,12 +105,12 @@ def alignment(
 
 
 def alignments(prediction: Prediction, *, words: bool = True) -> list[Alignment]:
-    """Return every map by itself, headed with its name."""
+    """Return each attention map separately, with its name as title."""
     return [alignment(prediction, name, words=words, title=name) for name in prediction.maps]
 
 
 def record(prediction: Prediction) -> dict[str, Any]:
-    """Return what was written for a line as JSON can hold it.
+    """Return a prediction in JSON types.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Classifiers of texts and of their tokens, as a folder holds them.
+"""Trained classifiers of texts, tokens and images, with their preprocessing.
 
 Dimensions: N texts, C labels.
 """
@@ -15,9 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import in_section, rejected
+from regard._utils.files import write_atomically
 from regard_lab.data.batches import label_batch, length_batches
-from regard_lab.models import DecoderLM, EncoderLM, EncoderLMConfig, SequenceClassifier, TokenClassifier, save
-from regard_lab.models.hugging_face.hosted import Hosted, HostedClassifier, HostedTokenClassifier
+from regard_lab.data.images import PREPROCESSOR, ImageProcessor, Preprocessing
+from regard_lab.models import (
+    DecoderLM,
+    EncoderLM,
+    EncoderLMConfig,
+    ImageClassifier,
+    SequenceClassifier,
+    TokenClassifier,
+    load,
+    save,
+)
+from regard_lab.models.folders import json_bytes
+from regard_lab.models.hugging_face.hosted import Hosted, HostedClassifier, HostedImageClassifier, HostedTokenClassifier
 from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.inputs import InputLayout, Inputs
 from regard_lab.text.tokenizer import Tokenizer
@@ -65,7 +77,7 @@ class TextClassifier:
 
     @classmethod
     def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
-        """Return the classifier in a folder, of ours or of Hugging Face.
+        """Load the classifier from a regard or Hugging Face folder.
 
         Parameters
         ----------
@@ -85,7 +97,7 @@ class TextClassifier:
         return cls(*load_with_tokenizer(folder, kinds, what, function, torch.float32, model))
 
     def save(self, folder: str | Path) -> None:
-        """Write the model and its tokenizer to a folder, which :meth:`load` and, of some models, transformers read."""
+        """Save the model and its tokenizer to a folder for :meth:`load` and, for some models, for transformers."""
         self.tokenizer.limited(self.length).save(folder)
         if isinstance(self.model, Hosted):
             raise rejected(
@@ -99,7 +111,7 @@ class TextClassifier:
         return self.model.labels
 
     def read(self, texts: Sequence[str], others: Sequence[str] | None = None) -> Inputs:
-        """Return texts, or pairs of texts, as tokens; its ``cut`` says which were too long."""
+        """Tokenize texts, or pairs of texts; the result's ``cut`` lists the truncated ones."""
         return self._layout.read(self.tokenizer, texts, others, length=self.length)
 
     @torch.no_grad()
@@ -127,12 +139,12 @@ class TextClassifier:
 
 
 def input_layout(model: EncoderLM | DecoderLM | Hosted, tokenizer: Tokenizer) -> InputLayout:
-    """Return which special tokens stand around the texts that a model reads: those that the tokenizer's files name."""
+    """Return the special tokens around a model's texts, as the tokenizer's files define them."""
     return InputLayout.of(tokenizer, segments=0 if isinstance(model, DecoderLM) else model.config.segments)
 
 
 def surrounded(model: EncoderLM | DecoderLM, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer of a new classifier: it puts the special tokens around texts that the model has learned.
+    """Return the tokenizer of a new classifier, with the special tokens around texts that the model was trained with.
 
     An encoder's puts cls and sep there, if it has them; any other begin and end, as language models are trained.
     """
@@ -151,7 +163,7 @@ def readable_length(model: EncoderLM | DecoderLM | Hosted, length: int) -> int:
 def bare(
     model: EncoderLM | DecoderLM, changes: Mapping[str, Any] | None = None, *, with_pooler: bool = True
 ) -> EncoderLM | DecoderLM:
-    """Return a language model without what scores its vocabulary, with the same parameters.
+    """Return a language model without its output layer, with the same parameters.
 
     An encoder of BERT's shape gets the layer that classifiers of that shape have behind the first row, if it has none;
     with ``with_pooler`` False there is none. ``changes`` are fields of its config that change no parameter, such as
@@ -270,3 +282,111 @@ class TokenLabeller:
                 tokens = tuple(self.tokenizer.tokens(inputs.tokens[row][read]))
                 made[row] = LabelledTokens(texts[row], tokens, tuple(spans), shares[read], bool(inputs.cut[row]))
         return [each for each in made if each is not None]
+
+
+# A classifier of images and how it reads them: pixels in, probabilities of labels out ---------------------------------
+# Dimensions: N images, H and W pixels, C channels, K labels.
+
+
+class ImageClassificationPipeline:
+    """An image classifier with its preprocessing.
+
+    Parameters
+    ----------
+    model : ImageClassifier or HostedImageClassifier
+    preprocessing : Preprocessing or ImageProcessor
+
+    Raises
+    ------
+    ValueError
+        If the model has other channels than images are read with.
+
+    Examples
+    --------
+    >>> from regard_lab.models import ResNet, ResNetConfig
+    >>> model = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1)), ["cat", "dog"]).eval()
+    >>> classifier = ImageClassificationPipeline(model, Preprocessing(16, (16, 16)))
+    >>> pixels = classifier.fit([np.zeros((20, 30, 3), np.uint8), np.zeros((9, 9, 3), np.uint8)])
+    >>> classifier.probabilities(pixels).shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(
+        self, model: ImageClassifier | HostedImageClassifier, preprocessing: Preprocessing | ImageProcessor
+    ) -> None:
+        self.model, self.preprocessing = model, preprocessing
+        if isinstance(model, HostedImageClassifier):
+            return
+        channels = model.model.config.channels
+        if channels != preprocessing.channels:
+            expected = f"read images of {channels} channels, as its model"
+            raise rejected("ImageClassificationPipeline", "preprocessing", expected, preprocessing.channels)
+
+    @classmethod
+    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
+        """Load the classifier from a regard or Hugging Face folder.
+
+        Parameters
+        ----------
+        folder : str or Path
+        function : str
+            What error messages begin with.
+        model : Module, optional
+            The model in it, where that was loaded before.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or it is damaged, in one sentence.
+        """
+        model = load(folder, dtype=torch.float32) if model is None else model
+        if isinstance(model, HostedImageClassifier):
+            return cls(model, ImageProcessor.load(folder))
+        if not isinstance(model, ImageClassifier):
+            got = f"{type(model).__name__} in {folder}"
+            raise rejected(function, "model", "be the folder of a classifier of images", got)
+        return cls(model, Preprocessing.load(folder))
+
+    def save(self, folder: str | Path) -> None:
+        """Save the model and its preprocessing to a folder for :meth:`load` and, for some models, for transformers."""
+        if isinstance(self.model, HostedImageClassifier) or isinstance(self.preprocessing, ImageProcessor):
+            got = type(self.model).__name__
+            raise rejected("save", "model", "be one of ours, not one that transformers computes", got)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(folder) / PREPROCESSOR, json_bytes(self.preprocessing.described(), 1))
+        save(self.model, folder)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the K labels."""
+        return self.model.labels
+
+    def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Return images (H, W, 3) of uint8, of any sizes, as arrays (N, h, w, C) of the model's size."""
+        return np.stack([self.preprocessing.fit(each) for each in images])
+
+    @torch.no_grad()
+    def probabilities(self, pixels: np.ndarray, *, batch: int = 128, precision: str = "float32") -> Tensor:
+        """Return the probability of each label, (N, K), on the CPU; of a regression, the value of each.
+
+        Where the preprocessing says so, it is the mean of those of an image and of its mirror image.
+
+        Parameters
+        ----------
+        pixels : ndarray (N, h, w, C)
+            What :meth:`fit` returned.
+        batch : int, default 128
+            Images at once.
+        precision : {"float32", "bfloat16"}
+            Of matrix products.
+        """
+        device = next(self.model.parameters()).device
+        made = torch.empty(len(pixels), len(self.labels))
+        for begin in range(0, len(pixels), batch):
+            part = torch.from_numpy(np.array(pixels[begin : begin + batch]))  # a copy: pixels may be read-only
+            images = self.preprocessing.normalized(part).to(device)
+            sides = [images, images.flip(-1)] if self.preprocessing.flip_test else [images]
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                shares = [self.model.predictions(self.model(side).float()) for side in sides]
+            made[begin : begin + batch] = torch.stack(shares).mean(0).cpu()
+        return made

@@ -124,7 +124,9 @@ export function Grid(props: Props) {
     const all = labelled && summary ? [[summary.label, summary.score] as const, ...(summary.second ? [summary.second] : [])] : [];
     return all.map(([name, score]) => name + (side < SCORED ? "" : ` ${String(+score.toFixed(2)).replace(/^0/, "")}`));
   };
-  const focus = shown.includes(contents.items[chosen].layer) ? chosen : contents.ofLayer(shown[0])[0];
+  const groups = order === "layer" ? null : ranked(props, shown);
+  const all = groups ? groups.flatMap(([, found]) => found.map(([at]) => at)) : shown.flatMap((layer) => contents.ofLayer(layer));
+  const focus = all.includes(chosen) ? chosen : all[0];
   const cell = (at: number, labels: string[] = []) => (
     <Cell {...props} key={at} at={at} item={contents.items[at]} labels={labels} focused={at === focus} side={side}
       pressed={props.visited && at === chosen ? "chosen" : at === compared ? "compared" : ""} />
@@ -144,8 +146,8 @@ export function Grid(props: Props) {
     <div class={wide ? "grid wide" : "grid"} ref={place} onKeyDown={move} data-state={ready ? "complete" : "drawing"} style={{ "--side": `${side}px` }}>
       {cut && !wide && <p class="more">More heads at the right: scroll sideways →</p>}
       {pictures ? <div class="cards">{shown.map((layer) => cell(contents.ofLayer(layer)[0], [page.layers[layer].name]))}</div>
-        : order === "layer" ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={(at) => cell(at, summarized(at))} />)
-        : ranked(props, shown).map(([title, found]) => (
+        : !groups ? sections.map((each) => <Layers key={each.title} section={each} {...props} cell={(at) => cell(at, summarized(at))} />)
+        : groups.map(([title, found]) => (
           <section key={title}>
             <h2>{title}</h2>
             <div class="cards">{found.map(([at, label]) => cell(at, [label]))}</div>

@@ -22,9 +22,9 @@ interface Props {
   onRegion(image: number, box: Region["box"] | null, grain?: number): void;
 }
 
-/** Items that are laid out at once, around the pinned one, where there are more; and those of a block that stays unlaid until it is in view. */
+/** Items that are there at once, around the pinned one, where there are more; and those of a block, which is laid out once it is in view, of a long text. */
 const LAID_OUT = 20_000;
-const BLOCK = 1000;
+const [LONG, BLOCK] = [2000, 250];
 /** Colours below this share of the scale are not drawn. */
 const FAINT = 0.004;
 
@@ -43,7 +43,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
     let part = place.current!;
     part.replaceChildren();
     for (let at = first; at < last; at++) {
-      if (last - first > BLOCK && (at - first) % BLOCK === 0) {
+      if (last - first > LONG && (at - first) % BLOCK === 0) {
         part = document.createElement("div");
         parts.push(part);
       }
@@ -122,7 +122,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
       return [(left + width / 2) / 1e5, top];
     };
     const place = words.indexOf(from);
-    setCurrent(nearest(from, words.slice(Math.max(place - BLOCK, 0), place + BLOCK), middle, move));
+    setCurrent(nearest(from, words.slice(Math.max(place - LONG, 0), place + LONG), middle, move));
   };
   return (
     <section class={side.images.length ? "reading shown" : "reading"}>

@@ -338,6 +338,9 @@ def test_heads_layers_order_and_scales(visit, record: Record, tmp_path: Path) ->
         labels = page.locator(".cards .thumbnail span").all_text_contents()
         assert all(re.match(r"\d·\d ", each) for each in labels)
         assert page.locator(".grid h2").count() == 1
+        page.locator("h1").click()
+        page.keyboard.press("ArrowDown")  # to a head, though the chosen mean is not among them
+        assert page.evaluate("document.activeElement.dataset.head") == str(found[0])
 
 
 def test_the_least_weights_are_zero_everywhere(visit, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page that shows a record: its data, its overview of large matrices, and one HTML file.
+"""The page that shows a record: its data, and one HTML file.
 
 Dimensions: H query heads, L queries, S keys, E width of a head. ``viewer/src/schema.ts`` declares the same data.
 """

@@ -121,8 +121,9 @@ def _missing(details: list[str]) -> str:
     return "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
 
 
-def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> str:
-    """Return the page of docs."""
+def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str, dates: dict[str, str]) -> str:
+    """Return the page of docs; each family ran on a date."""
+    ran = ", ".join(f"{count} on {day}" for day, count in sorted(Counter(dates.values()).items()))
     lines = {family: judgement(classes) for family, classes in found.items()}
     count = Counter(verdict for verdict, _, _ in lines.values())
     head = [
@@ -136,7 +137,8 @@ def table(found: dict[str, dict[str, list[dict[str, str]]]], versions: str) -> s
         "",
         f"{len(lines)} families: of {count['recorded']} all is recorded, of {count['reported']} a part or nothing, "
         f"{count['different']} are wrong or silently incomplete, {count['no attention']} have no attention, "
-        f"{count['not built'] + count['not run']} were not built or not run. {versions}.",
+        f"{count['not built'] + count['not run']} were not built or not run. {versions}; "
+        f"{ran}.",
         "",
         "| family | recorded | not recorded, and why |",
         "| --- | --- | --- |",
@@ -154,9 +156,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="classes at one time (default 2)")
     parser.add_argument("--page", action="store_true", help="run nothing: write the page from the results")
     given = parser.parse_args(arguments)
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"found": {}}
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"found": {}, "dates": {}}
     if given.page:
-        TABLE.write_text(table(known["found"], known["versions"]), encoding="utf-8")
+        TABLE.write_text(table(known["found"], known["versions"], known["dates"]), encoding="utf-8")
         return 0
     unknown = [name for name in given.only if name not in families() and name != TIMM]
     if unknown:
@@ -178,12 +180,14 @@ def main(arguments: list[str] | None = None) -> int:
         for family, of_it in found.items():
             print(f"{family}: {': '.join(filter(None, judgement(of_it)[1:]))}")
     kept = {family for family in known["found"] if given.only or family.startswith(f"{TIMM}: ")}
+    ran = set(found)
     found = {family: of_it for family, of_it in known["found"].items() if family in kept} | found
     versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
-    versions += f", {datetime.now(UTC):%Y-%m-%d}"
-    described = {"facts": facts(), "versions": versions, "found": found}
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    dates = {family: today if family in ran else known["dates"][family] for family in found}
+    described = {"facts": facts(), "versions": versions, "dates": dates, "found": found}
     RESULTS.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    TABLE.write_text(table(found, versions), encoding="utf-8")
+    TABLE.write_text(table(found, versions, dates), encoding="utf-8")
     return int(any(r["verdict"] == "different" for of_it in found.values() for rs in of_it.values() for r in rs))
 
 

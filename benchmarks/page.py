@@ -37,7 +37,7 @@ from regard.inspect._view.page import describe_page
 from regard.inspect._view.server import PageServer
 
 RESULTS = ROOT / "benchmarks/results/page.json"
-LONG, WIDTH = 16_384, 128
+LONG, LONGEST, WIDTH = 16_384, 100_000, 128
 #: Tokens of GPT-2's size; and those at which BertViz is tried.
 TOKENS, BERTVIZ = 1024, (64, 128, 256)
 LIBRARIES = {"d3": ("d3@5.7.0", "dist/d3.min.js"), "jquery": ("jquery@2.2.4", "dist/jquery.min.js"),
@@ -139,16 +139,22 @@ def errors(page: Any, query: torch.Tensor, key: torch.Tensor, count: int) -> tup
     return worst, largest
 
 
-def long_head(browser: Any, folder: Path, count: int) -> dict[str, Any]:
-    """Measure the page of one head over 16,384 tokens."""
+def head_record(length: int) -> tuple[Record, torch.Tensor, torch.Tensor]:
+    """Return what one head attends to, and its queries and keys."""
     generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(LONG, WIDTH, generator=generator) for _ in range(2))
-    phase = torch.arange(LONG)[:, None] / torch.tensor([300.0, 40.0])
+    query, key = (torch.randn(length, WIDTH, generator=generator) for _ in range(2))
+    phase = torch.arange(length)[:, None] / torch.tensor([300.0, 40.0])
     wave = torch.cat([phase.sin(), phase.cos()], -1) * 4
     query[:, :4] += wave
     key[:, :4] += wave
     with capture(precision="float16") as record, torch.no_grad():
         F.scaled_dot_product_attention(query[None, None], key[None, None], key[None, None], is_causal=True)
+    return record, query, key
+
+
+def long_head(browser: Any, folder: Path, count: int) -> dict[str, Any]:
+    """Measure the page of one head over 16,384 tokens."""
+    record, query, key = head_record(LONG)
     path = folder / "long.html"
     start = time.perf_counter()
     record.to_html(path)
@@ -159,6 +165,27 @@ def long_head(browser: Any, folder: Path, count: int) -> dict[str, Any]:
     page.close()
     named = {"page": f"one head, {LONG:,} × {LONG:,}, a file", "megabytes": path.stat().st_size / 1e6}
     return named | {"written": written, "open": seconds, **timings, "error": worst, "largest": largest}
+
+
+@contextmanager
+def served(record: Record) -> Iterator[tuple[str, float]]:
+    """Serve a record, and yield the page's address and the seconds until it is there."""
+    start = time.perf_counter()
+    with PageServer(describe_page(record)) as server:
+        started = time.perf_counter() - start
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.address, started
+        server.shutdown()
+
+
+def longest_head(browser: Any, count: int) -> dict[str, Any]:
+    """Measure the page of one head over 100,000 tokens, served."""
+    with served(head_record(LONGEST)[0]) as (address, started):
+        page, seconds = opened(browser, address)
+        named = {"page": f"one head, {LONGEST:,} × {LONGEST:,}, served", "megabytes": None, "written": started}
+        found = named | {"open": seconds, **steps(page, count)}
+        page.close()
+    return found
 
 
 def gpt2_record() -> Record:
@@ -183,15 +210,11 @@ def gpt2(browser: Any, folder: Path, count: int) -> list[dict[str, Any]]:
     named = {"page": f"12 × 12 heads, {TOKENS:,} tokens, a file", "megabytes": size, "written": written}
     found = [named | {"open": seconds, "head": entered(page), **steps(page, count)}]
     page.close()
-    start = time.perf_counter()
-    with PageServer(describe_page(record)) as server:
-        started = time.perf_counter() - start
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page, seconds = opened(browser, server.address)
+    with served(record) as (address, started):
+        page, seconds = opened(browser, address)
         found.append({"page": f"12 × 12 heads, {TOKENS:,} tokens, served", "megabytes": None, "written": started,
                       "open": seconds, "head": entered(page), **steps(page, count)})  # fmt: skip
         page.close()
-        server.shutdown()
     return found
 
 
@@ -261,7 +284,8 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
         place = Path(folder)
-        rows = [long_head(chromium, place, given.steps), *gpt2(chromium, place, given.steps)]
+        rows = [long_head(chromium, place, given.steps), longest_head(chromium, given.steps)]
+        rows += gpt2(chromium, place, given.steps)
         rows += [bertviz(chromium, place, tokens) for tokens in BERTVIZ]
         version = chromium.version
     result = {"machine": facts() | {"Chromium": version}, "date": f"{datetime.now(UTC):%Y-%m-%d}", "rows": rows}

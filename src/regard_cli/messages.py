@@ -178,7 +178,9 @@ def report_errors(package: str = "regard[cli]") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        name = str(error.name).partition(".")[0]
+        if error.name is None:  # transformers says so of modules that are there but cannot be imported
+            raise fail(f"a package cannot be imported: {sentence(error.__cause__ or error)}") from None
+        name = error.name.partition(".")[0]
         raise fail(f"{name} is missing: pip install '{package}'") from None
     except BrokenPipeError:  # typer exits silently
         raise

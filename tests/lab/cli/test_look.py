@@ -492,6 +492,17 @@ def test_a_long_text_is_looked_at_whole(regard, tmp_path) -> None:
     assert Record.load(tmp_path / "long.regard")[0].shape[2] == len(tokenizer.encode("ab" * 1500, specials=True))
 
 
+def test_a_package_that_is_there_and_broken(regard, tmp_path, monkeypatch) -> None:
+    """As transformers reports a torchvision that was built for another torch."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("Could not import module 'X'.") from RuntimeError("operator nms does not exist")
+
+    monkeypatch.setattr("regard_lab.cli.look.subject", broken)
+    result = regard("look", tmp_path, "--text", "cat")
+    assert result.code == 2 and result.err == "regard: a package cannot be imported: operator nms does not exist\n"
+
+
 class VideoProcessor:
     """Qwen's processing of videos, whose own needs torchvision: frames are images, two of which make one step."""
 

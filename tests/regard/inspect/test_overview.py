@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pages import Page, decoded, pooled
 
 import regard
 from regard.inspect import Record, capture
+from regard.inspect._record.layer_record import AttentionRecord
 from regard.inspect._record.tiles import Products, Tile, tiles_of
 from regard.inspect._view.overview import overview, pooled_block
 
@@ -117,6 +119,22 @@ def test_tiles_are_the_weights(options: dict[str, Any]) -> None:
             found[tile.head, tile.first : tile.first + l, :s] = tile.weights[0]
         assert torch.allclose(found, weights[:, at], atol=1e-6)
         assert torch.allclose(products.lse(at), run.lse()[0][:, at], atol=1e-5)  # type: ignore[union-attr]
+
+
+def test_learned_sinks_take_their_share() -> None:
+    run = recorded(40, {}, is_causal=True)[0]
+    (call,) = run.calls  # type: ignore[union-attr]
+    sinks = torch.tensor([0.0, 2.0, -3.0, 9.0]).view(1, 4, 1)
+    run = AttentionRecord("", replace(call, sinks=sinks))
+    products = Products.of(run, 0)
+    assert products is not None
+    lse = torch.logaddexp(run.lse(), sinks)[0]
+    assert torch.allclose(products.lse(torch.arange(40)), lse, atol=1e-5)
+    for tile in products.tiles():
+        weights = run.weights(batch=0, head=tile.head)
+        assert torch.allclose(tile.weights[0], weights, atol=1e-6)
+        assert tile.lse is not None and torch.allclose(tile.lse[0], lse[tile.head], atol=1e-5)
+        assert torch.allclose(tile.entropy[0], torch.special.entr(weights).sum(1), atol=1e-5)
 
 
 def test_queries_that_see_nothing_and_values_that_are_no_numbers() -> None:

@@ -412,6 +412,26 @@ def test_masked_pairs_differ_from_weights_of_zero() -> None:
     assert (grid["counts"][2:] == 5).all()
 
 
+def test_weights_that_are_no_numbers() -> None:
+    query = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    note = "Some queries or keys are not finite"
+    for value, is_noted in ((1e30, False), (torch.inf, True), (torch.nan, True)):
+        query[0, 0, 2] = value
+        with capture() as record:
+            F.scaled_dot_product_attention(query, torch.ones_like(query), query)
+        page = Page(str(record.to_html()))
+        assert (note in page.described["note"]) == is_noted
+        hidden = page.overview(0)["thumbnails"] == 0
+        assert hidden[0, 2].all() == is_noted and not hidden[1].any()
+
+
+def test_an_empty_batch_has_no_page() -> None:
+    with capture() as record:
+        F.scaled_dot_product_attention(*[torch.zeros(0, 2, 3, 4)] * 3)
+    with pytest.raises(ValueError, match="page: record must hold a sequence, got an empty batch"):
+        describe_page(record)
+
+
 def test_what_causal_layers_mask_their_rollout_masks() -> None:
     model = DecoderLM(DecoderLMConfig(20, width=16, layers=2, heads=2)).eval()
     with capture(model) as record, torch.no_grad():

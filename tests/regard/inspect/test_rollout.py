@@ -67,6 +67,16 @@ def test_rollout_is_a_sum_over_paths(fusion: str, residual: float, discard: floa
     torch.testing.assert_close(found.sum(-1), torch.ones(6))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_rollout_of_more_rows_than_are_multiplied_together(fusion: str, causal: bool) -> None:
+    record = recorded(layers=3, length=300, batch=1, causal=causal)
+    first, second, third = mixed(record, 0, fusion, 0.5)
+    found = rollout(record, head_fusion=fusion).numpy()
+    np.testing.assert_allclose(found, third @ second @ first, rtol=1e-5, atol=1e-7)
+    assert (found[np.triu_indices(300, 1)] == 0).all() == causal
+
+
 def test_a_part_of_the_layers() -> None:
     record = recorded()
     matrices = mixed(record, 0, "mean", 0.5)

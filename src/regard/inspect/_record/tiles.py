@@ -22,7 +22,7 @@ _HELD, _FEWEST, _MOST = 1 << 17, 32, 128
 #: A score relative to the largest whose exponential is 0 in float32; and a number whose logarithm is finite.
 _LEAST, _TINY = -200.0, 1e-38
 #: The number of weights that are computed together where each call costs more than the cache saves.
-_TOGETHER = 1 << 21
+_TOGETHER = 1 << 23
 
 
 @dataclass(frozen=True)

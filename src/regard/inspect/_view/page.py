@@ -1,4 +1,4 @@
-"""The page that shows a record: its data, its overview of large matrices, and one HTML file.
+"""The page that shows a record: its data, and one HTML file.
 
 Dimensions: H query heads, L queries, S keys, E width of a head. ``viewer/src/schema.ts`` declares the same data.
 """
@@ -147,6 +147,8 @@ def _add_record(data: PageData, record: Recording, batch: int, *, served: bool) 
     layers = [record.runs(layer) for layer in record.layers]
     runs = max(map(len, layers), default=1)
     sequences = max((run.shape[0] for each in layers for run in each), default=1)
+    if sequences == 0:
+        raise rejected("page", "record", "hold a sequence", "an empty batch")
     if not 0 <= batch < (least := min((each[-1].shape[0] for each in layers), default=batch + 1)):
         raise rejected("page", "batch", f"be below {least}, the batch size", batch)
     wanted = [(sequence, run) for run in range(runs) for sequence in range(sequences)]
@@ -259,6 +261,8 @@ def _add_layer(data: PageData, run: LayerRecord, texts: tuple[Text, Text], place
         return
     assert isinstance(run, AttentionRecord)
 
+    if not all(bool(each.sum(dtype=torch.float32).isfinite()) for each in (run.key, *(one.query for one in run.calls))):
+        data.add_note("Some queries or keys are not finite: weights that are NaN are drawn like masked ones.")
     products = Products.of(run, batch)
     spans = spans_of(run, batch) if products is None else (products.start, products.stop)
     masked = _once(lambda: _masked(run, batch)) if spans is None else lambda: None

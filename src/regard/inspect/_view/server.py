@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +27,8 @@ Without: TypeAlias = "Callable[[str, int], HeadEffect]"
 HOST = "127.0.0.1"
 #: Concurrent requests, and those that compute; seconds until an idle one times out; characters of a path.
 _CONCURRENT, _COMPUTING, _TIMEOUT, _LONGEST = 8, 2, 20, 200
+#: Seconds until a closed server gives up what it still computes.
+_LAST = 10
 #: Connections that wait for a request, each in its thread; and seconds that one may wait when others want its place.
 _WAITING, _PATIENCE = 24, 0.25
 
@@ -64,6 +66,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, data: PageData, port: int = 0, without: Without | None = None) -> None:
         token = secrets.token_urlsafe(24)
         self.free = threading.BoundedSemaphore(_CONCURRENT)
+        self.computing, self.running = threading.BoundedSemaphore(_COMPUTING), threading.BoundedSemaphore()
         #: The connections that wait for a request, longest first, with the time since when they wait.
         self._waiting: dict[Any, float] = {}
         self._changed = threading.Condition()
@@ -103,6 +106,13 @@ class PageServer(ThreadingHTTPServer):
         self.begin(request)
         super().shutdown_request(request)
 
+    def server_close(self) -> None:
+        """Close, and give what is being computed time to end: torch aborts a process that ends in its midst."""
+        super().server_close()
+        end = time.monotonic() + _LAST
+        for turn in (*[self.computing] * _COMPUTING, self.running):
+            turn.acquire(timeout=max(end - time.monotonic(), 0))
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
 
@@ -112,7 +122,6 @@ def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHT
         data.described["without"] = True
     page = document(data, served=True).encode()
     effects: dict[tuple[int, int], bytes] = {}
-    computing, running = threading.BoundedSemaphore(_COMPUTING), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         server: PageServer
@@ -147,11 +156,11 @@ def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHT
             elif not rest:
                 self.send(page, "text/html; charset=utf-8")
             elif without is not None and (place := _head(rest, data)) is not None:
-                self.compute(partial(self.effect, without, place), "application/json", running)
+                self.compute(partial(self.effect, without, place), "application/json", self.server.running)
             elif (block := _block(rest, data)) is None:
                 self.refuse(HTTPStatus.NOT_FOUND)
             else:
-                self.compute(block, "application/octet-stream", computing)
+                self.compute(block, "application/octet-stream", self.server.computing)
 
         def effect(self, without: Without, place: tuple[int, int]) -> bytes:
             """Return what the model answers without a head; it runs once for each head."""
@@ -161,7 +170,7 @@ def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHT
                 effects[place] = json.dumps(found.as_dict()).encode()
             return effects[place]
 
-        def compute(self, make: Callable[[], bytes], kind: str, turn: AbstractContextManager[Any]) -> None:
+        def compute(self, make: Callable[[], bytes], kind: str, turn: threading.BoundedSemaphore) -> None:
             """Send what is computed in its turn, or a sentence that says why it cannot be."""
             try:
                 with turn:

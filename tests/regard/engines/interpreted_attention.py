@@ -4,13 +4,13 @@
 """
 
 import sys
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 
 import regard
 from regard import masks, scores
-from regard.engines.triton.kernels import forward
+from regard.engines.triton import kernels
 from regard.nn import paged_attention
 from regard.normalizers import Entmax, SoftmaxSink
 from regard.testing.campaign import Plan, entries
@@ -91,6 +91,27 @@ def thresholds():
         query, key, value, ~masks.everything(), normalizer="entmax15", engine="triton", enable_gqa=True
     )
     assert (empty == 0).all()
+
+
+def tiles_without_weight():
+    """Entmax reads no values of tiles without weight, unless one of them is not finite: 0 times NaN is NaN."""
+    query, key, value = normal(1, 1, 16, E), normal(1, 1, 64, E, seed=1), normal(1, 1, 64, V, seed=2)
+    query[..., 0], key[..., 0] = 1.0, torch.arange(64) * -1.0  # weights end with the first of four tiles
+    leaves = [t.requires_grad_() for t in (query, key, value)]
+    for name in ("sparsemax", "entmax15", Entmax(1.8)):
+        outputs, counts = [], []
+        for engine in ("triton", "reference"):
+            reads = [Mock(wraps=getattr(kernels, each)) for each in ("read", "weight_gradients")]
+            with patch.object(kernels, "read", reads[0]), patch.object(kernels, "weight_gradients", reads[1]):
+                output = regard.attention(query, key, value, normalizer=name, scale=1.0, engine=engine)
+                outputs.append((output, *torch.autograd.grad(output.square().sum(), leaves)))
+            counts.append([each.call_count for each in reads])
+        torch.testing.assert_close(*outputs)
+        assert counts[0] == [1, 4]  # of 4 and 16: δ, queries, and two parts for keys
+        bad = value.detach().index_fill(2, torch.tensor([50]), torch.nan)
+        for engine in ("triton", "reference"):
+            output = regard.attention(query, key, bad, normalizer=name, scale=1.0, engine=engine)
+            assert output.isnan().all()
 
 
 def argmax():
@@ -267,7 +288,7 @@ def laws(first):
 
 
 if __name__ == "__main__":
-    assert type(forward).__name__ == "InterpretedFunction"
+    assert type(kernels.forward).__name__ == "InterpretedFunction"
     for check in sys.argv[1:]:
         name, *numbers = check.split()
         globals()[name](*map(int, numbers))

@@ -13,8 +13,8 @@ import regard
 
 #: Checks of ``interpreted_attention.py``.
 CHECKS = (
-    "families", "masks_of_every_kind", "dtypes", "normalizers", "thresholds", "argmax", "auxiliary_outputs",
-    "learned_parts", "dropout", "compiled", "decoding", "paged", "refusals",
+    "families", "masks_of_every_kind", "dtypes", "normalizers", "thresholds", "tiles_without_weight", "argmax",
+    "auxiliary_outputs", "learned_parts", "dropout", "compiled", "decoding", "paged", "refusals",
 )  # fmt: skip
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")

@@ -76,7 +76,8 @@ def kernels_to_compile(chip: str) -> list[Compilation]:
 
 def _compilation(case: _Case, name: str, chip: str) -> Compilation:
     kernel, tl = getattr(kernels(), name), kernels().tl
-    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, "BIAS" in case.options, False, chip)
+    biased, drops = "BIAS" in case.options, "DROPOUT" in case.options
+    shape: Shape = tile_shape(case.family, case.dtype, case.C, case.V, biased, False, chip, drops)
     wide = "fp64" if case.dtype == torch.float64 else "fp32"
     rows = _TYPES[case.dtype] if case.family == DOT else wide
     constants: dict[str, Any] = {

@@ -329,7 +329,7 @@ def matters(weights, read_all, RULE: tl.constexpr):
     if RULE < SPARSEMAX or RULE == ARGMAX:
         found = True
     else:
-        found = tl.max(tl.max((weights != 0).to(tl.int32), 1), 0) + read_all > 0
+        found = tl.max((weights != 0).to(tl.int32)) + read_all > 0
     return found
 
 

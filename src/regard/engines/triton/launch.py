@@ -75,14 +75,19 @@ class Shape:
     stages: int
 
     def warps_of(self, kernel: str) -> int:
-        """Return the warps of a kernel: that of auxiliary outputs would spill registers with more than four."""
-        return min(self.warps, 4) if kernel == "fields" else self.warps
+        """Return the warps of a kernel: eight would spill in auxiliary outputs and in thresholds of many rows."""
+        few = kernel == "fields" or (kernel == "statistics" and self.query_part == 64)
+        return min(self.warps, 4) if few else self.warps
 
 
 def tile_shape(
-    family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool, chip: str = "sm_90a"
-) -> Shape:
-    """Return the tiles for rows of C features and V values, with or without a bias, for a :func:`chip`."""
+    family: int, dtype: torch.dtype, C: int, V: int, biased: bool, interpreted: bool, chip: str = "sm_90a",
+    drops: bool = False,
+) -> Shape:  # fmt: skip
+    """Return the tiles for rows of C features and V values, with or without a bias, for a :func:`chip`.
+
+    Dropout (``drops``) changes neither rows nor columns.
+    """
     if interpreted:
         rows, cols = INTERPRETED_TILE
         return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1)
@@ -91,18 +96,20 @@ def tile_shape(
         if size == 4 and width > LEAST_WIDTH:
             return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
         return Shape(32, 32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 32, 4, 1)
+    if size == 2 and chip == "gfx942":  # four warps, of 64 threads, have all registers
+        return Shape(64, 32, 32, 16, 4, 1) if width > 128 else Shape(128, 32 if width > 64 else 64, 32, 16, 4, 2)
     if size == 2:
-        ampere = chip == "sm_80"
+        ampere, stages = chip == "sm_80", 1 if drops and chip == "sm_100" else 2
         if width > 128:
             return Shape(64, 32, 32, 16, 8, 1) if ampere else Shape(64, 32, 16, 32, 8, 2)
         part = 64 if width <= 64 else 32
         if biased:
             return Shape(64, 64, part, 16 if ampere else 32, 8, 2)
-        return Shape(128, 32 if ampere else 64, part, 32, 8, 2)
+        return Shape(128, 32 if ampere else 64, part, 32, 8, stages)
     if size == 4:
         if width > 128:
             return Shape(32, 32, 16, 16, 8, 1)
-        return Shape(64, 32, 32, 32, 8, 1) if chip == "sm_80" else Shape(64, 16, 16, 32, 8, 1)
+        return Shape(64, 32, 16, 32, 8, 1) if chip == "sm_80" else Shape(64, 16, 16, 32, 8, 1)
     if width > 64:
         return Shape(16, 16, 16, 16, 4, 1)
     return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
@@ -150,8 +157,9 @@ class Arguments:
         (B, H, L, C), (G, S), V = query.shape, key.shape[1:3], value.shape[-1]
         self.sizes = B, H, L, C, G, S, V
         self.shape = tile_shape(
-            setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted(), chip(str(query.device))
-        )
+            setting.family, value.dtype, C, V, visible.bias is not None, is_interpreted(), chip(str(query.device)),
+            setting.dropout_p > 0,
+        )  # fmt: skip
         if visible.start is not None and visible.by_query is None:  # the forward pass was a step of decoding
             visible = visible.with_lists(S, (self.shape.rows, self.shape.cols))
         self.setting, self.visible = setting, visible

@@ -165,6 +165,11 @@ def _evaluated(mask: Mask, extent: Extent, tile: tuple[int, int], device: torch.
         assert lists is not None
         return _of_lists(lists, extent, tile)
     states = mask.tiles(extent, rows, cols)
+    if not mask.is_structural:  # a function may show each head, and each sequence, other pairs of a mixed tile
+        b, h, q_idx, kv_idx = _index(extent, states.device)
+        first = mask.visible(b, h, q_idx[:1], kv_idx[:1])
+        assert first is not None
+        states = states.expand(torch.broadcast_shapes(states.shape, (*first.shape[:-2], 1, 1)))
     every = not mask.is_structural and states.numel() * rows * cols <= 8 * MOST_BITS
     if every:
         place = torch.arange(states.numel(), device=states.device)

@@ -118,7 +118,10 @@ def test_path_gradients() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: LaserAttention(16, 4, order=1), "LaserAttention: order must be 0: a line's value may be negative, got"),
+        (
+            lambda: LaserAttention(16, 4, order=1),
+            "LaserAttention: order must be 0: a line's value may be negative, got",
+        ),
         (lambda: GroupedTiedAttention(12, 4), "GroupedTiedAttention: head_dim must be even, got 3"),
         (lambda: GroupedTiedAttention(16, 4, rotary=Rotary(4)), "rotary must have width head_dim / 2, 2, got 4"),
         (lambda: TensorProductAttention(16, 4, key_rank=0), "TensorProductAttention: key_rank must be"),

@@ -62,7 +62,6 @@ class Row(NamedTuple):
 
 _ONLY = "the recurrence, not the layer"
 _NEW = "no published comparison uses it so far"
-_PRODUCT = "`delta=True` with several steps for each token, of which the first decays"
 _SLOTS = "two recurrences with a softmax between; no layer"
 _LEVELS = "it keeps a state for each of log L levels, which needs another recurrence"
 _MESA = "each token solves a linear system, in the paper by 30 steps of conjugate gradients"
@@ -81,7 +80,7 @@ LAYERS = (
     Row("ForgettingAttention", ("nn.ForgettingAttention",)),
     Row("GatedDeltaNet", ("nn.GatedDeltaNet",)),
     Row("GatedDeltaNet2", ("nn.gated_recurrence(erase=)",), _ONLY),
-    Row("GatedDeltaProduct", ("nn.gated_recurrence(delta=)",), _PRODUCT),
+    Row("GatedDeltaProduct", ("nn.GatedDeltaNet(num_steps=)",)),
     Row("GatedLinearAttention", ("nn.GatedLinearAttention",)),
     Row("GatedSlotAttention", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
     Row("HGRN2Attention", ("nn.HGRN2",)),
@@ -230,7 +229,7 @@ BASELINES: dict[str, tuple[Row, ...]] = {
         Row("DeltaNet", ("nn.DeltaNet",)),
         Row("Gated DeltaNet, GDN", ("nn.GatedDeltaNet",)),
         Row("KDA, Kimi Linear", ("nn.KimiDeltaAttention",)),
-        Row("DeltaProduct", ("nn.gated_recurrence(delta=)",), _PRODUCT),
+        Row("DeltaProduct", ("nn.GatedDeltaNet(num_steps=)",)),
         Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY),
         Row("GSA", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
         Row("Based", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),

@@ -53,9 +53,19 @@ class Row(NamedTuple):
         """Return the names of ours that exist."""
         return [name for name in self.ours if exists(name)]
 
+    @property
+    def answer(self) -> str:
+        """The cells with the names of ours, and with what to know."""
+        ours = ", ".join(f"`{'' if name.startswith('attention') else 'regard.'}{name}`" for name in self.found())
+        return f"{ours or '–'} | {self.note if ours else self.why}"
+
 
 _ONLY = "the recurrence, not the layer"
 _NEW = "no published comparison uses it so far"
+_SLOTS = "two recurrences with a softmax between; no layer"
+_LEVELS = "it keeps a state for each of log L levels, which needs another recurrence"
+_MESA = "each token solves a linear system, in the paper by 30 steps of conjugate gradients"
+_TRAINED = "its state is the weights of a small network, which each block of tokens trains by a gradient step"
 
 #: Layers of flash-linear-attention.
 LAYERS = (
@@ -63,36 +73,26 @@ LAYERS = (
     Row("Attention", ("nn.SelfAttention",), "`window_size` is `masks.window`"),
     Row("BasedLinearAttention", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),
     Row("BitAttention", why="not a mechanism: ternary weights around ordinary attention"),
-    Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY, "needs an erase of another key than the one written"),
+    Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY),
     Row("CyclicFlowAttention", why=_NEW),
     Row("DeltaFormerAttention", why="its values need a triangular solve over all pairs"),
     Row("DeltaNet", ("nn.DeltaNet", "nn.FastWeights"), "the delta rule"),
-    Row("ForgettingAttention", ("nn.ForgettingAttention",), why="forget gates are missing"),
-    Row("GatedDeltaNet", ("nn.GatedDeltaNet",), why="decay is missing in `nn.FastWeights`"),
-    Row("GatedDeltaNet2", ("nn.gated_recurrence(erase=)",), _ONLY, _NEW),
-    Row(
-        "GatedDeltaProduct",
-        ("nn.gated_recurrence(delta=)",),
-        "several steps for each token, of which the first decays",
-        _NEW,
-    ),
-    Row("GatedLinearAttention", ("nn.GatedLinearAttention",), why="decay is missing in `nn.LinearAttention`"),
-    Row(
-        "GatedSlotAttention",
-        ("nn.gated_recurrence(log_decay=)",),
-        "two recurrences with a softmax between; no layer",
-        "decay is missing",
-    ),
-    Row("HGRN2Attention", ("nn.HGRN2",), why="decay is missing in `nn.LinearAttention`"),
+    Row("ForgettingAttention", ("nn.ForgettingAttention",)),
+    Row("GatedDeltaNet", ("nn.GatedDeltaNet",)),
+    Row("GatedDeltaNet2", ("nn.gated_recurrence(erase=)",), _ONLY),
+    Row("GatedDeltaProduct", ("nn.GatedDeltaNet(num_steps=)",)),
+    Row("GatedLinearAttention", ("nn.GatedLinearAttention",)),
+    Row("GatedSlotAttention", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
+    Row("HGRN2Attention", ("nn.HGRN2",)),
     Row("HGRNAttention", why="not attention: its state is a vector"),
-    Row("KimiDeltaAttention", ("nn.KimiDeltaAttention",), why="decay is missing in `nn.FastWeights`"),
-    Row("LightNetAttention", ("nn.gated_recurrence(log_decay=)",), _ONLY, "decay is missing"),
+    Row("KimiDeltaAttention", ("nn.KimiDeltaAttention",)),
+    Row("LightNetAttention", ("nn.gated_recurrence(log_decay=)",), _ONLY),
     Row("LinearAttention", ("nn.LinearAttention", "nn.LinearSelfAttention")),
-    Row("LogLinearMamba2", why="a state for each of log L levels needs another recurrence"),
+    Row("LogLinearMamba2", why=_LEVELS),
     Row("Mamba", why="not attention: each channel has a state and a decay of its own"),
-    Row("Mamba2", ("nn.Mamba2",), why="decay is missing in `nn.LinearAttention`"),
+    Row("Mamba2", ("nn.Mamba2",)),
     Row("Mamba3", why=_NEW),
-    Row("MesaNet", why="each step solves a linear system"),
+    Row("MesaNet", why=_MESA),
     Row(
         "MoBA MixtureOfBlockAttention",
         ("nn.MixtureOfBlockAttention", "masks.selected"),
@@ -100,8 +100,8 @@ LAYERS = (
     ),
     Row("MomAttention", why="it routes tokens to several memories, each a Gated DeltaNet"),
     Row("MomentumDeltaNet", why=_NEW),
-    Row("MultiScaleRetention", ("nn.Retention",), why="decay is missing in `nn.LinearAttention`"),
-    Row("MultiheadLatentAttention", ("nn.MultiheadLatentAttention",), why="keys and values are not compressed"),
+    Row("MultiScaleRetention", ("nn.Retention",)),
+    Row("MultiheadLatentAttention", ("nn.MultiheadLatentAttention",)),
     Row(
         "NativeSparseAttention",
         ("nn.NativeSparseAttention", "masks.selected"),
@@ -111,24 +111,23 @@ LAYERS = (
         "Parallax",
         ("attention(order=)",),
         "`order=1` is the local linear attention that it parameterizes",
-        "weights that may be negative need a second statistic of each row",
     ),
-    Row("PaTHAttention", why="its scores are products of reflections along the sequence"),
+    Row("PaTHAttention", ("nn.PathAttention",), "theirs scales the log gates of `forget=True`, too"),
     Row("Precond*", why=_NEW),
-    Row("RWKV6Attention", ("nn.RWKV6Attention",), why="decay is missing in `nn.LinearAttention`"),
-    Row("RWKV7Attention", ("nn.RWKV7Attention",), why="decay is missing in `nn.FastWeights`"),
+    Row("RWKV6Attention", ("nn.RWKV6Attention",)),
+    Row("RWKV7Attention", ("nn.RWKV7Attention",)),
     Row("Raven", why="unpublished"),
     Row("ReBasedLinearAttention", ("nn.LinearAttention",), "with the feature map of (q·k)², a callable"),
-    Row("RodimusAttention", ("nn.gated_recurrence(log_decay=)",), _ONLY, "decay is missing"),
+    Row("RodimusAttention", ("nn.gated_recurrence(log_decay=)",), _ONLY),
     Row(
         "SlidingWindowSharedKeyAttention",
         ("attention", "masks.window"),
         "one key head and several value heads are a call of `attention`",
     ),
-    Row("StickBreakingAttention", ("normalizers.StickBreaking",), why="weights depend on the order of keys"),
+    Row("StickBreakingAttention", ("normalizers.StickBreaking",)),
     Row("WallAttention", why="unpublished"),
-    Row("YOCOCrossAttention", ("nn.MultiheadAttention",), "cross-attention to keys and values that layers share"),
-    Row("YOCOGatedRetention", ("nn.gated_recurrence(log_decay=)",), _ONLY, "decay is missing"),
+    Row("YOCOCrossAttention", ("nn.CrossLayerAttention",)),
+    Row("YOCOGatedRetention", ("nn.gated_recurrence(log_decay=)",), _ONLY),
     Row("YOCOSharedKVBuilder", why="not a mechanism: projections"),
 )
 
@@ -155,13 +154,8 @@ ARGUMENTS = (
     Row(
         "pre_talking_heads post_talking_heads pre_scale_post_talking_heads",
         ("normalizers.TalkingHeads",),
-        why="heads are independent in `attention`; mixing them needs all scores at once",
     ),
-    Row(
-        "head_scale",
-        ("nn.SelfAttention(head_scale=)", "nn.HeadScale"),
-        why="scale the columns of the output projection",
-    ),
+    Row("head_scale", ("nn.SelfAttention(head_scale=)", "nn.HeadScale")),
     Row(
         "sparse_topk sparse_topk_straight_through",
         ("masks.selected",),
@@ -176,22 +170,17 @@ ARGUMENTS = (
     Row(
         "gate_value_heads gate_values gate_values_* output_gate output_gate_* swiglu_values low_rank_silu_gates",
         ("nn.SelfAttention(output_gate=)", "nn.OutputGate"),
-        why="multiply the output by a gate of the input",
     ),
     Row("hard", ("normalizers.Argmax", "nn.HardAttention")),
     Row("gumbel_softmax gumbel_softmax_*", ("normalizers.Gumbel",)),
     Row("max_attend_past", ("masks.window",), "`masks.window(n, 0)` shows n + 1 keys, as theirs"),
     Row("qk_norm qk_norm_*", ("nn.SelfAttention(qk_norm=)", "scores.Cosine", "nn.CosineAttention")),
-    Row(
-        "qk_rmsnorm k_rmsnorm",
-        ("nn.SelfAttention(qk_norm=)", "nn.QueryKeyNorm"),
-        why="normalize queries and keys before `attention`",
-    ),
+    Row("qk_rmsnorm k_rmsnorm", ("nn.SelfAttention(qk_norm=)", "nn.QueryKeyNorm")),
     Row("value_rmsnorm", why="normalize values before `attention`"),
     Row("l2_distance", ("scores.Gaussian",), "with σ² = √E / 2"),
     Row("sigmoid", ("normalizers.Sigmoid",)),
-    Row("selective", ("nn.SelectiveBias",), why="its bias is a running sum of scores over queries"),
-    Row("cog_signed", why="signed weights leave the convex hull of the values; few compare with it"),
+    Row("selective", ("nn.SelectiveBias",)),
+    Row("cog_signed", ("normalizers.Cog",)),
     Row("hybrid_*", why="run `nn.SelfAttention` beside a recurrent layer, and add their normalized outputs"),
     Row(
         "add_zero_kv",
@@ -200,11 +189,7 @@ ARGUMENTS = (
     ),
     Row("head_learned_sink", ("normalizers.SoftmaxSink",)),
     Row("rotate_num_heads", ("nn.Rotary",), "rotate the first heads only, before `attention`"),
-    Row(
-        "data_dependent_alibi data_dependent_alibi_kwargs",
-        ("nn.ForgettingAttention", "masks.forgetting"),
-        why="forget gates are missing",
-    ),
+    Row("data_dependent_alibi data_dependent_alibi_kwargs", ("nn.ForgettingAttention", "masks.forgetting")),
     Row(
         "data_dependent_alibi_per_row data_dependent_alibi_per_row_*",
         why="unpublished; each bias is a running sum of a second score",
@@ -212,33 +197,85 @@ ARGUMENTS = (
     Row(
         "use_rel_proj_pos_bias rel_proj_*", ("nn.RelativePositions",), "a bias from the query and a table of distances"
     ),
-    Row("use_cope cope_*", ("nn.ContextualPositions",), why="positions are running sums of a row's scores"),
+    Row("use_cope cope_*", ("nn.ContextualPositions",)),
     Row(
         "softclamp_logits logit_softclamp_value", ("attention(softcap=)",), "theirs clamps after the bias, ours before"
     ),
-    Row(
-        "learned_value_residual_mix",
-        ("nn.SelfAttention(value_residual=)", "nn.ValueResidual"),
-        why="mix the values before `attention`",
-    ),
+    Row("learned_value_residual_mix", ("nn.SelfAttention(value_residual=)", "nn.ValueResidual")),
     Row(
         "orthog_projected_values orthog_projected_values_per_head",
         ("nn.SelfAttention(exclusive=)", "nn.ExclusiveOutput"),
         "removes a token's own value; theirs the span of all heads",
-        "project the output",
     ),
-    Row(
-        "laser laser_*",
-        why="exponentiate values before `attention`, and take the logarithm after",
-    ),
+    Row("laser laser_*", ("nn.LaserAttention",), "theirs limits values by a tanh, ours clips them at ±60"),
     Row("qkv_receive_diff_residuals", ("nn.AttentionResidual",), "one for each of queries, keys and values"),
     Row(
         "use_latent_q use_latent_kv dim_latent_q dim_latent_kv latent_rope_subheads",
         ("nn.MultiheadLatentAttention",),
-        why="keys and values are not compressed",
     ),
     Row("inverted_attention", ("nn.SlotAttention",), "a softmax over queries"),
 )
+
+#: What recent papers call what they compare with, by kind.
+BASELINES: dict[str, tuple[Row, ...]] = {
+    "recurrences": (
+        Row("RetNet", ("nn.Retention",)),
+        Row("GLA", ("nn.GatedLinearAttention",), "gated linear attention; for grouped latent attention see below"),
+        Row("Mamba-2", ("nn.Mamba2",)),
+        Row("HGRN2", ("nn.HGRN2",)),
+        Row("Lightning Attention, MiniMax-01", ("nn.LightningAttention",)),
+        Row("RWKV-6", ("nn.RWKV6Attention",)),
+        Row("RWKV-7", ("nn.RWKV7Attention",)),
+        Row("DeltaNet", ("nn.DeltaNet",)),
+        Row("Gated DeltaNet, GDN", ("nn.GatedDeltaNet",)),
+        Row("KDA, Kimi Linear", ("nn.KimiDeltaAttention",)),
+        Row("DeltaProduct", ("nn.GatedDeltaNet(num_steps=)",)),
+        Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY),
+        Row("GSA", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
+        Row("Based", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),
+        Row("Log-Linear Attention", why=_LEVELS),
+        Row("MesaNet", why=_MESA),
+        Row("TTT, Titans, ATLAS", why=_TRAINED),
+        Row("Mamba, S6", why="not attention: each channel has a state and a decay of its own"),
+    ),
+    "softmax attention": (
+        Row("Transformer++, LLaMA", ("nn.SelfAttention",), "with `rotary=`, RMS norms and SwiGLU around it"),
+        Row("GQA, MQA", ("nn.SelfAttention(num_kv_heads=)",)),
+        Row("SWA", ("masks.window",)),
+        Row("Differential Transformer", ("nn.DifferentialAttention",)),
+        Row("FoX, Forgetting Transformer", ("nn.ForgettingAttention",)),
+        Row("PaTH, PaTH-FoX", ("nn.PathAttention",)),
+        Row("MTA, Multi-Token Attention", ("nn.MultiTokenAttention",)),
+        Row("SSMax", ("normalizers.ScalableSoftmax",)),
+        Row("Stick-breaking", ("normalizers.StickBreaking",)),
+        Row("Selective Attention", ("nn.SelectiveBias",)),
+        Row("CoPE", ("nn.ContextualPositions",)),
+        Row("LASER", ("nn.LaserAttention",)),
+        Row("Gated attention", ("nn.SelfAttention(output_gate=)",)),
+        Row("gpt-oss sinks, off-by-one softmax", ("normalizers.SoftmaxSink",)),
+        Row("Local linear attention, LLA", ("attention(order=)",), "`order=1`"),
+        Row("DeBERTa", ("nn.DisentangledPositions",)),
+    ),
+    "chosen keys": (
+        Row("NSA", ("nn.NativeSparseAttention",)),
+        Row("MoBA", ("nn.MixtureOfBlockAttention",)),
+        Row("DSA, DeepSeek-V3.2", ("nn.DeepSeekSparseAttention",)),
+        Row("StreamingLLM", ("masks.sinks", "masks.window"), "see the patterns below"),
+        Row("Reformer", ("nn.LSHAttention",)),
+    ),
+    "compact keys and values": (
+        Row("MLA", ("nn.MultiheadLatentAttention",)),
+        Row(
+            "GLA, grouped latent attention",
+            ("nn.MultiheadLatentAttention",),
+            "the sum of one layer for each latent, with its share of the heads",
+        ),
+        Row("GTA", ("nn.GroupedTiedAttention",)),
+        Row("TPA", ("nn.TensorProductAttention",)),
+        Row("MFA", ("nn.MultiMatrixFactorizationAttention",)),
+        Row("CLA, YOCO", ("nn.CrossLayerAttention",)),
+    ),
+}
 
 #: The libraries: where the names stand in the sources (a class, or None for all names of a module), and the rows.
 LIBRARIES: dict[str, tuple[str, str | None, tuple[Row, ...]]] = {
@@ -305,6 +342,12 @@ such thing. Conventions may differ; docstrings state ours. Every pattern of spar
 
 {tables}
 
+## Baselines of papers
+
+What recent papers call the attention that they compare with.
+
+{baselines}
+
 ## Patterns of sparse attention
 
 A mask is composed of parts, and engines skip what it hides. Queries and keys are numbered q and k, both up to L.
@@ -350,12 +393,15 @@ def page() -> str:
         lines = [f"## {library} {found['version']}", "", "| theirs | here | |", "| --- | --- | --- |"]
         for row in LIBRARIES[library][2]:
             theirs = ", ".join(f"`{name}`" for name in found["names"] if row.fits(name))
-            ours = ", ".join(f"`{'' if name.startswith('attention') else 'regard.'}{name}`" for name in row.found())
-            lines.append(f"| {theirs} | {ours or '–'} | {row.note if ours else row.why} |")
+            lines.append(f"| {theirs} | {row.answer} |")
         tables.append("\n".join(lines))
+    baselines = ["| theirs | kind | here | |", "| --- | --- | --- | --- |"]
+    for kind, rows in BASELINES.items():
+        baselines += [f"| {row.theirs} | {kind} | {row.answer} |" for row in rows]
     cells = [(each.name, f"`{each.mask}`".replace("|", "\\|"), each.formula.replace("|", "\\|")) for each in PATTERNS]
     patterns = ["| pattern | mask | q sees k if |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in cells)]
-    return PAGE.format(tables="\n\n".join(tables), patterns="\n".join(patterns))
+    parts = {"tables": "\n\n".join(tables), "baselines": "\n".join(baselines), "patterns": "\n".join(patterns)}
+    return PAGE.format(**parts)
 
 
 def main(arguments: list[str]) -> int:

@@ -28,6 +28,13 @@ def test_a_row_names_what_exists_or_says_why_nothing_does(library: str) -> None:
         assert row.found() or row.why, row.theirs
 
 
+def test_baselines_name_what_exists_or_say_why_nothing_does() -> None:
+    rows = [row for kind in coverage.BASELINES.values() for row in kind]
+    assert len({row.theirs for row in rows}) == len(rows)
+    for row in rows:
+        assert row.found() == list(row.ours) and bool(row.ours) != bool(row.why), row.theirs
+
+
 def test_the_page_is_what_the_rows_say() -> None:
     page = coverage.NAMES.parents[1] / "docs" / "coverage.md"
     assert page.read_text(encoding="utf-8") == coverage.page(), "run `make docs`"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import masks
+from regard import nn as layers
 from regard.normalizers import Entmax
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
@@ -131,3 +132,46 @@ def test_scores() -> None:
     made = {name: cls.sample(4, 4, 11, generator) for name, cls in SCORES.items()}
     calls = {name: of_mask(hidden, score=score) for name, score in made.items()}
     check(calls | {"softcap": of_mask(hidden, softcap=2.0), "plain": of_mask(lambda n, dense: None, score="gaussian")})
+
+
+E, H = 12, 2
+#: Layers with states, latents, chosen keys and gates.
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "DeltaNet": lambda: layers.DeltaNet(E, H),
+    "GatedDeltaNet": lambda: layers.GatedDeltaNet(E, H),
+    "KimiDeltaAttention": lambda: layers.KimiDeltaAttention(E, H),
+    "Mamba2": lambda: layers.Mamba2(E, H),
+    "Retention": lambda: layers.Retention(E, H),
+    "GatedLinearAttention": lambda: layers.GatedLinearAttention(E, H),
+    "HGRN2": lambda: layers.HGRN2(E, H),
+    "LightningAttention": lambda: layers.LightningAttention(E, H),
+    "RWKV6Attention": lambda: layers.RWKV6Attention(E, H),
+    "RWKV7Attention": lambda: layers.RWKV7Attention(E, H),
+    "DeepSeekSparseAttention": lambda: layers.DeepSeekSparseAttention(
+        E, H, latent_dim=5, head_dim=4, query_latent_dim=6, index_heads=2, index_dim=4, topk=3
+    ),
+    "MixtureOfBlockAttention": lambda: layers.MixtureOfBlockAttention(E, H, block_size=4, topk=2),
+    "NativeSparseAttention": lambda: layers.NativeSparseAttention(E, H, block_size=4, num_blocks=3, window=8),
+    "ForgettingAttention": lambda: layers.ForgettingAttention(E, H),
+    "PathAttention": lambda: layers.PathAttention(E, H),
+    "TensorProductAttention": lambda: layers.TensorProductAttention(E, H),
+    "MultiMatrixFactorizationAttention": lambda: layers.MultiMatrixFactorizationAttention(E, H),
+    "GroupedTiedAttention": lambda: layers.GroupedTiedAttention(E, H),
+    "MultiheadLatentAttention": lambda: layers.MultiheadLatentAttention(E, H, latent_dim=5, head_dim=4),
+    "DifferentialAttention": lambda: layers.DifferentialAttention(E, H),
+    "MultiTokenAttention": lambda: layers.MultiTokenAttention(E, H),
+    "LaserAttention": lambda: layers.LaserAttention(E, H),
+    "SelfAttention": lambda: layers.SelfAttention(E, H, output_gate="channel", qk_norm="rms", exclusive="fixed"),
+}
+
+
+@pytest.mark.campaign(keep=2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str) -> None:
+    torch.manual_seed(0)
+    layer, free = LAYERS[name](), torch.export.Dim.DYNAMIC
+    session = exported(layer, (torch.randn(2, 9, E),), {"x": {0: free, 1: free}})
+    for B, L in ((2, 9), (3, 17), (1, 70)):
+        x = torch.randn(B, L, E)
+        with torch.no_grad():
+            np.testing.assert_allclose(answers(session, {"x": x})[0], layer(x).numpy(), rtol=0, atol=1e-4)

@@ -286,7 +286,7 @@ __all__ = [
 
 
 def scan(step: Any, start: Any, rows: Any, dim: int) -> Any:
-    """Return the end of ``step(state, row) -> (state, output)`` over rows, a loop that ONNX knows: torch's prototype."""
+    """Return the last state of ``step(state, row) -> (state, output)`` over rows, a loop that ONNX has as well."""
     from torch._higher_order_ops.scan import scan
 
     return scan(step, start, rows, dim=dim)[0]

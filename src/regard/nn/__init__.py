@@ -34,7 +34,6 @@ from regard.nn.heads.options import HeadScale as HeadScale
 from regard.nn.heads.options import OutputGate as OutputGate
 from regard.nn.heads.options import QueryKeyNorm as QueryKeyNorm
 from regard.nn.heads.options import ValueResidual as ValueResidual
-from regard.nn.heads.path import PathAttention as PathAttention
 from regard.nn.heads.pooling import GatedAttentionPooling as GatedAttentionPooling
 from regard.nn.heads.scored import AdditiveAttention as AdditiveAttention
 from regard.nn.heads.scored import ConcatAttention as ConcatAttention
@@ -84,6 +83,7 @@ from regard.nn.linear.gated_linear import GatedLinearAttention as GatedLinearAtt
 from regard.nn.linear.gated_linear import LightningAttention as LightningAttention
 from regard.nn.linear.gated_linear import Retention as Retention
 from regard.nn.linear.mamba2 import Mamba2 as Mamba2
+from regard.nn.linear.path import PathAttention as PathAttention
 from regard.nn.linear.recurrence import LinearState as LinearState
 from regard.nn.linear.recurrence_weights import gated_recurrence_weights as gated_recurrence_weights
 from regard.nn.linear.recurrent_attention import RecurrentAttention as RecurrentAttention

@@ -149,7 +149,11 @@ def test_language_models_of_equal_size(regard, tmp_path, monkeypatch) -> None:
     for each in (first, second):
         assert [step for step, _ in each["curve"]] == [3, 6]
         assert each["scores"]["loss"] == pytest.approx(each["curve"][-1][1], rel=1e-4)
-    assert "cache per" in result.out and (out / "compared.png").read_bytes().startswith(b"\x89PNG")
+    assert (
+        "cached bytes" in result.out
+        and "128/token" in result.out
+        and (out / "compared.png").read_bytes().startswith(b"\x89PNG")
+    )
 
 
 @pytest.mark.parametrize(

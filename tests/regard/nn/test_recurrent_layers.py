@@ -41,6 +41,22 @@ def test_a_cache_continues_a_sequence(name: str, parts: list[int]) -> None:
     assert [each.shape for each in cache.state] == sizes  # constant memory
 
 
+def test_several_steps_of_the_delta_rule_for_each_token() -> None:
+    torch.manual_seed(0)
+    layer = nn.GatedDeltaNet(8, 2, num_steps=3, negative_eigenvalues=True, dtype=F64)
+    x, cache, ids = rows(2, 9, 8), nn.LinearCache(), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    whole = layer(x)
+    close(torch.cat([layer(part, cache=cache) for part in x.split([4, 1, 4], 1)], 1), whole)
+    assert cache.state.matrix.shape == (2, 2, 4, 8)
+    close(layer(x, masks.document(ids))[:, 4:7], layer(x[:, 4:7]))
+    close(layer(x, valid_lens=torch.tensor([5, 9]))[0, :5], whole[0, :5])
+    found, aux = layer(x, return_aux=AuxRequest(weights=True))
+    close(found, whole)
+    assert aux.weights is not None and aux.weights.shape == (2, 2, 9, 9) and not aux.weights.triu(1).any()
+    with pytest.raises(ValueError, match="GatedDeltaNet: num_steps must be"):
+        nn.GatedDeltaNet(8, 2, num_steps=0)
+
+
 @every_layer
 def test_a_cache_is_reordered_and_emptied(name: str) -> None:
     layer, x, cache = made(name), rows(3, 5, 8), nn.LinearCache()

@@ -142,7 +142,9 @@ def test_disentangled_positions_are_those_of_deberta(buckets: int | None, reach:
     # Their scale is float32.
     torch.testing.assert_close(found.transpose(1, 2).flatten(2)[real], expected[real], rtol=1e-6, atol=1e-6)
     ends = torch.arange(length)
-    theirs_places = build_relative_position(q, k, buckets or -1, reach)[0][[*[0] * length, *ends], [*ends, *[0] * length]]
+    theirs_places = build_relative_position(q, k, buckets or -1, reach)[0][
+        [*[0] * length, *ends], [*ends, *[0] * length]
+    ]
     found_places = [ours.bucket(int(gap)) for gap in (*-ends, *ends)]
     assert found_places == (theirs_places + half).clamp(0, 2 * half - 1).tolist()
 
@@ -194,7 +196,9 @@ def test_a_step_with_contextual_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [ContextualPositions(8, 4), SelectiveBias(), DisentangledPositions(3, 8, 4)], ids=lambda each: each._get_name()
+    "layer",
+    [ContextualPositions(8, 4), SelectiveBias(), DisentangledPositions(3, 8, 4)],
+    ids=lambda each: each._get_name(),
 )
 def test_padding_has_no_influence(layer: Any) -> None:
     layer = layer.double()

@@ -218,8 +218,9 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
         axes.set(xlabel=heading)
         for row, each in enumerate(runs):
             if lengths[row] == 0 and each.cache_fixed:  # a state of one size in place of keys
-                axes.annotate(f"none; {each.cache_fixed:,.0f} bytes in all", (0, row), (4, 0), textcoords="offset points",
-                              va="center", fontsize="small")  # fmt: skip
+                text = f"none; {each.cache_fixed:,.0f} bytes in all"
+                where: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+                axes.annotate(text, (0, row), **where, fontsize="small")
     for axes in (quality, *others):
         axes.spines[["top", "right"]].set_visible(False)
     with naming(path):

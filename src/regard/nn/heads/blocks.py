@@ -242,7 +242,7 @@ class NativeSparseAttention(BlockAttention):
     @torch.no_grad()
     def chosen(self, query: Tensor, key: Tensor, means: Tensor, ended: Tensor) -> Tensor:
         """Return the blocks (B, G, L, k) of each query and group; −1 where there are fewer."""
-        N, G = -(-key.shape[2] // self.block_size), key.shape[1]
+        N, G = (key.shape[2] + self.block_size - 1) // self.block_size, key.shape[1]  # ONNX rounds −S // C up
         blocks, found, k = torch.arange(N, device=query.device), [], min(self.num_blocks, N)
         places = self._places(query, key)
         for first, last in self._tiles(query.shape[2], key.shape[2], query.shape[0]):

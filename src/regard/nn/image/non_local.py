@@ -39,7 +39,8 @@ def pooled(rows: Tensor, like: Tensor, pool: int) -> Tensor:
 def unfolded(weights: Tensor, like: Tensor, pool: int) -> Tensor:
     """Return weights (B, N, S) between positions as (B, H, W, Hk, Wk)."""
     H, W = like.shape[2:]
-    return weights.unflatten(2, (-(-H // pool), -(-W // pool))).unflatten(1, (H, W))
+    H_pooled, W_pooled = ((side + pool - 1) // pool for side in (H, W))  # ONNX rounds −H // pool up
+    return weights.unflatten(2, (H_pooled, W_pooled)).unflatten(1, (H, W))
 
 
 def softmax_read(

@@ -39,6 +39,7 @@ class _DeltaRule(RecurrentAttention):
         conv_size: int,
         norm_eps: float,
         where: dict[str, Any],
+        num_steps: int = 1,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         E, H = self.embed_dim, self.num_heads
@@ -46,6 +47,7 @@ class _DeltaRule(RecurrentAttention):
         if H % self.num_key_heads:
             raise rejected(type(self).__name__, "num_key_heads", f"divide num_heads {H}", self.num_key_heads)
         self.key_dim = self.head_width("key_dim", key_dim)
+        self.num_steps = size(self, "num_steps", num_steps)
         self.value_dim = self.key_dim if value_dim is None else size(self, "value_dim", value_dim)
         self.qkv = nn.Linear(E, sum(self._widths), bias=False, **where)
         self.conv = ShortConvolution(sum(self._widths), conv_size, **where)
@@ -56,7 +58,7 @@ class _DeltaRule(RecurrentAttention):
     def _widths(self) -> tuple[int, int, int]:
         """Widths of all queries, keys and values."""
         keys = self.num_key_heads * self.key_dim
-        return keys, keys, self.num_heads * self.value_dim
+        return keys, self.num_steps * keys, self.num_steps * self.num_heads * self.value_dim
 
     def _delta(
         self,
@@ -69,14 +71,21 @@ class _DeltaRule(RecurrentAttention):
     ) -> Made:
         rows, past = self.conv.run(self.qkv(x), past, layout)
         q, k, v = rows.split(self._widths, -1)
-        query, key = (unit(heads(each, self.num_key_heads)) for each in (q, k))
+        n, query = self.num_steps, unit(heads(q, self.num_key_heads))
+        if n > 1:
+            query = query.repeat_interleave(n, 2)
+            k, v, rate = (each.unflatten(-1, (n, -1)).flatten(1, 2) for each in (k, v, rate))
+            # The first of a row's steps decays.
+            decay = None if decay is None else F.pad(decay.unsqueeze(-1), (0, n - 1)).flatten(2)
+        key = unit(heads(k, self.num_key_heads))
         value = heads(v, self.num_heads).to(key.dtype)
         return Terms(query, key, value, decay, rate.to(key.dtype).transpose(1, 2), delta=True, gate=gate), past
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         fewer = f", num_key_heads={self.num_key_heads}" if self.num_key_heads != self.num_heads else ""
-        return f"{super().extra_repr()}{fewer}, key_dim={self.key_dim}, value_dim={self.value_dim}"
+        steps = f", num_steps={self.num_steps}" if self.num_steps != 1 else ""
+        return f"{super().extra_repr()}{fewer}{steps}, key_dim={self.key_dim}, value_dim={self.value_dim}"
 
 
 @mechanism(
@@ -141,7 +150,7 @@ class DeltaNet(_DeltaRule):
 
 @mechanism(
     formula="S ← e^g S; S ← S + β k (v − kᵀS)ᵀ; y = norm(qᵀS / √K) ⊙ SiLU(W_z x) · W_O",
-    sources=("yang2024gated",),
+    sources=("yang2024gated", "siems2025"),
     learned="W_QKV, W_z (H·V, E), W_βa (2·H, E), A, b (H), convolution, norm, W_O (E, H·V)",
     cost="O(L·E² + L·E·K)",
     causal="yes",
@@ -165,6 +174,9 @@ class GatedDeltaNet(_DeltaRule):
         Widths K and V of a head; K defaults to E/H, V to 2·K.
     conv_size : int, default 4
         Steps that the short convolution reads.
+    num_steps : int, default 1
+        Keys, values and rates of each token, which are written one after the other; the state decays before the first.
+        More than one is Gated DeltaProduct (Siems 2025, arXiv 2502.10297).
     negative_eigenvalues : bool, default False
         Whether rates are 2·σ(w_β x), so that a step may also flip the sign of what it replaces (Grazzi 2024, arXiv
         2411.12537).
@@ -192,6 +204,7 @@ class GatedDeltaNet(_DeltaRule):
         key_dim: int | None = None,
         value_dim: int | None = None,
         conv_size: int = 4,
+        num_steps: int = 1,
         negative_eigenvalues: bool = False,
         norm_eps: float = 1e-6,
         device: Any = None,
@@ -201,10 +214,10 @@ class GatedDeltaNet(_DeltaRule):
         E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
         if value_dim is None and (key_dim is not None or E % H == 0):
             value_dim = 2 * (E // H if key_dim is None else size(self, "key_dim", key_dim))
-        super().__init__(E, H, num_key_heads, key_dim, value_dim, conv_size, norm_eps, where)
+        super().__init__(E, H, num_key_heads, key_dim, value_dim, conv_size, norm_eps, where, num_steps)
         flag(self, "negative_eigenvalues", negative_eigenvalues)
         self.negative_eigenvalues = negative_eigenvalues
-        self.rates = nn.Linear(E, 2 * H, bias=False, **where)  # of β, then of the decay
+        self.rates = nn.Linear(E, (self.num_steps + 1) * H, bias=False, **where)  # of β, then of the decay
         self.gate = nn.Linear(E, H * self.value_dim, bias=False, **where)
         self.A_log, self.dt_bias = parameter(H, **where), parameter(H, **where)
         self.reset_parameters()
@@ -216,7 +229,7 @@ class GatedDeltaNet(_DeltaRule):
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence."""
-        rate, decay = self.rates(x).split(self.num_heads, -1)
+        rate, decay = self.rates(x).split((self.num_steps * self.num_heads, self.num_heads), -1)
         rate = 2 * rate.sigmoid() if self.negative_eigenvalues else rate.sigmoid()
         log_decay, _ = mamba_decay(decay, self.A_log, self.dt_bias)
         return self._delta(x, past, layout, rate, log_decay.transpose(1, 2), F.silu(self.gate(x)))

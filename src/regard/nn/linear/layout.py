@@ -37,6 +37,12 @@ class Layout(NamedTuple):
             return rows
         return torch.where(self.real.view(*self.real.shape, *[1] * (rows.dim() - 2)), rows, 0.0)
 
+    def repeated(self, times: int) -> Layout:
+        """Return the layout of sequences in which each step is there so many times."""
+        if times == 1:
+            return self
+        return Layout(*(None if each is None else each.repeat_interleave(times, 1) for each in self))
+
     def last(self, rows: Tensor, count: int) -> Tensor:
         """Return what the next steps see of the past: ``count`` rows that end with the last real step.
 

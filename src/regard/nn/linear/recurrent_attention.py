@@ -100,6 +100,8 @@ class RecurrentAttention(Layer, ABC):
 
     norm: nn.Module
     out: nn.Linear
+    #: Steps of the recurrence for each row; a row reads after the last of its own.
+    num_steps: int = 1
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -214,7 +216,8 @@ class RecurrentAttention(Layer, ABC):
         matrix, past = (None, None) if state is None else state
         x = layout.clear(x)
         terms, past = terms_of(x, past, layout, self.rotation(x, before) if rotation is None else rotation)
-        terms = terms.cleared(layout)
+        steps = layout.repeated(self.num_steps)
+        terms = terms.cleared(steps)
         with autocast_suspended(x.device.type):  # the state is summed in single precision
             read, found = gated_recurrence(
                 terms.query,
@@ -222,20 +225,22 @@ class RecurrentAttention(Layer, ABC):
                 terms.value,
                 **terms.gates,
                 state=matrix,
-                documents=layout.runs,
+                documents=steps.runs,
                 return_state=True,
             )
+        read = read[:, :, self.num_steps - 1 :: self.num_steps]
         rows = self.finish(read.transpose(1, 2).to(x.dtype), x, terms)
         if cache is not None:
             cache.advance(RecurrentState(found, past), x.shape[1])
         if return_aux is None:
             return rows
-        return rows, Aux(weights=self.weights(terms, layout) if return_aux.weights else None)
+        return rows, Aux(weights=self.weights(terms, steps) if return_aux.weights else None)
 
     def weights(self, terms: Terms, layout: Layout) -> Tensor:
-        """Return the effective weights (B, H, L, L)."""
-        heads = terms.value.shape[1]
-        return gated_recurrence_weights(terms.query, terms.key, num_heads=heads, **terms.gates, documents=layout.runs)
+        """Return the effective weights (B, H, L, L); a row that writes several values has the sum of theirs."""
+        heads, n = terms.value.shape[1], self.num_steps
+        found = gated_recurrence_weights(terms.query, terms.key, num_heads=heads, **terms.gates, documents=layout.runs)
+        return found if n == 1 else found[:, :, n - 1 :: n].unflatten(-1, (-1, n)).sum(-1)
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -190,7 +190,7 @@ sample(
 )
 
 
-def _laser(layer: Any, x: Tensor, attn_mask: Any) -> Array:  # noqa: ARG001
+def _laser(layer: Any, x: Tensor, attn_mask: Any) -> Array:
     """Return causal attention that reads the logarithm of averaged exponentials, head by head."""
     q, k, v = _pieces(layer, x)
     group, D = len(q) // len(k), layer.head_dim

@@ -116,8 +116,10 @@ def merged(rows: Array) -> Array:
 def _qkv(layer: Any, read: Read) -> tuple[Array, Array, Array]:
     """Return queries, keys and values of the layers of the delta rule."""
     rows = read.conv(layer.conv, times(read.x, layer.qkv))
-    width = layer.num_key_heads * layer.key_dim
-    q, k, v = np.split(rows, [width, 2 * width], -1)
+    width, n = layer.num_key_heads * layer.key_dim, layer.num_steps
+    q, k, v = np.split(rows, [width, (1 + n) * width], -1)
+    k, v = (each.reshape(len(each), n * read.L, -1) for each in (k, v))
+    q = np.repeat(q, n, 1)
     return unit(heads(q, layer.num_key_heads)), unit(heads(k, layer.num_key_heads)), heads(v, layer.num_heads)
 
 
@@ -135,10 +137,14 @@ def delta_net(layer: Any, x: Tensor, **kwargs: Any) -> Array:
 def gated_delta(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     read = Read(x, **kwargs)
     q, k, v = _qkv(layer, read)
-    rate, decay = np.split(times(read.x, layer.rates), 2, -1)
-    decay = -np.exp(array(layer.A_log)) * softplus(decay + array(layer.dt_bias))
-    rate = sigmoid(rate) * (2 if layer.negative_eigenvalues else 1)
-    found = read.recur(q, k, v, layer.key_dim**-0.5, decay, rate, delta=True)
+    n, H = layer.num_steps, layer.num_heads
+    rate, decay = np.split(times(read.x, layer.rates), [n * H], -1)
+    every = np.zeros((len(q), n * read.L, H))
+    every[:, ::n] = -np.exp(array(layer.A_log)) * softplus(decay + array(layer.dt_bias))
+    rate = sigmoid(rate).reshape(every.shape) * (2 if layer.negative_eigenvalues else 1)
+    steps = Read.__new__(Read)
+    steps.real, steps.ids = (np.repeat(each, n, 1) for each in (read.real, read.ids))
+    found = steps.recur(q, k, v, layer.key_dim**-0.5, every, rate, delta=True)[:, n - 1 :: n]
     return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
 
 
@@ -268,6 +274,7 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
         {
             "": _made(nn.GatedDeltaNet, 4, num_key_heads=2),
             "wide": _made(nn.GatedDeltaNet, 2, key_dim=3, value_dim=5, conv_size=2, negative_eigenvalues=True),
+            "product": _made(nn.GatedDeltaNet, 4, num_key_heads=2, num_steps=3, negative_eigenvalues=True),
         },
         gated_delta,
     ),

@@ -16,9 +16,9 @@ from regard.nn.heads.factorized import MultiMatrixFactorizationAttention
 from regard.nn.heads.forgetting import ForgettingAttention
 from regard.nn.heads.indexed import DeepSeekSparseAttention
 from regard.nn.heads.latent import MultiheadLatentAttention
-from regard.nn.heads.path import PathAttention
 from regard.nn.heads.tensor_product import TensorProductAttention
 from regard.nn.heads.tied import GroupedTiedAttention
+from regard.nn.linear.path import PathAttention
 from regard.nn.positions.rotary import Rotary
 
 LENGTHS = torch.tensor([3, 11])

@@ -118,7 +118,7 @@ class PathAttention(CausalSelfAttention):
         turns = self.conv(turns.transpose(1, 2).flatten(2))
         axes, rate = unit(heads(turns, G)).to(dtype), 2 * rate.to(dtype).sigmoid()
         L, S = query.shape[2], key.shape[2]
-        # u_sj = β_s w_s · (k_j after the reflections of j + 1 to s − 1) solves (I + β w wᵀ below the diagonal) u = β w kᵀ.
+        # u_sj = β_s w_s·(k_j after the reflections j + 1 to s − 1) solves (I + β w wᵀ below the diagonal) u = β w kᵀ.
         earlier = (rate * (axes @ axes.mT)).tril(-1)
         moved = substituted(earlier, (rate * (axes @ key.to(dtype).mT)).tril(-1))
         asked = query.unflatten(1, (G, H // G)).to(dtype) @ axes.mT.unsqueeze(2)  # (B, G, H/G, L, S)

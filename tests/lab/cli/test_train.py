@@ -81,7 +81,7 @@ def test_the_folder_holds_everything(model) -> None:
     names = {path.name for path in model.iterdir()}
     assert {"config.json", "model.safetensors", "source.json", "target.json", "options.toml", "checkpoints"} <= names
     options = tomllib.loads((model / "options.toml").read_text(encoding="utf-8"))
-    assert options["training"]["steps"] == 500 and options["model"]["decoder"] == 128
+    assert options["training"]["steps"] == 360 and options["model"]["decoder"] == 128
     with (model / "log" / "metrics.csv").open(encoding="utf-8") as file:
         names = next(csv.reader(file))
     assert {"step", "loss", "valid_loss", "valid_bleu"} <= set(names) and "epoch" not in names

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import tiers
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from pairwise import covering
 
 from regard._call import plan as _plan
 from regard.engines.flex import MODE
-
-#: No doctests are sought here: two conftest.py cannot both be modules, and samples that are imported twice are tested
-#: twice.
-collect_ignore = ["conftest.py", "regard/nn/layer_samples"]
 
 #: Compiling FlexAttention takes ten seconds for each kind of call on a CPU: all tests but those in engines/test_flex.py
 #: compute what it is documented to. It is part of the environment, so that processes started by tests do the same.
@@ -37,8 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set how many cases tests draw that draw them."""
     whole = not (config.getoption("--quick") or config.getoption("--usual"))
     tiers.WHOLE.set(whole)
-    settings.register_profile("usual", max_examples=30)
-    settings.load_profile("default" if whole else "usual")
+    settings.register_profile("whole", deadline=None)  # a machine may be busy
+    settings.register_profile("usual", deadline=None, max_examples=30)
+    settings.load_profile("whole" if whole else "usual")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Seek no doctests in files of tests, which have none: it takes as long as to read them."""
+    found = yield
+    return [each for each in found if not isinstance(each, DoctestModule)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

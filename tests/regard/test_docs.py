@@ -33,16 +33,18 @@ def test_the_python_on_a_page_runs(page: Path) -> None:
     assert runner.summarize().failed == 0
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
-        if page.parent.name == "docs" and target.startswith(GENERATED):
-            continue
-        file = page.parent / target if target else page
-        assert file.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings], anchor
+def test_links_lead_to_files_and_headings() -> None:
+    links = r"\]\((?!http)([^)#]*)#?([^)]*)\)"
+    for page in TEXTS:
+        for target, anchor in re.findall(links, page.read_text(encoding="utf-8")):
+            if page.parent.name == "docs" and target.startswith(GENERATED):
+                continue
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                slugs = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+                assert anchor in slugs, f"{page.name}: {anchor}"
 
 
 def test_numbers_are_those_of_the_newest_reports() -> None:
@@ -71,16 +73,17 @@ def test_a_menu_of_the_site_lists_every_page() -> None:
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - listed == set()
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
-def test_no_text_follows_a_mark_that_starts_its_line(page: Path) -> None:
+def test_no_text_follows_a_mark_that_starts_its_line() -> None:
     """Markdown shows such a line as HTML, with its backticks and stars."""
-    assert not re.findall(r"^\s*(?:- )?<!-- [\w:-]+ -->\S.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+    shown = r"^\s*(?:- )?<!-- [\w:-]+ -->\S.*"
+    found = {page.name: re.findall(shown, page.read_text(encoding="utf-8"), re.MULTILINE) for page in TEXTS}
+    assert not {name: lines for name, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
-def test_python_that_shows_no_result_is_python(page: Path) -> None:
-    for block in re.findall(r"```python\n(?!>>>)(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        compile(block, page.name, "exec")
+def test_python_that_shows_no_result_is_python() -> None:
+    for page in TEXTS:
+        for block in re.findall(r"```python\n(?!>>>)(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            compile(block, page.name, "exec")
 
 
 @pytest.mark.slow

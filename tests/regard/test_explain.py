@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engines_here import HERE
+from tiers import sized
 from torch import Tensor
 
 import regard
@@ -142,7 +143,7 @@ def arguments(shape: tuple[int, ...], **named: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_auto_never_grows_where_it_need_not() -> None:
     grew = 0
-    for values in itertools.product(*GRID.values()):
+    for values in itertools.islice(itertools.product(*GRID.values()), 0, None, sized(1, 5)):
         named = arguments(**dict(zip(GRID, values)))
         plan = regard.explain(**named)
         workspace = str(plan).split("\n")[6]

@@ -116,7 +116,7 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.slow
 def test_masks() -> None:
-    check({name: of_mask(MASKS[name]) for name in list(MASKS)[:: sized(1, 2)]})
+    check({name: of_mask(MASKS[name]) for name in list(MASKS)[:: sized(1, 3)]})
 
 
 @pytest.mark.campaign

@@ -17,7 +17,6 @@ from regard_lab.generation.sequence_model import SequenceModel
 from regard_lab.tasks.translation.alignment.links import Agreement, read_links
 
 WORDS = {"one": "un", "two": "deux", "red": "rouge", "blue": "bleu", "cat": "chat", "dog": "chien", "sees": "voit"}
-ALIGNER = "data.aligner=eflomal"
 TINY = [
     "--preset", "small", "--vocabulary-size", "60", "--batch-tokens", "300", "--set", "training.precision=float32",
     "--set", "data.held_out=20", "--set", "training.threads=1",

@@ -46,7 +46,7 @@ def theirs_of(folder: Path, name: str) -> list[torch.Tensor]:
     return [model(torch.tensor([read(text)["input_ids"]])).last_hidden_state[0] for text in TEXTS]
 
 
-@pytest.mark.campaign(keep=9)
+@pytest.mark.campaign(keep=4)
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_vectors_are_those_of_transformers_whatever_the_batch(

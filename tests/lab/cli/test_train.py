@@ -64,7 +64,7 @@ def model(pairs, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("model") / "out"
     torch.manual_seed(0)
     with pytest.raises(SystemExit) as caught:
-        regard_cli.main(["train", "translation", "--data", str(pairs), "--out", str(out), "--steps", "500", *SMALL])
+        regard_cli.main(["train", "translation", "--data", str(pairs), "--out", str(out), "--steps", "360", *SMALL])
     assert not caught.value.code
     return out
 
@@ -81,7 +81,7 @@ def test_the_folder_holds_everything(model) -> None:
     names = {path.name for path in model.iterdir()}
     assert {"config.json", "model.safetensors", "source.json", "target.json", "options.toml", "checkpoints"} <= names
     options = tomllib.loads((model / "options.toml").read_text(encoding="utf-8"))
-    assert options["training"]["steps"] == 500 and options["model"]["decoder"] == 128
+    assert options["training"]["steps"] == 360 and options["model"]["decoder"] == 128
     with (model / "log" / "metrics.csv").open(encoding="utf-8") as file:
         names = next(csv.reader(file))
     assert {"step", "loss", "valid_loss", "valid_bleu"} <= set(names) and "epoch" not in names
@@ -236,7 +236,7 @@ def test_evaluation(regard, model, pairs) -> None:
 def test_a_model_of_lower_case_is_scored_in_lower_case(regard, pairs, tmp_path) -> None:
     loud = tmp_path / "loud.tsv"
     loud.write_text(pairs.read_text(encoding="utf-8").upper(), encoding="utf-8")
-    options = ["--data", loud, "--out", tmp_path / "out", "--steps", "240", "--set", "vocabularies.lowercase=true"]
+    options = ["--data", loud, "--out", tmp_path / "out", "--steps", "120", "--set", "vocabularies.lowercase=true"]
     assert regard("train", "translation", *options, *SMALL).code == 0
     scored = ["--model", tmp_path / "out", "--tokenized", "--json", "--out", tmp_path / "said"]
     result = regard("evaluate", "translation", loud, *scored)
@@ -766,7 +766,7 @@ def test_pronunciation_by_the_same_command(regard, tmp_path) -> None:
     (tmp_path / "words.tsv").write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "out"
     result = regard(
-        "train", "pronunciation", "--data", tmp_path / "words.tsv", "--out", out, "--steps", "500", *SMALL[:2],
+        "train", "pronunciation", "--data", tmp_path / "words.tsv", "--out", out, "--steps", "360", *SMALL[:2],
         *SMALL[4:],
     )  # fmt: skip
     assert result.code == 0, result.err

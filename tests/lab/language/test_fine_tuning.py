@@ -84,7 +84,7 @@ def test_from_scratch_it_learns_all_of_a_tiny_task(kind: str, data: Path, tmp_pa
     assert "masked_head" not in "".join(load(tmp_path).state_dict())
 
 
-@pytest.mark.campaign(keep=3)
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("tune", ["full", "embedding", "frozen", "lora"])
 def test_from_a_language_model(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     before = load(start).state_dict()
@@ -110,7 +110,7 @@ def test_from_a_language_model(tune: str, start: Path, data: Path, tmp_path: Pat
     assert (tune == "full") == (not any("trainable" in line for line in said if "parameters" in line))
 
 
-@pytest.mark.campaign(keep=2)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_a_resumed_run_goes_on_to_the_same_bits(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     asked = options(
@@ -290,7 +290,7 @@ def test_filters_of_windows_learn_and_go_on_in_another_classifier(start: Path, d
         options(data, head={"window": 4})
 
 
-@pytest.mark.campaign(keep=2)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("tune", ["full", "embedding", "frozen"])
 def test_filters_that_read_both_ways_learn_and_go_on(tune: str, start: Path, data: Path, tmp_path: Path) -> None:
     head = {"filters": 16, "window": 4, "narrowest": 2, "means": False, "both_ways": True, "dropout": 0.1}

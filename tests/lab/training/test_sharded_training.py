@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import ranks
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from regard_lab.data.packing import IGNORE_INDEX, LanguageBatch, PackedBatches, TokenShards
@@ -159,11 +158,11 @@ def command(arguments: list[str], rank: int, size: int, port: int, said: str, di
 
 def started(arguments: list[str], size: int, dies_at: int = 0) -> list[tuple[int | None, str]]:
     """Return exit codes, and what was written to stderr."""
-    context, port = mp.get_context("spawn"), free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}" for rank in range(size)]
         processes = [
-            context.Process(target=command, args=(arguments, rank, size, port, str(files[rank]), dies_at))
+            ranks.CONTEXT.Process(target=command, args=(arguments, rank, size, port, str(files[rank]), dies_at))
             for rank in range(size)
         ]
         for process in processes:

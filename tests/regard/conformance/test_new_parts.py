@@ -1,8 +1,5 @@
 """A part that is registered is tested, unasked."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -67,9 +64,15 @@ def test_a_new_score_is_judged_by_its_formula():
         verdicts = sweep("gradient budget", "reference", score="laplace")
         assert verdicts and all(v.outcome in ("held", "refused") for v in verdicts), [str(v) for v in verdicts]
         assert any(v.case.dtype == "float64" for v in verdicts)  # which its own code in float64 could not judge
-        assert not [str(v) for v in sweep("definition", "reference", score="laplace") if v.outcome == "broken"]
+        assert not [
+            str(v)
+            for v in sweep("definition", "reference", score="laplace", normalizer="softmax")
+            if v.outcome == "broken"
+        ]
     with formula_of(Laplace, lambda q, k, s: 1.001 * laplace(q, k, s)):
-        assert any(v.outcome == "broken" for v in sweep("definition", "reference", score="laplace"))
+        assert any(
+            v.outcome == "broken" for v in sweep("definition", "reference", score="laplace", normalizer="softmax")
+        )
 
 
 @pytest.mark.slow
@@ -123,17 +126,3 @@ def test_a_new_engine_is_tested():
     tally = run(60, Plan(engines=("twin",)), progress=False)
     assert tally.total() > 40 and not tally.broken
     assert {engine for _, engine, _ in tally.counts} == {"twin"}
-
-
-@pytest.mark.slow
-def test_importing_the_library_imports_no_tests():
-    code = "import sys, regard; print([m for m in ('regard.testing', 'hypothesis', 'pytest') if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
-
-
-@pytest.mark.slow
-def test_only_the_strategies_need_hypothesis():
-    code = "import sys, regard.testing.campaign; print([m for m in ('hypothesis', 'pytest') if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"

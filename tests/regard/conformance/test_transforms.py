@@ -35,7 +35,7 @@ def test_compiled_in_one_graph(engine, case):
     compiled(case, engines.TABLE[engine])
 
 
-@pytest.mark.campaign(keep=1)
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", ["sdpa", "streaming"])
 def test_compiled_by_inductor(engine):
     compiled(Case(**SIZES, mask=CAUSAL), engines.TABLE[engine], backend="inductor")

@@ -338,7 +338,7 @@ def compiled_by(backend: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool = T
 LENGTHS = ((300, 150), (280, 260), (128, 257), (64, 256), (512, 512), (700, 30), (40, 60))
 
 
-@pytest.mark.campaign(keep=6)
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("name", [None, *MASKS])
 def test_other_lengths_compile_nothing(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
@@ -417,7 +417,7 @@ def test_a_kernel_that_cannot_be_compiled_is_one_sentence_and_auto_chooses_again
 COMPILED = (None, "causal", "padding", "alibi", "dilated", "function & causal", "dense", "documents", "sinks", "bias")
 
 
-@pytest.mark.campaign(keep=3)
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("name", COMPILED)
 def test_the_compiled_kernel_on_a_cpu(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ends(150, 170)

@@ -109,7 +109,7 @@ if sys.platform == "linux" and library.processor() in ("v2", "v3", "v4"):
     FLAWED |= FLAWED_ELF
 
 
-@pytest.mark.campaign(keep=3)
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("kind", ["missing", "folder", *FLAWED])
 def test_without_kernels_calls_run_and_explain_says_why(tmp_path: Path, usual: list[str], kind: str) -> None:
     file, reason = tmp_path / "_kernels.so", "cannot be loaded ("

@@ -16,7 +16,7 @@ ELSEWHERE = {
 CASES = 6
 
 
-@pytest.mark.campaign(keep=16)
+@pytest.mark.campaign(keep=8)
 @pytest.mark.parametrize("engine", ["reference", "streaming"])
 @pytest.mark.parametrize("law", [law for law in LAWS if law not in ELSEWHERE])
 def test_the_laws_hold_on_another_device(law, engine):

@@ -74,6 +74,7 @@ def by_loops(weights: Tensor, visible: Tensor, name: str, text: Text = TEXT) -> 
     """A share, its chance and the number of queries, from the definitions, in float64."""
     tokens, found = text.tokens, []
     L, S = weights.shape
+    rows, seen = weights.tolist(), visible.tolist()
     for i in range(L):
         at = i + S - L
         keys = {
@@ -81,9 +82,9 @@ def by_loops(weights: Tensor, visible: Tensor, name: str, text: Text = TEXT) -> 
             "duplicate": {j for j in range(S) if j != at and tokens[j] == tokens[at]},
             "induction": {j for j in range(1, S) if j - 1 != at != j and tokens[j - 1] == tokens[at]},
         }[name]  # fmt: skip
-        sight = {j for j in range(S) if visible[i, j]}
-        if 0 < len(keys & sight) < len(sight) and float(weights[i].sum()) > 0:
-            found.append((sum(float(weights[i, j]) for j in keys & sight), len(keys & sight) / len(sight)))
+        sight = {j for j in range(S) if seen[i][j]}
+        if 0 < len(keys & sight) < len(sight) and sum(rows[i]) > 0:
+            found.append((sum(rows[i][j] for j in keys & sight), len(keys & sight) / len(sight)))
     n = max(len(found), 1)
     return sum(one for one, _ in found) / n, sum(one for _, one in found) / n, len(found)
 

@@ -652,6 +652,7 @@ def by_parts(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> tuple[
     return gated_recurrence(q, k, v, log_decay=g, rate=rate, delta=True, documents=documents, return_state=True)
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("channels", [False, True])
 def test_a_compiled_call_runs_the_kernels_at_any_length(channels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
@@ -695,6 +696,7 @@ def test_a_compiled_call_refuses_what_an_eager_one_does() -> None:
         grad.sum().backward()
 
 
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("channels", [False, True])
 def test_an_exported_program_takes_any_length(channels: bool) -> None:
     class Parts(torch.nn.Module):

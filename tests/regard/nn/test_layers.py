@@ -180,7 +180,7 @@ def test_autocast(sample: Sample) -> None:
             assert (a - b).abs().max() <= BFLOAT16 * b.abs().max()
 
 
-@pytest.mark.campaign(keep=4)
+@pytest.mark.campaign(keep=2)
 @every_sample
 def test_compile(sample: Sample) -> None:
     if not sample.compiles:

@@ -36,7 +36,6 @@ BUILDS: list[dict[str, Any]] = [
     {"bias": False, "norm_first": True},
     {"activation": nn.SiLU(), "layer_norm_eps": 1e-3},
 ]
-every_build = pytest.mark.parametrize("build", BUILDS, ids=str)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -101,13 +101,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 
 @pytest.mark.slow
-def test_importing_the_estimators_brings_no_plots():
-    program = "import sys, regard.regression; print(*(m for m in ('matplotlib', 'rich') if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
-@pytest.mark.slow
 def test_without_scikit_learn_a_sentence_says_what_to_install():
     program = "import sys; sys.modules['sklearn'] = None; import regard; regard.regression"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

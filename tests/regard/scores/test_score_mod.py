@@ -84,7 +84,7 @@ def compiles(name, engine, backend):
     torch.testing.assert_close(gradients(output, query), right)
 
 
-@pytest.mark.campaign(keep=3)
+@pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["learned table", "learned softmax", "global tokens"])
 def test_a_score_mod_compiles(name, engine):

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from html import escape
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
@@ -590,6 +589,8 @@ class Mask(Part, ABC):
         try:
             return as_html(self._picture(None, None, 0, 0))
         except ValueError:
+            from html import escape  # slow to import
+
             return f"<pre>{escape(str(self))}</pre>"
 
 

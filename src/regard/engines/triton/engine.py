@@ -15,7 +15,6 @@ from regard.engines import cost_model, dense
 from regard.engines.aux import AuxRequest
 from regard.engines.base import Cost, Engine, Runner
 from regard.engines.problem import Problem
-from regard.engines.triton.families import RULES, family_of
 from regard.masks import Dense
 
 #: The devices that Triton compiles for; ``cuda`` is also that of ROCm.
@@ -53,6 +52,8 @@ class Triton(Engine):
         device = problem.query.device.type
         if device not in DEVICES and not (device == "cpu" and _interprets()):
             return f"GPUs only, not {device}"
+        from regard.engines.triton.families import RULES, family_of  # where there is a GPU
+
         if not _is_installed():
             return "Triton is not installed"
         if is_exported_to_onnx():

@@ -9,9 +9,7 @@ are private, with an underscore or without: they may change in any version.
 from typing import TYPE_CHECKING
 
 from regard import engines, masks, normalizers, scores
-from regard._call.explanation import Explanation
 from regard._call.plan import Plan
-from regard._catalogue import Catalogue, catalogue
 from regard._utils.errors import RegardWarning
 from regard._utils.lazy import lazy
 from regard._utils.mechanism import cite
@@ -22,9 +20,19 @@ from regard.functional import attention, explain
 if TYPE_CHECKING:
     from regard import distributed, inspect, nn
     from regard import regression as regression
+    from regard._call.explanation import Explanation
+    from regard._catalogue import Catalogue, catalogue
 else:  # layers, estimators and pictures, at their first use: who needs the function does not wait
     __getattr__, __dir__ = lazy(
-        __name__, {"regard.distributed": "", "regard.inspect": "", "regard.nn": "", "regard.regression": ""}
+        __name__,
+        {
+            "regard._call.explanation": "Explanation",
+            "regard._catalogue": "Catalogue catalogue",
+            "regard.distributed": "",
+            "regard.inspect": "",
+            "regard.nn": "",
+            "regard.regression": "",
+        },
     )
 
 __version__ = "0.2.0"

@@ -7,14 +7,13 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 from torch.overrides import handle_torch_function, has_torch_function
 
-from regard._call.explanation import Explanation, build_explanation
 from regard._call.operator import (
     check_traceable,
     differentiable_once,
@@ -36,6 +35,9 @@ from regard.masks import MaskLike
 from regard.masks.band import Band
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
+
+if TYPE_CHECKING:
+    from regard._call.explanation import Explanation
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -251,6 +253,8 @@ def explain(call: Call) -> Explanation:
       flex: unsupported, softmax only, not Argmax
       reference: not chosen, its workspace grows with L×S
     """
+    from regard._call.explanation import build_explanation  # few programs ask
+
     check_request(call.return_aux)
     problem = Problem.of(call)
     mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)

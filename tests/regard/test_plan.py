@@ -323,24 +323,65 @@ def test_the_causal_mask_of_one_query_at_the_last_key_costs_nothing(monkeypatch:
     torch.testing.assert_close(output, two[:, :, 1:])
 
 
+BOTH = pytest.mark.parametrize("engine", ["sdpa", "fused"])
 SHORT = pytest.mark.parametrize("name", ["is_causal", "causal", "window", "bool", "grouped"])
 
 
+@BOTH
 @SHORT
-def test_the_shortcut_of_a_later_call_gives_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = call(name, engine="sdpa")
+def test_the_shortcut_of_a_later_call_gives_the_same_bits(
+    name: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = call(name, engine=engine)
     monkeypatch.setattr("regard.functional.plan_call", lambda *_: pytest.fail("there must be a shortcut"))
-    assert torch.equal(call(name, engine="sdpa"), first)
+    assert torch.equal(call(name, engine=engine), first)
 
 
+@BOTH
 @SHORT
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
-def test_without_a_finite_output_there_is_no_shortcut(name: str, bad: float) -> None:
-    call(name, engine="sdpa")
+def test_without_a_finite_output_there_is_no_shortcut(name: str, engine: str, bad: float) -> None:
+    call(name, engine=engine)
     key, value = (CALLS[name]().get(end, like).clone() for end, like in (("key", K), ("value", V)))
     value[:, :, 3] = bad
     expected = call(name, key=key, value=value, engine="reference")
-    torch.testing.assert_close(call(name, key=key, value=value, engine="sdpa"), expected, equal_nan=True)
+    torch.testing.assert_close(call(name, key=key, value=value, engine=engine), expected, equal_nan=True)
+    key[:, :, 3] = bad
+    expected = call(name, key=key, value=value, engine="reference")
+    torch.testing.assert_close(call(name, key=key, value=value, engine=engine), expected, equal_nan=True)
+
+
+def _laid_out(tensor: Tensor, layout: str) -> Tensor:
+    """Return the tensor with other strides."""
+    if layout == "tokens":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "spread":
+        return torch.stack((tensor, tensor), -1)[..., 0]
+    return tensor.double() if layout == "double" else tensor.contiguous()
+
+
+@pytest.mark.parametrize("layout", ["plain", "tokens", "spread", "double"])
+@pytest.mark.parametrize("name", ["is_causal", "bool", "grouped", "softcap", "float", "expanded", "step", "scaled"])
+def test_prepared_kernels_read_what_a_call_is_given(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later calls, on other tensors, against the definition in float64."""
+    bias = torch.where(bool_mask(), normal(20, 20), -torch.inf)
+    others: dict[str, dict[str, Any]] = {
+        "float": {"attn_mask": bias},
+        "expanded": {"attn_mask": bias[:1, :1].expand(20, 20)},
+        "step": {"query": Q[:, :, :1], "key": GROUPED, "value": GROUPED, "enable_gqa": True},
+        "scaled": {"is_causal": True, "scale": -0.5, "value": V[..., :3]},
+    }
+    given = {"query": Q, "key": K, "value": V, **(others[name] if name in others else CALLS[name]())}
+    ends = {end: _laid_out(given[end], layout) for end in ("query", "key", "value")}
+    first = regard.attention(**{**given, **ends}, engine="fused")
+    monkeypatch.setattr("regard.functional.plan_call", lambda *_: pytest.fail("there must be a shortcut"))
+    assert torch.equal(regard.attention(**{**given, **ends}, engine="fused"), first)
+    later = {end: _laid_out(t.detach().flip(-2), layout) for end, t in ends.items()}
+    changed = given if given.get("attn_mask") is None else given | {"attn_mask": given["attn_mask"].clone()}
+    output = regard.attention(**{**changed, **later}, engine="fused")
+    monkeypatch.undo()
+    exact = regard.attention(**{**given, **{end: t.double() for end, t in later.items()}}, engine="reference")
+    torch.testing.assert_close(output.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_a_subclass_that_runs_otherwise_gets_no_shortcut() -> None:

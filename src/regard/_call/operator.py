@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard._call.plan import Plan, plan_call
+from regard._utils.operators import define, keep_nothing
 from regard._utils.part import Part, brief
 from regard._utils.torch_private import (
     functorch_derivatives,
@@ -108,7 +109,7 @@ _LSE = AuxRequest(lse=True)
 _GRAD, _TENSOR = "@grad", "@tensor"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Packed:
     """Serialized parts: a text, plus tensors and (possibly symbolic) numbers."""
 
@@ -307,7 +308,7 @@ def _laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Header:
     """What the text of an operator says of the call, apart from its parts.
 
@@ -342,7 +343,7 @@ class _Header:
         return any(self.wanted)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
     """A call that ran eagerly.
 
@@ -484,21 +485,6 @@ def _refuse(ctx: Any, *_: Any) -> None:  # noqa: ARG001
     raise no_second_derivative("a compiled or traced call")
 
 
-def define(name: str, function: Any, shapes: Any, setup_context: Any = None, backward: Any = None) -> None:
-    """Define an operator with its fake kernel and, if given, its backward pass."""
-    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-    torch.library.impl(name, "default", function)
-    torch.library.register_fake(name, shapes)
-    if backward is not None:
-        torch.library.register_autograd(name, backward, setup_context=setup_context)
-
-
-define("regard::attend", _attend, _attend_shapes, _save_for_backward, _backward)
-define("regard::attend_forward", _attend, _attend_shapes)  # faster to call, without a derivative
-define(
-    "regard::attend_backward",
-    _attend_backward,
-    _attend_backward_shapes,
-    lambda ctx, inputs, output: None,  # noqa: ARG005
-    _refuse,
-)
+define("attend", _attend, _attend_shapes, backward=_backward, setup_context=_save_for_backward)
+define("attend_forward", _attend, _attend_shapes)  # faster to call, without a derivative
+define("attend_backward", _attend_backward, _attend_backward_shapes, backward=_refuse, setup_context=keep_nothing)

@@ -41,7 +41,7 @@ MAX_PLANS = 256
 _TENSORS = frozenset((Tensor, Parameter))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Everything about a call that depends only on its structure: types, settings and shapes, not tensor values.
 

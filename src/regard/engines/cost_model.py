@@ -121,10 +121,15 @@ def listed_share(problem: Problem) -> float | None:
     return mask.listed_keys / S if mask.listed_keys <= LISTED * S else None
 
 
+def _work(problem: Problem) -> int:
+    """Return the number of pairs × (features + values)."""
+    e = problem.extent
+    return e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1])
+
+
 def is_small(problem: Problem) -> bool:
     """Whether a forward pass takes no longer than what surrounds the kernels, if nothing is prepared."""
-    e = problem.extent
-    return e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) <= TINY
+    return _work(problem) <= TINY
 
 
 def is_tiny(problem: Problem) -> bool:
@@ -148,7 +153,10 @@ def suits_one_thread(problem: Problem) -> bool:
     e, mask = problem.extent, problem.mask
     if not (mask is None or isinstance(mask, masks.Dense)) and problem.intervals is None:
         return False
-    if torch.get_num_threads() > 1 and e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) > ALONE:
+    if (
+        torch.get_num_threads() > 1
+        and e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) > ALONE
+    ):
         return False
     return problem.is_softmax and problem.softcap is None
 
@@ -159,8 +167,7 @@ def reads_mask_values(problem: Problem) -> bool:
         return False
     if not problem.query.is_cpu and not problem.mask.is_fixed:
         return False  # a device would have to be waited for in every call
-    e = problem.extent
-    return float(e.B * e.H * e.L * e.S) * (problem.query.shape[-1] + problem.value.shape[-1]) > SMALL
+    return _work(problem) > SMALL
 
 
 @cache

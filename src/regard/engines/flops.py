@@ -14,7 +14,6 @@ import torch
 
 from regard._utils.torch_private import dispatch_modes
 from regard.engines.fused.operators import fused_backward, fused_forward
-from regard.engines.triton.operators import triton_backward, triton_forward
 
 _ATEN: Any = torch.ops.aten
 
@@ -45,6 +44,8 @@ def _registered(module: ModuleType) -> dict[Any, Any]:
 
     def backward_of_rows(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:  # noqa: ARG001
         return count_backward(rest[9], query, key, value)  # of engine "triton", whose 13th argument is the output
+
+    from regard.engines.triton.operators import triton_backward, triton_forward  # slow to import
 
     formulas = dict.fromkeys(
         (fused_forward, triton_forward, _ATEN._scaled_dot_product_flash_attention_for_cpu), forward

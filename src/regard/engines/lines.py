@@ -14,7 +14,7 @@ from regard.engines.problem import Problem
 from regard.engines.tiles import Grid, Tiles
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LineRow:
     """One row of tiles.
 

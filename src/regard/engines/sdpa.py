@@ -93,7 +93,7 @@ def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
                 yield KeyRange(Span(start, min(start + MASKED_RUN * BLOCK, run.stop)), masked=True)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BlockedRun:
     """The non-differentiable arguments of a blocked run."""
 
@@ -249,7 +249,7 @@ MATRICES = 64 * MATRIX
 KEPT = 8 * MATRIX
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class KernelMask:
     """A mask in the form that torch's kernel takes.
 

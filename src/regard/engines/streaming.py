@@ -219,7 +219,7 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
     return output, statistic
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Spec:
     """The non-tensor arguments of the custom function; ``tiles`` is rebuilt around the saved tensors.
 
@@ -271,7 +271,7 @@ class _Streamed(torch.autograd.Function):
         return None, *grads
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Compared:
     """A recomputed tile of the forward pass, and the gradient of its weights.
 
@@ -286,7 +286,7 @@ class _Compared:
     d_weights: Tensor
 
 
-@dataclass
+@dataclass(eq=False)
 class _Backward:
     """The backward pass of streamed attention, tile by tile."""
 

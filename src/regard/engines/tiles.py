@@ -30,7 +30,7 @@ class Run:
     state: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BlockMask:
     """The state of every block of a bound mask.
 
@@ -207,7 +207,7 @@ class Grid:
         return cls.of(problem, (max(problem.extent.L, 1), max(problem.extent.S, 1)))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Tiles:
     """A problem with projected rows, split into tiles.
 

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from html import escape
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
@@ -19,10 +18,11 @@ from regard._utils.elementwise import meaning, per_element
 from regard._utils.errors import described, rejected
 from regard._utils.part import Part
 from regard._utils.tracing import is_symbolic, values_unavailable
-from regard.masks.drawing import Picture, as_html, as_text, picture
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+    from regard.masks.drawing import Picture
 
 
 # The lookup that several masks share ------------------------- --------------------------------------------------------
@@ -568,6 +568,8 @@ class Mask(Part, ABC):
         1 ██·
         2 ·██
         """
+        from regard.masks.drawing import as_text
+
         return as_text(self._picture(L, S, b, h))
 
     def _picture(self, L: int | None, S: int | None, b: int, h: int) -> Picture:
@@ -578,6 +580,8 @@ class Mask(Part, ABC):
         for argument, index, limit in (("b", b, extent.B), ("h", h, extent.H)):
             if not 0 <= index < limit:
                 raise rejected("Mask.draw", argument, f"be an index below {limit}", index)
+        from regard.masks.drawing import picture
+
         return picture(self, self.bind(extent, self._device()), extent, b, h)
 
     def __str__(self) -> str:
@@ -587,6 +591,10 @@ class Mask(Part, ABC):
             return f"{self!r}\n(cannot be drawn: {error})"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
+        from regard.masks.drawing import as_html
+
         try:
             return as_html(self._picture(None, None, 0, 0))
         except ValueError:

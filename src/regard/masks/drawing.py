@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,6 +130,8 @@ def as_html(picture: Picture) -> str:
         f'<text x="{left - 5}" y="{top + y * cell + min(cell, 10)}" text-anchor="end" {number}>{label}</text>'
         for y, label in _ticks(rows, picture.block)
     ]
+    from html import escape  # slow to import
+
     title, note = escape(picture.title), escape(picture.note)
     width, height = left + columns * cell + 30, top + rows * cell + 2
     return (

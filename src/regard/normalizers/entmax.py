@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard._utils.constraints import Number
 from regard._utils.mechanism import mechanism
+from regard._utils.operators import define
 from regard._utils.tracing import in_transform, is_exported_to_onnx, values_unavailable
 from regard.normalizers.base import Normalizer, Statistic, Sweep, register
 
@@ -262,10 +263,7 @@ def _operator(scores: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     return solve(scores, alpha)
 
 
-torch.library.define("regard::entmax_threshold", "(Tensor scores, float alpha) -> (Tensor, Tensor)")
-torch.library.impl("regard::entmax_threshold", "CompositeExplicitAutograd", _operator)
-torch.library.register_fake("regard::entmax_threshold", _shapes)
-torch.library.register_vmap("regard::entmax_threshold", _batch)
+define("entmax_threshold", _operator, _shapes, batch=_batch)
 
 
 # The normalizers ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard._utils.part import Part
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class DotForm:
     """A score written as a plain dot product: ``score(q, k) = query·key + offset(q)``.
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from types import SimpleNamespace
 
 #: Keys that a tile has at most.
 TILE = 512
@@ -65,7 +65,7 @@ _NAMES = (
 
 FIELDS = tuple(" ".join(_NAMES).split())
 #: The place of each argument: ``args[F.query]``.
-F = namedtuple("F", FIELDS)(*range(len(FIELDS)))
+F = SimpleNamespace(**{name: place for place, name in enumerate(FIELDS)})
 
 #: The real numbers of a call: the factor of scores, softcap, and the factor of weights that dropout keeps.
 REALS = 3

@@ -191,7 +191,7 @@ def _is_online(problem: Problem) -> bool:
     return rule is not None and rule.kind == SOFTMAX
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Prepared:
     """The data shared by calls of the same structure; None if it depends on tensors of the score or mask.
 
@@ -307,7 +307,9 @@ def _shortcut(problem: Problem, fixed: _Prepared) -> Shortcut | None:
     mask, dtype = problem.mask, problem.compute_dtype
     if not isinstance(mask, Dense) or not cost_model.is_small(problem):
         return None
-    prepared = PreparedForward.of(problem, rows, VisibleKeys(problem.extent, bias=dense.bias_of(mask.values, dtype)), {})
+    prepared = PreparedForward.of(
+        problem, rows, VisibleKeys(problem.extent, bias=dense.bias_of(mask.values, dtype)), {}
+    )
     if prepared is None:
         return None
     return lambda query, key, value, attn_mask: prepared(query, key, value, dense.bias_of(attn_mask, dtype))

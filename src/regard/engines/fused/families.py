@@ -224,7 +224,7 @@ def _powers(rows: Tensor, weight: Tensor, is_query: bool) -> tuple[Tensor, Tenso
     return powers, classes, [partial(task, i) for i in range(count)]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Gradients:
     """Sums from the backward kernels for queries (B, H, L, C), keys in the kernels' layout, and weights."""
 

@@ -56,7 +56,9 @@ def rows_of(problem: Problem) -> Rows:
     """Return the inputs of the kernels, in the compute dtype except for keys."""
     (B, H, L, C), G, key = problem.query.shape, problem.key.shape[1], problem.key
     query = problem.query.to(problem.compute_dtype).reshape(B, G, H // G * L, C).contiguous()
-    return Rows("rows", C, {"query": query, "key": key if key.stride(-1) == 1 else key.contiguous()}, scale=problem.scale)
+    return Rows(
+        "rows", C, {"query": query, "key": key if key.stride(-1) == 1 else key.contiguous()}, scale=problem.scale
+    )
 
 
 def forward(problem: Problem, visible: VisibleKeys, wants: ForwardRequest, kept: Passes) -> ForwardResult:

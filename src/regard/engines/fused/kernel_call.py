@@ -29,7 +29,7 @@ _DTYPES = {
 
 
 #: The place of each argument by its name.
-PLACES = dict(zip(FIELDS, F))
+PLACES: dict[str, int] = vars(F)
 #: The arguments that say how far sequences, heads and rows lie apart, of arrays that are read where they are.
 _STRIDES = {name: tuple(PLACES[f"{name}_{size}"] for size in "bgs") for name in ("key", "value")}
 

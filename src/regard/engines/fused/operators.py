@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._utils.operators import define
 from regard.engines.fused import run
 from regard.engines.fused.covers import Places
 from regard.engines.fused.families import Rows, is_direct, rows_of
@@ -22,7 +23,7 @@ from regard.masks.base import Extent
 # The kernels as a differentiable function of projected rows, values, parameters and the mask's tensors ----------------
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class StaticArguments:
     """The non-differentiable arguments of a call.
 
@@ -428,21 +429,12 @@ def _backward_batch(  # type: ignore[no-untyped-def]
     return (*rows, d_weight, d_added, d_sink), (1, 1, 1, 0, 1, sink_dim)
 
 
-def _defined(name: str, function: Any, shapes: Any, batch: Any) -> Any:
-    """Define an operator. ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
-
-    Torch gives an operator without a gradient a node that leads to all its inputs, so that a second derivative raises,
-    but only if autograd has recorded nothing inside it; hence ``no_grad``.
-    """
-    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-    torch.library.impl(name, "cpu", torch.no_grad()(function))
-    torch.library.register_fake(name, shapes)
-    torch.library.register_vmap(name, batch)
-    return getattr(torch.ops.regard, name.split("::")[1])
-
-
-fused_forward = _defined("regard::fused_forward", _forward, _forward_shapes, _forward_batch)
-fused_backward = _defined("regard::fused_backward", _backward, _backward_shapes, _backward_batch)
+# ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms. Torch gives an operator without
+# a gradient a node that leads to all its inputs, so that a second derivative raises, but only if autograd has recorded
+# nothing inside it; hence ``no_grad``.
+_without_grad = torch.no_grad()
+fused_forward = define("fused_forward", _without_grad(_forward), _forward_shapes, "cpu", _forward_batch)
+fused_backward = define("fused_backward", _without_grad(_backward), _backward_shapes, "cpu", _backward_batch)
 
 
 class Traced(torch.autograd.Function):

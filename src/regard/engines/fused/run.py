@@ -37,7 +37,7 @@ SHARE = 1 << 21
 ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Partition:
     """The units of one task, and the ranges of heads and key heads that they cover, by :class:`Order`'s places."""
 
@@ -178,7 +178,7 @@ def _cuts(costs: Tensor, count: int) -> list[int]:
 # Arguments of one unit of work ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Arguments:
     """The arguments that belong to one item of work: arrays, numbers, and sizes of these arrays."""
 
@@ -458,7 +458,7 @@ class ForwardResult:
         return peak, self.total * (self.peak - safe).exp() + (self.sink - safe).exp()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BiasGradient:
     """The gradient of a bias, which the kernels add to.
 
@@ -686,7 +686,7 @@ def _run_unit(
     call({**common, **own.arrays}, {"scratch": scratch, **numbers, **own.numbers}, own.sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BackwardResult:
     """The results of a backward pass.
 
@@ -759,7 +759,7 @@ def backward(
     return BackwardResult(Gradients(d_query, d_key, d_weight), d_value, masks)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sums:
     """The gradient sums of one share of the backward pass, by kernel argument, and by index of a mask's tensor.
 

@@ -29,7 +29,7 @@ KEPT = 1 << 16
 LARGEST = 1 << 22
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class WorkItem:
     """The rows of one kernel call.
 
@@ -46,7 +46,7 @@ class WorkItem:
     columns: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class VisibleKeys:
     """The keys that the queries of a problem see.
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._call.operator import define, is_recorded
+from regard._call.operator import is_recorded
+from regard._utils.operators import define, keep_nothing
 from regard._utils.torch_private import is_jit_tracing, recording
 from regard._utils.tracing import autocast_suspended
 from regard.nn.linear.recurrence import recurrence
@@ -138,12 +139,6 @@ def _refuse(ctx: Any, *_: Any) -> None:  # noqa: ARG001
     )
 
 
-define("regard::recur", _recur, _recur_shapes, _save_for_backward, _backward)
-define("regard::recur_forward", _recur, _recur_shapes)  # faster to call, without a derivative
-define(
-    "regard::recur_backward",
-    _recur_backward,
-    _recur_backward_shapes,
-    lambda ctx, inputs, output: None,  # noqa: ARG005
-    _refuse,
-)
+define("recur", _recur, _recur_shapes, backward=_backward, setup_context=_save_for_backward)
+define("recur_forward", _recur, _recur_shapes)  # faster to call, without a derivative
+define("recur_backward", _recur_backward, _recur_backward_shapes, backward=_refuse, setup_context=keep_nothing)

@@ -1,0 +1,50 @@
+"""Operators of ``torch.library``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import unwrap
+from typing import Any
+
+import torch
+
+#: What holds them: one library, because torch otherwise makes one for each definition, which takes longer.
+_LIBRARY = torch.library.Library("regard", "FRAGMENT")
+
+
+def define(
+    name: str,
+    function: Callable[..., Any],
+    shapes: Callable[..., Any],
+    devices: str = "default",
+    batch: Callable[..., Any] | None = None,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> Any:
+    """Define an operator of :data:`torch.ops.regard`, with its fake kernel, and return it.
+
+    Parameters
+    ----------
+    name : str
+    function, shapes : callable
+        The implementation, whose annotations are the operator's schema, and one for tensors without values.
+    devices : str
+        A type of devices; by default all.
+    batch : callable, optional
+        For ``vmap``.
+    backward, setup_context : callable, optional
+        The derivative.
+    """
+    full = f"regard::{name}"
+    torch.library.define(full, torch.library.infer_schema(unwrap(function), mutates_args=()), lib=_LIBRARY)
+    torch.library.impl(full, devices, function, lib=_LIBRARY)
+    torch.library.register_fake(full, shapes, lib=_LIBRARY)
+    if batch is not None:
+        torch.library.register_vmap(full, batch, lib=_LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(full, backward, setup_context=setup_context, lib=_LIBRARY)
+    return getattr(torch.ops.regard, name)
+
+
+def keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    """Set up no context: of an operator whose derivative raises."""

@@ -210,18 +210,19 @@ sanitize: $(READY)
 		REGARD_DRIVER="$(SANITIZED)/threads/driver $(SANITIZED)/threads/_kernels.so $(PROCESSOR)"; $(DRIVEN)
 
 # The laws on kernels for other processors, emulated: ARM, and x86-64 without AVX, or without AVX-512. Needs cmake,
-# g++-aarch64-linux-gnu, and qemu-user, which knows no AVX-512.
+# g++-aarch64-linux-gnu, and qemu-user, which knows no AVX-512. Calls that run in this process too have vectors as wide as
+# those of the emulated processor, from which the sizes of scratch memory follow.
 EMULATED := build/emulated
 emulated: $(READY)
 	cmake -S csrc -B $(EMULATED)/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build $(EMULATED)/aarch64 --parallel --target kernels driver
-	export REGARD_DRIVER="qemu-aarch64 -L /usr/aarch64-linux-gnu $(EMULATED)/aarch64/driver \
+	export REGARD_CPU=v2 REGARD_DRIVER="qemu-aarch64 -L /usr/aarch64-linux-gnu $(EMULATED)/aarch64/driver \
 		$(EMULATED)/aarch64/_kernels.so baseline"; $(DRIVEN)
 	cmake -S csrc -B $(EMULATED)/x86_64 "-DREGARD_PROCESSORS=v2;v3" > /dev/null
 	cmake --build $(EMULATED)/x86_64 --parallel --target kernels driver
 	for each in Nehalem:v2 Haswell:v3; do \
-		export REGARD_DRIVER="qemu-x86_64 -cpu $${each%:*} $(EMULATED)/x86_64/driver \
+		export REGARD_CPU=$${each#*:} REGARD_DRIVER="qemu-x86_64 -cpu $${each%:*} $(EMULATED)/x86_64/driver \
 			$(EMULATED)/x86_64/_kernels.so $${each#*:}"; { $(DRIVEN); } || exit 1; done
 	@echo "Code for AVX-512 was not run: the emulator does not know it."
 

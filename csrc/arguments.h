@@ -51,6 +51,7 @@ enum Field {
 constexpr i64 TILE = 512;        // keys that a tile has at most
 constexpr i64 CHUNK = 64;        // values or features of a chunk: the distance of rows whose lanes are these
 constexpr i64 BLOCK = 64;        // queries of a block at most
+constexpr i64 BLOCKS = 4;        // blocks that meet a packed tile of keys at most, one after another
 constexpr i64 GROUP = 4;         // queries that are compared together
 constexpr i64 BAND = 16;         // queries whose weights the backward pass holds before it sums them for the keys
 constexpr i64 PAD = 16;          // every row of lanes is a multiple of this long

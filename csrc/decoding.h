@@ -63,8 +63,8 @@ INLINE void store_sums(T* s, T scale, T less, Vector<T> a, Vector<T> b, Vector<T
   }
 }
 
-// Write scale · q·k − less for each of n keys, and others behind them up to a multiple of TOGETHER. Rows that are in no cache are
-// asked for `ahead`.
+// Write scale · q·k − less for each of n keys, and others behind them up to a multiple of TOGETHER. Rows that are in no
+// cache are asked for `ahead`.
 template <bool ahead, class T, class Index>
 OUTLINE void table_scores(const T* q, const T* k, i64 kv_row, const Index* rows, i64 n, i64 D, T scale, T less, T* s) {
   if (D % WIDTH<T> != 0) {

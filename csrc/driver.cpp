@@ -2,13 +2,13 @@
 //
 //   driver LIBRARY PROCESSOR THREADS < batches > results
 //
-// A batch is blocks of memory and calls that work on them, which the threads share; its result is the same memory after
-// the calls. A block ends where a page begins that nothing may touch. tests/helpers/driven_kernels.py writes batches and
+// A batch is blocks of memory and calls that work on them; its result is the same memory after the calls. Threads share
+// the tasks that the calls belong to: those of one follow each other. A block ends where a page begins that nothing may touch. tests/helpers/driven_kernels.py writes batches and
 // reads results, in 64-bit words:
 //
 //   batch     blocks, size in bytes of each; their contents, padded to words; addresses in them; calls
 //   address   which block holds it, and at which byte; which block it lies in, and at which byte
-//   call      name (48 bytes); integers, and for each which block it is an address in (or −1), and its value or at which
+//   call      name (48 bytes); task; integers, and for each which block it is an address in (or −1), and its value or at which
 //             byte; reals (doubles)
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -95,6 +95,7 @@ constexpr std::size_t INTEGERS = 18, REALS = 2;
 struct Call {
   std::string name;
   void* function;
+  i64 task;
   i64 integers[INTEGERS] = {};
   double reals[REALS] = {};
 };
@@ -120,6 +121,7 @@ Call read_call(void* library, const std::string& processor, const std::vector<Bl
   read(name, sizeof name);
   Call call;
   call.name = name;
+  call.task = word();
   const std::size_t integers = word();
   if (integers > INTEGERS) fail(call.name + " takes more integers than a call has");
   for (std::size_t i = 0; i < integers; ++i) call.integers[i] = read_integer(blocks);
@@ -134,12 +136,16 @@ Call read_call(void* library, const std::string& processor, const std::vector<Bl
 
 void run_all(const std::vector<Call>& calls, int threads) {
   std::atomic<std::size_t> next{0};
+  std::vector<std::size_t> ends;  // of the calls of each task
+  for (std::size_t i = 1; i <= calls.size(); ++i)
+    if (i == calls.size() || calls[i].task != calls[i - 1].task) ends.push_back(i);
   const auto work = [&] {
-    for (std::size_t i; (i = next.fetch_add(1)) < calls.size();)
-      if (calls[i].name.find("float64") != std::string::npos)
-        run<double>(calls[i]);
-      else
-        run<float>(calls[i]);
+    for (std::size_t task; (task = next.fetch_add(1)) < ends.size();)
+      for (std::size_t i = task == 0 ? 0 : ends[task - 1]; i < ends[task]; ++i)
+        if (calls[i].name.find("float64") != std::string::npos)
+          run<double>(calls[i]);
+        else
+          run<float>(calls[i]);
   };
   std::vector<std::thread> team;
   for (int i = 1; i < threads; ++i) team.emplace_back(work);

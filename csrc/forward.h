@@ -265,46 +265,66 @@ void add_received(const Arguments<T>& a, i64 head, i64 r0, i64 r1, T* k, T* s, c
   }
 }
 
+// Blocks that meet a packed tile of keys one after another. Where blocks see different keys, tiles are their own.
+template <class Family, class T>
+INLINE i64 blocks_together([[maybe_unused]] const Arguments<T>& a) {
+  if constexpr (Family::in_place)
+    return 1;
+  else
+    return Family::linear && a[F::segment_count] == 0 && a[F::start] == 0 ? BLOCKS : 1;
+}
+
 template <class Family, class T>
 void online_forward(const Arguments<T>& a) {
   constexpr T minus = -std::numeric_limits<T>::infinity();
   [[maybe_unused]] T* v = a.scratch(F::at_value);
   T *k = a.scratch(F::at_key), *s = a.scratch(F::at_score), *p = a.scratch(F::at_weight);
-  T *state = a.scratch(F::at_state), *o = a.scratch(F::at_output);
-  const i64 L = a[F::L], tile = a[F::tile];
+  const i64 L = a[F::L], tile = a[F::tile], size = most(parts(a[F::V], CHUNK), 1) * BLOCK * CHUNK;
   const T lowest = a[F::direct] != 0 ? T(0) : minus;
-  const i64 blocks = a[F::segment_count] != 0 ? 1 : parts(L, BLOCK);
-  for (i64 item = a[F::first]; item < a[F::last]; ++item) {
-    const i64 head = item / blocks, r0 = (a[F::block] + item % blocks) * BLOCK, r1 = least(L, r0 + BLOCK);
-    const i64 kv = kv_head(a, head);
-    fill(state, BLOCK, lowest);
-    fill(state + BLOCK, 2 * BLOCK, T(0));
-    fill(state + 3 * BLOCK, BLOCK, lowest);
-    fill(o, parts(a[F::V], CHUNK) * BLOCK * CHUNK, T(0));
+  const i64 blocks = a[F::segment_count] != 0 ? 1 : parts(L, BLOCK), together = blocks_together<Family>(a);
+  for (i64 item = a[F::first], end; item < a[F::last]; item = end) {
+    const i64 head = item / blocks, kv = kv_head(a, head);
+    end = least(least(a[F::last], (head + 1) * blocks), item + together);
+    const i64 first = (a[F::block] + item % blocks) * BLOCK, stop = least(L, first + (end - item) * BLOCK);
+    for (i64 i = 0; i < end - item; ++i) {
+      T *state = a.scratch(F::at_state) + i * 4 * BLOCK, *o = a.scratch(F::at_output) + i * size;
+      fill(state, BLOCK, lowest);
+      fill(state + BLOCK, 2 * BLOCK, T(0));
+      fill(state + 3 * BLOCK, BLOCK, lowest);
+      fill(o, size, T(0));
+    }
     for (i64 index = 0; index < most(a[F::segment_count], 1); ++index) {
-      const Segment keys = segment(a, head, r0, r1, index);
+      const Segment keys = segment(a, head, first, stop, index);
       for (i64 t0 = keys.start; t0 < keys.stop; t0 += tile) {
         const i64 n = least(tile, keys.stop - t0), column = keys.column >= 0 ? keys.column + t0 - keys.start : -1;
-        if (!Family::pack(a, head, kv, r0, r1, t0, n, k)) continue;
+        if (!Family::pack(a, head, kv, first, stop, t0, n, k)) continue;
         [[maybe_unused]] bool is_packed = false;
-        for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g) {
-          const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, k, s);
-          const i64 j0 = seen.start, j1 = seen.stop;
-          if (j1 <= j0 || !tile_weights(a, r0, r1, g, t0, j0, j1, head, s, p, state, o)) continue;
-          if constexpr (Family::in_place) {
-            Family::read(a, head, g * GROUP, least(GROUP, r1 - r0 - g * GROUP), t0, j0, j1, p, o);
-          } else {
-            if (!is_packed) pack_values(a, kv, t0, n, v);
-            is_packed = true;
-            T* weights = a[F::direct] != 0 ? s : p;
-            if (a[F::threshold] != 0) drop(a, head, r0 + g * GROUP, r1 - 1, t0 + j0, j0, padded(j1 - j0), weights);
-            read(a, g * GROUP, j0, j1, weights, v, o);
+        for (i64 i = 0; i < end - item; ++i) {
+          const i64 r0 = first + i * BLOCK, r1 = least(stop, r0 + BLOCK);
+          T *state = a.scratch(F::at_state) + i * 4 * BLOCK, *o = a.scratch(F::at_output) + i * size;
+          for (i64 g = 0; g < parts(r1 - r0, GROUP); ++g) {
+            const Range seen = tile_scores<Family>(a, head, r0, r1, g, t0, n, column, k, s);
+            const i64 j0 = seen.start, j1 = seen.stop;
+            if (j1 <= j0 || !tile_weights(a, r0, r1, g, t0, j0, j1, head, s, p, state, o)) continue;
+            if constexpr (Family::in_place) {
+              Family::read(a, head, g * GROUP, least(GROUP, r1 - r0 - g * GROUP), t0, j0, j1, p, o);
+            } else {
+              if (!is_packed) pack_values(a, kv, t0, n, v);
+              is_packed = true;
+              T* weights = a[F::direct] != 0 ? s : p;
+              if (a[F::threshold] != 0) drop(a, head, r0 + g * GROUP, r1 - 1, t0 + j0, j0, padded(j1 - j0), weights);
+              read(a, g * GROUP, j0, j1, weights, v, o);
+            }
           }
         }
       }
     }
-    finish(a, head, r0, r1, state, o);
-    if (a[F::received] != 0) add_received<Family>(a, head, r0, r1, k, s, state);
+    for (i64 i = 0; i < end - item; ++i) {
+      const i64 r0 = first + i * BLOCK, r1 = least(stop, r0 + BLOCK);
+      const T* state = a.scratch(F::at_state) + i * 4 * BLOCK;
+      finish(a, head, r0, r1, state, a.scratch(F::at_output) + i * size);
+      if (a[F::received] != 0) add_received<Family>(a, head, r0, r1, k, s, state);
+    }
   }
 }
 

@@ -26,6 +26,6 @@ EXPORTED const char* regard_records() {
 }
 
 EXPORTED const int64_t* regard_sizes() {
-  static const int64_t sizes[] = {TILE, CHUNK, BLOCK, GROUP, BAND, PAD, SPAN};
+  static const int64_t sizes[] = {TILE, CHUNK, BLOCK, BLOCKS, GROUP, BAND, PAD, SPAN};
   return sizes;
 }

@@ -211,31 +211,31 @@ void select_forward(const Selection<T>& a, i64 first, i64 last, T* output, T* pe
   Bucket<T> bucket(a, memory);
   const i64 R = a.H / a.G;
   for (i64 item = first; item < last; ++item) {
-      const i64 part = item % a.all_parts(), h = item / a.all_parts() % a.H, b = item / a.all_parts() / a.H;
-      const i64 l0 = part * a.rows, count = least(a.rows, a.L - l0);
-      const uint64_t* bits = a.bits_of(b, h, part);
-      const i64 row = (b * a.H + h) * a.L + l0, kv = b * a.G + h / R;
-      const T *queries = a.query + row * a.C, *keys = a.key + kv * a.S * a.C, *values = a.value + kv * a.S * a.V;
-      T *outputs = output + row * a.V, *peak = peaks + row, *total = totals + row;
-      fill(outputs, count * a.V, T(0));
-      fill(peak, count, -std::numeric_limits<T>::infinity());
-      fill(total, count, T(0));
-      for (i64 word = 0; word < a.all_words(); word += a.words) {
-        bucket.find(bits, word, count);
-        bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
-          table_scores<false>(queries + i * a.C, keys, a.C, rows, n, a.C, a.scale, T(0), bucket.scores + at);
-        });
-        bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
-          T* o = outputs + i * a.V;
-          weigh_online(bucket.scores + at, n, peak[i], total[i], o, a.V, bucket.slopes);
-          add_rows(o, values, a.V, rows, n, a.V, bucket.slopes);
-        });
-      }
-      for (i64 i = 0; i < count; ++i) {
-        const T inverse = T(1) / (total[i] == T(0) ? T(1) : total[i]);
+    const i64 part = item % a.all_parts(), h = item / a.all_parts() % a.H, b = item / a.all_parts() / a.H;
+    const i64 l0 = part * a.rows, count = least(a.rows, a.L - l0);
+    const uint64_t* bits = a.bits_of(b, h, part);
+    const i64 row = (b * a.H + h) * a.L + l0, kv = b * a.G + h / R;
+    const T *queries = a.query + row * a.C, *keys = a.key + kv * a.S * a.C, *values = a.value + kv * a.S * a.V;
+    T *outputs = output + row * a.V, *peak = peaks + row, *total = totals + row;
+    fill(outputs, count * a.V, T(0));
+    fill(peak, count, -std::numeric_limits<T>::infinity());
+    fill(total, count, T(0));
+    for (i64 word = 0; word < a.all_words(); word += a.words) {
+      bucket.find(bits, word, count);
+      bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
+        table_scores<false>(queries + i * a.C, keys, a.C, rows, n, a.C, a.scale, T(0), bucket.scores + at);
+      });
+      bucket.over_queries(count, [&](i64 i, i64 n, const int32_t* rows, i64 at) {
         T* o = outputs + i * a.V;
-        over<T>(0, a.V, [&](i64 v, auto like) { store(o + v, inverse * load<decltype(like)>(o + v)); });
-      }
+        weigh_online(bucket.scores + at, n, peak[i], total[i], o, a.V, bucket.slopes);
+        add_rows(o, values, a.V, rows, n, a.V, bucket.slopes);
+      });
+    }
+    for (i64 i = 0; i < count; ++i) {
+      const T inverse = T(1) / (total[i] == T(0) ? T(1) : total[i]);
+      T* o = outputs + i * a.V;
+      over<T>(0, a.V, [&](i64 v, auto like) { store(o + v, inverse * load<decltype(like)>(o + v)); });
+    }
   }
 }
 

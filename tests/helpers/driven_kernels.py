@@ -78,6 +78,8 @@ class Batch:
     calls : list of bytes
     alive : list
         What must not be freed, so that no address comes up twice.
+    task : int
+        The task that calls belong to now: those of one follow each other.
     """
 
     blocks: dict[int, bytes] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Batch:
     addresses: list[bytes] = field(default_factory=list)
     calls: list[bytes] = field(default_factory=list)
     alive: list[Any] = field(default_factory=list)
+    task: int = 0
 
     def add(self, name: str, types: str, given: Sequence[Any], memory: Memory, records: dict[int, int]) -> None:
         """Add a call that is about to run; ``records`` are the sizes in words, by address, of what holds addresses."""
@@ -107,7 +110,7 @@ class Batch:
                 if block >= 0:
                     self.addresses.append(words(number, i * WORD, block, at))
         whole = [(kind, 0 if value is None else value) for kind, value in zip(types, given) if kind != "r"]
-        parts = [struct.pack("<48s", name.encode()), words(len(whole))]
+        parts = [struct.pack("<48s", name.encode()), words(self.task, len(whole))]
         for kind, value in whole:
             found = place(value) if kind == "p" else (-1, value)
             if kind == "p" and value and found[0] < 0:
@@ -206,7 +209,7 @@ class Driver:
 def driven(driver: Driver) -> Iterator[None]:
     """Run all kernels in the driver in a ``with`` block.
 
-    A driver of several threads gets the calls of all tasks at once, small ones too. These calls run in this process
+    A driver of several threads gets all tasks at once, small ones too. These calls run in this process
     before that, since a task may go on with their results.
     """
     lock, together, memory, active = RLock(), list[Batch](), Memory(), [True]
@@ -247,7 +250,7 @@ def driven(driver: Driver) -> Iterator[None]:
         with lock:
             together.append(Batch())
             try:
-                for task in tasks:
+                for together[-1].task, task in enumerate(tasks):
                     task()
                 driver.run(together[-1])
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 import regard
 from regard import AuxRequest, masks, scores
 from regard.engines import tiles
+from regard.engines.fused import pages
 
 E = 8
 TILE = 1 << 12  # a tile of a problem with one head is 64x64
@@ -184,3 +186,16 @@ def test_nor_under_a_transform(name: str) -> None:
         return seen.elements
 
     assert held(1024) <= 2 * held(512)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_large_pages_change_no_number(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system has pages of one size."""
+    pages._advise.cache_clear()
+    if not known:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    for count in (0, 1, pages._LARGE // 4, pages._LARGE // 4 + 1):
+        array = torch.empty(count)
+        assert pages.in_large_pages(array) is array
+        assert bool((array.fill_(1.5) == 1.5).all())
+    pages._advise.cache_clear()

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 TILE = 512
 #: Values or features that a chunk has: the distance of the rows of an array whose lanes are these.
 CHUNK = 64
-#: Queries that a block has at most, and that are calculated together.
-BLOCK, GROUP = 64, 4
+#: Queries that a block has at most, blocks that meet a packed tile of keys at most, and queries calculated together.
+BLOCK, BLOCKS, GROUP = 64, 4, 4
 #: Queries whose weights the backward pass holds before it sums them up for the keys.
 BAND = 16
 #: Every row of lanes is a multiple of this long.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused.arguments import BLOCK
+from regard.engines.fused.pages import in_large_pages
 from regard.engines.fused.run import ForwardResult
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.problem import Problem
@@ -95,7 +96,9 @@ class Places:
         """Return rows (heads, S, C) of keys by tile: (T, heads, s, C); rows of no key are those of the first."""
         heads, S, C = rows.shape
         there = _by_head(self.cover.keys.clamp(min=0), heads, S)
-        return rows.reshape(heads * S, C).index_select(0, there.flatten()).view(*there.shape, C)
+        found = in_large_pages(rows.new_empty(there.numel(), C))
+        torch.index_select(rows.reshape(heads * S, C), 0, there.flatten(), out=found)
+        return found.view(*there.shape, C)
 
     def by_query(self, rows: Tensor) -> Tensor:
         """Return rows (T, heads, l, ...) of tiles in the order of the queries: (heads, L, ...)."""

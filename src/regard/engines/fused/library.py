@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from regard._utils.errors import rejected
-from regard.engines.fused.arguments import BAND, BLOCK, CHUNK, FIELDS, GROUP, PAD, RECORDS, SPAN, TILE
+from regard.engines.fused.arguments import BAND, BLOCK, BLOCKS, CHUNK, FIELDS, GROUP, PAD, RECORDS, SPAN, TILE
 
 #: The library's file; REGARD_KERNELS names another build of it, such as one with sanitizers.
 FILE: Final = Path(os.environ.get("REGARD_KERNELS") or Path(__file__).parent / "_kernels.so")
@@ -124,7 +124,7 @@ def _opened() -> tuple[Any, str | None]:
         library = ctypes.CDLL(str(FILE))
         library.regard_fields.restype = library.regard_records.restype = ctypes.c_char_p
         library.regard_sizes.restype = ctypes.POINTER(ctypes.c_int64)
-        sizes = TILE, CHUNK, BLOCK, GROUP, BAND, PAD, SPAN
+        sizes = TILE, CHUNK, BLOCK, BLOCKS, GROUP, BAND, PAD, SPAN
         records = "\n".join(" ".join((name, *fields)) for name, fields in RECORDS.items())
         fits = library.regard_fields().decode().split() == list(FIELDS)
         fits = fits and library.regard_records().decode() == records

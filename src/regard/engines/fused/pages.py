@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 #: Bytes of a large page, and of an array that is worth it: allocators return smaller ones that were used before.
-_PAGE, _LARGE = 2 << 20, 16 << 20
+_PAGE, _LARGE = 2 << 20, 4 << 20
 
 
 def in_large_pages(array: Tensor) -> Tensor:

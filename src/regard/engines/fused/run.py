@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from regard.engines.fused import pool
-from regard.engines.fused.arguments import BAND, BLOCK, CHUNK, GROUP, PAD, ROW, TILE
+from regard.engines.fused.arguments import BAND, BLOCK, BLOCKS, CHUNK, GROUP, PAD, ROW, TILE
 from regard.engines.fused.families import Gradients, Rows
 from regard.engines.fused.kernel_call import KernelCall
 from regard.engines.fused.morton import boxes
+from regard.engines.fused.pages import in_large_pages
 from regard.engines.fused.visible_keys import VisibleKeys, WorkItem, compact, strides
 from regard.masks.base import Extent
 
@@ -308,12 +309,13 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool, keys: i
         }
     if not backward:
         value = v_chunks * ROW * CHUNK + spare if value_lanes else V * ROW
+        blocks = BLOCKS if rows.family == "dot" else 1
         return common | {
             "key": key,
             "weight": GROUP * ROW,
             "value": value,
-            "state": 4 * BLOCK,
-            "output": max(v_chunks, 1) * BLOCK * CHUNK,
+            "state": blocks * 4 * BLOCK,
+            "output": blocks * max(v_chunks, 1) * BLOCK * CHUNK,
         }
     linear = rows.family == "dot"
     sides = c_chunks * BLOCK * CHUNK if linear else 0
@@ -640,7 +642,7 @@ def forward(
     B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     query = rows.arrays["query"]
     new = query.new_empty
-    arrays: dict[str, Any] = {"output": new(B, H, L, V), "peak": new(B, H, L), "total": new(B, H, L)}
+    arrays: dict[str, Any] = {"output": in_large_pages(new(B, H, L, V)), "peak": new(B, H, L), "total": new(B, H, L)}
     if wants.top:
         arrays["top"] = new(B, H, L)
     if wants.entropy:
@@ -729,8 +731,8 @@ def backward(
     call = made.given(rows, value, visible, dropout, arrays, d_bias)
     key_shape = (S, C) if linear else (C, S)
     totals = {
-        "d_key": value.new_zeros(B * G, *key_shape),
-        "d_value": value.new_zeros(B * G, S, V),
+        "d_key": in_large_pages(value.new_empty(B * G, *key_shape)).zero_(),
+        "d_value": in_large_pages(value.new_empty(B * G, S, V)).zero_(),
         "d_weight": value.new_zeros(B * H, 2 * C),
     }
     # Shares accumulate directly into the totals, except for heads that several shares cover.

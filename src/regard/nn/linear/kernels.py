@@ -18,6 +18,7 @@ from regard._utils.tracing import autocast_is_active, is_traced
 from regard.engines.fused import library, pool
 from regard.engines.fused.arguments import PAD, RECORDS
 from regard.engines.fused.arguments import SPAN as _CHUNK
+from regard.engines.fused.pages import in_large_pages
 from regard.nn.linear.steps import Steps
 
 #: Steps that are cheaper one after another than in a chunk.
@@ -29,7 +30,7 @@ _TASKS, _WORTH = 4, 1 << 18
 #: Tasks of a step of decoding, for any number of threads.
 _MOST_TASKS = 16
 #: Work items of the backward pass that share the heads of a few keys, and heads that are handled together.
-_ITEMS, _TOGETHER = 8, 8
+_ITEMS, _TOGETHER = 4, 8
 
 #: The least logarithm of a decay by which a row is divided.
 _WEAKEST = -20.0
@@ -299,14 +300,14 @@ class _Call:
         output, end = _empty_like(value), value.new_empty(B, H, K, V)
         residual = saved = None
         if wants_grad:
-            residual = value.new_empty(B, H, L, V) if self.delta else None
-            saved = value.new_empty(B, H, -(-L // (_CHUNK * _SAVED_EVERY)), V, K)
+            residual = in_large_pages(value.new_empty(B, H, L, V)) if self.delta else None
+            saved = in_large_pages(value.new_empty(B, H, -(-L // (_CHUNK * _SAVED_EVERY)), V, K))
         state = None if state is None else state.contiguous()
         numbers = _numbers(query, key, reader, value, decay, rate, output, (state, end, residual, saved), self.delta)
         numbers[_WRONG] = self._wrong.buffer_info()[0]
         k, v, together = _padded(K), _padded(V), numbers[_HEADS]
         room = _room(k, v, 1) + (together + 1) * k * v + 4 * _CHUNK * v
-        self._run("recurrence.forward", numbers, value, B * H, L * K * V, room)
+        self._run("recurrence.forward", numbers, value, B * H, L * K * V, room, together)
         return output, end, (residual, saved)
 
     def backward(
@@ -325,9 +326,9 @@ class _Call:
         d_end = None if d_end is None else d_end.contiguous()
         parts = min(H // G, -(-_ITEMS // (B * G)))
         own_query = query.shape[1] == H
-        d_query = _empty_like(query).unsqueeze(0) if own_query or parts == 1 else query.new_empty(parts, B, G, L, K)
-        d_key = _empty_like(key).unsqueeze(0) if parts == 1 else key.new_empty(parts, B, G, L, K)
-        d_value, d_reader = _empty_like(value), None if reader is None else d_key.new_empty(d_key.shape)
+        d_query = _empty_like(query).unsqueeze(0) if own_query or parts == 1 else _empty_parts(query, parts)
+        d_key = _empty_like(key).unsqueeze(0) if parts == 1 else _empty_parts(key, parts)
+        d_value, d_reader = _empty_like(value), None if reader is None else in_large_pages(d_key.new_empty(d_key.shape))
         d_decay, d_rate, d_start = (
             t.new_empty(t.shape) if want else None for t, want in zip((decay, rate, state), wanted[3:6])
         )
@@ -343,8 +344,10 @@ class _Call:
         first = None if d_reader is None else _summed(d_reader)
         return _summed(d_query), _summed(d_key), d_value, d_decay, d_rate, d_start, first
 
-    def _run(self, name: str, numbers: array[int], like: Tensor, items: int, each: int, room: int) -> None:
-        """Let threads run parts of so many work items, where they are worth it."""
+    def _run(
+        self, name: str, numbers: array[int], like: Tensor, items: int, each: int, room: int, together: int = 1
+    ) -> None:
+        """Let threads run parts of so many work items, where they are worth it; some are cheaper ``together``."""
         function, address = library.load(name, like.dtype), numbers.buffer_info()[0]
 
         def part(first: int, last: int) -> None:
@@ -352,7 +355,7 @@ class _Call:
             function(address, self.scale, first, last, memory.data_ptr())
 
         threads = torch.get_num_threads() if items * each > _WORTH else 1
-        tasks = min(items, _TASKS * threads) if threads > 1 else 1
+        tasks = min(items, max(_TASKS * threads // together, threads)) if threads > 1 else 1
         if tasks == 1:
             part(0, items)
             return
@@ -361,7 +364,7 @@ class _Call:
 
 
 def _room(k: int, v: int, chunks: int) -> int:
-    """Return how many numbers a chunk of padded widths needs, with rows of so many chunks: Chunk of csrc/recurrence.h."""
+    """Return how many numbers Chunk of csrc/recurrence.h takes for padded widths, with rows of so many chunks."""
     return (3 * chunks + 7) * _CHUNK * k + (2 * chunks + 3) * _CHUNK * _CHUNK + 5 * _CHUNK + max(k, v)
 
 
@@ -407,7 +410,12 @@ def _readable(tensor: Tensor | None) -> Any:
 def _empty_like(tensor: Tensor) -> Tensor:
     """Return a tensor of the same layout, where that has whole rows."""
     made = torch.empty_like(tensor)
-    return made if made.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+    return in_large_pages(made if made.stride(-1) == 1 else tensor.new_empty(tensor.shape))
+
+
+def _empty_parts(tensor: Tensor, parts: int) -> Tensor:
+    """Return so many tensors of a shape, side by side."""
+    return in_large_pages(tensor.new_empty(parts, *tensor.shape))
 
 
 def _rows(tensor: Tensor | None) -> tuple[int, ...]:

@@ -263,9 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         clock = waiting if on_gpu else time.time
         for about in on_device(options.device, options.share, began + options.seconds, clock):
             where["took"] = f"{(time.monotonic() - began) / 60:.1f} minutes"
-            body = json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n"
+            text = json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n"
             temporary = options.out.with_suffix(".new")
-            temporary.write_text(body, "utf-8")
+            temporary.write_text(text, "utf-8")
             temporary.replace(options.out)  # whole, whenever the run is killed
         return 0
     clock = time.process_time if options.cpu_time else time.perf_counter

@@ -25,7 +25,10 @@ MODULES = [
 #: Bytes that kernels are known to spill, as docs/gpu.md says.
 SPILLING = {
     "sm_80": {"backward_key: additive bf16 64×64 entmax15 SPANS, LISTS": 24},
-    "sm_90a": {"backward_query: dot fp32 64×64 entmax15 SPANS, LISTS": 16},
+    "sm_90a": {
+        "backward_query: dot fp32 64×64 entmax15 SPANS, LISTS": 16,
+        "backward_key: distance 0 fp32 64×64": 8,
+    },
     "sm_100": {
         "backward_query: dot fp32 64×64 SPANS, LISTS": 16,
         "fields: dot bf16 128×128 SPANS, LISTS, ENTROPY, TOPK": 24,

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -274,6 +275,15 @@ def test_a_plan_made_in_inference_mode_serves_other_calls(name: str) -> None:
         assert torch.equal(call(name, query=query), first)
     call(name, query=query).sum().backward()
     assert query.grad is not None and bool(query.grad.isfinite().all())
+
+
+def test_a_plan_made_with_gradients_in_inference_mode_is_not_kept() -> None:
+    """Tensors of inference mode cannot be saved for a backward pass, of later calls either."""
+    query = normal(2, 4, 20, 8).requires_grad_()
+    call: dict[str, Any] = {"score": "gaussian", "engine": "fused", "softcap": 1.75}
+    with torch.inference_mode(), torch.enable_grad(), suppress(RuntimeError):
+        regard.attention(query, K, V, **call)
+    regard.attention(query, K, V, **call).sum().backward()
 
 
 def test_other_tile_sizes_are_planned_anew() -> None:

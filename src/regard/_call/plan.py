@@ -167,6 +167,8 @@ def cache_plan(key: Hashable | None, plan: Plan, problem: Problem) -> None:
     """Cache a plan, unless the choice of engine depended on the values of a mask."""
     if key is None or (plan.mask is None and problem.mask is not None and cost_model.reads_mask_values(problem)):
         return
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        return  # autograd would refuse the tensors that the plan holds, in later calls too
     _plans[key] = plan
     while len(_plans) > MAX_PLANS:
         with suppress(RuntimeError, StopIteration):  # another thread evicted it first

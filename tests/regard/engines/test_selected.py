@@ -116,3 +116,17 @@ def test_few_queries_with_short_lists_do_not_read_all_keys():
     query, key = torch.empty(1, 8, 16, 64), torch.empty(1, 8, 16384, 64)
     lists = torch.zeros(1, 1, 16, 2048, dtype=torch.int64)
     assert regard.explain(query, key, key, masks.selected(lists)).engine.name == "fused"
+
+
+@pytest.mark.parametrize("index", [5, 1 << 20])
+def test_lists_that_change_before_the_backward_pass_raise(index):
+    """It reads them again, and an index of no key would let it write to other memory."""
+    query, key, value = (torch.randn(1, 2, n, 16, requires_grad=True) for n in (64, 512, 512))
+    lists = torch.randint(0, 512, (64, 20))
+    for mask in (masks.selected(lists), masks.selected(lists) & masks.causal(align="lower_right")):
+        output = regard.attention(query, key, value, mask, engine="fused")
+        kept = lists.clone()
+        lists.fill_(index)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+        lists.copy_(kept)

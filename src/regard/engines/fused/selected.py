@@ -59,13 +59,15 @@ class SelectedKeys(torch.autograd.Function):
         found = [_forward(_Part(query, key, value, lists, part, scale)) for part in lists.parts()]
         output, lse = found[0] if len(found) == 1 else (torch.cat(each, 2) for each in zip(*found))
         ctx.lists, ctx.scale = lists, scale
-        ctx.save_for_backward(query, key, value, output, lse)
+        # The backward pass reads the mask's tensors again, so torch must refuse it if they changed: an index of no key
+        # would be one of other memory.
+        ctx.save_for_backward(query, key, value, output, lse, *lists.mask.tensors())
         ctx.mark_non_differentiable(lse)
         return output, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse = ctx.saved_tensors
+        query, key, value, output, lse = ctx.saved_tensors[:5]
         rows = grad, lse, (grad * output).sum(-1)
         heads = key.shape[0] * key.shape[1]
         shares = min(-(-torch.get_num_threads() // heads), -(-query.shape[2] // _FEW_ROWS))

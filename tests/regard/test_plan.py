@@ -412,3 +412,20 @@ def test_tiny_calls_run_on_the_engine_with_the_least_to_do(name: str) -> None:
     assert regard.explain(**given).engine.name == "fused"
     query = Q.clone().requires_grad_()
     assert regard.explain(**{**given, "query": query, "engine": "auto"}).engine.name == "sdpa"
+
+
+@pytest.mark.parametrize("engine", ["fused", "sdpa", "streaming", "auto"])
+def test_views_of_negatives_count_as_what_they_show(engine: str) -> None:
+    """``z.conj().imag`` is a view of the memory of z whose numbers have the other sign."""
+    for shape in ((2, 4, 6, 8), (1, 1, 1, 1)):
+        given = [torch.view_as_complex(normal(*shape, 2)).conj().imag for _ in range(3)]
+        assert all(t.is_neg() for t in given)
+        plain = [t.resolve_neg().detach().requires_grad_() for t in given]
+        leaves = [t.detach().requires_grad_() for t in given]
+        for _ in range(2):  # the second call would follow the plan of the first
+            call: dict[str, Any] = {"engine": engine, "softcap": None if engine == "sdpa" else 5.0}
+            found, expected = (regard.attention(*each, **call) for each in (leaves, plain))
+            torch.testing.assert_close(found, expected)
+            grad = torch._neg_view(normal(*shape))  # noqa: SLF001 - such gradients come from complex numbers
+            grads = [torch.autograd.grad(out, each, grad) for out, each in ((found, leaves), (expected, plain))]
+            torch.testing.assert_close(*grads)

@@ -234,6 +234,8 @@ def structure_of(
     """
     if not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS):
         return None
+    if query.is_neg() or key.is_neg() or value.is_neg():  # a plan reads the memory as it is
+        return None
     if type(dropout_p) not in _NUMBERS or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
         return None
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
@@ -353,7 +355,7 @@ class Problem:
         check_flag("is_causal", call.is_causal)
         check_flag("enable_gqa", call.enable_gqa)
         dropout_p, scale, softcap = check_numbers(call.dropout_p, call.scale, call.softcap)
-        query, key, value = autocast_cast(call.query, call.key, call.value)
+        query, key, value = (resolved(t) for t in autocast_cast(call.query, call.key, call.value))
         check_dtypes(query, key, value)
         given = query, key
         lead, query, key, value, headless = canonical(query, key, value, call.enable_gqa)
@@ -471,6 +473,11 @@ def as_normalizer(normalizer: object) -> Normalizer:
     if normalizer not in NORMALIZERS:
         raise unknown_name("attention", "normalizer", normalizer, NORMALIZERS)
     return NORMALIZERS[normalizer]()
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its numbers; views such as ``z.conj().imag`` hold their negatives."""
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def canonical(

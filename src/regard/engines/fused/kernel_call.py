@@ -123,7 +123,12 @@ class KernelCall:
             if expected is None:
                 known = {**self.sizes, **(sizes or {})}
                 expected = math.prod([known[size] for size in self.shapes[name]])
-            if not (tensor.numel() == expected and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu):
+            if not (
+                tensor.numel() == expected
+                and tensor.dtype == dtype
+                and tensor.is_contiguous()
+                and _is_in_memory(tensor)
+            ):
                 raise RuntimeError(
                     f"kernel {self.name}: array {name!r} must be contiguous, on the CPU, of {expected} numbers of type "
                     f"{dtype} ({' × '.join(self.shapes[name])}), "
@@ -136,7 +141,7 @@ class KernelCall:
         """Set the arguments of an array that is read where it is."""
         expected, strides = tuple([self.sizes[size] for size in self.shapes[name]]), tensor.stride()
         adjacent = strides[3] == 1 or expected[3] <= 1  # the stride of a single number may be any
-        if not (tensor.shape == expected and adjacent and tensor.dtype == self.stored and tensor.is_cpu):
+        if not (tensor.shape == expected and adjacent and tensor.dtype == self.stored and _is_in_memory(tensor)):
             raise RuntimeError(
                 f"kernel {self.name}: array {name!r} must have shape {expected}, adjacent numbers in each row and type "
                 f"{self.stored}, and be on the CPU, "
@@ -145,3 +150,8 @@ class KernelCall:
         arguments[PLACES[name]] = tensor.data_ptr()
         for place, stride in zip(_STRIDES[name], strides):
             arguments[place] = stride
+
+
+def _is_in_memory(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor holds its numbers, not their negatives."""
+    return tensor.is_cpu and not tensor.is_neg()

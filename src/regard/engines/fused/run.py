@@ -726,7 +726,7 @@ def backward(
     order = Order.of(extent, G, bias)
     made = Pass.of(kept, "backward", rows, value, visible, order=order)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
-    arrays["grad"] = grad.contiguous()
+    arrays["grad"] = grad.resolve_neg().contiguous()
     d_bias = None if bias is None else BiasGradient.of(bias, L)
     call = made.given(rows, value, visible, dropout, arrays, d_bias)
     key_shape = (S, C) if linear else (C, S)

@@ -321,9 +321,9 @@ class _Call:
         """Return the gradients of query, key, value, decay, rate, state and reader; of the last four, those wanted."""
         query, key, value, decay, rate, state, reader = (_readable(t) for t in tensors)
         (B, H, L, V), (_, G, _, K) = value.shape, key.shape
-        grad = torch.zeros_like(value) if grad is None else grad
+        grad = torch.zeros_like(value) if grad is None else grad.resolve_neg()
         grad = grad if grad.stride(3) == 1 else grad.contiguous()
-        d_end = None if d_end is None else d_end.contiguous()
+        d_end = None if d_end is None else d_end.resolve_neg().contiguous()
         parts = min(H // G, -(-_ITEMS // (B * G)))
         own_query = query.shape[1] == H
         d_query = _empty_like(query).unsqueeze(0) if own_query or parts == 1 else _empty_parts(query, parts)
@@ -402,9 +402,10 @@ def _numbers(
 
 def _readable(tensor: Tensor | None) -> Any:
     """Return a tensor whose rows the kernels can read."""
-    if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
-        return tensor
-    return tensor.contiguous()
+    if tensor is None:
+        return None
+    tensor = tensor.resolve_neg()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

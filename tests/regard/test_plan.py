@@ -426,6 +426,6 @@ def test_views_of_negatives_count_as_what_they_show(engine: str) -> None:
             call: dict[str, Any] = {"engine": engine, "softcap": None if engine == "sdpa" else 5.0}
             found, expected = (regard.attention(*each, **call) for each in (leaves, plain))
             torch.testing.assert_close(found, expected)
-            grad = torch._neg_view(normal(*shape))  # noqa: SLF001 - such gradients come from complex numbers
+            grad = torch._neg_view(normal(*shape))  # such gradients come from complex numbers
             grads = [torch.autograd.grad(out, each, grad) for out, each in ((found, leaves), (expected, plain))]
             torch.testing.assert_close(*grads)

@@ -718,9 +718,9 @@ def test_an_exported_program_takes_any_length(channels: bool) -> None:
 def test_views_of_negatives_count_as_what_they_show() -> None:
     """``torch.imag`` of a conjugate is a view whose memory holds the other sign."""
     (q, k, v), options = call("gated-delta", 2, 2, 4, 20, 8, 6)
-    views = [torch._neg_view(each).requires_grad_() for each in (q, k, v)]  # noqa: SLF001
+    views = [torch._neg_view(each).requires_grad_() for each in (q, k, v)]
     plain = [(-each).requires_grad_() for each in (q, k, v)]
-    grad = torch._neg_view(numbers(2, 4, 20, 6, seed=9))  # noqa: SLF001
+    grad = torch._neg_view(numbers(2, 4, 20, 6, seed=9))
     found, expected = (gated_recurrence(*each, **options) for each in (views, plain))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(o, each, grad) for o, each in ((found, views), (expected, plain))))

@@ -93,23 +93,24 @@ HEADS: list[Row] = [
 ]
 
 MASKS: list[Row] = [
-    (called(attn_mask=torch.ones(12, 9, dtype=torch.int64)), TypeError, f"{MASK_DTYPE} an int64 tensor of shape (12, 9)."),
-    (called(attn_mask=torch.ones(12, 9, dtype=torch.uint8)), TypeError, f"{MASK_DTYPE} a uint8 tensor of shape (12, 9)."),
+    (called(attn_mask=torch.ones(12, 9, dtype=torch.int64)), TypeError, f"{MASK_DTYPE} an int64 tensor of shape (12, 9); if 1 = may attend, pass it as tensor.bool()."),
+    (called(attn_mask=torch.ones(12, 9, dtype=torch.uint8)), TypeError, f"{MASK_DTYPE} a uint8 tensor of shape (12, 9); if 1 = may attend, pass it as tensor.bool()."),
     (called(attn_mask=torch.zeros(12, 9, dtype=torch.complex64)), TypeError, f"{MASK_DTYPE} a complex64 tensor of shape (12, 9)."),
     (called(attn_mask=np.ones((12, 9), bool)), TypeError, f"{MASK_KIND} a numpy bool array (torch.from_numpy makes it a tensor)."),
-    (called(attn_mask=[[True]]), TypeError, f"{MASK_KIND} an object of type list."),
-    (called(attn_mask="causal"), TypeError, f"{MASK_KIND} 'causal'."),
+    (called(attn_mask=[[True]]), TypeError, f"{MASK_KIND} an object of type list; torch.tensor makes it a tensor."),
+    (called(attn_mask="causal"), TypeError, f"{MASK_KIND} 'causal'; names are functions of regard.masks, such as masks.causal()."),
     (called(attn_mask=True), TypeError, f"{MASK_KIND} True."),
     (called(attn_mask=masks.Band), TypeError, f"{MASK_KIND} the class Band (make an instance: Band(...))."),
-    (called(attn_mask=masks.causal), TypeError, f"{MASK_MOD} the function causal: causal() takes from 0 to 2 positional arguments but 4 were given."),
+    (called(attn_mask=masks.causal), TypeError, "attn_mask must be a mask, got the function masks.causal; call it: masks.causal(…)."),
     (called(attn_mask=always), TypeError, f"{MASK_MOD} the function always, which returned True for one pair."),
     (called(attn_mask=yes(2, 9)), ValueError, f"{FIT} (2, 9); for key padding, use masks.key_padding."),
     (called(attn_mask=yes(2, 12, 9)), ValueError, f"{FIT} (2, 12, 9); for one matrix per sequence, unsqueeze(1)."),
+    (called(attn_mask=yes(16, 12, 9)), ValueError, f"{FIT} (16, 12, 9); for one matrix per sequence and head, unflatten(0, (2, 8))."),
     (called(attn_mask=yes(12, 12)), ValueError, f"{FIT} (12, 12)."),
     (called(attn_mask=yes(9, 12)), ValueError, f"{FIT} (9, 12)."),
     (called(attn_mask=yes(8, 2, 12, 9)), ValueError, f"{FIT} (8, 2, 12, 9)."),
     (called(Q[:, :2], K[:, :2], V[:, :2], yes(2, 12, 9)), ValueError, "attn_mask must be (1, H, L, S) or (B, 1, L, S), as there are 2 heads and sequences: unsqueeze(0) or (1), got (2, 12, 9)."),
-    (called(attn_mask=yes(9)), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got (9,)."),
+    (called(attn_mask=yes(9)), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got (9,); for the same keys in all queries, unsqueeze(0) makes it (1, S)."),
     (called(attn_mask=TRUE), ValueError, "attn_mask must have shape (L, S), (H, L, S) or (B, H, L, S), got ()."),
     (called(attn_mask=yes(3, 2, 8, 12, 9)), ValueError, "attn_mask must broadcast to (..., H, L, S) = (2, 8, 12, 9), got (3, 2, 8, 12, 9)."),
     (called(attn_mask=yes(12, 9).to("meta")), ValueError, "attn_mask must hold tensors on the query's device cpu, got one on meta."),
@@ -301,3 +302,54 @@ def test_zero_sizes_are_no_error_for_functions_either() -> None:
 )
 def test_described(value: object, told: str) -> None:
     assert described(value) == told
+
+
+class Summed(scores.Score):
+    """A score that forgets that it compares each query with each key."""
+
+    def compare(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query @ key.mT).sum(-1)
+
+
+class Halved(normalizers.Normalizer):
+    """A normalizer that forgets half of the keys."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)[..., ::2]
+
+
+class Silent(normalizers.Normalizer):
+    """A normalizer that returns nothing."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference", "streaming"])
+def test_a_score_of_the_users_own_returns_a_score_for_each_pair(engine: str) -> None:
+    message = r"^attention: Summed.compare must return scores \(..., L, S\) of query .* and key .*, got shape \(.*\)\.$"
+    with pytest.raises(ValueError, match=message):
+        called(score=Summed(), engine=engine)()
+
+
+@pytest.mark.parametrize(("normalizer", "kind", "got"), [(Halved(), ValueError, "shape"), (Silent(), TypeError, "None")])
+@pytest.mark.parametrize("mask", [None, masks.causal("lower_right")], ids=str)
+def test_a_normalizer_of_the_users_own_returns_a_weight_for_each_score(
+    normalizer: normalizers.Normalizer, kind: type[Exception], got: str, mask: masks.Mask | None
+) -> None:
+    name = type(normalizer).__name__
+    message = rf"^attention: {name}.weights must return weights in the shape of scores, .*, got {got}.*\.$"
+    with pytest.raises(kind, match=message):
+        called(attn_mask=mask, normalizer=normalizer)()
+
+
+def test_a_function_is_no_normalizer() -> None:
+    message = "got the function always; derive a class from Normalizer, with it as weights."
+    with pytest.raises(TypeError, match=message):
+        called(normalizer=always)()
+
+
+def test_a_function_without_a_module_is_a_mask_too() -> None:
+    named: dict[str, Any] = {"regard": regard, "masks": masks}
+    exec("mask = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx", named)  # as code in a notebook or a doctest
+    assert called(attn_mask=named["mask"])().shape == (2, 8, 12, 16)  # type: ignore[attr-defined]

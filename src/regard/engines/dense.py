@@ -16,7 +16,7 @@ from regard._utils.tracing import is_traced
 from regard.engines import lines
 from regard.engines.base import EngineOutput
 from regard.engines.problem import Problem
-from regard.engines.tiles import Grid, Tiles
+from regard.engines.tiles import Grid, Tiles, weighed
 from regard.masks import Dense
 from regard.scores import Dot, ScaledDot
 
@@ -146,12 +146,12 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
             of_means = torch.full_like(of_lines, -torch.inf)
         return EngineOutput(output if output.requires_grad else attached(output, problem), None, of_lines, of_means)
     if tiles is None and not needs_care(problem) and (scores := _scores_of_dot_products(problem)) is not None:
-        weights = problem.normalizer.weights(scores)
+        weights = weighed(problem.normalizer, scores)
         dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
         return EngineOutput(dropped @ problem.value, None, weights, scores)
     tiles = whole(problem) if tiles is None else tiles
     scores = tiles.scores(0, 0)
-    weights = tiles.normalizer.weights(scores)
+    weights = weighed(tiles.normalizer, scores)
     dropped = F.dropout(weights, problem.dropout_p) if problem.dropout_p else weights
     visible = None if tiles.spill is None else scores != -torch.inf
     return EngineOutput(tiles.read(dropped, 0, visible).to(dtype), None, weights, scores)
@@ -186,7 +186,7 @@ def attend_by_rows(problem: Problem, drop: Drop | None = None) -> EngineOutput:
 
     def attend(row: int) -> Tensor:
         scores = tiles.scores(row, 0)
-        weights = tiles.normalizer.weights(scores)
+        weights = weighed(tiles.normalizer, scores)
         if p:
             weights = F.dropout(weights, p) if drop is None else drop(weights, tiles.rows[row].start, problem.extent.L)
         return tiles.read(weights, 0, scores != -torch.inf)
@@ -199,7 +199,7 @@ def attend_by_rows(problem: Problem, drop: Drop | None = None) -> EngineOutput:
 def attend_few(problem: Problem) -> EngineOutput:
     """Run the definition on few rows; non-finite values may leak through masked pairs as NaN."""
     if (scores := _scores_of_dot_products(problem)) is not None:
-        return EngineOutput(problem.normalizer.weights(scores) @ problem.value)
+        return EngineOutput(weighed(problem.normalizer, scores) @ problem.value)
     tiles = Tiles.of(problem, False, Grid.whole(problem))
-    weights = tiles.normalizer.weights(tiles.scores(0, 0))
+    weights = weighed(tiles.normalizer, tiles.scores(0, 0))
     return EngineOutput(tiles.read(weights, 0).to(problem.query.dtype))

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.engines.aux import AuxRequest, TopK
 from regard.engines.problem import Problem
-from regard.engines.tiles import Grid, Tiles
+from regard.engines.tiles import Grid, Tiles, weighed
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class LineRow:
             key = torch.cat([key[:, :, tiles.cols[col].slice] for col in cols], 2)
         hides = tiles.mask is not None or tiles.score.can_return_neg_inf
         visible = tiles.fold(scores != -torch.inf) if hides else None
-        weights = tiles.fold(tiles.normalizer.weights(scores))
+        weights = tiles.fold(weighed(tiles.normalizer, scores))
         lines = tiles.order.weights(weights, tiles.fold(query[:, :, rows.slice]), key, visible)
         return cls(cols, scores, tiles.unfold(lines))
 

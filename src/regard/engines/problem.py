@@ -469,7 +469,9 @@ def as_normalizer(normalizer: object) -> Normalizer:
     if isinstance(normalizer, Normalizer):
         return normalizer
     if not isinstance(normalizer, str):
-        raise rejected("attention", "normalizer", "be a name or a Normalizer", described(normalizer), TypeError)
+        hint = "; derive a class from Normalizer, with it as weights" if isinstance(normalizer, FunctionType) else ""
+        got = f"{described(normalizer)}{hint}"
+        raise rejected("attention", "normalizer", "be a name or a Normalizer", got, TypeError)
     if normalizer not in NORMALIZERS:
         raise unknown_name("attention", "normalizer", normalizer, NORMALIZERS)
     return NORMALIZERS[normalizer]()
@@ -546,6 +548,9 @@ def _as_mask(mask: MaskLike | None, query: Tensor, key: Tensor, lead: tuple[int,
             raise rejected("attention", "attn_mask", expected, shape(mask)) from None
     found = masks.as_mask(mask, "attention", "attn_mask")
     if isinstance(found, masks.Predicate):
+        if getattr(masks, getattr(mask, "__name__", ""), None) is mask:
+            name = f"masks.{mask.__name__}"  # type: ignore[union-attr]
+            raise rejected("attention", "attn_mask", "be a mask", f"the function {name}; call it: {name}(…)", TypeError)
         expected = "be a Mask, a tensor, or a mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor"
         check_elementwise("attn_mask", expected, mask, query, key, scored=False)
     return found

@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from regard._utils.errors import described, rejected, shape
 from regard._utils.torch_private import is_fake
 from regard._utils.tracing import is_symbolic, is_traced
 from regard.engines.local_linear import LocalLinear
@@ -413,7 +414,12 @@ class Tiles:
         return tensor if G in (H, 0) else tensor.reshape(B, H, rows // (H // G), width)
 
     def _compared(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.unfold(self.score.compare(self.fold(query), key))
+        query = self.fold(query)
+        found = self.score.compare(query, key)
+        if not isinstance(found, Tensor) or found.shape != (*query.shape[:3], key.shape[2]):
+            expected = f"return scores (..., L, S) of query {shape(query)} and key {shape(key)}"
+            raise _wrong(f"{type(self.score).__name__}.compare", expected, found)
+        return self.unfold(found)
 
     def _masked(self, scores: Tensor, row: int, col: int, index: tuple[Tensor, ...]) -> Tensor:
         if self.mask is None or self.states is None:
@@ -477,3 +483,21 @@ def states_of(mask: Mask, problem: Problem, shape: tuple[int, int], counts: tupl
     if unknown:  # control flow cannot depend on values
         return [[MIXED] * counts[1]] * counts[0]
     return BlockMask.of(mask, extent, *shape).over_heads()
+
+
+# What parts of the user's own return ----------------------------------------------------------------------------------
+
+
+def weighed(normalizer: Normalizer, scores: Tensor) -> Tensor:
+    """Return the weights of whole rows of scores; raise if the normalizer returns anything else."""
+    found = normalizer.weights(scores)
+    if not isinstance(found, Tensor) or found.shape != scores.shape:
+        raise _wrong(
+            f"{type(normalizer).__name__}.weights", f"return weights in the shape of scores, {shape(scores)}", found
+        )
+    return found
+
+
+def _wrong(method: str, expected: str, found: object) -> Exception:
+    got = f"shape {shape(found)}" if isinstance(found, Tensor) else described(found)
+    return rejected("attention", method, expected, got, ValueError if isinstance(found, Tensor) else TypeError)

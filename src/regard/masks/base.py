@@ -1138,7 +1138,10 @@ def as_mask(mask: MaskLike, function: str = "masks.as_mask", argument: str = "ma
     if callable(mask) and not isinstance(mask, type):
         return Predicate(mask)
     expected = "be a Mask, a mask_mod(b, h, q_idx, kv_idx), a BlockMask, or a bool or float tensor"
-    raise rejected(function, argument, expected, described(mask), TypeError)
+    hint = "; torch.tensor makes it a tensor" if isinstance(mask, list | tuple) else ""
+    if isinstance(mask, str):
+        hint = "; names are functions of regard.masks, such as masks.causal()"
+    raise rejected(function, argument, expected, f"{described(mask)}{hint}", TypeError)
 
 
 def register_conversion(applies: Callable[[Any], bool], convert: Callable[[Any, str, str], Mask]) -> None:

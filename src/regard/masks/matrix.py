@@ -8,6 +8,7 @@ from typing import Any, Self, TypeGuard, final
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import INTEGERS
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
@@ -77,12 +78,16 @@ class Dense(Mask):
     def of(cls, tensor: Any, function: str, argument: str) -> Self:
         """Check the tensor and return its mask; errors name this argument of this function."""
         if not isinstance(tensor, Tensor) or not (tensor.dtype == torch.bool or tensor.is_floating_point()):
-            raise rejected(function, argument, _KIND, described(tensor), TypeError)
+            integer = isinstance(tensor, Tensor) and tensor.dtype in INTEGERS
+            hint = "; if 1 = may attend, pass it as tensor.bool()" if integer else ""
+            raise rejected(function, argument, _KIND, f"{described(tensor)}{hint}", TypeError)
         if tensor.is_nested or tensor.layout != torch.strided:
             layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             raise rejected(function, argument, "be a dense tensor", f"a {layout} one", TypeError)
         if tensor.dim() not in (2, 3, 4):
-            raise rejected(function, argument, "have shape (L, S), (H, L, S) or (B, H, L, S)", shape(tensor))
+            hint = "; for the same keys in all queries, unsqueeze(0) makes it (1, S)" if tensor.dim() == 1 else ""
+            expected = "have shape (L, S), (H, L, S) or (B, H, L, S)"
+            raise rejected(function, argument, expected, f"{shape(tensor)}{hint}")
         return cls(tensor, (function, argument))
 
     def visible(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor | None:
@@ -115,6 +120,8 @@ class Dense(Mask):
             expected = f"be (1, H, L, S) or (B, 1, L, S), as there are {B} heads and sequences: unsqueeze(0) or (1)"
         elif len(got) == 3 and got[0] == B and all(x in (1, y) for x, y in zip(got[1:], (L, S))):
             hint = "; for one matrix per sequence, unsqueeze(1)"
+        elif len(got) == 3 and got[0] == B * H and all(x in (1, y) for x, y in zip(got[1:], (L, S))):
+            hint = f"; for one matrix per sequence and head, unflatten(0, ({B}, {H}))"
         elif len(got) == 2 and got == (B, S):
             hint = "; for key padding, use masks.key_padding"
         raise rejected(*self._origin, expected, f"{got}{hint}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.constraints import Integer, count
-from regard._utils.errors import rejected, shape
+from regard._utils.errors import described, rejected, shape
 
 
 class StepCache(Protocol):
@@ -251,6 +251,15 @@ class KVCache:
             buffer = larger
         buffer.narrow(2, self._length, new.shape[2]).copy_(new)
         return buffer
+
+
+def cached_steps(layer: object, cache: StepCache | None) -> int:
+    """Return the number of steps in a layer's cache, 0 without one; raise if it is another kind of cache."""
+    if cache is None:
+        return 0
+    if not hasattr(cache, "prefix"):
+        raise rejected(type(layer).__name__, "cache", "be a KVCache or None", described(cache), TypeError)
+    return len(cache)
 
 
 def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:

@@ -238,7 +238,7 @@ CONSTRUCTION = [
         lambda: masks.dense(INTS),
         TypeError,
         "masks.dense: tensor must be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides), "
-        "got an int64 tensor of shape (2, 5).",
+        "got an int64 tensor of shape (2, 5); if 1 = may attend, pass it as tensor.bool().",
     ),
     (
         lambda: masks.dense(np.ones((2, 5), bool)),
@@ -254,7 +254,8 @@ CONSTRUCTION = [
     (
         lambda: masks.dense(BOOLS[0]),
         ValueError,
-        "masks.dense: tensor must have shape (L, S), (H, L, S) or (B, H, L, S), got (5,).",
+        "masks.dense: tensor must have shape (L, S), (H, L, S) or (B, H, L, S), got (5,); "
+        "for the same keys in all queries, unsqueeze(0) makes it (1, S).",
     ),
     (lambda: masks.alibi(0), ValueError, "masks.alibi: slopes must be an int of at least 1, got 0."),
     (
@@ -277,7 +278,7 @@ CONSTRUCTION = [
         lambda: masks.as_mask(INTS, "attention", "attn_mask"),
         TypeError,
         "attention: attn_mask must be a bool tensor (True = may attend) or a float tensor (added to the score; -inf hides), "
-        "got an int64 tensor of shape (2, 5).",
+        "got an int64 tensor of shape (2, 5); if 1 = may attend, pass it as tensor.bool().",
     ),
     (
         lambda: masks.as_mask(masks.Mask),

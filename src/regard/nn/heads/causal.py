@@ -15,7 +15,7 @@ from regard.engines import EngineLike
 from regard.masks import Mask
 from regard.nn._base import non_default, zero_padding
 from regard.nn.heads.self_attention import GroupedProjections
-from regard.nn.kv_cache import StepCache
+from regard.nn.kv_cache import StepCache, cached_steps
 from regard.nn.positions.rotary import Rotary, Rotation
 
 # Dimensions: B batch, L queries, S keys, E width, H heads, G groups, D width of a head.
@@ -87,15 +87,19 @@ class CausalSelfAttention(GroupedProjections):
         x, name = floats(self, "x", x, "B", "L", self.embed_dim), type(self).__name__
         if self.context is not None:
             raise rejected(name, "context", "be None", described(self.context))
-        if cache is not None and getattr(cache, "window", None) is not None:
-            raise rejected(name, "cache", "keep all steps", described(cache))
+        before, window = cached_steps(self, cache), getattr(cache, "window", None)
+        if window is not None:
+            raise rejected(name, "cache", "keep all steps", f"window={window}")
         visible = masks.causal(align="lower_right")
+        if isinstance(valid_lens, Mask):
+            expected = "be an integer tensor of lengths, as the layer is causal by itself"
+            raise rejected(name, "valid_lens", expected, f"the mask {valid_lens!r}", TypeError)
         if valid_lens is not None:
             if cache is not None:
                 raise rejected(name, "valid_lens", "be None with a cache", described(valid_lens))
             x = zero_padding(x, lengths(self, "valid_lens", valid_lens, x.shape[0]))
             visible = visible & masks.padding(valid_lens)
-        before, turn = 0 if cache is None else len(cache), None
+        turn = None
         if self.rotary is not None:
             if rotation is None:
                 rotation = self.rotary.rotation(torch.arange(before, before + x.shape[1], device=x.device), x.dtype)

@@ -19,7 +19,7 @@ from regard.masks import Extent, Mask, MaskLike
 from regard.nn._base import Layer, draw_linear
 from regard.nn.heads.causal import appended
 from regard.nn.heads.latent import LatentOptions, MultiheadLatentAttention
-from regard.nn.kv_cache import StepCache
+from regard.nn.kv_cache import StepCache, cached_steps
 from regard.nn.positions.rotary import Rotary, Rotation
 
 #: Number of index scores that are held at once, over all heads of the indexer.
@@ -333,7 +333,7 @@ class DeepSeekSparseAttention(MultiheadLatentAttention):
             OneOf(("all", "selected"))(self, "loss", loss)
             if cache is not None:
                 raise rejected("DeepSeekSparseAttention", "cache", "be None with a loss", cache)
-        before = 0 if cache is None else len(cache)
+        before = cached_steps(self, cache)
         rotation = self._rotation(x, rotation, before)
         latent = self._query_input(x)
         query, rows = self._queries(latent, rotation), self._rows(x, rotation)

@@ -18,7 +18,7 @@ from regard.masks import MaskLike
 from regard.nn._base import Layer, draw_linear
 from regard.nn.heads.causal import appended
 from regard.nn.heads.options import in_wider
-from regard.nn.kv_cache import StepCache
+from regard.nn.kv_cache import StepCache, cached_steps
 from regard.nn.positions.rotary import Rotary, Rotation
 
 # Dimensions: B batch, L rows, S keys, E width, H heads, D width of a head's own keys, V of its values, R width of the
@@ -203,7 +203,7 @@ class MultiheadLatentAttention(Layer):
             Auxiliary outputs to return, per head.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
-        before = 0 if cache is None else len(cache)
+        before = cached_steps(self, cache)
         rotation = self._rotation(x, rotation, before)
         query = self._queries(self._query_input(x), rotation)
         rows = self._rows(x, rotation)
@@ -234,8 +234,7 @@ class MultiheadLatentAttention(Layer):
 
     def _queries(self, latent: Tensor, rotation: Rotation | None) -> Tensor:
         """Return the queries (B, H, L, D + R)."""
-        B, L, _ = latent.shape
-        query: Tensor = self.query(latent).view(B, L, self.num_heads, -1).transpose(1, 2)
+        query: Tensor = self.query(latent).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if self.rotary is None:
             return query
         assert rotation is not None
@@ -332,6 +331,6 @@ def _is_step(query: Tensor, mask: MaskLike | None, is_causal: bool, request: Aux
 
 def _by_head(rows: Tensor, weight: Tensor) -> Tensor:
     """Return ``rows[:, h] @ weight[h]`` of rows (B, H, L, M) and weights (H, M, N), reading each weight once."""
-    B, H, L, _ = rows.shape
-    product = torch.bmm(rows.transpose(0, 1).reshape(H, B * L, -1), weight)
-    return product.view(H, B, L, -1).transpose(0, 1)
+    B, H, L, M = rows.shape
+    product = torch.bmm(rows.transpose(0, 1).reshape(H, B * L, M), weight)
+    return product.view(H, B, L, weight.shape[-1]).transpose(0, 1)

@@ -31,7 +31,7 @@ from regard.nn.heads.options import (
     ValueResidual,
 )
 from regard.nn.heads.scored import ScoredAttention
-from regard.nn.kv_cache import StepCache
+from regard.nn.kv_cache import StepCache, cached_steps
 from regard.nn.positions.rotary import HeadPositions, Rotation
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -133,10 +133,10 @@ class GroupedProjections(Layer):
         B, L, _ = x.shape
         qkv = self.qkv(x)
         if isinstance(qkv, tuple):  # from SplitProjection, which may hold a subset of the heads
-            q, k, v = (each.view(B, L, -1, self.head_dim).transpose(1, 2) for each in qkv)
+            q, k, v = (each.view(B, L, each.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2) for each in qkv)
             return (q, k, v) if turn is None else (turn(q), turn(k), v)
         H, G = self.num_heads, self.num_kv_heads
-        heads = qkv.view(B, L, -1, self.head_dim).transpose(1, 2)
+        heads = qkv.view(B, L, qkv.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
         if turn is None:
             q, k, v = heads.split((H, G, G), 1)
             return q, k, v
@@ -421,7 +421,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         x = floats(self, "x", x, "B", "L", self.embed_dim)
         if cache is not None and self.context is not None:
             raise rejected(type(self).__name__, "cache", "be None under context parallelism", cache)
-        before = 0 if cache is None else len(cache)
+        before = cached_steps(self, cache)
         q, k, v = self._projected(x, self._rotation(x, rotation, before))
         v = own = self._mixed(v, first_values)
         if cache is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, rejected
-from regard.masks import MaskLike
+from regard.masks import Mask, MaskLike
 from regard.masks.base import AndMask
 from regard.masks.documents import Documents, Packed
 from regard.masks.padding import FirstKeys, KeyPadding
@@ -116,7 +116,8 @@ def layout_of(
             found = real_rows(name, mask.n - before, x)[..., 0]
         elif mask is not None:
             expected = "be None, masks.document(ids), a padding mask, or both, as a recurrence has no scores to mask"
-            raise rejected(name, "attn_mask", expected, described(attn_mask))
+            got = repr(attn_mask) if isinstance(attn_mask, Mask) else described(attn_mask)
+            raise rejected(name, "attn_mask", expected, got)
         if found is not None:
             real = found if real is None else real & found
     starts = document_starts(name, documents, x)

@@ -24,7 +24,7 @@ from regard.nn._base import Layer, draw_linear
 from regard.nn.linear.gated import gated_recurrence
 from regard.nn.linear.layout import Layout, layout_of
 from regard.nn.linear.recurrence_weights import gated_recurrence_weights
-from regard.nn.linear.self_attention import LinearCache
+from regard.nn.linear.self_attention import LinearCache, cache_of
 from regard.nn.linear.short_convolution import ShortConvolution
 from regard.nn.positions.rotary import Rotation
 
@@ -210,7 +210,7 @@ class RecurrentAttention(Layer, ABC):
             raise rejected(name, "context", "be None, as a state passes through all steps", described(self.context))
         if return_aux is not None and replace(return_aux, weights=False) != AuxRequest():
             raise rejected(name, "return_aux", "ask for weights alone, as there are no scores", return_aux)
-        before = 0 if cache is None else len(cache)
+        before = 0 if cache is None else cache_of(self, cache, x.shape[0])
         layout = self.layout(x, attn_mask, valid_lens, documents, cache)
         state = None if cache is None else cache.state
         matrix, past = (None, None) if state is None else state

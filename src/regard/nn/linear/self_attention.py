@@ -76,6 +76,17 @@ class LinearCache:
         self._sums, self._length = None, 0
 
 
+def cache_of(layer: object, cache: LinearCache, batch: int) -> int:
+    """Return the number of steps in a layer's cache; raise if it is of another kind or of another batch size."""
+    name = type(layer).__name__
+    if not isinstance(cache, LinearCache):
+        raise rejected(name, "cache", "be a LinearCache or None", described(cache), TypeError)
+    state = cache.state
+    if state is not None and state[0].shape[0] != batch:
+        raise rejected(name, "cache", f"hold as many sequences as x, {batch}", state[0].shape[0])
+    return len(cache)
+
+
 def _whole(state: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
     assert all(each is not None for each in state), "a cache holds tensors"
     return state  # type: ignore[return-value]
@@ -163,6 +174,8 @@ class LinearSelfAttention(GroupedProjections):
         for name, given in (("rotation", rotation), ("return_aux", return_aux), ("context", self.context)):
             if given is not None:
                 self._refuse(name, "be None", given)
+        if cache is not None:
+            cache_of(self, cache, x.shape[0])
         q, k, v = self.projected(x)
         if (repeats := q.shape[1] // k.shape[1]) > 1:
             k, v = (each.repeat_interleave(repeats, 1) for each in (k, v))

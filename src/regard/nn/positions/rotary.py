@@ -180,6 +180,8 @@ class Rotary(HeadPositions):
 
     def turn(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Rotate rows (B, H, L, D) by the :meth:`rotation` of their positions."""
+        if x.shape[-1] != self.head_dim:
+            raise rejected(type(self).__name__, "head_dim", f"be the width of a head, {x.shape[-1]}", self.head_dim)
         cos, sin = rotation[:2]
         front, rest = x[..., : self.turned].to(cos.dtype), x[..., self.turned :]
         a, b = front.unflatten(-1, (-1, 2)).unbind(-1) if self.interleaved else front.chunk(2, -1)

@@ -200,8 +200,12 @@ export function App({ page, fetch, address, ask }: Props) {
   const look = useMemo(() => ({ scale, theme, bare }), [scale, theme, bare]);
   const matches = useMemo(() => {
     const wanted = search.trim().toLowerCase();
-    return new Set(wanted ? keys.labels.flatMap((label, at) => (label.toLowerCase().includes(wanted) ? [at] : [])) : []);
-  }, [search, keys]);
+    const of = (side: Side): Set<number> =>
+      new Set(wanted ? side.labels.flatMap((label, at) => (label.toLowerCase().includes(wanted) ? [at] : [])) : []);
+    const key = of(keys);
+    return { key, query: queries === keys ? key : of(queries) };
+  }, [search, queries, keys]);
+  const matched = matches.key.size + (queries === keys ? 0 : matches.query.size);
 
   const fits = (pin: Pin | null): Pin | null =>
     first && pin && pin.at < (pin.side === "query" ? first.rows : first.cols) ? pin : null;
@@ -286,13 +290,15 @@ export function App({ page, fetch, address, ask }: Props) {
     choose(to.find((at) => items[at].head === items[chosen].head) ?? to[0]);
   };
   const nextMatch = (): void => {
-    const sorted = [...matches];
-    const after = sorted.find((at) => at > (pin?.at ?? -1)) ?? sorted[0];
+    // Keys come first where queries are other tokens.
+    const sides: Pin["side"][] = queries === keys ? [direction] : ["key", "query"];
+    const sorted = sides.flatMap((which) => [...matches[which]].map((at) => ({ side: which, at })));
+    const order = (each: Pin): number => each.at + (queries !== keys && each.side === "query" ? keys.labels.length : 0);
+    const after = sorted.find((each) => order(each) > (pin ? order(pin) : -1)) ?? sorted[0];
     if (after === undefined) return;
     if (!open) enter(chosen);
-    const which = queries === keys ? direction : "key";
-    setDirection(which);
-    setPin({ side: which, at: after });
+    setDirection(after.side);
+    setPin(after);
   };
   const live = (): View[] => views.current.filter((view) => view !== null);
   const titleOf = (of: typeof item): string => (subtract && same ? `${item.title} minus ${other!.title}` : of.title);
@@ -365,14 +371,19 @@ export function App({ page, fetch, address, ask }: Props) {
     captions: [[model, isPicture ? "all pictures" : order === "like" ? "all heads" : `all heads, ${ORDERS[order][0]}`].filter(Boolean).join(", ")],
     notes: [...lead, says(scale, false), concealing].filter(Boolean),
   });
+  const told = (of: Pin): string =>
+    `what ${nameless(of.side === "query" ? queries : keys, of.at)} ${of.side === "query" ? "attends to" : "is attended to by"}`;
+  /** What the colours behind words and over images are. */
+  const toneOf = !tones ? "" : values && asked ? told(asked) : region!.side === "key" ? "what attends to the region" : "what the region attends to";
   const figure = (): Figure => {
-    const over = pin ? `what ${nameless(pin.side === "query" ? queries : keys, pin.at)} ${pin.side === "query" ? "attends to" : "is attended to by"}` : "";
+    const over = pin ? told(pin) : "";
     const images = [...root.current!.querySelectorAll(".image")].map((each) => ({
       image: each.querySelector("img")!, over: each.querySelector("canvas")!,
-      caption: [each.querySelector("figcaption")?.textContent ?? "image", tones ? `${over || "weights"}; bright: the most` : ""].filter(Boolean).join(": "),
+      caption: [each.querySelector("figcaption")?.textContent ?? "image", tones ? `${toneOf || "weights"}; bright: the most` : ""].filter(Boolean).join(": "),
     }));
     const notes = [
       says(scale, signed), whose, entropy, item.summary && !subtract ? `The head ${item.summary.text}.` : "", over && `Outlined: ${over}.`,
+      shares ? `Framed on the image: the ${patches.length === 1 ? "patch" : `${patches.length} patches`} of the region.` : "",
       bare && first!.sinks.size ? concealed() : "", whole ? "Whole words: rows of a word's tokens are averaged, columns added." : "",
       shares ? sentence() : "",
     ];
@@ -391,7 +402,7 @@ export function App({ page, fetch, address, ask }: Props) {
     const value = of === null ? shares!.reduce((sum, each) => sum + each, 0) / shares!.length : shares![of];
     const share = `${first!.partial ? "at least " : ""}${value.toFixed(2)}`;
     if (region!.side === "query") return of === null ? `${these} attend to the keys below.`.replace("patch attend", "patch attends") : `${these} give${many ? "" : "s"} ${nameless(keys, of)} ${share} of ${many ? "their" : "its"} weight.`;
-    if (of === null) return `${these} receive${many ? "" : "s"} ${share} of a query's weight on average.`;
+    if (of === null) return `${these} receive${many ? "" : "s"} ${share} of a query's weight, on average over all ${first!.rows} queries${queries.places.some(Boolean) ? ", patches included" : ""}.`;
     const visible = patches.filter((at) => first!.weight(of, at) === first!.weight(of, at)).length;
     const even = signed || first!.partial ? "" : ` An even split would give ${(visible / Math.max(first!.count(of), 1)).toFixed(2)}.`;
     return `${these} receive${many ? "" : "s"} ${share} of the weight of ${nameless(queries, of)}.${even}`;
@@ -499,8 +510,9 @@ export function App({ page, fetch, address, ask }: Props) {
   const onList = (at: number): void =>
     toggle(shares ? (region!.side === "key" ? "query" : "key") : askedSide === "query" && queries !== keys ? "key" : askedSide === "key" && queries !== keys ? "query" : direction, at);
 
-  const plain = { signed, theme, marked: matches };
+  const plain = { signed, theme, toned: toneOf };
   const regional = (side: Pin["side"]) => ({
+    marked: matches[side],
     region: region?.side === side || queries === keys ? region : null,
     onRegion: (image: number, box: Region["box"] | null, grain?: number) => setRegion(box && { side, image, box, grain }),
   });
@@ -588,7 +600,7 @@ export function App({ page, fetch, address, ask }: Props) {
           <input ref={searched} type="search" placeholder="Find a token" aria-label="Search for a token" value={search}
             onInput={(event) => setSearch(event.currentTarget.value)}
             onKeyDown={(event) => event.key === "Enter" && nextMatch()} />
-          {search && <span class="count" role="status">{matches.size} found</span>}
+          {search && <span class="count" role="status">{matched} found{!open && matched > 0 && ": Enter opens"}</span>}
           <button type="button" title="Save what is shown as a picture" onClick={() => exporting(savePng)}>PNG</button>
           <button type="button" title="Save what is shown as a drawing, whose text can be edited" onClick={() => exporting(saveSvg)}>SVG</button>
           <button type="button" aria-label="Dark mode" aria-pressed={theme === "dark"} onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>◐</button>
@@ -678,7 +690,7 @@ export function App({ page, fetch, address, ask }: Props) {
                 : "Point at a cell for its weight. Click a word to see what it attends to." + (hasImages ? " Drag over an image to add up its patches." : "")}
             </output>
             <fieldset>
-              <legend class="hidden">{queries === keys ? "A click on a word shows" : "A click in the matrix pins"}</legend>
+              <legend>{queries === keys ? "A click on a word shows" : "A click in the matrix pins"}</legend>
               <label><input type="radio" name="direction" checked={direction === "query"} onChange={() => turn("query")} /> {queries === keys ? "what it attends to" : "a cell pins its row"}</label>
               <label><input type="radio" name="direction" checked={direction === "key"} onChange={() => turn("key")} /> {queries === keys ? "what attends to it" : "its column"}</label>
             </fieldset>

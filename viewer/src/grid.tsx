@@ -150,27 +150,32 @@ export function Grid(props: Props) {
         : groups.map(([title, found]) => (
           <section key={title}>
             <h2>{title}</h2>
-            <div class="cards">{found.map(([at, label]) => cell(at, [label]))}</div>
+            <div class="cards">{found.map(([at, labels]) => cell(at, labels))}</div>
           </section>
         ))}
     </div>
   );
 }
 
+/** What a head is called and what it is sorted by: on two lines where its name says which kind of layer it is in. */
+function labels(short: string, says: string): string[] {
+  return short.includes(" ") && says ? [short, says] : [`${short} ${says}`];
+}
+
 /** Return heads in the chosen order, under headings, each with its label. */
-function ranked({ page, contents, overviews, order, chosen }: Props, shown: number[]): [string, [number, string][]][] {
+function ranked({ page, contents, overviews, order, chosen }: Props, shown: number[]): [string, [number, string[]][]][] {
   const of = contents.items[chosen];
   const layers = shown.filter((layer) => !isStacked(page.layers[layer]));
   const found = layers.flatMap((layer) => contents.ofLayer(layer).filter((at) => contents.items[at].head !== null)).map((at) => {
     const item = contents.items[at];
     const [value, says] = score(order, page, item, overviews[item.layer], of, overviews[of.layer]);
-    return { at, value, says: `${item.short} ${says}`, group: item.summary?.label ?? "" };
+    return { at, value, says: labels(item.short, says), group: item.summary?.label ?? "" };
   });
   if (order === "label") {
-    const groups = new Map<string, [number, string][]>();
+    const groups = new Map<string, [number, string[]][]>();
     for (const { at, group } of found) {
       const { short, summary } = contents.items[at];
-      groups.set(group, [...(groups.get(group) ?? []), [at, `${short} ${summary ? summary.score.toFixed(2) : ""}`]]);
+      groups.set(group, [...(groups.get(group) ?? []), [at, labels(short, summary ? summary.score.toFixed(2) : "")]]);
     }
     return [...groups].sort(([a], [b]) => Number(a === "") - Number(b === "") || a.localeCompare(b))
       .map(([group, heads]) => [`${GROUPS[group] ?? group} (${heads.length} ${heads.length === 1 ? "head" : "heads"}, layer·head)`, heads]);

@@ -161,7 +161,7 @@ export function contents(page: Page): Contents {
     const of = page.layers[layer];
     const alone = of.kind === "picture" || isStacked(of);
     const title = alone ? `${isStacked(of) ? which(layer) : ""}${names[layer]}` : `${title_(layer)}, head ${head}`;
-    const short = alone ? names[layer] : `${names[layer].replace("layer ", "")}·${head}`;
+    const short = alone ? names[layer] : `${kind_(layer)}${names[layer].replace("layer ", "")}·${head}`;
     return { layer, head, at: head, title, short, summary: summary ?? null };
   });
   function which(layer: number): string {
@@ -169,6 +169,10 @@ export function contents(page: Page): Contents {
     const one = page.runs.filter((each) => each.record === record).length === 1;
     const { sequence, name } = page.runs[run];
     return (page.records.length > 1 ? `${page.records[record]}: ` : "") + (one ? "" : `sequence ${sequence}${name && `, ${name}`}, `);
+  }
+  /** Layers of several kinds have the same numbers. */
+  function kind_(layer: number): string {
+    return named ? `${kinds[layer]} ` : "";
   }
   function title_(layer: number): string {
     const kind = named ? `${kinds[layer]}${kinds[layer] === "encoder" || kinds[layer] === "decoder" ? "" : "-attention"}, ` : "";
@@ -178,7 +182,7 @@ export function contents(page: Page): Contents {
     if (!each.mean) return;
     const heads = page.heads.filter((head) => head.layer === layer).length;
     items.push({ layer, head: null, at: heads, title: `${title_(layer)}, mean of ${heads} heads`,
-      short: `${names[layer].replace("layer ", "")}·mean`, summary: null });
+      short: `${kind_(layer)}${names[layer].replace("layer ", "")}·mean`, summary: null });
   });
   const byLayer = new Map<number, number[]>();
   items.forEach((item, at) => {

@@ -18,7 +18,7 @@ interface Props {
   look: Look;
   pinned: Pin | null;
   hovered: Cell | null;
-  marked: Set<number>;
+  marked: Record<Pin["side"], Set<number>>;
   /** Whether it has the buttons that zoom; views are linked. */
   zooms: boolean;
   onHover(cell: Cell | null): void;

@@ -14,6 +14,8 @@ interface Props {
   tones: Float32Array | null;
   signed: boolean;
   theme: Theme;
+  /** What the colours are. */
+  toned: string;
   pinned: number | null;
   marked: Set<number>;
   region: Region | null;
@@ -28,7 +30,7 @@ const [LONG, BLOCK] = [2000, 250];
 /** Colours below this share of the scale are not drawn. */
 const FAINT = 0.004;
 
-export function Reading({ heading, side, tones, signed, theme, pinned, marked, region, onPin, onRegion }: Props) {
+export function Reading({ heading, side, tones, toned, signed, theme, pinned, marked, region, onPin, onRegion }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const spans = useRef<HTMLElement[]>([]);
   const painted = useRef<Set<number>>(new Set());
@@ -127,6 +129,7 @@ export function Reading({ heading, side, tones, signed, theme, pinned, marked, r
   return (
     <section class={side.images.length ? "reading shown" : "reading"}>
       <h2>{heading}{count > LAID_OUT && `: ${first.toLocaleString("en")} to ${(last - 1).toLocaleString("en")} of ${count.toLocaleString("en")} tokens`}</h2>
+      {side.images.length > 0 && <p class="toned">{tones && toned ? `Bright: ${toned}` : ""}&nbsp;</p>}
       {side.images.length > 0 && (
         <div class="images">
           {side.images.map((image, number) => (

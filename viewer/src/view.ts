@@ -44,7 +44,7 @@ export class View {
   readonly tiles: Tiles;
   hovered: Cell | null = null;
   pinned: Pin | null = null;
-  marked: Set<number> = new Set();
+  marked: Record<Pin["side"], Set<number>> = { query: new Set(), key: new Set() };
   #drawn = 0;
   #ends: (() => void)[] = [];
 
@@ -270,13 +270,9 @@ export class View {
         context.globalAlpha = 1;
       }
     }
-    if (this.marked.size) {
-      context.fillStyle = mark;
-      for (const at of this.marked) {
-        context.fillRect(x + (at + 0.5) * scaleX - 2, Math.max(y, 0) - 2, 4, 6);
-        if (this.queries === this.keys) context.fillRect(Math.max(x, 0) - 2, y + (at + 0.5) * scaleY - 2, 6, 4);
-      }
-    }
+    context.fillStyle = mark;
+    for (const at of this.marked.key) context.fillRect(x + (at + 0.5) * scaleX - 2, Math.max(y, 0) - 2, 4, 6);
+    for (const at of this.marked.query) context.fillRect(Math.max(x, 0) - 2, y + (at + 0.5) * scaleY - 2, 6, 4);
   }
 
   /** The tokens that have room, or else every so many of them with their numbers. */
@@ -296,10 +292,10 @@ export class View {
     const isPinned = (side: string, at: number): boolean => this.pinned?.side === side && this.pinned.at === at;
     along(this.queries, y, scaleY, height, this.matrix.rows, (row, text) =>
       found.push({ text, x: LEFT - 6, y: TOP + y + (row + 0.5) * scaleY, turned: false,
-        strong: isPinned("query", row) || row === this.hovered?.row || (this.queries === this.keys && this.marked.has(row)) }));
+        strong: isPinned("query", row) || row === this.hovered?.row || this.marked.query.has(row) }));
     along(this.keys, x, scaleX, width, this.matrix.cols, (col, text) =>
       found.push({ text, x: LEFT + x + (col + 0.5) * scaleX, y: TOP - 6, turned: true,
-        strong: isPinned("key", col) || col === this.hovered?.col || this.marked.has(col) }));
+        strong: isPinned("key", col) || col === this.hovered?.col || this.marked.key.has(col) }));
     return found;
   }
 

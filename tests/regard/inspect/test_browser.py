@@ -503,6 +503,26 @@ def test_encoder_decoders_open_on_cross_attention(visit, tmp_path: Path) -> None
     assert page.locator("figcaption").text_content().startswith("cross-attention, layer 0, head 0 · ")
     page.locator(".reading").nth(1).locator("span").nth(3).click()
     assert "s3 (3) is pinned as a key" in status(page)
+    page.keyboard.press("/")
+    page.keyboard.type("t1")  # of the output alone
+    page.wait_for_selector(".found")
+    assert page.locator(".found").all_text_contents() == ["t1"] and page.locator(".count").text_content() == "1 found"
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert "t1 (1) is pinned" in status(page) and "as a key" not in status(page)
+    page.locator('[aria-label="Search for a token"]').fill("1")
+    page.wait_for_function("document.querySelectorAll('.found').length === 2")
+    assert page.locator(".found").all_text_contents() == ["t1", "s1"]
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert "s1 (1) is pinned as a key" in status(page)
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert "t1 (1) is pinned" in status(page) and "as a key" not in status(page)
+    page.locator(".back").click()
+    page.select_option('[aria-label="Order of heads"]', label="sharpest first")
+    names = [each.locator("span").first.text_content() for each in page.locator(".grid [data-head]").all()]
+    assert len(names) == len(set(names)) and {each.split()[0] for each in names} == {"cross", "decoder", "encoder"}
 
 
 def test_a_long_and_narrow_matrix_fills_the_page(visit, tmp_path: Path) -> None:
@@ -553,6 +573,8 @@ def test_frames_of_a_video_and_times_of_a_recording(visit, tmp_path: Path) -> No
         page.wait_for_timeout(100)
         assert "0.5 s, patch 3 (3) is pinned as a key" in status(page)  # with words there, a patch shows its words
         dragged(page, (0.1, 0.1), (0.9, 0.9))
+        assert "on average over all 6 queries, patches included." in status(page)
+        assert page.locator(".toned").text_content().strip() == "Bright: what “0.5 s, patch 3” (3) is attended to by"
         assert [each.split()[0] for each in page.locator(".largest li").all_text_contents()] == ["a", "dog"]
         share = float(found[0].weights(batch=0, head=0)[5, 2:4].sum())
         page.locator(".largest li").nth(1).click()

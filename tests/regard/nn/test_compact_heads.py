@@ -146,3 +146,9 @@ def test_a_capture_sees_their_attention() -> None:
         with regard.inspect.capture() as calls:
             layer(rows(1, 5, 16))
         assert len(calls) == 1, name
+
+
+@pytest.mark.parametrize("normalizer", ["cog", "talking_heads"])
+def test_laser_refuses_negative_weights(normalizer: str) -> None:
+    with pytest.raises(ValueError, match="LaserAttention: normalizer must have no negative weights"):
+        LaserAttention(16, 4, normalizer=normalizer)

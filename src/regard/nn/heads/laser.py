@@ -14,6 +14,7 @@ from regard.engines.aux import AuxRequest
 from regard.masks import MaskLike
 from regard.nn.heads.self_attention import KeysValues, SelfAttention
 from regard.nn.positions.encodings import wide
+from regard.normalizers import Cog, TalkingHeads
 
 #: Values are limited to ± this: e^60 times any number of keys is far from float32's largest, 1/e^60 from its least.
 LIMIT: Final = 60.0
@@ -58,6 +59,9 @@ class LaserAttention(SelfAttention):
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
         if options.get("order", 0) != 0:
             raise rejected("LaserAttention", "order", "be 0: a line's value may be negative", options["order"])
+        normalizer = options.get("normalizer")
+        if isinstance(normalizer, Cog | TalkingHeads) or normalizer in ("cog", "talking_heads"):
+            raise rejected("LaserAttention", "normalizer", "have no negative weights, as softmax", normalizer)
         super().__init__(embed_dim, num_heads, **options)
 
     def _read(

@@ -332,7 +332,9 @@ def test_a_score_of_the_users_own_returns_a_score_for_each_pair(engine: str) -> 
         called(score=Summed(), engine=engine)()
 
 
-@pytest.mark.parametrize(("normalizer", "kind", "got"), [(Halved(), ValueError, "shape"), (Silent(), TypeError, "None")])
+@pytest.mark.parametrize(
+    ("normalizer", "kind", "got"), [(Halved(), ValueError, "shape"), (Silent(), TypeError, "None")]
+)
 @pytest.mark.parametrize("mask", [None, masks.causal("lower_right")], ids=str)
 def test_a_normalizer_of_the_users_own_returns_a_weight_for_each_score(
     normalizer: normalizers.Normalizer, kind: type[Exception], got: str, mask: masks.Mask | None

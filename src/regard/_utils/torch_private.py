@@ -135,7 +135,7 @@ def is_eager() -> bool:
         or _interpreter() is not None
         or _forward_mode._current_level >= 0
         or (_modes() and is_dispatched())
-        or is_jit_tracing()
+        or (_jit_tracing() is not None and is_jit_tracing())
     )
 
 
@@ -245,6 +245,13 @@ def distinct_sizes() -> Any:
     return settings.patch(use_duck_shape=False)
 
 
+def scan(step: Any, start: Any, rows: Any, dim: int) -> Any:
+    """Return the last state of ``step(state, row) -> (state, output)`` over rows, a loop that ONNX has as well."""
+    from torch._higher_order_ops.scan import scan
+
+    return scan(step, start, rows, dim=dim)[0]
+
+
 __all__ = [
     "Observer",
     "OutProjection",
@@ -278,15 +285,9 @@ __all__ = [
     "joined",
     "recording",
     "replaced",
+    "scan",
     "softmaxes",
     "to_copy",
     "uncompiled",
     "without_storage",
 ]
-
-
-def scan(step: Any, start: Any, rows: Any, dim: int) -> Any:
-    """Return the last state of ``step(state, row) -> (state, output)`` over rows, a loop that ONNX has as well."""
-    from torch._higher_order_ops.scan import scan
-
-    return scan(step, start, rows, dim=dim)[0]

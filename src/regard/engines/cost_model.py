@@ -150,13 +150,13 @@ def suits_one_thread(problem: Problem) -> bool:
 
     Torch's kernel has threads for such calls.
     """
-    e, mask = problem.extent, problem.mask
-    if not (mask is None or isinstance(mask, masks.Dense)) and problem.intervals is None:
+    mask = problem.mask
+    if isinstance(mask, masks.Dense):
+        if problem.is_step:  # its kernel reads keys in place, for which a matrix is converted in every call
+            return False
+    elif mask is not None and problem.intervals is None:
         return False
-    if (
-        torch.get_num_threads() > 1
-        and e.B * e.H * e.L * e.S * (problem.query.shape[-1] + problem.value.shape[-1]) > ALONE
-    ):
+    if torch.get_num_threads() > 1 and _work(problem) > ALONE:
         return False
     return problem.is_softmax and problem.softcap is None
 

@@ -62,7 +62,7 @@ def test_gradients_of_every_combination(engine):
     assert not broken, "\n".join(broken)
     judged = {(v.case.score, v.case.normalizer) for v in verdicts if v.outcome == "held"}
     judgeable = {pair for pair in pairs if pair[0] in names and pair[1] not in ("gumbel", "sampled")}
-    assert len(judged) > 0.8 * len(judgeable)
+    assert len(judged) >= 0.8 * len(judgeable)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)

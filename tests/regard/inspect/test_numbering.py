@@ -83,7 +83,7 @@ def test_numbers_are_those_of_the_page(names: tuple[str, ...], labels: tuple[str
             assert not torch.equal(found[0], model(x))
         assert head_effect(model, lambda: model(x), label, 1).change > 0
         assert summarize_heads(record, layers=[label])[0].layer == name
-        assert torch.equal(average(record, layers=[label]), record[name].weights(batch=0).mean(0))
+        torch.testing.assert_close(average(record, layers=[label]), record[name].weights(batch=0).mean(0))
 
 
 def test_what_the_page_says_can_be_typed() -> None:

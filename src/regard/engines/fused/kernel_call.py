@@ -127,7 +127,8 @@ class KernelCall:
                 tensor.numel() == expected
                 and tensor.dtype == dtype
                 and tensor.is_contiguous()
-                and _is_in_memory(tensor)
+                and tensor.is_cpu
+                and not tensor.is_neg()  # its memory would hold other numbers
             ):
                 raise RuntimeError(
                     f"kernel {self.name}: array {name!r} must be contiguous, on the CPU, of {expected} numbers of type "
@@ -141,7 +142,13 @@ class KernelCall:
         """Set the arguments of an array that is read where it is."""
         expected, strides = tuple([self.sizes[size] for size in self.shapes[name]]), tensor.stride()
         adjacent = strides[3] == 1 or expected[3] <= 1  # the stride of a single number may be any
-        if not (tensor.shape == expected and adjacent and tensor.dtype == self.stored and _is_in_memory(tensor)):
+        if not (
+            tensor.shape == expected
+            and adjacent
+            and tensor.dtype == self.stored
+            and tensor.is_cpu
+            and not tensor.is_neg()
+        ):
             raise RuntimeError(
                 f"kernel {self.name}: array {name!r} must have shape {expected}, adjacent numbers in each row and type "
                 f"{self.stored}, and be on the CPU, "
@@ -150,8 +157,3 @@ class KernelCall:
         arguments[PLACES[name]] = tensor.data_ptr()
         for place, stride in zip(_STRIDES[name], strides):
             arguments[place] = stride
-
-
-def _is_in_memory(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor holds its numbers, not their negatives."""
-    return tensor.is_cpu and not tensor.is_neg()

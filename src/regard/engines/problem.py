@@ -478,8 +478,11 @@ def as_normalizer(normalizer: object) -> Normalizer:
 
 
 def resolved(tensor: Tensor) -> Tensor:
-    """Return a tensor whose memory holds its numbers; views such as ``z.conj().imag`` hold their negatives."""
-    return tensor.resolve_neg() if tensor.is_neg() else tensor
+    """Return a tensor whose memory holds its numbers; views such as ``z.conj().imag`` hold their negatives.
+
+    Compilers cannot ask. What they record runs here again, or is made of torch's operations, which know such views.
+    """
+    return tensor if torch.compiler.is_compiling() or not tensor.is_neg() else tensor.resolve_neg()
 
 
 def canonical(

@@ -575,6 +575,8 @@ def _device_refusal(problem: Problem) -> str | None:
         return "no gradients on a CPU, where FlexAttention has no backward pass"
     if isinstance(problem.normalizer, SoftmaxSink):
         return "no sink on a CPU, where FlexAttention returns no log-sum-exp"
+    if dtype.itemsize < 4 and isinstance(problem.score, ScoreMod):
+        return "float32 only for a score_mod on a CPU, where torch's kernel can be wrong in 16 bits"
     refused: str | None = _cpu_refusal()
     return refused
 

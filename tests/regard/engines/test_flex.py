@@ -553,3 +553,12 @@ def test_what_it_runs_is_what_explain_names() -> None:
     plan = regard.explain(*ends(37, 50), third, enable_gqa=True, engine="flex", normalizer=normalizers.Softmax())
     assert plan.engine.name == "flex"
     assert not plan.cost.grows
+
+
+def test_a_score_mod_in_16_bits_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law "budget" found the compiled kernel wrong by 1.8."""
+    monkeypatch.setattr("regard.engines.flex.is_compiled", lambda: True)
+    query = torch.randn(2, 2, 20, 16, dtype=torch.bfloat16)
+    call = {"score": lambda score, b, h, q, k: score + b, "engine": "flex"}
+    with pytest.raises(ValueError, match=r"float32 only for a score_mod on a CPU"):
+        regard.attention(query, query, query, **call)

@@ -429,3 +429,12 @@ def test_views_of_negatives_count_as_what_they_show(engine: str) -> None:
             grad = torch._neg_view(normal(*shape))  # such gradients come from complex numbers
             grads = [torch.autograd.grad(out, each, grad) for out, each in ((found, leaves), (expected, plain))]
             torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("engine", ["fused", "sdpa", "streaming", "auto"])
+def test_masks_that_are_views_of_negatives_add_what_they_show(engine: str) -> None:
+    query, bias = normal(1, 2, 20, 8), normal(1, 2, 20, 20, seed=1)
+    expected = regard.attention(query, query, query, bias, engine=engine)
+    for _ in range(3):  # the later calls follow the plan of the first
+        found = regard.attention(query, query, query, torch._neg_view(-bias), engine=engine)
+        torch.testing.assert_close(found, expected)

@@ -82,7 +82,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def bias_of(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values of a dense mask as a contiguous bias with four dimensions, −inf where hidden."""
-    return matrix(values, dtype).contiguous()
+    return matrix(values, dtype).resolve_neg().contiguous()
 
 
 def matrix(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.heads.causal import CausalSelfAttention
-from regard.nn.positions.rotary import Rotary
+from regard.nn.heads.causal import CausalOptions, CausalSelfAttention
 
 
 @mechanism(
@@ -66,19 +64,13 @@ class GroupedTiedAttention(CausalSelfAttention):
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[CausalOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, rotary=rotary,
-            engine=engine, device=device, dtype=dtype,
-        )  # fmt: skip
-        D, where = self.head_dim, {"device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
+        D, rotary, bias = self.head_dim, self.rotary, self.out.bias is not None
+        where = {"device": device, "dtype": dtype}
         if D % 2:
             raise rejected("GroupedTiedAttention", "head_dim", "be even", D)
         if rotary is not None and rotary.head_dim != D // 2:

@@ -118,7 +118,7 @@ class VisibleKeys:
 
     def bias_array(self) -> Tensor | None:
         """Return the bias as the kernels read it: contiguous, with size 1 where it is constant."""
-        return None if self.bias is None else compact(self.bias.detach(), 4).contiguous()
+        return None if self.bias is None else compact(self.bias.detach().resolve_neg(), 4).contiguous()
 
     @property
     def numbers(self) -> dict[str, int]:

@@ -82,11 +82,47 @@ void add_or_hide(const T* added, i64 j0, i64 j1, T* s, T hidden) {
   });
 }
 
+// The bias tensor of a row.
+template <class T>
+INLINE const T* bias_of(const Arguments<T>& a, i64 head, i64 row) {
+  const i64 H = a[F::H], b = a[F::planes] != 0 ? a.integers(F::planes)[head / H] : head / H;
+  return a.array(F::bias) + b * a[F::bias_b] + head % H * a[F::bias_h] + row * a[F::bias_r];
+}
+
+// Whether a bias hides all of some keys.
+template <class T>
+INLINE bool hides_all(const T* bias, i64 count) {
+  constexpr T masked = -std::numeric_limits<T>::infinity();
+  if (bias[0] != masked) return false;
+  i64 j = 0;
+  for (; j + WIDTH<T> <= count; j += WIDTH<T>)
+    if (lanes_other_than<T>(load<Vector<T>>(bias + j), masked) != 0) return false;
+  for (; j < count; ++j)
+    if (bias[j] != masked) return false;
+  return true;
+}
+
+// Keys of a tile without those at either end that the bias hides from rows `first` to `last`, inclusive.
+template <class T>
+Range unhidden(const Arguments<T>& a, i64 head, i64 first, i64 last, i64 t0, Range keys) {
+  Range seen{keys.stop, keys.start};
+  if (a[F::bias_r] == 0) last = first;
+  for (i64 row = last; row >= first; --row) {
+    const T* bias = bias_of(a, head, row) + t0;
+    i64 j = keys.start;
+    while (j < seen.start && hides_all(bias + j, least(PAD, keys.stop - j))) j += PAD;
+    seen.start = least(seen.start, j);
+    j = keys.start + padded(keys.stop - keys.start);
+    while (j > seen.stop && hides_all(bias + j - PAD, least(PAD, keys.stop - j + PAD))) j -= PAD;
+    seen.stop = most(seen.stop, least(j, keys.stop));
+  }
+  return seen;
+}
+
 // Add a bias tensor to the scores of a row; keys begin at t0.
 template <class T>
 void add_bias(const Arguments<T>& a, i64 head, i64 row, i64 t0, i64 j0, i64 j1, T* s, T hidden) {
-  const i64 H = a[F::H], b = a[F::planes] != 0 ? a.integers(F::planes)[head / H] : head / H;
-  const T* bias = a.array(F::bias) + b * a[F::bias_b] + head % H * a[F::bias_h] + row * a[F::bias_r];
+  const T* bias = bias_of(a, head, row);
   if (a[F::bias_c] != 0) {
     add_or_hide(bias + t0, j0, j1, s, hidden);
     return;
@@ -242,7 +278,8 @@ OUTLINE void drop(const Arguments<T>& a, i64 head, i64 row, i64 last, i64 key, i
 template <class Family, class T>
 Range tile_scores(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0, i64 n, i64 column, T* k, T* s) {
   const i64 row = r0 + g * GROUP, last = r1 - 1;
-  const Range keys = group_range(a, head, row, least(row + GROUP - 1, last), t0, n);
+  Range keys = group_range(a, head, row, least(row + GROUP - 1, last), t0, n);
+  if (a[F::bias] != 0 && a[F::bias_c] != 0) keys = unhidden(a, head, row, least(row + GROUP - 1, last), t0, keys);
   const i64 j0 = keys.start, j1 = keys.stop;
   if (j1 <= j0 || !Family::compare(a, head, row, last, t0, j0, padded(j1 - j0), k, s)) return {0, 0};
   if (a.softcap != T(0)) cap(a, j0, padded(j1 - j0), s);

@@ -194,21 +194,34 @@ INLINE Vector<T> lane_numbers(i64 first) {
   return x;
 }
 
+#if defined(__AVX512F__) && VECTOR_BYTES == 64
+#define LANES(x, y, scalar, test)                                                   \
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask(x, wide<Vector<T>>(y), test); \
+  else return _mm512_cmp_pd_mask(x, wide<Vector<T>>(y), test)
+#elif defined(__AVX2__) && VECTOR_BYTES == 32
+#define LANES(x, y, scalar, test)                                                                     \
+  if constexpr (sizeof(T) == 4) return _mm256_movemask_ps(_mm256_cmp_ps(x, wide<Vector<T>>(y), test)); \
+  else return _mm256_movemask_pd(_mm256_cmp_pd(x, wide<Vector<T>>(y), test))
+#else
+#define LANES(x, y, scalar, test)                                               \
+  uint32_t found = 0;                                                           \
+  for (i64 i = 0; i < WIDTH<T>; ++i) found |= uint32_t(x[i] scalar y) << i;     \
+  return found
+#endif
+
 // Which lanes are larger than a number, as bits.
 template <class T>
 INLINE uint32_t lanes_above(Vector<T> x, T least) {
-#if defined(__AVX512F__) && VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask(x, wide<Vector<T>>(least), _CMP_GT_OQ);
-  else return _mm512_cmp_pd_mask(x, wide<Vector<T>>(least), _CMP_GT_OQ);
-#elif defined(__AVX2__) && VECTOR_BYTES == 32
-  if constexpr (sizeof(T) == 4) return _mm256_movemask_ps(_mm256_cmp_ps(x, wide<Vector<T>>(least), _CMP_GT_OQ));
-  else return _mm256_movemask_pd(_mm256_cmp_pd(x, wide<Vector<T>>(least), _CMP_GT_OQ));
-#else
-  uint32_t above = 0;
-  for (i64 i = 0; i < WIDTH<T>; ++i) above |= uint32_t(x[i] > least) << i;
-  return above;
-#endif
+  LANES(x, least, >, _CMP_GT_OQ);
 }
+
+// Which lanes are another number, or NaN.
+template <class T>
+INLINE uint32_t lanes_other_than(Vector<T> x, T number) {
+  LANES(x, number, !=, _CMP_NEQ_UQ);
+}
+
+#undef LANES
 
 // Call `body(j, X{})` for all j0 ≤ j < j1, in vectors and then one by one.
 template <class T, class Body>

@@ -7,6 +7,7 @@ last argument. With ``REGARD_DRIVER_THREADS``, all calls of a pass are given to 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shlex
 import struct
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from regard._call import plan
-from regard.engines.fused import decoding, families, layers, library, lines, panels, pool, run
+from regard.engines.fused import decoding, families, layers, library, lines, panels, pool, prepared, run
 from regard.engines.fused.arguments import FIELDS, REALS, RECORDS
 from regard.engines.fused.kernel_call import PLACES
 from regard.nn.linear import gated, kernels
@@ -271,6 +272,7 @@ def driven(driver: Driver) -> Iterator[None]:
         patch.object(run.Scratch, "lent", lent),
         patch.object(lines, "_sizes", lines._sizes.__wrapped__),
         patch.object(families, "_preparation", families._preparation.__wrapped__),
+        patch.object(prepared, "WORTH", math.inf),  # threads call the kernels of this process
     ):
         try:
             if driver.threads == 1:

@@ -264,8 +264,8 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
         return engines.TABLE[SDPA]
     if cost_model.is_tiny(problem):
-        alone = cost_model.suits_one_thread(problem) and not is_traced(problem.query)  # nothing is prepared for those
-        names = (FUSED, SDPA) if alone else (SDPA,)
+        prepared = cost_model.is_prepared(problem) and not is_traced(problem.query)
+        names = (FUSED, SDPA) if prepared else (SDPA,)
         if (lean := next((engines.TABLE[name] for name in names if engines.TABLE[name] in flat), None)) is not None:
             return lean
     times = estimated_seconds(flat, problem)

@@ -56,9 +56,8 @@ OPTIONS: dict[str, dict[str, tuple[float, float]]] = {
 #: Number of pairs up to which engines evaluate a function mask as a whole.
 SHORT = 1 << 16
 #: Pairs × (features + values) of a forward pass up to which engine "fused" spends more around its kernels than in them,
-#: if nothing is prepared; and up to which one thread is taken to be faster than three or more. On two cores it was
-#: faster up to the former.
-TINY, ALONE = 1 << 22, 1 << 18
+#: if nothing is prepared.
+TINY = 1 << 22
 #: Share of the keys that lists may name so that engine "fused" compares queries with these keys alone.
 LISTED = 0.3
 
@@ -146,18 +145,10 @@ def is_tiny(problem: Problem) -> bool:
     return is_small(problem)
 
 
-def suits_one_thread(problem: Problem) -> bool:
-    """Whether engine "fused" runs a tiny call by one prepared call of its kernel, and no other threads would be faster.
-
-    Torch's kernel uses all threads in such calls.
-    """
+def is_prepared(problem: Problem) -> bool:
+    """Whether engine "fused" runs a tiny call by one prepared call of its kernel."""
     mask = problem.mask
-    if isinstance(mask, masks.Dense):
-        if problem.is_step:  # its kernel reads keys in place, for which a matrix is converted in every call
-            return False
-    elif mask is not None and problem.intervals is None:
-        return False
-    if torch.get_num_threads() > 2 and _work(problem) > ALONE:
+    if mask is not None and not isinstance(mask, masks.Dense) and problem.intervals is None:
         return False
     return problem.is_softmax and problem.softcap is None
 

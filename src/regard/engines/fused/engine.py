@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -291,8 +292,13 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
         return _output(problem, found) if request is None else _outcome(problem, found)
 
     run = partial(nonfinite.recomputed, attend=attend)
-    if request is None and visible is not None and is_simple(problem):
-        run.shortcut = _without_mask(PreparedForward.of(problem, in_place.rows_of(problem), visible, passes))  # type: ignore[attr-defined]
+    if request is None and is_simple(problem):
+        if visible is not None:
+            run.shortcut = _without_mask(PreparedForward.of(problem, in_place.rows_of(problem), visible, passes))  # type: ignore[attr-defined]
+        elif isinstance(problem.mask, Dense):
+            bias_of = partial(in_place.bias_of, extent=problem.extent, G=problem.key.shape[1])
+            visible_now = in_place.visible_keys(problem)
+            run.shortcut = _with_bias(PreparedForward.of(problem, in_place.rows_of(problem), visible_now, {}), bias_of)  # type: ignore[attr-defined]
     return run
 
 
@@ -307,12 +313,15 @@ def _shortcut(problem: Problem, fixed: _Prepared) -> Shortcut | None:
     mask, dtype = problem.mask, problem.compute_dtype
     if not isinstance(mask, Dense) or not cost_model.is_small(problem):
         return None
-    prepared = PreparedForward.of(
-        problem, rows, VisibleKeys(problem.extent, bias=dense.bias_of(mask.values, dtype)), {}
-    )
+    visible = VisibleKeys(problem.extent, bias=dense.bias_of(mask.values, dtype))
+    return _with_bias(PreparedForward.of(problem, rows, visible, {}), dense.bias_of)
+
+
+def _with_bias(prepared: PreparedForward | None, bias_of: Callable[..., Tensor]) -> Shortcut | None:
+    """Return a shortcut that converts a dense mask by ``bias_of(values, dtype)``."""
     if prepared is None:
         return None
-    return lambda query, key, value, attn_mask: prepared(query, key, value, dense.bias_of(attn_mask, dtype))
+    return lambda query, key, value, attn_mask: prepared(query, key, value, bias_of(attn_mask, query.dtype))
 
 
 def _without_mask(prepared: PreparedForward | None) -> Shortcut | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.engines import dense
 from regard.engines.fused import run
 from regard.engines.fused.families import Rows, family_of
 from regard.engines.fused.run import ForwardRequest, ForwardResult, Passes
@@ -35,6 +36,8 @@ def visible_keys(problem: Problem) -> VisibleKeys:
     rows = Extent(extent.B, G, extent.H // G * extent.L, extent.S)
     if mask is None:
         return VisibleKeys(rows)
+    if isinstance(mask, Dense):  # the kernel skips keys that it hides at either end
+        return VisibleKeys(rows, bias=bias_of(mask.values, problem.compute_dtype, extent, G))
     intervals = None if mask.has_bias else problem.intervals
     if intervals is not None:
         return VisibleKeys.between(rows, *(_folded(t, extent, G) for t in intervals))
@@ -42,6 +45,11 @@ def visible_keys(problem: Problem) -> VisibleKeys:
     dtype = problem.compute_dtype
     added = mask.cast(dtype).matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx, dtype)
     return VisibleKeys(rows, bias=_folded(compact(added, 4), extent, G))
+
+
+def bias_of(values: Tensor, dtype: torch.dtype, extent: Extent, G: int) -> Tensor:
+    """Return the values of a dense mask as a contiguous bias for rows of key heads, −inf where hidden."""
+    return _folded(dense.bias_of(values, dtype), extent, G)
 
 
 def _folded(tensor: Tensor, extent: Extent, G: int) -> Tensor:

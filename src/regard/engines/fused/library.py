@@ -87,6 +87,13 @@ def load(name: str, dtype: torch.dtype) -> Function:
     return loaded
 
 
+def workers() -> tuple[int, int]:
+    """Return the addresses of what threads run to work on one call of a kernel together: see csrc/team.cpp."""
+    found = (ctypes.cast(each, ctypes.c_void_p).value for each in (_LIBRARY.regard_work, _LIBRARY.regard_work_range))
+    alone, in_range = (address or 0 for address in found)
+    return alone, in_range
+
+
 @cache
 def processor() -> str:
     """Return the kind of processor whose code is used."""
@@ -128,7 +135,7 @@ def _opened() -> tuple[Any, str | None]:
         records = "\n".join(" ".join((name, *fields)) for name, fields in RECORDS.items())
         fits = library.regard_fields().decode().split() == list(FIELDS)
         fits = fits and library.regard_records().decode() == records
-        fits = fits and tuple(library.regard_sizes()[: len(sizes)]) == sizes
+        fits = fits and tuple(library.regard_sizes()[: len(sizes)]) == sizes and hasattr(library, "regard_work_range")
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         return None, f"its compiled kernels cannot be loaded ({error}); install regard again"
     if not fits:

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from regard.engines.fused import library
+
 Task = Callable[[], None]
 
 _lock = threading.Lock()
@@ -88,6 +90,28 @@ def _on_team(team: Any, work: Task, threads: int, errors: list[BaseException]) -
         team(0, threads, 1, _Body(body), None)
     else:
         team(_OldBody(body), None, threads, 0)
+
+
+def run_job(job: int, threads: int) -> None:
+    """Let so many threads work on a job of the compiled kernels (csrc/team.cpp), which has this address.
+
+    Nothing interrupts it. Without a team, the caller does all the work.
+    """
+    alone, in_range = _workers()
+    team = None if _forked else _team()
+    if team is None:
+        alone(job)
+    elif team.__name__ == _PARALLEL_FOR:
+        team(0, threads, 1, in_range, job)
+    else:
+        team(alone, job, threads, 0)
+
+
+@cache
+def _workers() -> tuple[Any, Any]:
+    """Return what the threads of a team run: its OpenMP library's, and torch's."""
+    alone, in_range = library.workers()
+    return _OldBody(alone), _Body(in_range)
 
 
 #: Functions that run another on all threads of torch's team: torch's own (2.10 and later), and its OpenMP library's.

@@ -7,9 +7,10 @@ import ctypes
 import torch
 from torch import Tensor
 
-from regard.engines.fused.arguments import F
+from regard.engines.fused import pool
+from regard.engines.fused.arguments import FIELDS, F
 from regard.engines.fused.families import Rows
-from regard.engines.fused.run import Pass, Passes, borrowed, give_back, padded
+from regard.engines.fused.run import KEPT, Pass, Passes, borrowed, cuts_of_items, give_back, padded
 from regard.engines.fused.visible_keys import VisibleKeys
 from regard.engines.problem import Problem
 from regard.normalizers import Sigmoid, Softmax
@@ -22,47 +23,63 @@ def is_simple(problem: Problem) -> bool:
     return problem.query.dtype == problem.compute_dtype
 
 
+#: Pairs × (features + values) that are worth a thread; and of the largest call, as nothing can interrupt a call.
+WORTH, LARGEST = 1 << 19, 1 << 28
+#: Shares of the work for each thread: another program may take a core from one of them.
+SHARES = 2
+
+
 class PreparedForward:
-    """A forward pass of a single unit of work, for inputs of one structure.
+    """A forward pass for inputs of one structure, whose mask is intervals and a bias.
 
     Parameters
     ----------
     made : Pass
     rows : Rows
         Of an example: "dot", or "rows" if the kernel reads keys and values where they are.
+    threads : int
+        How many share the work.
     query, key, value : Tensor (B, H, L, E), (B, G, S, E), (B, G, S, V)
         The example as callers give it; not kept.
     """
 
-    def __init__(self, made: Pass, rows: Rows, query: Tensor, key: Tensor, value: Tensor) -> None:
-        (share,), visible = made.partitions, made.visible
-        (unit,) = share.units
-        own, call = made.arguments(share, unit), made.call
+    def __init__(self, made: Pass, rows: Rows, threads: int, query: Tensor, key: Tensor, value: Tensor) -> None:
+        call, visible = made.call, made.visible
         self._shape = (*query.shape[:3], value.shape[-1])
         self._is_like_query = self._shape == tuple(query.shape)
         self._copies = [not query.is_contiguous(), *(not _is_read(t, rows.in_place) for t in (key, value))]
-        arrays = {**own.arrays, "bias": visible.bias_array(), "own": visible.own}
+        arrays = {"bias": visible.bias_array(), "own": visible.own}
         if rows.in_place:
             arrays |= {"key": _readable(key, self._copies[1]), "value": _readable(value, self._copies[2])}
-        self._arguments = call.filled(arrays, own.numbers, own.sizes)
-        self._arguments.append(0)  # set to 1 by the kernel if the output is not finite
-        self._held = own.arrays, arrays["bias"], visible  # to which the arguments point
+        self._held = arrays["bias"], visible  # to which the arguments point
         self._key = F.key if rows.in_place else F.key_raw
-        self._function, self._reals = call.function, type(call.reals)(rows.scale, rows.softcap)
-        # Behind the kernel's own scratch memory are the peaks and totals of rows, which are not wanted.
-        size, numbers = call.dtype.itemsize, padded(query.shape[:3].numel())
-        self._peaks, self._totals = made.memory.size * size, (made.memory.size + numbers) * size
+        self._function, reals = call.function, type(call.reals)(rows.scale, rows.softcap)
+        self._reals, self._at_reals = reals, ctypes.addressof(reals)
+        # Behind the kernel's own scratch memory, of each thread, are the peaks and totals of rows, which are not wanted.
+        size, numbers, whole = call.dtype.itemsize, padded(query.shape[:3].numel()), call.sizes["items"]
+        apart = made.memory.size * size
+        self._threads, self._peaks, self._totals = threads, threads * apart, threads * apart + numbers * size
         self._scratch = self._totals + numbers * size
+        self._arguments = call.filled(arrays, {"first": 0, "last": whole})
+        if threads > 1:
+            cuts = cuts_of_items(visible, made.order, SHARES * threads)
+            address = ctypes.cast(call.function, ctypes.c_void_p).value
+            # The job that csrc/team.cpp describes, but for the address of the arguments.
+            self._arguments.extend([address or 0, 0, self._at_reals, len(cuts) - 1, apart, 0, 0, *cuts])
+        self._arguments.append(0)  # set to 1 by the kernel if the output is not finite
 
     @classmethod
     def of(cls, problem: Problem, rows: Rows, visible: VisibleKeys, passes: Passes) -> PreparedForward | None:
-        """Return the prepared pass of a problem; None if it has several units of work, or a mask evaluated by unit."""
-        if visible.mask is not None:
+        """Return the prepared pass of a problem; None if it is large, or has a mask that is evaluated by block."""
+        (B, H, L, C), S, V = problem.query.shape, problem.extent.S, problem.value.shape[-1]
+        work = B * H * L * S * (C + V)
+        if visible.mask is not None or work > LARGEST:
             return None
         made = Pass.of(passes, "forward", rows, problem.value, visible)
-        if sum(len(share.units) for share in made.partitions) != 1:
+        threads = max(min(torch.get_num_threads(), work // WORTH, made.call.sizes["items"]), 1)
+        if threads * made.memory.size * made.call.dtype.itemsize > KEPT:  # would be allocated in every call
             return None
-        return cls(made, rows, problem.query, problem.key, problem.value)
+        return cls(made, rows, threads, problem.query, problem.key, problem.value)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor | None:
         """Return the output; None if it is not finite.
@@ -89,7 +106,11 @@ class PreparedForward:
         arguments[F.total] = scratch + self._totals
         if bias is not None:
             arguments[F.bias] = bias.data_ptr()
-        self._function(address, ctypes.addressof(self._reals))
+        if self._threads == 1:
+            self._function(address, self._at_reals)
+        else:
+            arguments[len(FIELDS) + 1] = address
+            pool.run_job(address + 8 * len(FIELDS), self._threads)
         give_back(buffer)
         return None if arguments[-1] else output
 

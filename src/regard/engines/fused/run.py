@@ -151,22 +151,27 @@ def partitions(visible: VisibleKeys, order: Order, width: int, backward: bool = 
     ]
 
 
-def _of_items(visible: VisibleKeys, order: Order, count: int) -> list[Partition]:
-    """Split work items into at most ``count`` ranges, of whole runs that add to the same elements."""
+def cuts_of_items(visible: VisibleKeys, order: Order, count: int) -> list[int]:
+    """Return the boundaries of at most ``count`` ranges of work items, of whole runs that add to the same elements."""
     extent, together = visible.extent, order.together
     tiles = extent.B * extent.H * -(-extent.L // BLOCK) // together
-    per_head = tiles * together // (extent.B * extent.H) * together  # items of as many heads as are together
     costs = visible.costs()
     if costs is None:
         cuts = [tiles * i // count for i in range(count + 1)]
     else:
         cuts = _cuts(order.sort(costs).view(tiles, together).sum(1), count)
-    spans = [(first * together, last * together) for first, last in pairwise(cuts) if first < last]
+    return [cut * together for cut in sorted(set(cuts))]
+
+
+def _of_items(visible: VisibleKeys, order: Order, count: int) -> list[Partition]:
+    """Split work items into at most ``count`` ranges."""
+    per_head = -(-visible.extent.L // BLOCK) * order.together  # items of as many heads as are together
     return [
         order.share(
-            [WorkItem(first, last)], range(first // per_head * together, ((last - 1) // per_head + 1) * together)
+            [WorkItem(first, last)],
+            range(first // per_head * order.together, ((last - 1) // per_head + 1) * order.together),
         )
-        for first, last in spans
+        for first, last in pairwise(cuts_of_items(visible, order, count))
     ]
 
 

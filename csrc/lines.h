@@ -67,12 +67,12 @@ struct LineRoom {
   T *query, *place, *mean, *slope, *grad, *adjoint, *out;  // (C or V, Q)
   T *scores, *along, *near, *moments;                      // (S, Q) twice, (sides, NEAR, SIDE, W), (triangle of C, Q)
   T *coefficients, *rows, *tile;                           // (PARTIAL, 4 Q), (4 Q, padded C + padded V), (PARTIAL, Q)
-  T *squares, *columns, *products;                         // (S), (C, PARTIAL), (SUMS, PARTIAL)
+  T *squares, *columns, *products;                         // (tiles, PARTIAL), (tiles, C, PARTIAL), (SUMS, PARTIAL)
 
   static i64 numbers(i64 C, i64 V, i64 S) {
     const i64 sides = parts(C, SIDE);
     return (5 * C + V + most(V, C)) * Q + 2 * S * Q + sides * NEAR * SIDE * W + triangle(C) * Q + PARTIAL * 5 * Q +
-           4 * Q * (padded(C) + padded(V)) + S + (C + SUMS) * PARTIAL;
+           4 * Q * (padded(C) + padded(V)) + ((C + 1) * (parts(S, PARTIAL) + 1) + SUMS) * PARTIAL;
   }
   LineRoom(const Lines<T>& a, T* memory) {
     const auto take = [&](i64 count) {
@@ -85,7 +85,9 @@ struct LineRoom {
     scores = take(a.S * Q), along = take(a.S * Q);
     near = take(a.sides() * NEAR * SIDE * W), moments = take(triangle(a.C) * Q);
     coefficients = take(PARTIAL * 4 * Q), rows = take(4 * Q * (padded(a.C) + padded(a.V))), tile = take(PARTIAL * Q);
-    squares = take(a.S), columns = take(a.C * PARTIAL), products = take(SUMS * PARTIAL);
+    // One tile more, for vectors that begin behind the first key of the last.
+    const i64 tiles = parts(a.S, PARTIAL) + 1;
+    squares = take(tiles * PARTIAL), columns = take(tiles * a.C * PARTIAL), products = take(SUMS * PARTIAL);
   }
 };
 
@@ -158,14 +160,14 @@ OUTLINE void compare_lanes(T* s, const T* k, const T* q, i64 C, i64 count, T fac
   for (; j < count; ++j) compare_keys<SQUARES, 1>(s + j * QUERIES<T>, k + j * C, q, C, factor);
 }
 
-// Add Σ_j p_j x[j·row + m·step] to M features of all lanes.
-template <int M, class T>
-OUTLINE void gather_features(T* o, const T* x, i64 row, i64 step, const T* p, i64 count) {
+// Add Σ_j p_j x[j·row + m·STEP] to M features of all lanes.
+template <int M, i64 STEP, class T>
+OUTLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
   Vector<T> sums[M][VECTORS] = {};
   for (i64 j = 0; j < count; ++j, x += row) {
     const Lane<T> weight = Lane<T>::from(p + j * QUERIES<T>);
     UNROLLED
-    for (int m = 0; m < M; ++m) EACH_VECTOR sums[m][n] += x[m * step] * weight.x[n];
+    for (int m = 0; m < M; ++m) EACH_VECTOR sums[m][n] += x[m * STEP] * weight.x[n];
   }
   UNROLLED
   for (int m = 0; m < M; ++m) EACH_VECTOR {
@@ -175,11 +177,11 @@ OUTLINE void gather_features(T* o, const T* x, i64 row, i64 step, const T* p, i6
 }
 
 // The same of `width` features and up to PARTIAL keys.
-template <class T>
-INLINE void gather(T* o, const T* x, i64 row, i64 step, i64 width, const T* p, i64 count) {
+template <i64 STEP = 1, class T>
+INLINE void gather(T* o, const T* x, i64 row, i64 width, const T* p, i64 count) {
   i64 c = 0;
-  const auto add = [&](auto many) {
-    for (; c + many <= width; c += many) gather_features<many>(o + c * QUERIES<T>, x + c * step, row, step, p, count);
+  const auto add = [&](auto M) {
+    for (; c + M <= width; c += M) gather_features<M, STEP>(o + c * QUERIES<T>, x + c * STEP, row, p, count);
   };
   add(std::integral_constant<int, SUMS>{});
   if constexpr (FEW_SUMS < SUMS) add(std::integral_constant<int, FEW_SUMS>{});
@@ -328,29 +330,55 @@ void sum_differences(
   }
 }
 
+// Call `body(j, n)` for tiles of seen keys, j from the first of these on; they end where PARTIAL divides a key's number.
+template <class Body>
+INLINE void over_tiles(const LineRange& seen, Body body) {
+  for (i64 j = seen.first, end; j < seen.last; j = end) {
+    end = least((j / PARTIAL + 1) * PARTIAL, seen.last);
+    body(j - seen.first, end - j);
+  }
+}
+
+// Write products of column i of keys and columns j, j + 1, …, `many` of them.
+template <class T>
+OUTLINE void multiply_columns(const T* columns, i64 i, i64 j, i64 many, i64 lanes, T* products) {
+  constexpr int held = 8;
+  for (i64 at = 0; at < lanes; at += held * WIDTH<T>) {
+    Vector<T> own[held];
+    UNROLLED
+    for (int n = 0; n < held; ++n) own[n] = load<Vector<T>>(columns + i * PARTIAL + at + n * WIDTH<T>);
+    for (i64 k = 0; k < many; ++k)
+      UNROLLED
+      for (int n = 0; n < held; ++n) {
+        const i64 to = at + n * WIDTH<T>;
+        store(products + k * PARTIAL + to, own[n] * load<Vector<T>>(columns + (j + k) * PARTIAL + to));
+      }
+  }
+}
+
 // Sum M of all lanes without its ridge, by products of keys, which are the same for all lanes.
 template <class T>
-void sum_products(const Lines<T>& a, const T* key, i64 count, const Lane<T>& share, const LineRoom<T>& in) {
+void sum_products(const Lines<T>& a, const LineRange& seen, const Lane<T>& share, const LineRoom<T>& in) {
   using X = Vector<T>;
   constexpr i64 Q = QUERIES<T>;
   const i64 C = a.C;
   fill(in.moments, triangle(C) * Q, T(0));
-  for (i64 first = 0; first < count; first += PARTIAL) {
-    const i64 n = least(PARTIAL, count - first), lanes = padded(n);
-    transpose(key + first * C, C, n, C, in.columns, PARTIAL, lanes);
+  over_tiles(seen, [&](i64 j0, i64 n) {
+    const i64 key = seen.first + j0;
+    const T* columns = in.columns + key / PARTIAL * PARTIAL * C + key % PARTIAL;
     T* to = in.moments;
     i64 held = 0;
     for (i64 i = 0; i < C; ++i)
-      for (i64 j = 0; j <= i; ++j) {
-        const T *x = in.columns + i * PARTIAL, *y = in.columns + j * PARTIAL;
-        T* product = in.products + held * PARTIAL;
-        over_lanes<T>(lanes, [&](i64 at) { store(product + at, load<X>(x + at) * load<X>(y + at)); });
-        if (++held < SUMS && i + j < 2 * C - 2) continue;
-        gather(to, in.products, 1, PARTIAL, held, in.scores + first * Q, n);
+      for (i64 j = 0, many; j <= i; j += many) {
+        many = least(SUMS - held, i + 1 - j);
+        multiply_columns(columns, i, j, many, n, in.products + held * PARTIAL);
+        held += many;
+        if (held < SUMS && i + j + many < 2 * C - 1) continue;
+        gather<PARTIAL>(to, in.products, 1, held, in.scores + j0 * Q, n);
         to += held * Q;
         held = 0;
       }
-  }
+  });
   for (i64 i = 0; i < C; ++i)
     for (i64 j = 0; j <= i; ++j) EACH_VECTOR {
       T* place = in.moments + cell<T>(i, j) + n * WIDTH<T>;
@@ -384,7 +412,8 @@ INLINE bool any_lane(const Lane<T>& marks) {
 // Write M without its ridge, and return Σ w |k − q|². `gap` is q − k̄, and `spread` the trace of M, as far as it is known.
 template <class T>
 Lane<T> line_moments(
-    const Lines<T>& a, const T* key, i64 count, const Lane<T>& share, const Lane<T>& spread, const LineRoom<T>& in) {
+    const Lines<T>& a, const T* key, const LineRange& seen, const Lane<T>& share, const Lane<T>& spread,
+    const LineRoom<T>& in) {
   using X = Vector<T>;
   constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
   const i64 C = a.C;
@@ -401,7 +430,7 @@ Lane<T> line_moments(
   };
   EACH_VECTOR far.x[n] = is_far(squares.x[n], spread.x[n]);
   if (!any_lane(far)) {
-    sum_products(a, key, count, share, in);
+    sum_products(a, seen, share, in);
     measure();
     for (i64 c = 0; c < C; ++c) EACH_VECTOR {
       const X mean = load<X>(in.mean + c * Q + n * W), own = load<X>(in.moments + cell<T>(c, c) + n * W);
@@ -411,7 +440,7 @@ Lane<T> line_moments(
   }
   EACH_VECTOR {
     const i64 at = n * W;
-    sum_differences(a, key, count, in.scores + at, in.mean + at, share.x[n], in.moments + at, in.near);
+    sum_differences(a, key, seen.last - seen.first, in.scores + at, in.mean + at, share.x[n], in.moments + at, in.near);
   }
   measure();
   return apart;
@@ -453,16 +482,47 @@ OUTLINE void solve(const T* m, T* x, i64 C) {
   for (i64 i = C - 1; i >= 0; --i) one(i, i + 1, C, [&](i64 k) { return cell<T>(k, i); });
 }
 
-// Write the square of each key's length.
+// Write the columns of each tile of keys, and the squares of the keys' lengths.
 template <class T>
-void square_keys(const T* key, i64 count, i64 C, T* squares) {
-  for (i64 j = 0; j < count; ++j) {
-    Sum<T> sum;
-    over<T>(0, C, [&](i64 c, auto like) {
-      const auto x = load<decltype(like)>(key + j * C + c);
-      sum.add(x * x);
-    });
-    squares[j] = sum.total();
+void write_columns(const T* key, i64 S, i64 C, T* columns, T* squares) {
+  for (i64 first = 0; first < S; first += PARTIAL, columns += C * PARTIAL, squares += PARTIAL) {
+    const i64 n = least(PARTIAL, S - first), lanes = padded(n);
+    transpose(key + first * C, C, n, C, columns, PARTIAL, lanes);
+    fill(squares, lanes, T(0));
+    for (i64 c = 0; c < C; ++c) {
+      const T* x = columns + c * PARTIAL;
+      over_lanes<T>(lanes, [&](i64 j) {
+        const Vector<T> one = load<Vector<T>>(x + j);
+        store(squares + j, load<Vector<T>>(squares + j) + one * one);
+      });
+    }
+  }
+}
+
+// Raise each lane's peak to the largest of the scores of some keys.
+template <class T>
+OUTLINE void raise_peaks(const T* s, i64 count, Lane<T>& peak) {
+  Lane<T> found = peak;
+  for (i64 j = 0; j < count; ++j)
+    EACH_VECTOR found.x[n] = larger(load<Vector<T>>(s + j * QUERIES<T> + n * WIDTH<T>), found.x[n]);
+  peak = found;
+}
+
+// Add Σ_j x_j y_j of all lanes to a sum.
+template <class T>
+OUTLINE void add_inner(const T* x, const T* y, i64 count, Lane<T>& sum) {
+  const Lane<T> part = inner(x, y, count);
+  EACH_VECTOR sum.x[n] += part.x[n];
+}
+
+// Write the weights of lines from those of means, before these are divided by their sum, and products with the slope.
+template <class T>
+OUTLINE void line_weights(const T* s, const T* along, i64 count, const Lane<T>& share, const Lane<T>& middle, T* p) {
+  const Lane<T> factor = share, less = middle;
+  for (i64 j = 0; j < count; ++j) EACH_VECTOR {
+    const i64 at = j * QUERIES<T> + n * WIDTH<T>;
+    const Vector<T> weight = load<Vector<T>>(s + at) * factor.x[n];
+    store(p + at, weight * (T(1) + (load<Vector<T>>(along + at) - less.x[n])));
   }
 }
 
@@ -480,31 +540,29 @@ void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T*
   const LineRoom<T> in(a, memory);
   const i64 C = a.C, V = a.V;
   constexpr T minus = -std::numeric_limits<T>::infinity();
-  i64 squared = -1;  // the head of keys whose squares are known
+  i64 known = -1;  // the head of keys whose columns are in scratch memory
   for (i64 item = first; item < last; ++item) {
     const i64 head = item / a.blocks(), r0 = item % a.blocks() * Q, count = least(Q, a.L - r0), row = head * a.L + r0;
     if (!a.gaussian) to_lanes(a.query + row * C, count, C, in.query);
     to_lanes(a.place + row * C, count, C, in.place);
     const LineRange seen = line_range(a, head, r0, count);
-    const i64 n_keys = seen.last - seen.first, kv = a.kv_head(head);
+    const i64 kv = a.kv_head(head);
     const T *key = a.key + (kv * a.S + seen.first) * C, *value = a.value + (kv * a.S + seen.first) * V;
-    if (squared != kv) square_keys(a.key + kv * a.S * C, a.S, C, in.squares);
-    squared = kv;
-    const auto over_tiles = [&](auto body) {
-      for (i64 j = 0; j < n_keys; j += PARTIAL) body(j, least(PARTIAL, n_keys - j), in.scores + j * Q);
-    };
+    if (known != kv) write_columns(a.key + kv * a.S * C, a.S, C, in.columns, in.squares);
+    known = kv;
     Lane<T> peak = Lane<T>::all(minus), total = Lane<T>::all(T(0)), spread = total, middle = total, share;
-    over_tiles([&](i64 j0, i64 many, T* s) {
+    over_tiles(seen, [&](i64 j0, i64 n) {
       LineRange tile = seen;
-      tile.first += j0, tile.last = tile.first + many;
-      line_scores(a, head, r0, count, tile, in, s);
-      for (i64 j = 0; j < many; ++j) EACH_VECTOR peak.x[n] = larger(load<X>(s + j * Q + n * W), peak.x[n]);
+      tile.first += j0, tile.last = tile.first + n;
+      line_scores(a, head, r0, count, tile, in, in.scores + j0 * Q);
+      raise_peaks(in.scores + j0 * Q, n, peak);
     });
     EACH_VECTOR peak.x[n] = peak.x[n] == minus ? X{} : peak.x[n];
     fill(in.mean, C * Q, T(0));
-    over_tiles([&](i64 j0, i64 many, T* s) {
-      line_exponentials(s, many, peak, in.squares + seen.first + j0, total, spread);
-      gather(in.mean, key + j0 * C, C, 1, C, s, many);
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      T* s = in.scores + j0 * Q;
+      line_exponentials(s, n, peak, in.squares + seen.first + j0, total, spread);
+      gather(in.mean, key + j0 * C, C, C, s, n);
     });
     EACH_VECTOR share.x[n] = share_of_total(total.x[n]);
     for (i64 c = 0; c < C; ++c) EACH_VECTOR {
@@ -514,26 +572,19 @@ void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T*
     }
     const Lane<T> off = inner(in.mean, in.mean, C);
     EACH_VECTOR spread.x[n] = spread.x[n] * share.x[n] - off.x[n];
-    Lane<T> ridge = line_moments(a, key, n_keys, share, spread, in);
+    Lane<T> ridge = line_moments(a, key, seen, share, spread, in);
     EACH_VECTOR ridge.x[n] = ridge.x[n] == T(0) ? wide<X>(1) : ridge.x[n] * a.ridge;
     factor(in.moments, C, ridge);
     solve(in.moments, in.slope, C);
-    over_tiles([&](i64 j0, i64 many, const T* s) {
-      T* along = in.along + j0 * Q;
-      compare_lanes<false>(along, key + j0 * C, in.slope, C, many, T(1));
-      Lane<T> part = Lane<T>::all(T(0));
-      for (i64 j = 0; j < many; ++j)
-        EACH_VECTOR part.x[n] += load<X>(along + j * Q + n * W) * load<X>(s + j * Q + n * W);
-      EACH_VECTOR middle.x[n] += part.x[n];
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      compare_lanes<false>(in.along + j0 * Q, key + j0 * C, in.slope, C, n, T(1));
+      add_inner(in.along + j0 * Q, in.scores + j0 * Q, n, middle);
     });
     EACH_VECTOR middle.x[n] *= share.x[n];
     fill(in.out, V * Q, T(0));
-    over_tiles([&](i64 j0, i64 many, const T* s) {
-      for (i64 j = 0; j < many; ++j) EACH_VECTOR {
-        const X along = load<X>(in.along + (j0 + j) * Q + n * W), weight = load<X>(s + j * Q + n * W) * share.x[n];
-        store(in.tile + j * Q + n * W, weight * (T(1) + (along - middle.x[n])));
-      }
-      gather(in.out, value + j0 * V, V, 1, V, in.tile, many);
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      line_weights(in.scores + j0 * Q, in.along + j0 * Q, n, share, middle, in.tile);
+      gather(in.out, value + j0 * V, V, V, in.tile, n);
     });
     from_lanes(in.out, count, V, a.output + row * V);
     if (a.factors == nullptr) continue;
@@ -610,7 +661,7 @@ void lines_backward(
           sum.x[n] += both;
         }
         EACH_VECTOR mean_e.x[n] += sum.x[n];
-        gather(in.adjoint, key + j0 * C, C, 1, C, in.tile, many);
+        gather(in.adjoint, key + j0 * C, C, C, in.tile, many);
       }
       for (i64 c = 0; c < C; ++c) EACH_VECTOR {
         T* place = in.adjoint + c * Q + n * W;
@@ -660,7 +711,7 @@ void lines_backward(
           }
           add_scaled(-sum_of_lanes<T>(back), key + (j0 + j) * C, dk + (seen.first + j0 + j) * wide_C, C);
         }
-        gather(in.out, key + j0 * C, C, 1, C, in.tile, many);
+        gather(in.out, key + j0 * C, C, C, in.tile, many);
         add_to_keys(dk + (seen.first + j0) * wide_C, wide_C, rows, coefficients, 4 * Q, 4 * Q, many);
         add_to_keys(dv + (seen.first + j0) * wide_V, wide_V, grads, coefficients + 2 * Q, 4 * Q, Q, many);
       }

@@ -13,9 +13,11 @@ namespace {
 
 constexpr int VECTORS = 2;                    // vectors of queries of a block
 constexpr i64 NEAR = 32, SIDE = 4;            // keys whose differences are held, and the side of blocks of M
-constexpr i64 CELLS = SIDE * SIDE;            // numbers of such a block
 constexpr int HALF = VECTOR_BYTES == 64 ? 4 : 2;  // columns of it that registers hold
 constexpr int KEYS = VECTOR_BYTES == 64 ? 8 : 4;  // keys that are compared together
+constexpr int SUMS = VECTOR_BYTES == 64 ? 12 : 4, FEW_SUMS = 4;  // features that are summed together
+// Means squared, relative to the spread around them, up to which sums of products are as good as those of differences.
+constexpr int FAR = 8;
 
 // Queries of a block.
 template <class T>
@@ -37,7 +39,6 @@ struct Lines {
 
   INLINE i64 blocks() const { return parts(L, QUERIES<T>); }
   INLINE i64 sides() const { return parts(C, SIDE); }
-  INLINE i64 cells() const { return sides() * (sides() + 1) / 2 * CELLS; }
   INLINE i64 kv_head(i64 head) const { return head / H * G + head % H / (H / G); }
 
   static Lines of(const i64* n, T scale, T ridge) {
@@ -50,10 +51,13 @@ struct Lines {
   }
 };
 
-// The place of M[a, b], b ≤ a, among its cells.
+// Numbers of a triangle.
+INLINE i64 triangle(i64 rows) { return rows * (rows + 1) / 2; }
+
+// The place of M[a, b], b ≤ a, for all lanes.
+template <class T>
 INLINE i64 cell(i64 a, i64 b) {
-  const i64 i = a / SIDE, j = b / SIDE;
-  return (i * (i + 1) / 2 + j) * CELLS + a % SIDE * SIDE + b % SIDE;
+  return (triangle(a) + b) * QUERIES<T>;
 }
 
 // Scratch memory of a thread, in numbers, for so many keys.
@@ -61,13 +65,14 @@ template <class T>
 struct LineRoom {
   static constexpr i64 Q = QUERIES<T>, W = WIDTH<T>;
   T *query, *place, *mean, *slope, *grad, *adjoint, *out;  // (C or V, Q)
-  T *scores, *along, *near, *moments;                      // (S, Q) twice, (sides, NEAR, SIDE, W), (cells, W)
+  T *scores, *along, *near, *moments;                      // (S, Q) twice, (sides, NEAR, SIDE, W), (triangle of C, Q)
   T *coefficients, *rows, *tile;                           // (PARTIAL, 4 Q), (4 Q, padded C + padded V), (PARTIAL, Q)
+  T *squares, *columns, *products;                         // (tiles, PARTIAL), (tiles, C, PARTIAL), (SUMS, PARTIAL)
 
   static i64 numbers(i64 C, i64 V, i64 S) {
     const i64 sides = parts(C, SIDE);
-    return (5 * C + V + most(V, C)) * Q + 2 * S * Q + (sides * NEAR * SIDE + sides * (sides + 1) / 2 * CELLS) * W +
-           PARTIAL * 5 * Q + 4 * Q * (padded(C) + padded(V));
+    return (5 * C + V + most(V, C)) * Q + 2 * S * Q + sides * NEAR * SIDE * W + triangle(C) * Q + PARTIAL * 5 * Q +
+           4 * Q * (padded(C) + padded(V)) + ((C + 1) * (parts(S, PARTIAL) + 1) + SUMS) * PARTIAL;
   }
   LineRoom(const Lines<T>& a, T* memory) {
     const auto take = [&](i64 count) {
@@ -78,8 +83,11 @@ struct LineRoom {
     query = take(a.C * Q), place = take(a.C * Q), mean = take(a.C * Q), slope = take(a.C * Q);
     adjoint = take(a.C * Q), grad = take(a.V * Q), out = take(most(a.V, a.C) * Q);
     scores = take(a.S * Q), along = take(a.S * Q);
-    near = take(a.sides() * NEAR * SIDE * W), moments = take(a.cells() * W);
+    near = take(a.sides() * NEAR * SIDE * W), moments = take(triangle(a.C) * Q);
     coefficients = take(PARTIAL * 4 * Q), rows = take(4 * Q * (padded(a.C) + padded(a.V))), tile = take(PARTIAL * Q);
+    // One tile more, for vectors that begin behind the first key of the last.
+    const i64 tiles = parts(a.S, PARTIAL) + 1;
+    squares = take(tiles * PARTIAL), columns = take(tiles * a.C * PARTIAL), products = take(SUMS * PARTIAL);
   }
 };
 
@@ -152,14 +160,14 @@ OUTLINE void compare_lanes(T* s, const T* k, const T* q, i64 C, i64 count, T fac
   for (; j < count; ++j) compare_keys<SQUARES, 1>(s + j * QUERIES<T>, k + j * C, q, C, factor);
 }
 
-// Add Σ_j p_j x_j[c] to M features of all lanes.
-template <int M, class T>
-INLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
+// Add Σ_j p_j x[j·row + m·STEP] to M features of all lanes.
+template <int M, i64 STEP, class T>
+OUTLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
   Vector<T> sums[M][VECTORS] = {};
-  for (i64 j = 0; j < count; ++j) {
+  for (i64 j = 0; j < count; ++j, x += row) {
     const Lane<T> weight = Lane<T>::from(p + j * QUERIES<T>);
     UNROLLED
-    for (int m = 0; m < M; ++m) EACH_VECTOR sums[m][n] += x[j * row + m] * weight.x[n];
+    for (int m = 0; m < M; ++m) EACH_VECTOR sums[m][n] += x[m * STEP] * weight.x[n];
   }
   UNROLLED
   for (int m = 0; m < M; ++m) EACH_VECTOR {
@@ -168,15 +176,16 @@ INLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
   }
 }
 
-template <class T>
-OUTLINE void gather(T* o, const T* x, i64 width, const T* p, i64 count) {
-  for (i64 first = 0; first < count; first += PARTIAL) {
-    const i64 n = least(PARTIAL, count - first);
-    const T *rows = x + first * width, *weights = p + first * QUERIES<T>;
-    i64 c = 0;
-    for (; c + KEYS <= width; c += KEYS) gather_features<KEYS>(o + c * QUERIES<T>, rows + c, width, weights, n);
-    for (; c < width; ++c) gather_features<1>(o + c * QUERIES<T>, rows + c, width, weights, n);
-  }
+// The same of `width` features and up to PARTIAL keys.
+template <i64 STEP = 1, class T>
+INLINE void gather(T* o, const T* x, i64 row, i64 width, const T* p, i64 count) {
+  i64 c = 0;
+  const auto add = [&](auto M) {
+    for (; c + M <= width; c += M) gather_features<M, STEP>(o + c * QUERIES<T>, x + c * STEP, row, p, count);
+  };
+  add(std::integral_constant<int, SUMS>{});
+  if constexpr (FEW_SUMS < SUMS) add(std::integral_constant<int, FEW_SUMS>{});
+  add(std::integral_constant<int, 1>{});
 }
 
 // The keys that any lane sees, and those that all see.
@@ -203,12 +212,11 @@ LineRange line_range(const Lines<T>& a, i64 head, i64 r0, i64 count) {
 
 // Write the scores of the keys in a range, −∞ where hidden.
 template <class T>
-void line_scores(const Lines<T>& a, i64 head, i64 r0, i64 count, const LineRange& seen, const LineRoom<T>& in) {
+void line_scores(const Lines<T>& a, i64 head, i64 r0, i64 count, const LineRange& seen, const LineRoom<T>& in, T* s) {
   constexpr i64 Q = QUERIES<T>;
   constexpr T minus = -std::numeric_limits<T>::infinity();
   const T* key = a.key + (a.kv_head(head) * a.S + seen.first) * a.C;
   const i64 n = seen.last - seen.first;
-  T* s = in.scores;
   if (a.gaussian)
     compare_lanes<true>(s, key, in.place, a.C, n, T(-0.5) * a.scale);
   else
@@ -237,40 +245,30 @@ void line_scores(const Lines<T>& a, i64 head, i64 r0, i64 count, const LineRange
     for (i64 j = 0; j < n; ++j) s[j * Q + i] = minus;
 }
 
-// Replace scores by exponentials relative to each lane's largest, and write that and their sum.
+// Replace the scores of up to PARTIAL keys by exponentials relative to each lane's peak, and add these, and their
+// products with the keys' squares.
 template <class T>
-OUTLINE void line_exponentials(T* s, i64 count, T* peaks, T* totals) {
-  constexpr T minus = -std::numeric_limits<T>::infinity();
-  Lane<T> peak = Lane<T>::all(minus);
-  for (i64 j = 0; j < count; ++j) EACH_VECTOR peak.x[n] = larger(load<Vector<T>>(s + j * QUERIES<T> + n * WIDTH<T>), peak.x[n]);
-  EACH_VECTOR peak.x[n] = peak.x[n] == minus ? Vector<T>{} : peak.x[n];
-  peak.to(peaks);
-  Lane<T> total = Lane<T>::all(T(0));
-  for (i64 first = 0; first < count; first += PARTIAL) {
-    Lane<T> part = Lane<T>::all(T(0));
-    for (i64 j = first; j < least(first + PARTIAL, count); ++j) EACH_VECTOR {
-      T* place = s + j * QUERIES<T> + n * WIDTH<T>;
-      const Vector<T> e = exponential(load<Vector<T>>(place) - peak.x[n]);
-      store(place, e);
-      part.x[n] += e;
-    }
-    EACH_VECTOR total.x[n] += part.x[n];
+OUTLINE void line_exponentials(T* s, i64 count, const Lane<T>& peak, const T* squares, Lane<T>& total, Lane<T>& spread) {
+  Lane<T> part = Lane<T>::all(T(0)), product = part;
+  for (i64 j = 0; j < count; ++j) EACH_VECTOR {
+    T* place = s + j * QUERIES<T> + n * WIDTH<T>;
+    const Vector<T> e = exponential(load<Vector<T>>(place) - peak.x[n]);
+    store(place, e);
+    part.x[n] += e;
+    product.x[n] += squares[j] * e;
   }
-  total.to(totals);
+  EACH_VECTOR total.x[n] += part.x[n];
+  EACH_VECTOR spread.x[n] += product.x[n];
 }
 
-// Add Σ_j a_j b_jᵀ of a block of features to its cells; keys j have SIDE vectors each.
+// Add Σ_j x_j y_jᵀ to the block of M below row a and right of column b; keys j have SIDE vectors each.
 template <class T>
-OUTLINE void add_products(T* cells, const T* x, const T* y, i64 count) {
+OUTLINE void add_products(T* moments, i64 a, i64 b, i64 C, const T* x, const T* y, i64 count) {
   using X = Vector<T>;
   constexpr i64 W = WIDTH<T>;
   UNROLLED
   for (int half = 0; half < SIDE; half += HALF) {
-    X sums[SIDE][HALF];
-    UNROLLED
-    for (int i = 0; i < SIDE; ++i)
-      UNROLLED
-      for (int l = 0; l < HALF; ++l) sums[i][l] = load<X>(cells + (i * SIDE + half + l) * W);
+    X sums[SIDE][HALF] = {};
     for (i64 j = 0; j < count; ++j) {
       X ys[HALF];
       UNROLLED
@@ -285,7 +283,11 @@ OUTLINE void add_products(T* cells, const T* x, const T* y, i64 count) {
     UNROLLED
     for (int i = 0; i < SIDE; ++i)
       UNROLLED
-      for (int l = 0; l < HALF; ++l) store(cells + (i * SIDE + half + l) * W, sums[i][l]);
+      for (int l = 0; l < HALF; ++l) {
+        if (a + i >= C || b + half + l > a + i) continue;
+        T* place = moments + cell<T>(a + i, b + half + l);
+        store(place, load<X>(place) + sums[i][l]);
+      }
   }
 }
 
@@ -313,52 +315,214 @@ OUTLINE bool differences(T* near, const T* key, const T* mean, const T* weights,
   return true;
 }
 
-// Sum M of one vector of lanes without its ridge.
+// Sum M of one vector of lanes without its ridge, by differences from means.
 template <class T>
-void sum_moments(const Lines<T>& a, const T* key, i64 count, const T* weights, const T* mean, Vector<T> share, const LineRoom<T>& in) {
+void sum_differences(
+    const Lines<T>& a, const T* key, i64 count, const T* weights, const T* mean, Vector<T> share, T* moments, T* near) {
   constexpr i64 W = WIDTH<T>;
-  fill(in.moments, a.cells() * W, T(0));
+  for (i64 c = 0; c < triangle(a.C); ++c) store(moments + c * QUERIES<T>, Vector<T>{});
   for (i64 first = 0; first < count; first += NEAR) {
     const i64 n = least(NEAR, count - first);
-    if (!differences(in.near, key + first * a.C, mean, weights + first * QUERIES<T>, share, a.C, n)) continue;
-    T* cells = in.moments;
+    if (!differences(near, key + first * a.C, mean, weights + first * QUERIES<T>, share, a.C, n)) continue;
     for (i64 i = 0; i < a.sides(); ++i)
-      for (i64 j = 0; j <= i; ++j, cells += CELLS * W)
-        add_products(cells, in.near + i * NEAR * SIDE * W, in.near + j * NEAR * SIDE * W, n);
+      for (i64 j = 0; j <= i; ++j)
+        add_products(moments, i * SIDE, j * SIDE, a.C, near + i * NEAR * SIDE * W, near + j * NEAR * SIDE * W, n);
   }
+}
+
+// Call `body(j, n)` for tiles of seen keys, j from the first of these on; they end where PARTIAL divides a key's number.
+template <class Body>
+INLINE void over_tiles(const LineRange& seen, Body body) {
+  for (i64 j = seen.first, end; j < seen.last; j = end) {
+    end = least((j / PARTIAL + 1) * PARTIAL, seen.last);
+    body(j - seen.first, end - j);
+  }
+}
+
+// Write products of column i of keys and columns j, j + 1, …, `many` of them.
+template <class T>
+OUTLINE void multiply_columns(const T* columns, i64 i, i64 j, i64 many, i64 lanes, T* products) {
+  constexpr int held = 8;
+  for (i64 at = 0; at < lanes; at += held * WIDTH<T>) {
+    Vector<T> own[held];
+    UNROLLED
+    for (int n = 0; n < held; ++n) own[n] = load<Vector<T>>(columns + i * PARTIAL + at + n * WIDTH<T>);
+    for (i64 k = 0; k < many; ++k)
+      UNROLLED
+      for (int n = 0; n < held; ++n) {
+        const i64 to = at + n * WIDTH<T>;
+        store(products + k * PARTIAL + to, own[n] * load<Vector<T>>(columns + (j + k) * PARTIAL + to));
+      }
+  }
+}
+
+// Sum M of all lanes without its ridge, by products of keys, which are the same for all lanes.
+template <class T>
+void sum_products(const Lines<T>& a, const LineRange& seen, const Lane<T>& share, const LineRoom<T>& in) {
+  using X = Vector<T>;
+  constexpr i64 Q = QUERIES<T>;
+  const i64 C = a.C;
+  fill(in.moments, triangle(C) * Q, T(0));
+  over_tiles(seen, [&](i64 j0, i64 n) {
+    const i64 key = seen.first + j0;
+    const T* columns = in.columns + key / PARTIAL * PARTIAL * C + key % PARTIAL;
+    T* to = in.moments;
+    i64 held = 0;
+    for (i64 i = 0; i < C; ++i)
+      for (i64 j = 0, many; j <= i; j += many) {
+        many = least(SUMS - held, i + 1 - j);
+        multiply_columns(columns, i, j, many, n, in.products + held * PARTIAL);
+        held += many;
+        if (held < SUMS && i + j + many < 2 * C - 1) continue;
+        gather<PARTIAL>(to, in.products, 1, held, in.scores + j0 * Q, n);
+        to += held * Q;
+        held = 0;
+      }
+  });
+  for (i64 i = 0; i < C; ++i)
+    for (i64 j = 0; j <= i; ++j) EACH_VECTOR {
+      T* place = in.moments + cell<T>(i, j) + n * WIDTH<T>;
+      const X mean = load<X>(in.mean + i * Q + n * WIDTH<T>), other = load<X>(in.mean + j * Q + n * WIDTH<T>);
+      store(place, load<X>(place) * share.x[n] - mean * other);
+    }
+}
+
+// Σ_c x_c y_c of all lanes.
+template <class T>
+INLINE Lane<T> inner(const T* x, const T* y, i64 width) {
+  Lane<T> sum = Lane<T>::all(T(0));
+  for (i64 c = 0; c < width; ++c)
+    EACH_VECTOR sum.x[n] += load<Vector<T>>(x + c * QUERIES<T> + n * WIDTH<T>) * load<Vector<T>>(y + c * QUERIES<T> + n * WIDTH<T>);
+  return sum;
+}
+
+// Whether a square of a mean is so large, relative to the spread around it, that their sum has lost digits of the spread.
+template <class X>
+INLINE X is_far(X square, X spread) {
+  return square <= Real<X>(FAR) * spread ? X{} : wide<X>(1);
+}
+
+template <class T>
+INLINE bool any_lane(const Lane<T>& marks) {
+  Vector<T> any{};
+  EACH_VECTOR any += marks.x[n];
+  return sum_of_lanes<T>(any) > T(0);
+}
+
+// Write M without its ridge, and return Σ w |k − q|². `gap` is q − k̄, and `spread` the trace of M, as far as it is known.
+template <class T>
+Lane<T> line_moments(
+    const Lines<T>& a, const T* key, const LineRange& seen, const Lane<T>& share, const Lane<T>& spread,
+    const LineRoom<T>& in) {
+  using X = Vector<T>;
+  constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
+  const i64 C = a.C;
+  Lane<T> apart, far, squares = inner(in.mean, in.mean, C);
+  const auto measure = [&] {
+    EACH_VECTOR {
+      X sum{};
+      for (i64 c = 0; c < C; ++c) {
+        const X gap = load<X>(in.slope + c * Q + n * W);
+        sum += gap * gap + load<X>(in.moments + cell<T>(c, c) + n * W);
+      }
+      apart.x[n] = sum;
+    }
+  };
+  EACH_VECTOR far.x[n] = is_far(squares.x[n], spread.x[n]);
+  if (!any_lane(far)) {
+    sum_products(a, seen, share, in);
+    measure();
+    for (i64 c = 0; c < C; ++c) EACH_VECTOR {
+      const X mean = load<X>(in.mean + c * Q + n * W), own = load<X>(in.moments + cell<T>(c, c) + n * W);
+      far.x[n] += is_far(mean * mean, own + a.ridge * apart.x[n]);
+    }
+    if (!any_lane(far)) return apart;
+  }
+  EACH_VECTOR {
+    const i64 at = n * W;
+    sum_differences(a, key, seen.last - seen.first, in.scores + at, in.mean + at, share.x[n], in.moments + at, in.near);
+  }
+  measure();
+  return apart;
 }
 
 // Replace M + λ I by its Cholesky factor, with inverses on the diagonal.
 template <class T>
-OUTLINE void factor(T* m, i64 C, Vector<T> ridge) {
+OUTLINE void factor(T* m, i64 C, const Lane<T>& ridge) {
   using X = Vector<T>;
-  constexpr i64 W = WIDTH<T>;
   for (i64 j = 0; j < C; ++j) {
-    X inverse{};
+    Lane<T> inverse;
     for (i64 i = j; i < C; ++i) {
-      X x = load<X>(m + cell(i, j) * W);
-      if (i == j) x += ridge;
-      for (i64 k = 0; k < j; ++k) x -= load<X>(m + cell(i, k) * W) * load<X>(m + cell(j, k) * W);
-      if (i == j) inverse = T(1) / square_root(x);
-      store(m + cell(i, j) * W, i == j ? inverse : x * inverse);
+      Lane<T> x = Lane<T>::from(m + cell<T>(i, j));
+      if (i == j) EACH_VECTOR x.x[n] += ridge.x[n];
+      for (i64 k = 0; k < j; ++k) EACH_VECTOR {
+        const i64 at = k * QUERIES<T> + n * WIDTH<T>;
+        x.x[n] -= load<X>(m + cell<T>(i, 0) + at) * load<X>(m + cell<T>(j, 0) + at);
+      }
+      if (i == j) EACH_VECTOR inverse.x[n] = T(1) / square_root(x.x[n]);
+      EACH_VECTOR x.x[n] = i == j ? inverse.x[n] : x.x[n] * inverse.x[n];
+      x.to(m + cell<T>(i, j));
     }
   }
 }
 
-// Solve for one vector of lanes of x (C, QUERIES), in place.
+// Solve for all lanes of x (C, QUERIES), in place.
 template <class T>
 OUTLINE void solve(const T* m, T* x, i64 C) {
   using X = Vector<T>;
-  constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
-  for (i64 i = 0; i < C; ++i) {
-    X sum = load<X>(x + i * Q);
-    for (i64 k = 0; k < i; ++k) sum -= load<X>(m + cell(i, k) * W) * load<X>(x + k * Q);
-    store(x + i * Q, sum * load<X>(m + cell(i, i) * W));
+  constexpr i64 Q = QUERIES<T>;
+  const auto one = [&](i64 i, i64 first, i64 last, auto place) {
+    Lane<T> sum = Lane<T>::from(x + i * Q);
+    for (i64 k = first; k < last; ++k) EACH_VECTOR
+      sum.x[n] -= load<X>(m + place(k) + n * WIDTH<T>) * load<X>(x + k * Q + n * WIDTH<T>);
+    EACH_VECTOR sum.x[n] *= load<X>(m + cell<T>(i, i) + n * WIDTH<T>);
+    sum.to(x + i * Q);
+  };
+  for (i64 i = 0; i < C; ++i) one(i, 0, i, [&](i64 k) { return cell<T>(i, k); });
+  for (i64 i = C - 1; i >= 0; --i) one(i, i + 1, C, [&](i64 k) { return cell<T>(k, i); });
+}
+
+// Write the columns of each tile of keys, and the squares of the keys' lengths.
+template <class T>
+void write_columns(const T* key, i64 S, i64 C, T* columns, T* squares) {
+  for (i64 first = 0; first < S; first += PARTIAL, columns += C * PARTIAL, squares += PARTIAL) {
+    const i64 n = least(PARTIAL, S - first), lanes = padded(n);
+    transpose(key + first * C, C, n, C, columns, PARTIAL, lanes);
+    fill(squares, lanes, T(0));
+    for (i64 c = 0; c < C; ++c) {
+      const T* x = columns + c * PARTIAL;
+      over_lanes<T>(lanes, [&](i64 j) {
+        const Vector<T> one = load<Vector<T>>(x + j);
+        store(squares + j, load<Vector<T>>(squares + j) + one * one);
+      });
+    }
   }
-  for (i64 i = C - 1; i >= 0; --i) {
-    X sum = load<X>(x + i * Q);
-    for (i64 k = i + 1; k < C; ++k) sum -= load<X>(m + cell(k, i) * W) * load<X>(x + k * Q);
-    store(x + i * Q, sum * load<X>(m + cell(i, i) * W));
+}
+
+// Raise each lane's peak to the largest of the scores of some keys.
+template <class T>
+OUTLINE void raise_peaks(const T* s, i64 count, Lane<T>& peak) {
+  Lane<T> found = peak;
+  for (i64 j = 0; j < count; ++j)
+    EACH_VECTOR found.x[n] = larger(load<Vector<T>>(s + j * QUERIES<T> + n * WIDTH<T>), found.x[n]);
+  peak = found;
+}
+
+// Add Σ_j x_j y_j of all lanes to a sum.
+template <class T>
+OUTLINE void add_inner(const T* x, const T* y, i64 count, Lane<T>& sum) {
+  const Lane<T> part = inner(x, y, count);
+  EACH_VECTOR sum.x[n] += part.x[n];
+}
+
+// Write the weights of lines from those of means, before these are divided by their sum, and products with the slope.
+template <class T>
+OUTLINE void line_weights(const T* s, const T* along, i64 count, const Lane<T>& share, const Lane<T>& middle, T* p) {
+  const Lane<T> factor = share, less = middle;
+  for (i64 j = 0; j < count; ++j) EACH_VECTOR {
+    const i64 at = j * QUERIES<T> + n * WIDTH<T>;
+    const Vector<T> weight = load<Vector<T>>(s + at) * factor.x[n];
+    store(p + at, weight * (T(1) + (load<Vector<T>>(along + at) - less.x[n])));
   }
 }
 
@@ -375,70 +539,61 @@ void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T*
   const Lines<T> a = Lines<T>::of(numbers, scale, ridge);
   const LineRoom<T> in(a, memory);
   const i64 C = a.C, V = a.V;
-  T peaks[Q], totals[Q], middles[Q];
+  constexpr T minus = -std::numeric_limits<T>::infinity();
+  i64 known = -1;  // the head of keys whose columns are in scratch memory
   for (i64 item = first; item < last; ++item) {
     const i64 head = item / a.blocks(), r0 = item % a.blocks() * Q, count = least(Q, a.L - r0), row = head * a.L + r0;
     if (!a.gaussian) to_lanes(a.query + row * C, count, C, in.query);
     to_lanes(a.place + row * C, count, C, in.place);
     const LineRange seen = line_range(a, head, r0, count);
-    const i64 n_keys = seen.last - seen.first, kv = a.kv_head(head);
+    const i64 kv = a.kv_head(head);
     const T *key = a.key + (kv * a.S + seen.first) * C, *value = a.value + (kv * a.S + seen.first) * V;
-    line_scores(a, head, r0, count, seen, in);
-    line_exponentials(in.scores, n_keys, peaks, totals);
-    Lane<T> share = Lane<T>::from(totals);
-    EACH_VECTOR share.x[n] = share_of_total(share.x[n]);
+    if (known != kv) write_columns(a.key + kv * a.S * C, a.S, C, in.columns, in.squares);
+    known = kv;
+    Lane<T> peak = Lane<T>::all(minus), total = Lane<T>::all(T(0)), spread = total, middle = total, share;
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      LineRange tile = seen;
+      tile.first += j0, tile.last = tile.first + n;
+      line_scores(a, head, r0, count, tile, in, in.scores + j0 * Q);
+      raise_peaks(in.scores + j0 * Q, n, peak);
+    });
+    EACH_VECTOR peak.x[n] = peak.x[n] == minus ? X{} : peak.x[n];
     fill(in.mean, C * Q, T(0));
-    gather(in.mean, key, C, in.scores, n_keys);
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      T* s = in.scores + j0 * Q;
+      line_exponentials(s, n, peak, in.squares + seen.first + j0, total, spread);
+      gather(in.mean, key + j0 * C, C, C, s, n);
+    });
+    EACH_VECTOR share.x[n] = share_of_total(total.x[n]);
     for (i64 c = 0; c < C; ++c) EACH_VECTOR {
       T* place = in.mean + c * Q + n * W;
       store(place, load<X>(place) * share.x[n]);
       store(in.slope + c * Q + n * W, load<X>(in.place + c * Q + n * W) - load<X>(place));  // q − k̄
     }
-    for (int v = 0; v < VECTORS; ++v) {
-      sum_moments(a, key, n_keys, in.scores + v * W, in.mean + v * W, share.x[v], in);
-      X square{};
-      for (i64 c = 0; c < C; ++c) {
-        const X gap = load<X>(in.slope + c * Q + v * W);
-        square += gap * gap + load<X>(in.moments + cell(c, c) * W);
-      }
-      factor(in.moments, C, square == T(0) ? wide<X>(1) : square * a.ridge);
-      solve(in.moments, in.slope + v * W, C);
-      if (a.factors != nullptr) copy(in.moments, a.factors + (item * VECTORS + v) * a.cells() * W, a.cells() * W);
-    }
-    compare_lanes<false>(in.along, key, in.slope, C, n_keys, T(1));
-    Lane<T> middle = Lane<T>::all(T(0));
-    for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
-      Lane<T> part = Lane<T>::all(T(0));
-      for (i64 j = j0; j < least(j0 + PARTIAL, n_keys); ++j)
-        EACH_VECTOR part.x[n] += load<X>(in.along + j * Q + n * W) * load<X>(in.scores + j * Q + n * W);
-      EACH_VECTOR middle.x[n] += part.x[n];
-    }
+    const Lane<T> off = inner(in.mean, in.mean, C);
+    EACH_VECTOR spread.x[n] = spread.x[n] * share.x[n] - off.x[n];
+    Lane<T> ridge = line_moments(a, key, seen, share, spread, in);
+    EACH_VECTOR ridge.x[n] = ridge.x[n] == T(0) ? wide<X>(1) : ridge.x[n] * a.ridge;
+    factor(in.moments, C, ridge);
+    solve(in.moments, in.slope, C);
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      compare_lanes<false>(in.along + j0 * Q, key + j0 * C, in.slope, C, n, T(1));
+      add_inner(in.along + j0 * Q, in.scores + j0 * Q, n, middle);
+    });
     EACH_VECTOR middle.x[n] *= share.x[n];
-    middle.to(middles);
-    for (i64 j = 0; j < n_keys; ++j) EACH_VECTOR {
-      T* place = in.along + j * Q + n * W;
-      const X weight = load<X>(in.scores + j * Q + n * W) * share.x[n];
-      store(place, weight * (T(1) + (load<X>(place) - middle.x[n])));
-    }
     fill(in.out, V * Q, T(0));
-    gather(in.out, value, V, in.along, n_keys);
+    over_tiles(seen, [&](i64 j0, i64 n) {
+      line_weights(in.scores + j0 * Q, in.along + j0 * Q, n, share, middle, in.tile);
+      gather(in.out, value + j0 * V, V, V, in.tile, n);
+    });
     from_lanes(in.out, count, V, a.output + row * V);
     if (a.factors == nullptr) continue;
+    copy(in.moments, a.factors + item * triangle(C) * Q, triangle(C) * Q);
     copy(in.slope, a.slopes + item * C * Q, C * Q);
     copy(in.mean, a.means + item * C * Q, C * Q);
-    copy(peaks, a.state + item * 3 * Q, Q);
-    copy(totals, a.state + (item * 3 + 1) * Q, Q);
-    copy(middles, a.state + (item * 3 + 2) * Q, Q);
+    T* state = a.state + item * 3 * Q;
+    peak.to(state), total.to(state + Q), middle.to(state + 2 * Q);
   }
-}
-
-// Σ_c x_c y_c of all lanes.
-template <class T>
-INLINE Lane<T> inner(const T* x, const T* y, i64 width) {
-  Lane<T> sum = Lane<T>::all(T(0));
-  for (i64 c = 0; c < width; ++c)
-    EACH_VECTOR sum.x[n] += load<Vector<T>>(x + c * QUERIES<T> + n * WIDTH<T>) * load<Vector<T>>(y + c * QUERIES<T> + n * WIDTH<T>);
-  return sum;
 }
 
 // Copy lanes (width, QUERIES) to padded rows, times a factor.
@@ -490,7 +645,7 @@ void lines_backward(
       Lane<T> share = Lane<T>::from(state + Q);
       EACH_VECTOR share.x[n] = share_of_total(share.x[n]);
       // Weights, and the gradients e of those of lines.
-      line_scores(a, head, r0, count, seen, in);
+      line_scores(a, head, r0, count, seen, in, in.scores);
       compare_lanes<false>(in.along, value, in.grad, V, n_keys, T(1));
       fill(in.adjoint, C * Q, T(0));
       Lane<T> mean_e = Lane<T>::all(T(0));
@@ -506,13 +661,13 @@ void lines_backward(
           sum.x[n] += both;
         }
         EACH_VECTOR mean_e.x[n] += sum.x[n];
-        gather(in.adjoint, key + j0 * C, C, in.tile, many);
+        gather(in.adjoint, key + j0 * C, C, C, in.tile, many);
       }
       for (i64 c = 0; c < C; ++c) EACH_VECTOR {
         T* place = in.adjoint + c * Q + n * W;
         store(place, load<X>(place) - mean_e.x[n] * load<X>(in.mean + c * Q + n * W));
       }
-      for (int v = 0; v < VECTORS; ++v) solve(a.factors + (item * VECTORS + v) * a.cells() * W, in.adjoint + v * W, C);
+      solve(a.factors + item * triangle(C) * Q, in.adjoint, C);
       // y is in.adjoint.
       const Lane<T> y_mean = inner(in.adjoint, in.mean, C), y_place = inner(in.adjoint, in.place, C);
       Lane<T> bend = inner(in.adjoint, in.slope, C), delta = Lane<T>::all(T(0));
@@ -556,7 +711,7 @@ void lines_backward(
           }
           add_scaled(-sum_of_lanes<T>(back), key + (j0 + j) * C, dk + (seen.first + j0 + j) * wide_C, C);
         }
-        gather(in.out, key + j0 * C, C, in.tile, many);
+        gather(in.out, key + j0 * C, C, C, in.tile, many);
         add_to_keys(dk + (seen.first + j0) * wide_C, wide_C, rows, coefficients, 4 * Q, 4 * Q, many);
         add_to_keys(dv + (seen.first + j0) * wide_V, wide_V, grads, coefficients + 2 * Q, 4 * Q, Q, many);
       }
@@ -575,9 +730,8 @@ void lines_backward(
 // Write what a caller must know: the queries of a block, the numbers of a block's factors, and those of scratch memory.
 template <class T>
 void line_sizes(i64 C, i64 V, i64 S, i64* sizes) {
-  const i64 sides = parts(C, SIDE);
   sizes[0] = QUERIES<T>;
-  sizes[1] = sides * (sides + 1) / 2 * CELLS * QUERIES<T>;
+  sizes[1] = triangle(C) * QUERIES<T>;
   sizes[2] = LineRoom<T>::numbers(C, V, S);
 }
 

@@ -40,7 +40,8 @@ struct Selection {
   INLINE const uint64_t* bits_of(i64 b, i64 h, i64 part) const { return bits_of(b * list_b + h * list_h, part); }
 };
 
-// Mark the keys of lists; a work item is a part of the queries of a list.
+// Mark the keys of lists; a work item is a part of the queries of a list. Indices of no key mark nothing: they were
+// checked, but another thread may have changed them since.
 template <class T>
 void mark(const Selection<T>& a, i64 first, i64 last, const int32_t* lists) {
   const i64 row = a.row_of_bits();
@@ -50,8 +51,10 @@ void mark(const Selection<T>& a, i64 first, i64 last, const int32_t* lists) {
     std::memset(bits, 0, size_t(a.all_words() * row) * sizeof(uint64_t));
     for (i64 i = 0; i < least(a.rows, a.L - part * a.rows); ++i) {
       const int32_t* keys = lists + (list * a.L + part * a.rows + i) * a.K;
-      for (i64 t = 0; t < a.K; ++t)
-        if (keys[t] >= 0) bits[keys[t] / WORD * row + i] |= uint64_t{1} << (keys[t] % WORD);
+      for (i64 t = 0; t < a.K; ++t) {
+        const uint64_t key = uint32_t(keys[t]);
+        if (key < uint64_t(a.S)) bits[key / WORD * row + i] |= uint64_t{1} << key % WORD;
+      }
     }
   }
 }

@@ -125,7 +125,7 @@ def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documen
     finish = layer.finish
 
     def watched(found: Tensor, x: Tensor, terms: Any) -> Tensor:
-        skip = layer.D.view(-1, 1) * terms.value.transpose(1, 2) if name == "Mamba2" else 0
+        skip = layer.D.view(-1, 1) * terms.value.transpose(1, 2) if isinstance(layer, nn.Mamba | nn.Mamba2) else 0
         read.append((found + skip, terms.value))
         return finish(found, x, terms)
 

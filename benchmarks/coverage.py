@@ -64,7 +64,7 @@ _ONLY = "the recurrence, not the layer"
 _NEW = "no published comparison uses it so far"
 _SLOTS = "two recurrences with a softmax between; no layer"
 _CONJUGATE = "exact, or with `iterations=`, the paper's conjugate gradients"
-_TRAINED = "its state is the weights of a small network, which each block of tokens trains by a gradient step"
+_TRAINED = "its state is the weights of a network that blocks of tokens train, so it is not linear in what it holds"
 
 #: Layers of flash-linear-attention.
 LAYERS = (
@@ -83,7 +83,7 @@ LAYERS = (
     Row("GatedLinearAttention", ("nn.GatedLinearAttention",)),
     Row("GatedSlotAttention", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
     Row("HGRN2Attention", ("nn.HGRN2",)),
-    Row("HGRNAttention", why="not attention: its state is a vector"),
+    Row("HGRNAttention", ("nn.gated_recurrence(log_decay=)",), f"{_ONLY}: a head of width 1 for each channel"),
     Row("KimiDeltaAttention", ("nn.KimiDeltaAttention",)),
     Row("LightNetAttention", ("nn.gated_recurrence(log_decay=)",), _ONLY),
     Row("LinearAttention", ("nn.LinearAttention", "nn.LinearSelfAttention")),

@@ -170,8 +170,9 @@ class _LogLinear(RecurrentAttention):
         """Return terms with the weights of levels."""
         terms, past = made
         wide = torch.promote_types(x.dtype, torch.float32)
-        scores = heads(self.levels(x), self.num_heads).to(wide) * self.level_scale.to(wide).unsqueeze(1)
-        return terms._replace(levels=F.softplus(scores)), past
+        # In one dimension of heads and levels: compilers get the layout of softplus's gradient wrong in two.
+        levels = F.softplus(self.levels(x).to(wide) * self.level_scale.to(wide).flatten())
+        return terms._replace(levels=heads(levels, self.num_heads)), past
 
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what each head reads (B, H, L, V), and the state after the last step."""

@@ -131,19 +131,20 @@ def _divided(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 def _by_gradients(iterations: int, rows: Tensor, *system: Tensor) -> Tensor:
-    """Approximate the solutions by conjugate gradients."""
+    """Approximate the solutions by conjugate gradients; rows that are solved up to rounding stay as they are."""
 
-    def ratio(a: Tensor, b: Tensor) -> Tensor:
-        return a / torch.where(b == 0, 1.0, b)  # where b is 0, so is a
+    def squared(rows: Tensor) -> Tensor:
+        return rows.square().sum(-1, keepdim=True)
 
-    found, left, direction = torch.zeros_like(rows), rows, rows
-    square = left.square().sum(-1, keepdim=True)
+    found, left, direction, square = torch.zeros_like(rows), rows, rows, squared(rows)
+    solved = square * (8 * torch.finfo(rows.dtype).eps) ** 2
     for _ in range(iterations):
-        changed = _times(direction, *system)
-        step = ratio(square, (direction * changed).sum(-1, keepdim=True))
+        changed, unsolved = _times(direction, *system), square > solved
+        curved = (direction * changed).sum(-1, keepdim=True)
+        step = torch.where(unsolved, square / torch.where(unsolved, curved, 1.0), 0.0)
         found, left = found + step * direction, left - step * changed
-        before, square = square, left.square().sum(-1, keepdim=True)
-        direction = left + ratio(square, before) * direction
+        before, square = square, squared(left)
+        direction = left + torch.where(unsolved, square / torch.where(unsolved, before, 1.0), 0.0) * direction
     return found
 
 

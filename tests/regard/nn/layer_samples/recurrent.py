@@ -365,7 +365,7 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     ),
     "LogLinearGatedDeltaNet": (
         {
-            "": _made(nn.LogLinearGatedDeltaNet, 4, num_key_heads=2),
+            "": _made(nn.LogLinearGatedDeltaNet, 4, num_key_heads=2, key_dim=4),
             "wide": _made(nn.LogLinearGatedDeltaNet, 2, max_len=6, key_dim=3, negative_eigenvalues=True),
         },
         gated_delta,

@@ -63,9 +63,8 @@ class Row(NamedTuple):
 _ONLY = "the recurrence, not the layer"
 _NEW = "no published comparison uses it so far"
 _SLOTS = "two recurrences with a softmax between; no layer"
-_LEVELS = "it keeps a state for each of log L levels, which needs another recurrence"
-_MESA = "each token solves a linear system, in the paper by 30 steps of conjugate gradients"
-_TRAINED = "its state is the weights of a small network, which each block of tokens trains by a gradient step"
+_CONJUGATE = "exact, or with `iterations=`, the paper's conjugate gradients"
+_TRAINED = "its state is the weights of a network that blocks of tokens train, so it is not linear in what it holds"
 
 #: Layers of flash-linear-attention.
 LAYERS = (
@@ -84,15 +83,15 @@ LAYERS = (
     Row("GatedLinearAttention", ("nn.GatedLinearAttention",)),
     Row("GatedSlotAttention", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
     Row("HGRN2Attention", ("nn.HGRN2",)),
-    Row("HGRNAttention", why="not attention: its state is a vector"),
+    Row("HGRNAttention", ("nn.gated_recurrence(log_decay=)",), f"{_ONLY}: a head of width 1 for each channel"),
     Row("KimiDeltaAttention", ("nn.KimiDeltaAttention",)),
     Row("LightNetAttention", ("nn.gated_recurrence(log_decay=)",), _ONLY),
     Row("LinearAttention", ("nn.LinearAttention", "nn.LinearSelfAttention")),
-    Row("LogLinearMamba2", why=_LEVELS),
-    Row("Mamba", why="not attention: each channel has a state and a decay of its own"),
+    Row("LogLinearMamba2", ("nn.LogLinearMamba2",)),
+    Row("Mamba", ("nn.Mamba",)),
     Row("Mamba2", ("nn.Mamba2",)),
     Row("Mamba3", why=_NEW),
-    Row("MesaNet", why=_MESA),
+    Row("MesaNet", ("nn.MesaNet",), _CONJUGATE),
     Row(
         "MoBA MixtureOfBlockAttention",
         ("nn.MixtureOfBlockAttention", "masks.selected"),
@@ -233,10 +232,10 @@ BASELINES: dict[str, tuple[Row, ...]] = {
         Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY),
         Row("GSA", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
         Row("Based", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),
-        Row("Log-Linear Attention", why=_LEVELS),
-        Row("MesaNet", why=_MESA),
+        Row("Log-Linear Attention", ("nn.LogLinearMamba2", "nn.LogLinearGatedDeltaNet")),
+        Row("MesaNet", ("nn.MesaNet",), _CONJUGATE),
         Row("TTT, Titans, ATLAS", why=_TRAINED),
-        Row("Mamba, S6", why="not attention: each channel has a state and a decay of its own"),
+        Row("Mamba, S6", ("nn.Mamba",)),
     ),
     "softmax attention": (
         Row("Transformer++, LLaMA", ("nn.SelfAttention",), "with `rotary=`, RMS norms and SwiGLU around it"),

@@ -82,7 +82,12 @@ from regard.nn.linear.gated_linear import HGRN2 as HGRN2
 from regard.nn.linear.gated_linear import GatedLinearAttention as GatedLinearAttention
 from regard.nn.linear.gated_linear import LightningAttention as LightningAttention
 from regard.nn.linear.gated_linear import Retention as Retention
+from regard.nn.linear.log_linear import LogLinearGatedDeltaNet as LogLinearGatedDeltaNet
+from regard.nn.linear.log_linear import LogLinearMamba2 as LogLinearMamba2
+from regard.nn.linear.log_linear import LogLinearState as LogLinearState
+from regard.nn.linear.mamba import Mamba as Mamba
 from regard.nn.linear.mamba2 import Mamba2 as Mamba2
+from regard.nn.linear.mesa import MesaNet as MesaNet
 from regard.nn.linear.path import PathAttention as PathAttention
 from regard.nn.linear.recurrence import LinearState as LinearState
 from regard.nn.linear.recurrence_weights import gated_recurrence_weights as gated_recurrence_weights

@@ -29,7 +29,11 @@ from regard.nn import (
     LinearAttention,
     LinearCache,
     LinearSelfAttention,
+    LogLinearGatedDeltaNet,
+    LogLinearMamba2,
+    Mamba,
     Mamba2,
+    MesaNet,
     Retention,
     gated_recurrence,
     gated_recurrence_weights,
@@ -152,6 +156,10 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "HGRN2": lambda: HGRN2(16, 2),
     "LightningAttention": lambda: LightningAttention(16, 2),
     "Mamba2": lambda: Mamba2(16, 4),
+    "LogLinearGatedDeltaNet": lambda: LogLinearGatedDeltaNet(16, 2),
+    "LogLinearMamba2": lambda: LogLinearMamba2(16, 4),
+    "MesaNet": lambda: MesaNet(16, 2),
+    "Mamba": lambda: Mamba(16, inner_dim=3),
 }
 
 
@@ -164,7 +172,7 @@ def test_our_recurrent_layers(name: str) -> None:
     with torch.no_grad():
         alone, aux = layer(x, return_aux=AuxRequest(weights=True))
     found, expected = record[0].weights(), aux.weights
-    if name == "Mamba2":  # whose skip D is no part of the recurrence
+    if isinstance(layer, Mamba | Mamba2):  # whose skip D is no part of the recurrence
         expected = expected - torch.diag_embed(layer.D.detach()[:, None].expand(-1, L))
     assert torch.equal(alone, together) and record.coverage.complete
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -10,6 +10,8 @@ from tests.regard.nn.layer_samples.recurrent import LAYERS
 from torch import Tensor
 
 from regard import AuxRequest, masks, nn
+from regard.nn.linear.layout import Layout
+from regard.nn.linear.log_linear import log_linear_recurrence
 from regard.nn.linear.recurrent_attention import RecurrentAttention
 
 F64 = torch.float64
@@ -55,6 +57,67 @@ def test_several_steps_of_the_delta_rule_for_each_token() -> None:
     assert aux.weights is not None and aux.weights.shape == (2, 2, 9, 9) and not aux.weights.triu(1).any()
     with pytest.raises(ValueError, match="GatedDeltaNet: num_steps must be"):
         nn.GatedDeltaNet(8, 2, num_steps=0)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_levels_weigh_what_a_recurrence_keeps_of_each_step(delta: bool) -> None:
+    B, G, H, L, K, V, N = 2, 2, 4, 150, 4, 3, 9
+    query, key = rows(B, G, L, K), torch.nn.functional.normalize(rows(B, G, L, K, seed=2), dim=-1)
+    value, levels = rows(B, H, L, V, seed=3), rows(B, H, L, N, seed=4)
+    gates: dict[str, Any] = {"log_decay": -rows(B, H, L, seed=5).abs() / 9, "rate": rows(B, H, L, seed=6).sigmoid()}
+    gates |= {"delta": delta, "scale": 0.7}
+    whole = nn.gated_recurrence_weights(query, key, num_heads=H, **gates)
+    steps = range(L)
+    level = torch.tensor([[(t ^ j).bit_length() for j in steps] for t in steps]).expand(B, H, L, L)
+    expected = (whole * levels.gather(-1, level)) @ value
+    close(log_linear_recurrence(query, key, value, levels, **gates, layout=Layout()), expected)
+    plain = log_linear_recurrence(query, key, value, torch.ones_like(levels), **gates, layout=Layout())
+    close(plain, nn.gated_recurrence(query, key, value, **gates))
+    # The same in parts, with a state between them; some end within a block of each level.
+    found, state, before = [], None, 0
+    for first, last in ((0, 1), (1, 5), (5, 64), (64, 128), (128, 150)):
+        parts = (each[:, :, first:last] for each in (query, key, value, levels))
+        cut = gates | {name: gates[name][:, :, first:last] for name in ("log_decay", "rate")}
+        made = log_linear_recurrence(*parts, **cut, layout=Layout(), before=before, state=state, return_state=True)
+        found, state, before = [*found, made[0]], made[1], last
+    close(torch.cat(found, 2), expected)
+
+
+def test_a_log_linear_layer_refuses_more_steps_than_it_has_levels_for() -> None:
+    layer, cache = nn.LogLinearGatedDeltaNet(8, 2, max_len=5, dtype=F64), nn.LinearCache()
+    assert layer.num_levels == 4 and nn.LogLinearMamba2(8, 2).num_levels == 15
+    layer(rows(1, 4, 8), cache=cache)
+    layer(rows(1, 1, 8), cache=cache)
+    with pytest.raises(ValueError, match="LogLinearGatedDeltaNet: x must bring the steps to at most max_len 5, got 6"):
+        layer(rows(1, 1, 8), cache=cache)
+    with pytest.raises(ValueError, match="LogLinearMamba2: max_len must be an int of at least 2, got 1"):
+        nn.LogLinearMamba2(8, 2, max_len=1)
+
+
+def test_conjugate_gradients_approach_the_solution_of_mesa_net() -> None:
+    layer, x, errors = nn.MesaNet(8, 2, head_dim=6, dtype=F64), rows(2, 40, 8), []
+    exact = layer(x)
+    (gradient,) = torch.autograd.grad(exact.square().sum(), layer.qk.weight)
+    for layer.iterations in (1, 3, 6):
+        errors.append(float((layer(x) - exact).abs().max()))
+    assert errors[0] > 10 * errors[1] > 100 * errors[2] and errors[2] < 1e-9
+    (approximate,) = torch.autograd.grad(layer(x).square().sum(), layer.qk.weight)
+    close(approximate, gradient, rtol=1e-6, atol=1e-8)
+    one, cache = nn.MesaNet(8, 2, iterations=9, dtype=F64), nn.LinearCache()
+    close(torch.cat([one(part, cache=cache) for part in x.split([1, 20, 19], 1)], 1), one(x))
+
+
+@pytest.mark.parametrize("iterations", [None, 3])
+def test_second_derivatives_of_mesa_net(iterations: int | None) -> None:
+    torch.manual_seed(0)
+    layer = nn.MesaNet(2, 1, iterations=iterations, dtype=F64)
+    torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
+
+
+def test_a_row_that_is_not_finite_does_not_look_like_one_that_is() -> None:
+    layer, x = nn.MesaNet(8, 2, dtype=F64), rows(1, 5, 8)
+    x[:, 3] = torch.nan
+    assert layer(x)[:, 3:].isnan().all()
 
 
 @every_layer
@@ -125,7 +188,7 @@ def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documen
     finish = layer.finish
 
     def watched(found: Tensor, x: Tensor, terms: Any) -> Tensor:
-        skip = layer.D.view(-1, 1) * terms.value.transpose(1, 2) if name == "Mamba2" else 0
+        skip = layer.D.view(-1, 1) * terms.value.transpose(1, 2) if isinstance(layer, nn.Mamba | nn.Mamba2) else 0
         read.append((found + skip, terms.value))
         return finish(found, x, terms)
 
@@ -205,6 +268,10 @@ def test_wrong_sizes_are_refused() -> None:
         (lambda: nn.Mamba2(8, 4, num_groups=3), "Mamba2: num_groups must divide num_heads 4, got 3"),
         (lambda: nn.Mamba2(8, 3), "Mamba2: num_heads must divide 2 · embed_dim 16, got 3"),
         (lambda: nn.GatedLinearAttention(8, 8), "GatedLinearAttention: num_heads must divide embed_dim / 2, 4, got 8"),
+        (lambda: nn.MesaNet(8, 2, iterations=0), "MesaNet: iterations must be"),
+        (lambda: nn.MesaNet(8, 2, least_ridge=1.0), "MesaNet: least_ridge must be"),
+        (lambda: nn.MesaNet(8, 3), "MesaNet: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.Mamba(8, state_dim=0), "Mamba: state_dim must be"),
         (lambda: nn.HGRN2(8, 2, lower_bound=1.0), "HGRN2: lower_bound must be"),
         (lambda: nn.ShortConvolution(8, 0), "ShortConvolution: width must be"),
         (lambda: nn.ShortConvolution(8)(rows(2, 3, 8), state=rows(2, 2, 8)), "state must be a tensor of shape"),
@@ -274,6 +341,26 @@ def test_kimi_delta_attention_of_kimi_linear() -> None:
         "norm.weight": theirs.o_norm.weight,
         "out.weight": theirs.o_proj.weight,
     }
+    ours.load_state_dict(copied)
+    x = rows(2, 70, 16).float()
+    close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_mamba_of_transformers() -> None:
+    from transformers import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "state_size": 5, "time_step_rank": 3, "num_hidden_layers": 2}
+    theirs = MambaMixer(MambaConfig(**sizes), 0).eval()
+    weights_of(theirs)
+    ours = nn.Mamba(16, state_dim=5, step_rank=3)
+    names = {"in_proj.": "proj.", "conv1d.": "conv.", "x_proj.": "selected.", "dt_proj.": "step.", "out_proj.": "out."}
+    copied = {}
+    for name, each in theirs.state_dict().items():
+        for a, b in names.items():
+            name = name.replace(a, b)
+        copied[name] = each
     ours.load_state_dict(copied)
     x = rows(2, 70, 16).float()
     close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)

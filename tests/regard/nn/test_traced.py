@@ -125,8 +125,8 @@ def on_maps(new: Any, B: int, L: int) -> LayerCall:
 
 SIZED: dict[str, Any] = {"batch_first": True, "dropout": 0.0, "dim_feedforward": 10}
 RECURRENT = (
-    "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "HGRN2", "KimiDeltaAttention", "LightningAttention", "Mamba2",
-    "RWKV6Attention", "RWKV7Attention", "Retention",
+    "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "HGRN2", "KimiDeltaAttention", "LightningAttention",
+    "LogLinearGatedDeltaNet", "LogLinearMamba2", "Mamba2", "MesaNet", "RWKV6Attention", "RWKV7Attention", "Retention",
 )  # fmt: skip
 IMAGES = ("CBAM", "ChannelAttention", "ECA", "MultiheadConvAttention", "SelfAttention2d", "SqueezeExcitation")
 CASES = [
@@ -313,6 +313,7 @@ CASES = [
     Case("SelectiveBias", lambda: Contextual(layers.SelectiveBias()), ends()),
     Case("AlibiBias", lambda: Read(layers.AlibiBias(3, learn=True)), padded_ends),
     *(Case(name, lambda name=name: getattr(layers, name)(E, H), steps_after) for name in RECURRENT),
+    Case("Mamba", lambda: layers.Mamba(E, state_dim=3), steps_after),
     Case("ShortConvolution", lambda: layers.ShortConvolution(E), steps_after),
     Case("AgentAttention", lambda: layers.AgentAttention(E, H, num_agents=3), padded_rows()),
     Case("AttentionFree", lambda: layers.AttentionFree(E, LONGEST, rank=3), padded_rows(is_causal=True)),

@@ -132,6 +132,8 @@ _KINDS: dict[str, Weights] = {"rows": _of_rows, "rwkv": _of_rwkv, "mamba": _of_m
 #: Our functions, by the modules that define them.
 _OURS = {
     "regard.nn.linear.gated": ("gated_recurrence",),
+    "regard.nn.linear.log_linear": ("log_linear_recurrence",),
+    "regard.nn.linear.mesa": ("mesa_recurrence",),
     "regard.nn.linear.attention": ("linear_attention",),
     "regard.nn.linear.fast_weights": ("fast_weights",),
 }

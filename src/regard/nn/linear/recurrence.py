@@ -327,7 +327,7 @@ def _chunked(steps: Steps, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
     groups, length = _Groups.of(steps), steps.key.shape[-2]
     q, k, v = (_split(rows, size) for rows in (groups.query, groups.key, groups.value))
     rate = None if groups.rate is None else _split(groups.rate, size)
-    decay = _Decay(*(None if rows is None else _split(rows, size) for rows in (groups.log_decay, groups.resets)))
+    decay = Decay(*(None if rows is None else _split(rows, size) for rows in (groups.log_decay, groups.resets)))
     v = v if rate is None else rate * v
     sums, writer, own, slopes = None, k, None, None
     if steps.delta:
@@ -354,7 +354,7 @@ def _chunked(steps: Steps, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _scan(
-    state: Tensor, sums: Tensor | None, decay: _Decay, writer: Tensor, own: Tensor | None, slopes: Tensor | None
+    state: Tensor, sums: Tensor | None, decay: Decay, writer: Tensor, own: Tensor | None, slopes: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the states before chunks (..., N, K, V), the one after the last, and the rows U = X + Y S or None.
 
@@ -421,7 +421,7 @@ _BLOCK = 16
 _NOTHING = -1000.0
 
 
-class _Decay:
+class Decay:
     """The decays within chunks, exponentials of differences of summed logarithms: none is divided by another.
 
     The sums are kept in float64, as a strong decay would round those that come after it.

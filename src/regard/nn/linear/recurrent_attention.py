@@ -57,6 +57,7 @@ class Terms(NamedTuple):
     gate: Tensor | None = None  # (B, L, H · V)
     erase: tuple[Tensor, Tensor] | None = None  # (B, H, L, K) each
     bonus: Tensor | None = None  # (H, K)
+    levels: Tensor | None = None  # (B, H, L, N), weights of log-linear layers
 
     def cleared(self, layout: Layout) -> Terms:
         """Return the terms with zeros in padding, which then neither writes nor decays nor erases."""
@@ -102,6 +103,8 @@ class RecurrentAttention(Layer, ABC):
     out: nn.Linear
     #: Steps of the recurrence for each row; a row reads after the last of its own.
     num_steps: int = 1
+    #: What a cache keeps: the tensors of :meth:`recur`, and the past of the short convolution.
+    state_type: type[Any] = RecurrentState
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -212,29 +215,36 @@ class RecurrentAttention(Layer, ABC):
             raise rejected(name, "return_aux", "ask for weights alone, as there are no scores", return_aux)
         before = 0 if cache is None else cache_of(self, cache, x.shape[0])
         layout = self.layout(x, attn_mask, valid_lens, documents, cache)
-        state = None if cache is None else cache.state
-        matrix, past = (None, None) if state is None else state
+        *state, past = (None,) if cache is None or cache.state is None else cache.state
         x = layout.clear(x)
         terms, past = terms_of(x, past, layout, self.rotation(x, before) if rotation is None else rotation)
         steps = layout.repeated(self.num_steps)
         terms = terms.cleared(steps)
         with autocast_suspended(x.device.type):  # the state is summed in single precision
-            read, found = gated_recurrence(
-                terms.query,
-                terms.key,
-                terms.value,
-                **terms.gates,
-                state=matrix,
-                documents=steps.runs,
-                return_state=True,
-            )
+            read, found = self.recur(terms, steps, before, *state)
         read = read[:, :, self.num_steps - 1 :: self.num_steps]
         rows = self.finish(read.transpose(1, 2).to(x.dtype), x, terms)
         if cache is not None:
-            cache.advance(RecurrentState(found, past), x.shape[1])
+            cache.advance(self.state_type(*found, past), x.shape[1])
         if return_aux is None:
             return rows
         return rows, Aux(weights=self.weights(terms, steps) if return_aux.weights else None)
+
+    def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
+        """Return what each head reads (B, H, L, V), and the state after the last step.
+
+        ``before`` is the number of earlier rows, which ``state`` sums up; before the first there is none.
+        """
+        read, found = gated_recurrence(
+            terms.query,
+            terms.key,
+            terms.value,
+            **terms.gates,
+            state=state[0] if state else None,
+            documents=layout.runs,
+            return_state=True,
+        )
+        return read, (found,)
 
     def weights(self, terms: Terms, layout: Layout) -> Tensor:
         """Return the effective weights (B, H, L, L); a row that writes several values has the sum of theirs."""

@@ -92,6 +92,42 @@ class Read:
                     found[b, t, h] = scale * query[b, t, g] @ (state if bonus is None else old)
         return found
 
+    def by_level(
+        self, query: Array, key: Array, value: Array, scale: float, decay: Array, rate: Array, levels: Array, delta: bool
+    ) -> Array:
+        """Return what each head reads (B, L, H, V): what each earlier step wrote, by itself, times its level's weight."""
+        B, L, H, V = value.shape
+        found = np.zeros((B, L, H, V))
+        for b, h in np.ndindex(B, H):
+            kept: list[Array] = []  # of each real step of the document
+            g = h // (H // key.shape[2])
+            for t in range(L):
+                kept = [] if t and self.ids[b, t] != self.ids[b, t - 1] else kept
+                k, place = key[b, t, g], len(kept)
+                if self.real[b, t]:
+                    kept = [each * np.exp(decay[b, t, h]) for each in kept]
+                    kept = [each - rate[b, t, h] * np.outer(k, k @ each) for each in kept] if delta else kept
+                    kept.append(rate[b, t, h] * np.outer(k, value[b, t, h]))
+                for j, each in enumerate(kept):
+                    level = (place ^ j).bit_length()
+                    found[b, t, h] += scale * levels[b, t, h, level] * (query[b, t, g] @ each)
+        return found
+
+    def fitted(self, query: Array, key: Array, value: Array, ridge: Array, decay: Array, rate: Array) -> Array:
+        """Return what each head reads (B, L, H, D): predictions of a weighted ridge regression on the steps so far."""
+        B, L, H, D = value.shape
+        found = np.zeros((B, L, H, D))
+        for b, h in np.ndindex(B, H):
+            for t in range(L):
+                same = (self.ids[b, : t + 1] == self.ids[b, t]) & self.real[b, : t + 1]
+                steps = np.flatnonzero(same)
+                fading = [decay[b, j + 1 : t + 1, h][self.real[b, j + 1 : t + 1]].sum() for j in steps]
+                root = np.sqrt(rate[b, steps, h] * np.exp(fading))[:, None]
+                inputs = np.concatenate([root * key[b, steps, h], np.diag(np.sqrt(ridge[h]))])
+                targets = np.concatenate([root * value[b, steps, h], np.zeros((D, D))])
+                found[b, t, h] = query[b, t, h] @ np.linalg.lstsq(inputs, targets, rcond=None)[0]
+        return found
+
     def change(self) -> Array:
         """Return the row before each row of its document, or zeros, less the row itself (B, L, E)."""
         before = np.zeros_like(self.x)
@@ -134,6 +170,11 @@ def delta_net(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return times(merged(_normed(layer, found)), layer.out)
 
 
+def _levels(layer: Any, read: Read) -> Array:
+    """Return the weights of levels (B, L, H, N)."""
+    return softplus(heads(times(read.x, layer.levels), layer.num_heads) * array(layer.level_scale))
+
+
 def gated_delta(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     read = Read(x, **kwargs)
     q, k, v = _qkv(layer, read)
@@ -144,7 +185,10 @@ def gated_delta(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     rate = sigmoid(rate).reshape(every.shape) * (2 if layer.negative_eigenvalues else 1)
     steps = Read.__new__(Read)
     steps.real, steps.ids = (np.repeat(each, n, 1) for each in (read.real, read.ids))
-    found = steps.recur(q, k, v, layer.key_dim**-0.5, every, rate, delta=True)[:, n - 1 :: n]
+    if isinstance(layer, nn.LogLinearGatedDeltaNet):
+        found = read.by_level(q, k, v, layer.key_dim**-0.5, every, rate, _levels(layer, read), delta=True)
+    else:
+        found = steps.recur(q, k, v, layer.key_dim**-0.5, every, rate, delta=True)[:, n - 1 :: n]
     return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
 
 
@@ -166,11 +210,41 @@ def mamba2(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     value, key, query = np.split(rows, [inner, inner + G * layer.state_dim], -1)
     value, step = heads(value, H), softplus(step + array(layer.dt_bias))
     decay = -np.exp(array(layer.A_log)) * step
-    found = read.recur(heads(query, G), heads(key, G), value, 1.0, decay, step)
+    query, key = heads(query, G), heads(key, G)
+    if isinstance(layer, nn.LogLinearMamba2):
+        found = read.by_level(query, key, value, 1.0, decay, step, _levels(layer, read), delta=False)
+    else:
+        found = read.recur(query, key, value, 1.0, decay, step)
     found += array(layer.D)[:, None] * np.where(read.real[..., None, None], value, 0)
     grouped = heads(merged(found) * silu(z), G)
     normed = merged(rms(grouped, np.ones(1), layer.norm_eps)) * array(layer.norm_weight)
     return times(normed, layer.out)
+
+
+def mamba(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    rows, z = np.split(times(read.x, layer.proj), 2, -1)
+    rows, N = read.conv(layer.conv, rows), layer.A_log.shape[1]
+    low, key, query = np.split(times(rows, layer.selected), [-2 * N, -N], -1)
+    rows, step, a = np.where(read.real[..., None], rows, 0), softplus(times(low, layer.step)), -np.exp(array(layer.A_log))
+    found = np.zeros_like(rows)
+    for b in range(len(rows)):
+        state = np.zeros_like(a)
+        for t in range(read.L):
+            state = np.zeros_like(a) if t and read.ids[b, t] != read.ids[b, t - 1] else state
+            if read.real[b, t]:
+                state = np.exp(step[b, t, :, None] * a) * state + np.outer(step[b, t] * rows[b, t], key[b, t])
+            found[b, t] = state @ query[b, t]
+    return times((found + array(layer.D) * rows) * silu(z), layer.out)
+
+
+def mesa(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, H = Read(x, **kwargs), layer.num_heads
+    q, k = (unit(heads(each, H)) for each in np.split(read.conv(layer.conv, times(read.x, layer.qk)), 2, -1))
+    rate, decay = (sigmoid(each) for each in np.split(times(read.x, layer.rates), 2, -1))
+    ridge = layer.least_ridge + softplus(array(layer.ridge))
+    found = merged(_normed(layer, read.fitted(q, k, heads(times(read.x, layer.value), H), ridge, np.log(decay), rate)))
+    return times(found * (1 if layer.gate is None else silu(times(read.x, layer.gate))), layer.out)
 
 
 def retention(layer: Any, x: Tensor, **kwargs: Any) -> Array:
@@ -288,6 +362,28 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
             "groups": _made(nn.Mamba2, 4, head_dim=3, state_dim=5, num_groups=2, conv_bias=False, bias=True),
         },
         mamba2,
+    ),
+    "LogLinearGatedDeltaNet": (
+        {
+            "": _made(nn.LogLinearGatedDeltaNet, 4, num_key_heads=2, key_dim=4),
+            "wide": _made(nn.LogLinearGatedDeltaNet, 2, max_len=6, key_dim=3, negative_eigenvalues=True),
+        },
+        gated_delta,
+    ),
+    "LogLinearMamba2": (
+        {
+            "": _made(nn.LogLinearMamba2, 4, state_dim=3),
+            "groups": _made(nn.LogLinearMamba2, 4, max_len=8, state_dim=5, num_groups=2, conv_bias=False, bias=True),
+        },
+        mamba2,
+    ),
+    "Mamba": (
+        {"": _made(nn.Mamba, state_dim=3), "wide": _made(nn.Mamba, inner_dim=5, step_rank=2, conv_bias=False, bias=True)},
+        mamba,
+    ),
+    "MesaNet": (
+        {"": _made(nn.MesaNet, 2), "gate": _made(nn.MesaNet, 2, head_dim=3, least_ridge=0.1, output_gate=True)},
+        mesa,
     ),
     "Retention": ({"": _made(nn.Retention, 2)}, retention),
     "GatedLinearAttention": ({"": _made(nn.GatedLinearAttention, 2, rank=3)}, gated_linear),

@@ -166,8 +166,8 @@ def _first(visible: Mask, count: int) -> Mask:
 
 
 # Keys after reflections, block by block -------------------------------------------------------------------------------
-# A block of reflections turns a query q into q − (q Wᵀ) X, and adds −(q Wᵀ) U to the scores of the block's own keys, with
-# (I + A) X = β W and (I + A) U = β W Kᵀ below the diagonal, where A is β W Wᵀ below the diagonal.
+# A block of reflections turns a query q into q − (q Wᵀ) X, and adds −(q Wᵀ) U to the scores of the block's own keys.
+# There (I + A) X = β W, and (I + A) U is β W Kᵀ below the diagonal, where A is β W Wᵀ below the diagonal.
 
 
 #: Tokens of a block.

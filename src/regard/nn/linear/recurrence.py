@@ -20,6 +20,7 @@ from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.torch_private import scan
 from regard._utils.tracing import autocast_cast, is_exported_to_onnx, is_symbolic, values_unavailable
+from regard.engines.dense import is_finite
 from regard.engines.problem import DTYPES
 from regard.masks.base import Extent
 from regard.masks.documents import Documents, Packed
@@ -270,10 +271,11 @@ def _start(steps: Steps, state: Tensor | None) -> Tensor:
 
 
 def _may_have_spread(steps: Steps, output: Tensor, end: Tensor) -> bool:
-    """Return whether a row of a CPU call was not finite: the last state then is not either, nor an output before it."""
+    """Return whether a row of a CPU call was not finite: then neither is the last state, nor what its document reads."""
     if not steps.key.is_cpu or values_unavailable(output):
         return False
-    return not all(bool(each.isfinite().all()) for each in ((end,) if steps.resets is None else (end, output)))
+    seen = (end,) if steps.resets is None else (end, output)
+    return not all(is_finite(each) or bool(each.isfinite().all()) for each in seen)
 
 
 #: Write strengths of the delta rule: beyond 2, a step makes what a unit key reads larger instead of smaller.

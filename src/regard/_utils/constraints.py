@@ -207,7 +207,7 @@ def floats(owner: object, argument: str, value: Any, *sizes: str | int) -> Tenso
 
 
 def lengths(owner: object, argument: str, value: Any, batch: int, most: int | None = None) -> Tensor:
-    """Return an integer tensor (B,) of one length for each sequence, or raise; on the CPU also if one exceeds ``most``."""
+    """Return an integer tensor (B,), one length for each sequence, or raise; on the CPU also if it exceeds ``most``."""
     given = TensorOf((batch,), integer=True)(owner, argument, value)
     if most is not None and batch and given.is_cpu and not values_unavailable(given):
         least, longest = (int(each) for each in given.aminmax())

@@ -271,7 +271,7 @@ def _start(steps: Steps, state: Tensor | None) -> Tensor:
 
 
 def _may_have_spread(steps: Steps, output: Tensor, end: Tensor) -> bool:
-    """Return whether a row of a CPU call was not finite: then neither is the last state, nor what its document reads."""
+    """Return whether a row of a CPU call was not finite: then neither is a state, nor what its document reads."""
     if not steps.key.is_cpu or values_unavailable(output):
         return False
     seen = (end,) if steps.resets is None else (end, output)

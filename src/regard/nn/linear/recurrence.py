@@ -444,6 +444,7 @@ def substituted(below: Tensor, right: Tensor) -> Tensor:
     """
     if not is_exported_to_onnx():
         return torch.linalg.solve_triangular(below, right, upper=False, unitriangular=True)
+    below, right = below.detach(), right.detach()  # ONNX has no gradient, and that of a scan cannot be exported
     size = below.shape[-1]
 
     def step(solved: Tensor, row: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from regard import masks
 from regard._utils.constraints import flag
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import is_observed, is_traced
+from regard._utils.tracing import autocast_suspended, is_observed, is_traced
 from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
@@ -130,17 +130,21 @@ class PathAttention(CausalSelfAttention):
 
         def run(blocks: list[_Block], query: Tensor, end: int) -> Tensor:
             """Return the outputs of queries, the last of which is at end − 1, from the blocks up to there."""
-            bias = _turned(query.unflatten(1, (G, H // G)).to(dtype), blocks).flatten(1, 2) * D**-0.5
+            with autocast_suspended(query.device.type):
+                bias = _turned(query.unflatten(1, (G, H // G)).to(dtype), blocks).flatten(1, 2) * D**-0.5
             mask = _first(visible, end) & masks.dense(bias)
             if fading is not None:
                 mask = mask & masks.forgetting(fading[:, :, :end], align="lower_right")
             return attention(query, key[:, :, :end], value[:, :, :end], mask, enable_gqa=True, engine=self.engine)
 
-        if length <= _BLOCK or is_traced(query) or is_observed():
-            found = [run([_Block.of(axes, key.to(dtype), rate)], query, length)]
+        whole = is_traced(query) or is_observed() or length <= _BLOCK
+        rows = [(each,) if whole else each.split(_BLOCK, 2) for each in (axes, key.to(dtype), rate)]
+        with autocast_suspended(query.device.type):
+            blocks = [_Block.of(*each) for each in zip(*rows)]
+        if whole:
+            found = [run(blocks, query, length)]
         else:
-            rows = (each.split(_BLOCK, 2) for each in (axes, key.to(dtype), rate))
-            blocks, found = [_Block.of(*each) for each in zip(*rows)], []
+            found = []
             for i in range(before // _BLOCK, len(blocks)):
                 first, end = max(i * _BLOCK, before), min((i + 1) * _BLOCK, length)
                 given = blocks[: i + 1], query[:, :, first - before : end - before], end
@@ -192,7 +196,8 @@ class _Block(NamedTuple):
 
 def _turned(query: Tensor, blocks: list[_Block]) -> Tensor:
     """Return what reflections add to the scores (B, G, H/G, C, S) of queries (B, G, H/G, C, D), the last rows of S."""
-    turned, found = query, list[Tensor]()
+    found: list[Tensor] = []
+    turned = query
     for block in reversed(blocks):
         along = turned @ block.axes.mT.unsqueeze(2)
         if not found:  # a query meets the reflections up to its own

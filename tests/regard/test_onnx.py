@@ -53,7 +53,7 @@ def inputs(B: int, L: int, S: int) -> tuple[Tensor, ...]:
 
 def exported(module: nn.Module, args: tuple[Tensor, ...], shapes: Any) -> onnxruntime.InferenceSession:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that nobody needs here
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module.eval(), args, dynamo=True, dynamic_shapes=shapes, verbose=False, optimize=False

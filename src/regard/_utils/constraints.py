@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard._utils.errors import described, rejected, shape, unknown_name
+from regard._utils.tracing import values_unavailable
 
 #: The types of integer tensors.
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -205,9 +206,16 @@ def floats(owner: object, argument: str, value: Any, *sizes: str | int) -> Tenso
     return TensorOf(sizes)(owner, argument, value)
 
 
-def lengths(owner: object, argument: str, value: Any, batch: int) -> Tensor:
-    """Return an integer tensor (B,) of one length for each sequence, or raise."""
-    return TensorOf((batch,), integer=True)(owner, argument, value)
+def lengths(owner: object, argument: str, value: Any, batch: int, most: int | None = None) -> Tensor:
+    """Return an integer tensor (B,), one length for each sequence, or raise; on the CPU also if it exceeds ``most``."""
+    given = TensorOf((batch,), integer=True)(owner, argument, value)
+    if most is not None and batch and given.is_cpu and not values_unavailable(given):
+        least, longest = (int(each) for each in given.aminmax())
+        if least < 0 or longest > most:
+            name = owner if isinstance(owner, str) else type(owner).__name__
+            wrong = least if least < 0 else longest
+            raise rejected(name, argument, f"be from 0 to {most}, the length of the sequences", wrong)
+    return given
 
 
 flag = Of(bool, "a bool")

@@ -194,7 +194,7 @@ class GraphAttention(Layer):
         """
         nodes = sequences(self, "nodes", nodes, self.in_features)
         if valid_lens is not None:
-            nodes = zero_padding(nodes, lengths(self, "valid_lens", valid_lens, nodes.shape[0]))
+            nodes = zero_padding(nodes, lengths(self, "valid_lens", valid_lens, *nodes.shape[:2]))
         k = self._split(self.key(nodes))
         q, key, weight = self._compared(nodes, k)
         listed = isinstance(edges, Tensor) and edges.dtype in INTEGERS

@@ -105,7 +105,7 @@ class PointTransformerAttention(Layer):
         B, N, C = x.shape
         positions = floats(self, "positions", positions, B, N, self.num_coordinates)
         if valid_lens is not None:
-            valid_lens = lengths(self, "valid_lens", valid_lens, B)
+            valid_lens = lengths(self, "valid_lens", valid_lens, B, N)
             x, positions = zero_padding(x, valid_lens), zero_padding(positions, valid_lens)
         near, seen = self._nearest(positions, valid_lens)
         index = near.flatten(1).unsqueeze(2)

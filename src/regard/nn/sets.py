@@ -35,9 +35,9 @@ def split(layer: object, hidden_size: Any, num_heads: Any) -> tuple[int, int]:
     return width, heads
 
 
-def counts(layer: object, argument: str, value: Any, sets: int) -> Tensor | None:
-    """Check the numbers of valid elements (B,), or None for all, and return them."""
-    return None if value is None else lengths(layer, argument, value, sets)
+def counts(layer: object, argument: str, value: Any, elements: Tensor) -> Tensor | None:
+    """Check the numbers (B,) of valid elements (B, N, E), or None for all, and return them."""
+    return None if value is None else lengths(layer, argument, value, *elements.shape[:2])
 
 
 @mechanism(
@@ -152,8 +152,8 @@ class MAB(PartLayer):
         query, key = sequences(self, "query", query, self.query_size), sequences(self, "key", key, self.key_size)
         if query.shape[0] != key.shape[0]:
             raise rejected("MAB", "key", f"have query's {query.shape[0]} sets", f"{key.shape[0]} (key {shape(key)})")
-        key = zero_padding(key, counts(self, "valid_lens", valid_lens, key.shape[0]))
-        query = zero_padding(query, counts(self, "query_lens", query_lens, query.shape[0]))
+        key = zero_padding(key, counts(self, "valid_lens", valid_lens, key))
+        query = zero_padding(query, counts(self, "query_lens", query_lens, query))
         mask = None if valid_lens is None else masks.padding(valid_lens)
         projected = self.fc_q(query)
         heads = (self.num_heads, self.hidden_size // self.num_heads)
@@ -236,7 +236,7 @@ class SAB(Layer):
             Only if requested, per head.
         """
         x = sequences(self, "x", x, self.input_size)
-        valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
+        valid_lens = counts(self, "valid_lens", valid_lens, x)
         return self.mab(x, x, valid_lens, query_lens=valid_lens, return_aux=return_aux)
 
 
@@ -306,7 +306,7 @@ class ISAB(Layer):
         attending to them.
         """
         x = sequences(self, "x", x, self.input_size)
-        valid_lens = counts(self, "valid_lens", valid_lens, x.shape[0])
+        valid_lens = counts(self, "valid_lens", valid_lens, x)
         points = self.I.expand(x.shape[0], -1, -1)
         if return_aux is None:
             return self.mab1(x, self.mab0(points, x, valid_lens), query_lens=valid_lens)
@@ -385,7 +385,7 @@ class PMA(Layer):
         Attention to an empty set reads 0.
         """
         x = sequences(self, "x", x, self.hidden_size)
-        x = zero_padding(x, counts(self, "valid_lens", valid_lens, x.shape[0]))
+        x = zero_padding(x, counts(self, "valid_lens", valid_lens, x))
         if self.fc is not None:
             x = F.relu(self.fc(x))
         return self.mab(self.S.expand(x.shape[0], -1, -1), x, valid_lens, return_aux=return_aux)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from regard import masks
 from regard_lab.models import DecoderLM, DecoderLMConfig, EncoderLM, EncoderLMConfig, SequenceClassifier, load, save
+from regard_lab.planner import shape_of
 
 MODELS = [
     DecoderLM(DecoderLMConfig(50, width=16, max_length=4)),
@@ -80,3 +83,58 @@ def test_an_encoder_without_blocks_is_its_embedding(shared: bool, norm_first: bo
         EncoderLMConfig(9, layers=-1)
     with pytest.raises(ValueError, match="layers must be an int from 1 to 200, got 0"):
         DecoderLMConfig(9, layers=0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_encoder_with_disentangled_positions(shared: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"width": 16, "heads": 2, "layers": 2, "positions": "disentangled", "shared": shared}
+    config = EncoderLMConfig(9, **sizes, distance_buckets=8, max_distance=6)
+    model, tokens = EncoderLM(config).double().eval(), torch.randint(9, (2, 11))
+    keep = torch.arange(11) < torch.tensor([[11], [7]])
+    for each in model.parameters():  # numbers of float32
+        each.data.copy_(0.3 * torch.randn(each.shape))
+    rows = model(tokens, attention_mask=keep)
+    torch.testing.assert_close(rows[1, :7], model(tokens[1:, :7])[0])
+    # The scores of the first layer, written out.
+    block, x = model.blocks[0], model.embedding_norm(model.embedding(tokens) + model.segments.weight[0])
+    q, k, v = block.attention.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    places = block.attention.disentangled
+    table = [torch.nn.functional.linear(places.weight, *pair).unflatten(-1, (2, 8)).transpose(0, 1)
+             for pair in ((places.key_weight, places.key_bias), (places.query_weight, places.query_bias))]  # fmt: skip
+    scores = torch.zeros(2, 2, 11, 11).double()
+    for i in range(11):
+        for j in range(11):
+            place = places.bucket(i - j)
+            pairs = (q[:, :, i], k[:, :, j]), (q[:, :, i], table[0][:, place]), (k[:, :, j], table[1][:, place])
+            scores[:, :, i, j] = sum((a * b).sum(-1) for a, b in pairs) / 24**0.5
+    read = scores.masked_fill(~keep[:, None, None], -torch.inf).softmax(-1) @ v
+    x = block.attention_norm(x + block.attention.out(read.transpose(1, 2).flatten(2)))
+    x = block.feed_forward_norm(x + block.feed_forward(x))
+    torch.testing.assert_close(x, block(model.embedding_norm(model.embedding(tokens) + model.segments.weight[0]),
+                                        masks.key_padding(keep), None).rows)  # fmt: skip
+    model.train()(tokens, attention_mask=keep).square().sum().backward()
+    learned = [name for name, each in model.named_parameters() if each.grad is not None]
+    assert all(f"blocks.0.attention.disentangled.{name}" in learned for name in ("weight", "key_bias", "query_weight"))
+    save(model.float(), tmp_path)
+    torch.testing.assert_close(load(tmp_path).double()(tokens, attention_mask=keep), rows)
+    assert shape_of(config).parameters == sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"positions": "rotary", "max_distance": 6},
+            "max_distance must be left out unless positions is 'disentangled'",
+        ),
+        ({"distance_buckets": 10}, "num_buckets must be a multiple of 4, got 10"),
+        ({"distance_buckets": 16, "max_distance": 6}, "max_distance must be an int of at least 9, got 6"),
+        ({"score": "cosine"}, "disentangled must be None with a score or a scale, which is that of the positions"),
+    ],
+)
+def test_disentangled_positions_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EncoderLMConfig(9, **{"positions": "disentangled", "width": 16, **changes})
+    with pytest.raises(ValueError, match="positions must be one of"):
+        DecoderLMConfig(9, positions="disentangled")

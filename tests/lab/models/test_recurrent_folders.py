@@ -238,6 +238,7 @@ def test_patterns_of_kinds_in_a_config() -> None:
 KINDS = (
     "delta",
     "gated-delta",
+    "gated-delta-product",
     "gated-linear",
     "hgrn2",
     "kimi-delta",

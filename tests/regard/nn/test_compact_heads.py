@@ -23,6 +23,7 @@ from regard.nn import (
     TensorProductAttention,
     qk_clip_,
 )
+from regard.nn.linear import path
 
 LAYERS: dict[str, Callable[[], Any]] = {
     "laser": lambda: LaserAttention(16, 4, num_kv_heads=2, rotary=Rotary(4)),
@@ -102,6 +103,31 @@ def test_without_reflections_path_is_forgetting_attention() -> None:
             getattr(plain, name).load_state_dict(getattr(layer, name).state_dict())
         plain.gate.load_state_dict(layer.forget.state_dict())
         torch.testing.assert_close(layer(rows(2, 6, 16)), plain(rows(2, 6, 16)))
+
+
+def test_path_in_blocks_is_path_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, lengths, found = made("path"), torch.tensor([10, 4]), []
+    for size in (128, 3):
+        monkeypatch.setattr(path, "_BLOCK", size)
+        x, cache = rows(2, 10, 16).requires_grad_(), KVCache()
+        with torch.no_grad():
+            steps = torch.cat([layer(part, cache=cache) for part in x.split([2, 1, 5, 1, 1], 1)], 1)
+            torch.testing.assert_close(steps, layer(x))
+        padded = layer(x, lengths)
+        layer.zero_grad()
+        padded[1, :4].square().sum().backward()
+        found.append([steps, padded, x.grad, *(each.grad.clone() for each in layer.parameters())])
+    torch.testing.assert_close(*found)
+
+
+def test_what_is_not_finite_changes_no_earlier_row_of_path() -> None:
+    layer, x = made("path"), rows(2, 7, 16)
+    right = layer(x)
+    x[0, 4] = torch.inf
+    found = layer(x)
+    torch.testing.assert_close(found[1], right[1])
+    torch.testing.assert_close(found[0, :4], right[0, :4])
+    assert found[0, 4:].isnan().all()
 
 
 def test_path_gradients() -> None:

@@ -342,6 +342,27 @@ def test_padding_has_no_influence(form: str, kind: str, garbage: float) -> None:
         assert torch.equal(a, b) and a.isfinite().all()
 
 
+@across({"part": ["query", "key", "value", "gates"], "form": FORMS, "kind": KINDS})
+def test_a_nan_changes_no_earlier_step_and_no_other_document(form: str, kind: str, part: str) -> None:
+    (q, k, v), options = call(kind, 2, 1, 2, 33, 5, 4)
+    documents = torch.arange(33) // 27
+    right, end = gated_recurrence(q, k, v, form=form, chunk=16, documents=documents, return_state=True, **options)
+    if part == "gates":
+        broken = {name: each for name in ("log_decay", "rate", "erase") if (each := options.get(name)) is not None}
+        for each in broken.values():
+            (each[0] if isinstance(each, tuple) else each)[0, :, 20] = torch.nan
+    else:
+        {"query": q, "key": k, "value": v}[part][0, :, 20] = torch.nan
+    q.requires_grad_()
+    found, state = gated_recurrence(q, k, v, form=form, chunk=16, documents=documents, return_state=True, **options)
+    torch.testing.assert_close(found[1], right[1])
+    torch.testing.assert_close(found[0, :, :20], right[0, :, :20])
+    torch.testing.assert_close(found[0, :, 27:], right[0, :, 27:])
+    torch.testing.assert_close(state, end)
+    found[1].sum().backward()
+    assert q.grad is not None
+
+
 @across({"form": FORMS, "kind": KINDS})
 def test_the_state_after_padding_is_that_after_the_last_valid_step(form: str, kind: str) -> None:
     tensors, options = call(kind, 1, 1, 2, 40, 5, 4)

@@ -198,6 +198,17 @@ def test_samples_of_layers_with_lengths_have_padding() -> None:
         assert sample.hidden is not None or not takes, f"{sample} takes lengths: say what they hide"
 
 
+def test_lengths_beyond_the_sequences_are_refused() -> None:
+    for sample in SAMPLES:
+        layer, (args, kwargs) = built(sample), sample.call(numbers())
+        given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        for name in given.keys() & {"a_lens", "b_lens", "query_lens", "valid_lens"}:
+            with pytest.raises(
+                ValueError, match=r"(_lens must be from 0 to|masks.padding: lengths must be at most) \d"
+            ):
+                layer(**{**given, name: given[name] + 99})
+
+
 @pytest.mark.campaign(keep=220)
 @pytest.mark.parametrize("sample", [sample for sample in SAMPLES if sample.hidden is not None], ids=str)
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])

@@ -175,6 +175,27 @@ def test_padding_on_either_side(name: str) -> None:
 
 
 @every_layer
+def test_what_is_not_finite_changes_no_earlier_row(name: str) -> None:
+    layer, x = made(name), rows(2, 9, 8)
+    right, ids = layer(x), torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1])
+    apart = layer(x, documents=ids)
+    x[0, 5] = torch.inf
+    close(layer(x)[:, :5], right[:, :5])
+    close(layer(x)[1], right[1])
+    close(layer(x, documents=ids)[:, 7:], apart[:, 7:])
+
+
+@every_layer
+def test_lengths_beyond_the_sequence_are_refused(name: str) -> None:
+    layer, x = made(name), rows(2, 4, 8)
+    message = f"{name}: valid_lens must be from 0 to 4, the length of the sequences, got -1"
+    with pytest.raises(ValueError, match=message):
+        layer(x, valid_lens=torch.tensor([4, -1]))
+    with pytest.raises(ValueError, match=f"{name}: attn_mask must be from 0 to 4"):
+        layer(x, masks.padding(torch.tensor([4, 5])))
+
+
+@every_layer
 def test_no_steps_and_no_sequences(name: str) -> None:
     layer = made(name)
     assert layer(rows(2, 0, 8)).shape == (2, 0, 8)

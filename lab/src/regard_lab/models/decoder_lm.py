@@ -73,7 +73,8 @@ class DecoderLMConfig(LanguageConfig):
                               "features, as all softmax layers then are", choices=("none", *FEATURE_MAPS))  # fmt: skip
     #: DeepSeek-AI 2024, arXiv 2405.04434.
     latent_width: int | None = size(None, "width of a latent in mla; four heads by default")
-    latent_query_width: int | None = size(None, "width of a latent that queries of mla are made of; none by default")
+    latent_query_width: int | None = size(None, "width of a latent that queries of mla and mfa are made of; "
+                                          "none in mla by default, that of a head in mfa")  # fmt: skip
     latent_shared_width: int = option(0, "width of the key that heads of mla share; with rotary positions that of a "
                                       "head", ge=0, le=LARGEST)  # fmt: skip
     value_width: int | None = size(None, "width of a head's values in mla; head_width by default")
@@ -82,7 +83,12 @@ class DecoderLMConfig(LanguageConfig):
     recurrent_key_width: int | None = size(None, "width of a key in layers with a state")
     recurrent_value_width: int | None = size(None, "width of a value in layers with a state")
     recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
-    convolution: int = size(4, "steps that the short convolution of layers with a state reads", 1 << 10)
+    convolution: int = size(4, "steps that the short convolution of path and of layers with a state reads", 1 << 10)
+    #: Siems 2025, arXiv 2502.10297.
+    delta_steps: int = size(2, "keys and values that a token writes in gated-delta-product", 1 << 8)
+    #: Zhang 2025, arXiv 2501.06425.
+    query_rank: int = size(6, "products that queries of tpa are sums of", 1 << 10)
+    key_rank: int = size(2, "products that keys, and values, of tpa are sums of", 1 << 10)
     #: DeepSeek-AI 2025, arXiv 2512.02556.
     keys_chosen: int = size(2048, "keys that a query of dsa sees", 1 << 24)
     index_heads: int = size(4, "heads of the indexer that chooses keys in dsa")
@@ -90,7 +96,7 @@ class DecoderLMConfig(LanguageConfig):
     block: int = size(64, "keys of a block in moba and nsa", 1 << 20)
     blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included; 3 or more in nsa", 1 << 20)
     #: Grazzi 2024, arXiv 2411.12537.
-    negative_eigenvalues: bool = option(False, "whether rates of gated-delta are up to 2")
+    negative_eigenvalues: bool = option(False, "whether rates of gated-delta and gated-delta-product are up to 2")
     experts: int = option(0, "experts of the feed-forward networks, of which a token passes a few; 0 for none",
                           ge=0, le=1 << 12)  # fmt: skip
     experts_chosen: int = size(2, "experts that a token passes", 1 << 12)
@@ -148,7 +154,8 @@ class DecoderLMConfig(LanguageConfig):
             raise self.refused("positions", f"be others with {owner.text}, which makes its mask itself", "'alibi'")
         turned = self.positions == "rotary" and not any(each.rotary for each in mixers)
         if turned or (self.positions == "alibi" and states):
-            expected = "be 'learned', 'sinusoidal' or 'none' in linear attention, which has no scores"
+            what = "linear attention, which has no scores" if states else f"attention {self.attention!r}"
+            expected = f"be 'learned', 'sinusoidal' or 'none' in {what}"
             raise self.refused("positions", expected, repr(self.positions))
         if self.experts:
             if self.experts_chosen > self.experts:
@@ -169,10 +176,10 @@ class DecoderLMConfig(LanguageConfig):
             name = "rotary_layers" if self.chunk is None else "chunk"
             raise self.refused(name, "be left out unless positions is 'rotary'", repr(getattr(self, name)))
         if self.rotary_layers != "rotary" and any(not each.scores for each in mixers):
-            expected = "be 'rotary' unless all layers are of kind softmax or order1"
+            expected = f"be 'rotary' unless all layers are of kind {_named(scores=True)}"
             raise self.refused("rotary_layers", expected, repr(self.rotary_layers))
         if self.chunk is not None and (self.window is not None or any(not each.scores for each in mixers)):
-            expected = "be left out with a window, or with layers other than softmax and order1"
+            expected = f"be left out with a window, or with layers other than {_named(scores=True)}"
             raise self.refused("chunk", expected, self.chunk)
         for i, kind in enumerate(self.kinds):
             if kind not in self.kinds[:i] and kind != "softmax":
@@ -196,8 +203,8 @@ class DecoderLMConfig(LanguageConfig):
             if source > i or self.sources[source] != source:
                 expected = f"name for layer {i} itself or an earlier layer with keys of its own"
                 raise self.refused("share_keys_values", expected, source)
-            if source != i and not (MIXERS[self.kinds[i]].scores and MIXERS[self.kinds[source]].scores):
-                expected = f"be '1' unless layers that share are of kind softmax or order1 (layer {i})"
+            if source != i and not (MIXERS[self.kinds[i]].shares and MIXERS[self.kinds[source]].shares):
+                expected = f"be '1' unless layers that share are of kind {_named(shares=True)} (layer {i})"
                 raise self.refused("share_keys_values", expected, repr(self.share_keys_values))
 
     @cached_property
@@ -208,7 +215,7 @@ class DecoderLMConfig(LanguageConfig):
             return given
         found: list[int] = []
         for i, kind in enumerate(self.kinds):  # a run of layers of one kind begins with keys of its own
-            first = found[-1] if found and MIXERS[kind].scores and self.kinds[i - 1] == kind else i
+            first = found[-1] if found and MIXERS[kind].shares and self.kinds[i - 1] == kind else i
             found.append(first if i - first < given[0] else i)
         return tuple(found)
 
@@ -232,6 +239,12 @@ class DecoderLMConfig(LanguageConfig):
     @classmethod
     def presets(cls) -> Mapping[str, Mapping[str, Any]]:
         return PRESETS
+
+
+def _named(**wanted: bool) -> str:
+    """Return the kinds of attention with these attributes."""
+    found = [kind for kind, mixer in MIXERS.items() if all(getattr(mixer, name) == on for name, on in wanted.items())]
+    return " or ".join((", ".join(found[:-1]), found[-1]))
 
 
 _GPT2: dict[str, Any] = {"vocabulary": 50257, "activation": "gelu_tanh", "max_length": 1024}
@@ -405,6 +418,8 @@ class DecoderLM(BlockStack):
         shared: dict[int, KeysValues] = {}
         for i, (block, mixer, source) in enumerate(zip(self.blocks, self.mixers, self.config.sources)):
             turned = rotation if mixer.rotary and self.config.turning[i] else None
+            if turned is not None and mixer.halved:
+                turned = tuple(waves[..., ::2] for waves in turned)
             how = (self._seen(i, seen, slots), turned, own.get(i), return_aux)
             loss = index_loss if mixer.indexed else None
             made = block(x, *how, shared.get(source), self.config.sources.count(i) > 1, loss)

@@ -16,7 +16,7 @@ from regard._utils.errors import rejected, unknown_name
 from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
-from regard.nn import FeedForward, KeysValues, KVCache, LinearCache, Rotary, SinusoidalPositions
+from regard.nn import DisentangledPositions, FeedForward, KeysValues, KVCache, LinearCache, Rotary, SinusoidalPositions
 from regard.nn.heads.self_attention import SequenceContext
 from regard.nn.positions.rotary import Rotation
 from regard.nn.positions.rotary_scaling import RotaryScaling
@@ -117,6 +117,11 @@ class LanguageConfig(Options, ABC):
     def sources(self) -> Sequence[int]:
         """The layer whose keys and values each layer reads."""
         return range(self.layers)
+
+    @property
+    def distances(self) -> DisentangledPositions | None:
+        """New biases of the distance between tokens for a layer, if the model has them."""
+        return None
 
     @property
     def turning(self) -> Sequence[bool]:
@@ -368,11 +373,14 @@ def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
         raise rejected("language model", "tokens", expected, int(wrong[0]) if len(wrong) else "others") from None
 
 
-def rotary(config: LanguageConfig) -> Rotary | None:
-    """Return the rotary embedding of queries and keys, or None without rotary positions."""
+def rotary(config: LanguageConfig, width: int | None = None) -> Rotary | None:
+    """Return the rotary embedding of so many columns of queries and keys, those of a head by default.
+
+    None without rotary positions.
+    """
     if config.positions != "rotary":
         return None
-    return Rotary(config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
+    return Rotary(width or config.head, config.rotary_base, fraction=config.rotary_fraction, scaling=config.scaling)
 
 
 def norm(config: LanguageConfig, width: int | None = None) -> nn.Module:
@@ -397,8 +405,11 @@ class ZeroCenteredRMSNorm(nn.RMSNorm):
 def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
     """Initialize a model: weights and embeddings with standard deviation 0.02, biases with 0, norms with 1.
 
-    The last linear layer of each residual branch is scaled by 1/√(2·layers) (Radford 2019).
+    The last linear layer of each residual branch is scaled by 1/√(2·layers) (Radford 2019). Biases within an attention
+    are what its ``reset_parameters`` sets, such as open forget gates.
     """
+    blocks = list(blocks)
+    attentions = {module for block in blocks for module in block.attention.modules()}
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.reset_parameters()
@@ -408,7 +419,7 @@ def draw(model: nn.Module, blocks: Iterable[Block], layers: int) -> None:
             module.draw(STD)
         elif isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=STD)
-        if isinstance(module, nn.Linear) and module.bias is not None:
+        if isinstance(module, nn.Linear) and module.bias is not None and module not in attentions:
             nn.init.zeros_(module.bias)
     for block in blocks:
         for end in block.ends:

@@ -24,17 +24,22 @@ from regard.nn import (
     ForgettingAttention,
     GatedDeltaNet,
     GatedLinearAttention,
+    GroupedTiedAttention,
     KimiDeltaAttention,
+    LaserAttention,
     LightningAttention,
     LinearSelfAttention,
     Mamba2,
     MixtureOfBlockAttention,
     MultiheadLatentAttention,
+    MultiMatrixFactorizationAttention,
     NativeSparseAttention,
+    PathAttention,
     Retention,
     RWKV6Attention,
     RWKV7Attention,
     SelfAttention,
+    TensorProductAttention,
 )
 from regard_lab.models.attending import scorer
 from regard_lab.models.language_blocks import LanguageConfig, norm, rotary
@@ -58,8 +63,12 @@ class Mixer:
         is then causal by construction, and of masks it takes documents and padding alone.
     rotary : bool
         Whether it takes the model's rotary positions.
+    halved : bool
+        Whether these turn half of a head, by every other angle.
     scores : bool
         Whether the config's score, normalizer, window and dropout of weights are its own.
+    shares : bool
+        Whether such a layer may read the keys and values of another one, or be read by it.
     causal : bool
         Whether it has scores and makes its causal mask itself. It then takes no other mask, and returns no aux.
     indexed : bool
@@ -70,15 +79,19 @@ class Mixer:
     text: str
     state: bool = True
     rotary: bool = False
+    halved: bool = False
     scores: bool = False
+    shares: bool = False
     causal: bool = False
     indexed: bool = False
 
 
-def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAttention:
+def softmax(
+    config: LanguageConfig, layer: int = 0, order: int = 0, kind: type[SelfAttention] = SelfAttention
+) -> SelfAttention:
     """Return self-attention with the config's score and normalizer, and its norms and gate."""
     shares = config.sources[layer] != layer  # the keys and values of another layer
-    made = (CrossLayerAttention if shares else SelfAttention)(
+    made = (CrossLayerAttention if shares else kind)(
         config.width,
         config.heads,
         **_projections(config),
@@ -87,6 +100,7 @@ def softmax(config: LanguageConfig, layer: int = 0, order: int = 0) -> SelfAtten
         score=None if config.score == "scaled_dot" else scorer(config.score, config.head, config.max_length),
         normalizer=config.normalizer,
         rotary=rotary(config) if config.turning[layer] else None,
+        disentangled=config.distances,
         order=order,
         qk_norm=None if config.qk_norm == "none" else "rms",
         output_gate="channel" if config.output_gate else None,
@@ -151,7 +165,7 @@ def _linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return LinearSelfAttention(config.width, config.heads, **_projections(config), feature_map=name)
 
 
-def _gated_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+def _gated_delta(config: DecoderLMConfig, layer: int, num_steps: int = 1) -> nn.Module:  # noqa: ARG001
     return GatedDeltaNet(
         config.width,
         config.recurrent_heads or config.heads,
@@ -159,9 +173,14 @@ def _gated_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG
         key_dim=config.recurrent_key_width,
         value_dim=config.recurrent_value_width,
         conv_size=config.convolution,
+        num_steps=num_steps,
         negative_eigenvalues=config.negative_eigenvalues,
         norm_eps=config.recurrent_eps,
     )
+
+
+def _delta_product(config: DecoderLMConfig, layer: int) -> nn.Module:
+    return _gated_delta(config, layer, config.delta_steps)
 
 
 def _kimi_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
@@ -227,9 +246,13 @@ def _lightning(config: DecoderLMConfig, layer: int) -> nn.Module:
     return LightningAttention(config.width, heads, head_dim=width, slope=slope, norm_eps=config.recurrent_eps)
 
 
-def _grouped(config: DecoderLMConfig) -> dict[str, Any]:
+def _headed(config: DecoderLMConfig) -> dict[str, Any]:
     bias = config.bias if config.qkv_bias is None else config.qkv_bias
-    return {"num_kv_heads": config.groups, "head_dim": config.head, "bias": bias, "rotary": rotary(config)}
+    return {"head_dim": config.head, "bias": bias}
+
+
+def _grouped(config: DecoderLMConfig) -> dict[str, Any]:
+    return {**_headed(config), "num_kv_heads": config.groups, "rotary": rotary(config)}
 
 
 def _differential(config: DecoderLMConfig, layer: int) -> nn.Module:
@@ -238,6 +261,27 @@ def _differential(config: DecoderLMConfig, layer: int) -> nn.Module:
 
 def _forgetting(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return ForgettingAttention(config.width, config.heads, **_grouped(config))
+
+
+def _tied(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    half = rotary(config, config.head // 2)
+    return GroupedTiedAttention(config.width, config.heads, **{**_grouped(config), "rotary": half})
+
+
+def _factorized(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    rank, turning = config.latent_query_width, rotary(config)
+    options = _headed(config)
+    return MultiMatrixFactorizationAttention(config.width, config.heads, query_rank=rank, rotary=turning, **options)
+
+
+def _tensor_product(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    ranks = {"query_rank": config.query_rank, "key_rank": config.key_rank, "value_rank": config.key_rank}
+    return TensorProductAttention(config.width, config.heads, rotary=rotary(config), **ranks, **_headed(config))
+
+
+def _path(config: DecoderLMConfig, layer: int, forget: bool = False) -> nn.Module:  # noqa: ARG001
+    options = {**_headed(config), "num_kv_heads": config.groups, "conv_size": config.convolution}
+    return PathAttention(config.width, config.heads, forget=forget, **options)
 
 
 def _block_mixture(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
@@ -252,25 +296,34 @@ def _native_sparse(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: A
 
 #: Every kind by the name that configs use.
 MIXERS: Mapping[str, Mixer] = {
-    "softmax": Mixer(softmax, "the config's score and normalizer", state=False, rotary=True, scores=True),
+    "softmax": Mixer(softmax, "the config's score and normalizer", state=False, rotary=True, scores=True, shares=True),
     "linear": Mixer(_linear, "linear attention with feature_map"),
     "delta": Mixer(_delta, "DeltaNet"),
     "differential": Mixer(_differential, "differential attention", state=False, rotary=True),
     "dsa": Mixer(_indexed, "DeepSeek sparse attention (DSA)", state=False, rotary=True, indexed=True),
     "fox": Mixer(_forgetting, "forgetting attention (FoX)", state=False, rotary=True, causal=True),
     "gated-delta": Mixer(_gated_delta, "Gated DeltaNet"),
+    "gated-delta-product": Mixer(_delta_product, "Gated DeltaProduct"),
     "gated-linear": Mixer(_gated_linear, "gated linear attention (GLA)"),
+    "gta": Mixer(_tied, "grouped-tied attention (GTA)", state=False, rotary=True, halved=True, causal=True),
     "hgrn2": Mixer(_hgrn2, "HGRN2"),
     "kimi-delta": Mixer(_kimi_delta, "Kimi Delta Attention"),
+    "laser": Mixer(partial(softmax, kind=LaserAttention), "LASER", state=False, rotary=True, scores=True),
     "lightning": Mixer(_lightning, "lightning attention"),
     "mamba2": Mixer(_mamba2, "Mamba-2"),
+    "mfa": Mixer(_factorized, "multi-matrix factorization attention (MFA)", state=False, rotary=True, causal=True),
     "mla": Mixer(_latent, "multi-head latent attention (MLA)", state=False, rotary=True),
     "moba": Mixer(_block_mixture, "mixture of block attention (MoBA)", state=False, rotary=True, causal=True),
     "nsa": Mixer(_native_sparse, "native sparse attention (NSA)", state=False, rotary=True, causal=True),
-    "order1": Mixer(partial(softmax, order=1), "local linear attention", state=False, rotary=True, scores=True),
+    "order1": Mixer(
+        partial(softmax, order=1), "local linear attention", state=False, rotary=True, scores=True, shares=True
+    ),
+    "path": Mixer(_path, "PaTH attention", state=False, causal=True),
+    "path-fox": Mixer(partial(_path, forget=True), "PaTH attention that forgets (PaTH-FoX)", state=False, causal=True),
     "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
     "rwkv6": Mixer(_rwkv6, "RWKV-6's time mixing"),
     "rwkv7": Mixer(_rwkv7, "RWKV-7's time mixing, without value residuals"),
+    "tpa": Mixer(_tensor_product, "tensor product attention (TPA)", state=False, rotary=True, causal=True),
 }
 
 

@@ -130,7 +130,8 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
 
     A head's scores take 2·D FLOPs for every visible pair, and its weighted values the same; a weight matrix of n
     entries takes 2·n per token (Kaplan 2020, arXiv 2001.08361, table 1). In linear attention, each token updates a
-    head's state matrix with 2·D·V FLOPs, counted as scores, and reads it with the same number, counted as values.
+    head's state matrix with 2·D·V FLOPs, counted as scores, and reads it with the same number, counted as values; both
+    once for each key that it writes.
 
     Parameters
     ----------
@@ -153,7 +154,9 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     for stack in shape.stacks:
         layers += stack.depth * sum(each.flops for each in stack.layer.weights)
         for attention in stack.layer.attentions:
-            pairs = attention.values if attention.linear else visible_pairs(L, attention, documents) / L
+            pairs = (
+                attention.steps * attention.values if attention.linear else visible_pairs(L, attention, documents) / L
+            )
             scores += stack.depth * 2 * attention.heads * attention.head_width * pairs
     head = sum(each.flops / (L if each.multiplies == "sequences" else 1) for each in shape.rest)
     return Flops(layers, head, scores, scores)
@@ -356,7 +359,7 @@ def layer_activations(layer: Layer, recipe: Recipe, attended: int | None = None)
         H = attention.heads
         weight = 2 * element + 1 if layer.attention_dropout else element
         if attention.linear:
-            found += 4 * H * _linear_numbers(attention.head_width)
+            found += 4 * H * attention.steps * _linear_numbers(attention.head_width)
         else:
             found += H * S * weight if recipe.keeps_scores else 4 * H
     return found

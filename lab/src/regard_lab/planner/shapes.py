@@ -86,6 +86,8 @@ class AttentionShape:
         V; D by default.
     state : int
         Numbers that the cache of such a sum keeps of a sequence, however long.
+    steps : int
+        Keys and values that a token adds to it.
     shares : bool
         Whether keys and values are those of an earlier layer, which projects and caches them.
     """
@@ -100,6 +102,7 @@ class AttentionShape:
     linear: bool = False
     value_width: int | None = None
     state: int = 0
+    steps: int = 1
     shares: bool = False
 
     @property
@@ -244,7 +247,7 @@ def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: boo
         cache = LinearCache()
         layer(torch.empty(1, 1, config.width), cache=cache)
     (_, H, K, V), state = cache.state.matrix.shape, sum(each.numel() for each in cache.state)
-    attention = AttentionShape(H, H, K, causal=True, linear=True, value_width=V, state=state)
+    attention = AttentionShape(H, H, K, causal=True, linear=True, value_width=V, state=state, steps=layer.num_steps)
     names = [name for name, each in layer.named_modules() if isinstance(each, nn.Linear)]
     weights = []
     for name, each in layer.named_parameters():
@@ -321,6 +324,10 @@ def _language_layer(
         weights += linear("attention", H * D, E, config.bias if config.out_bias is None else config.out_bias)
         if not attention.linear:
             weights += _scorer(config.score, D, config.max_length)
+            with torch.device("meta"):
+                distances = config.distances
+            if distances is not None:  # their products are not counted
+                weights += [Weight("attention", tuple(each.shape)) for each in distances.parameters()]
             weights += linear("attention", E, H * D, bias) if config.output_gate else []
             of_keys = [] if attention.shares else [G]
             if config.qk_norm == "head":

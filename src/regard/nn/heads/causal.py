@@ -97,7 +97,7 @@ class CausalSelfAttention(GroupedProjections):
         if valid_lens is not None:
             if cache is not None:
                 raise rejected(name, "valid_lens", "be None with a cache", described(valid_lens))
-            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, x.shape[0]))
+            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, *x.shape[:2]))
             visible = visible & masks.padding(valid_lens)
         turn = None
         if self.rotary is not None:

@@ -155,7 +155,7 @@ class DecomposableAttention(Layer):
         """Check the lengths and return which rows (B, N) are valid."""
         if valid_lens is None:
             return None
-        length = lengths(self, argument, valid_lens, sentence.shape[0])
+        length = lengths(self, argument, valid_lens, *sentence.shape[:2])
         return torch.arange(sentence.shape[1], device=sentence.device) < length.unsqueeze(1)
 
     def extra_repr(self) -> str:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as torch_attention  # bound once: users replace it
 
 from regard._utils.constraints import Number, OneOf, flag, floats, positive, probability, size
-from regard._utils.errors import rejected, shape
+from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.engines.local_linear import LocalLinear, as_order
 from regard.functional import attention
-from regard.masks import MaskLike
+from regard.masks import MaskLike, as_mask
 from regard.nn._base import Layer, PartLayer, draw_linear, non_default, parameter, resolve_part
 from regard.nn.heads.options import (
     ExclusiveOutput,
@@ -32,6 +32,7 @@ from regard.nn.heads.options import (
 )
 from regard.nn.heads.scored import ScoredAttention
 from regard.nn.kv_cache import StepCache, cached_steps
+from regard.nn.positions.disentangled import DisentangledPositions
 from regard.nn.positions.rotary import HeadPositions, Rotation
 from regard.normalizers import NormalizerLike
 from regard.scores import ScoreLike
@@ -268,10 +269,14 @@ class SelfAttention(PartLayer, GroupedProjections):
     normalizer : str or Normalizer, default "softmax"
     rotary : Rotary or other HeadPositions, optional
         Positions of queries and keys, such as :class:`Rotary`.
+    disentangled : DisentangledPositions, optional
+        Biases of the distance between query and key, for heads of width D; queries are the last keys. Not under context
+        parallelism.
     qk_norm : {"rms", "l2"} or QueryKeyNorm, optional
         Normalize queries and keys within each head, before they are rotated: see :class:`QueryKeyNorm`.
     scale : float, optional
         Factor of the scores. Defaults to 1/√D, and to 10 for ``qk_norm="l2"``; with a ``score``, to the score's own.
+        With ``disentangled``, it is that of the positions.
     learn_scale : bool, default False
         Whether the factor is a parameter ``score_scale`` (H,), one for each head, with ``scale`` as initial value: a
         learned temperature. Only without a ``score``.
@@ -337,6 +342,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         score: ScoreLike | ScoredAttention | None = None,
         normalizer: NormalizerLike = "softmax",
         rotary: HeadPositions | None = None,
+        disentangled: DisentangledPositions | None = None,
         qk_norm: NormKind | QueryKeyNorm | None = None,
         scale: float | None = None,
         learn_scale: bool = False,
@@ -364,6 +370,9 @@ class SelfAttention(PartLayer, GroupedProjections):
         if flag(self, "learn_scale", learn_scale) and score is not None:
             raise rejected(name, "learn_scale", "be False with a score", learn_scale)
         self.score_scale = parameter(H, **where) if learn_scale else None
+        if disentangled is not None:
+            self._check_disentangled(disentangled)
+        self.disentangled = disentangled
         if qk_norm is not None and not isinstance(qk_norm, QueryKeyNorm):
             qk_norm = QueryKeyNorm(D, OneOf(get_args(NormKind))(self, "qk_norm", qk_norm), **where)
         self.qk_norm = qk_norm
@@ -508,9 +517,23 @@ class SelfAttention(PartLayer, GroupedProjections):
         heads = heads if self.head_scale is None else self.head_scale(heads)
         return heads if self.output_gate is None else self.output_gate(heads, x)
 
+    def _check_disentangled(self, given: Any) -> None:
+        """Raise unless these positions are of the layer's heads, and their scale can be that of the scores."""
+        name, sizes = type(self).__name__, (self.num_heads, self.head_dim)
+        if not isinstance(given, DisentangledPositions):
+            raise rejected(name, "disentangled", "be DisentangledPositions or None", described(given), TypeError)
+        if (given.num_heads, given.head_dim) != sizes:
+            expected = f"have the layer's num_heads and head_dim, {sizes}"
+            raise rejected(name, "disentangled", expected, (given.num_heads, given.head_dim))
+        if self.score is not None or self.scale is not None or self.score_scale is not None:
+            expected = "be None with a score or a scale, which is that of the positions"
+            raise rejected(name, "disentangled", expected, type(given).__name__)
+
     @property
     def _factor(self) -> float | None:
         """The ``scale`` of the attention call; None for that of the score."""
+        if self.disentangled is not None:
+            return self.disentangled.scale
         if self.score_scale is not None:
             return 1.0  # it is in the queries
         return self._usual if self.scale is None and self.score is None else self.scale
@@ -536,6 +559,12 @@ class SelfAttention(PartLayer, GroupedProjections):
         order: dict[str, Any] = {} if self.order == 0 else {"order": self.order}
         if order and self.context is not None:
             raise rejected(type(self).__name__, "order", "be 0 under context parallelism", self.order)
+        if self.disentangled is not None:
+            if self.context is not None:
+                got = type(self.disentangled).__name__
+                raise rejected(type(self).__name__, "disentangled", "be None under context parallelism", got)
+            biases = self.disentangled(q, k, align="lower_right")
+            mask = biases if mask is None else as_mask(mask) & biases
         attend = attention if self.context is None else self.context.attend
         return attend(
             q,
@@ -563,7 +592,7 @@ class SelfAttention(PartLayer, GroupedProjections):
             usual = self.head_dim**-0.5 if self._usual is None else self._usual
             nn.init.constant_(self.score_scale, usual if self.scale is None else self.scale)
         options = self.qk_norm, self.value_residual, self.exclusive, self.head_scale, self.output_gate, self.rotary
-        for option in options:
+        for option in (*options, self.disentangled):
             if option is not None:
                 option.reset_parameters()
 

@@ -78,7 +78,7 @@ class SelfHeads(Layer):
         """Return queries, keys and values (B, H, N, E) of rows (B, N, C), whose padding counts as zeros."""
         x = sequences(self, "x", x, self.embed_dim)
         if valid_lens is not None:
-            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, x.shape[0]))
+            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, *x.shape[:2]))
         q = self._split(self.q_proj(x))
         return q, q if self.k_proj is None else self._split(self.k_proj(x)), self._split(self.v_proj(x))
 

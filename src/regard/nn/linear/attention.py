@@ -96,8 +96,8 @@ def linear_attention(
 
     Notes
     -----
-    Inputs in float16 and bfloat16 are summed in float32. As in the paper, there is no factor 1/√E. A valid key or value
-    that is not finite also affects earlier queries of its chunk.
+    Inputs in float16 and bfloat16 are summed in float32. As in the paper, there is no factor 1/√E. In a causal
+    call on a CPU, a key or value that is not finite affects its own and later queries alone.
 
     Examples
     --------

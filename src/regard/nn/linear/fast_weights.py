@@ -94,8 +94,8 @@ def fast_weights(
 
     Notes
     -----
-    Inputs in float16 and bfloat16 are summed in float32. A valid key or value that is not finite also affects earlier
-    queries of its chunk.
+    Inputs in float16 and bfloat16 are summed in float32. On a CPU, a key or value that is not finite
+    affects its own and later queries alone.
 
     Examples
     --------

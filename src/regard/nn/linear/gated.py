@@ -118,8 +118,9 @@ def gated_recurrence(
     -----
     Inputs in float16 and bfloat16 are summed in float32; flash-linear-attention rounds some sums to 16 bits. On GPUs
     float32 is multiplied as TF32 only if ``torch.backends.cuda.matmul`` allows it. Decays are only multiplied, never
-    divided by each other, so strong ones do not overflow. A valid row that is not finite also affects other steps of
-    its chunk, and later ones, those of other documents included.
+    divided by each other, so strong ones do not overflow. A row that is not finite affects only later steps of its
+    document: a call on a CPU runs again, step by step, if its state is not finite. Its gradients may not be finite
+    either. On GPUs and under transforms, such a row also affects earlier steps of its chunk.
 
     Examples
     --------

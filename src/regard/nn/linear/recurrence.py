@@ -20,6 +20,7 @@ from regard._utils.constraints import OneOf, flag, lengths, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.torch_private import scan
 from regard._utils.tracing import autocast_cast, is_exported_to_onnx, is_symbolic, values_unavailable
+from regard.engines.dense import is_finite
 from regard.engines.problem import DTYPES
 from regard.masks.base import Extent
 from regard.masks.documents import Documents, Packed
@@ -136,9 +137,9 @@ def zero_padding(
     return query, torch.where(real, key, 0.0), torch.where(real, value, 0.0), real
 
 
-def real_rows(function: str, valid_lens: Any, rows: Tensor) -> Tensor:
+def real_rows(function: str, valid_lens: Any, rows: Tensor, argument: str = "valid_lens") -> Tensor:
     """Return which rows (B, ..., S, C) lie within their sequence: bool, broadcasting with the rows."""
-    valid_lens = lengths(function, "valid_lens", valid_lens, rows.shape[0])
+    valid_lens = lengths(function, argument, valid_lens, rows.shape[0], rows.shape[-2])
     b = torch.arange(rows.shape[0], device=rows.device).view(-1, *[1] * (rows.dim() - 1))
     kv_idx = torch.arange(rows.shape[-2], device=rows.device).unsqueeze(-1)
     visible = masks.padding(valid_lens).visible(b, b, b, kv_idx)
@@ -216,6 +217,32 @@ def recurrence(
     The forms are those of :func:`regard.nn.gated_recurrence`. ``function`` is the name under which decays and rates out
     of range are reported; None leaves them unchecked.
     """
+    output, end = _computed(steps, state, form, chunk, function)
+    if steps.key.shape[-2] > 1 and form != "recurrent" and _may_have_spread(steps, output, end):
+        # The chunk of a row that is not finite multiplies it by zeros. Steps one after another know what came before.
+        with torch.no_grad():
+            right = _recurrent(steps, _start(steps, state))
+        output, end = (_Replaced.apply(*pair) for pair in zip((output, end), right))
+    return output, end
+
+
+class _Replaced(torch.autograd.Function):
+    """The second tensor, with the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:  # noqa: ARG004
+        return second
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
+        return grad, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Tensor | None) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return tangent
+
+
+def _computed(steps: Steps, state: Tensor | None, form: str, chunk: int, function: str | None) -> tuple[Tensor, Tensor]:
     length = steps.key.shape[-2]
     if form == "auto" and kernels.applies(steps, state):
         output, end, in_range = kernels.run(steps, state, _formula)
@@ -226,8 +253,7 @@ def recurrence(
         return gpu.run(steps, state, _formula)
     if function is not None:
         check_ranges(function, steps)
-    if state is None:
-        state = steps.key.new_zeros(*steps.value.shape[:2], steps.key.shape[-1], steps.value.shape[-1])
+    state = _start(steps, state)
     if length == 0:
         return torch.zeros_like(steps.value), state
     if form == "recurrent" or (form == "auto" and length == 1):
@@ -235,6 +261,21 @@ def recurrence(
     # An exported program cannot loop over chunks whose number it does not know.
     whole = form == "parallel" or is_symbolic(length)
     return _chunked(steps, state, length if whole else min(chunk, length))
+
+
+def _start(steps: Steps, state: Tensor | None) -> Tensor:
+    """Return the state before the first step."""
+    if state is not None:
+        return state
+    return steps.key.new_zeros(*steps.value.shape[:2], steps.key.shape[-1], steps.value.shape[-1])
+
+
+def _may_have_spread(steps: Steps, output: Tensor, end: Tensor) -> bool:
+    """Return whether a row of a CPU call was not finite: then neither is a state, nor what its document reads."""
+    if not steps.key.is_cpu or values_unavailable(output):
+        return False
+    seen = (end,) if steps.resets is None else (end, output)
+    return not all(is_finite(each) or bool(each.isfinite().all()) for each in seen)
 
 
 #: Write strengths of the delta rule: beyond 2, a step makes what a unit key reads larger instead of smaller.
@@ -403,6 +444,7 @@ def substituted(below: Tensor, right: Tensor) -> Tensor:
     """
     if not is_exported_to_onnx():
         return torch.linalg.solve_triangular(below, right, upper=False, unitriangular=True)
+    below, right = below.detach(), right.detach()  # ONNX has no gradient, and that of a scan cannot be exported
     size = below.shape[-1]
 
     def step(solved: Tensor, row: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -320,7 +320,7 @@ class MemoryMachine(Layer, ABC, Generic[_S]):
         state = start if state is None else self._fitting(state, start)
         live = None
         if valid_lens is not None:
-            live = torch.arange(T, device=inputs.device) < lengths(self, "valid_lens", valid_lens, B).unsqueeze(-1)
+            live = torch.arange(T, device=inputs.device) < lengths(self, "valid_lens", valid_lens, B, T).unsqueeze(-1)
             inputs = torch.where(live.unsqueeze(-1), inputs, 0)
         states: list[Any] = []
         for t, each in enumerate(inputs.unbind(1)):

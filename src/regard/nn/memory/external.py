@@ -82,7 +82,7 @@ class ExternalAttention(Layer):
         x = sequences(self, "x", x, self.embed_dim)
         real = None
         if valid_lens is not None:
-            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, x.shape[0]))
+            x = zero_padding(x, lengths(self, "valid_lens", valid_lens, *x.shape[:2]))
             real = (torch.arange(x.shape[1], device=x.device) < valid_lens.to(x.device).view(-1, 1)).unsqueeze(2)
         scores = self.keys(x)
         if real is not None:

@@ -211,9 +211,8 @@ class IntraAttention(Layer):
         """Check the lengths and return which steps (B, T) are valid."""
         if valid_lens is None:
             return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return torch.arange(x.shape[1], device=x.device) < lengths(
-            self, "valid_lens", valid_lens, x.shape[0]
-        ).unsqueeze(1)
+        valid_lens = lengths(self, "valid_lens", valid_lens, *x.shape[:2])
+        return torch.arange(x.shape[1], device=x.device) < valid_lens.unsqueeze(1)
 
     def _checked(self, state: Any, x: Tensor) -> IntraState:
         """Check the state of an earlier call, and return it."""

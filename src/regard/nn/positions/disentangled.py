@@ -123,9 +123,13 @@ class DisentangledPositions(Layer):
     >>> positions = DisentangledPositions(4, 8, max_distance=16, num_buckets=8)
     >>> regard.attention(q, k, v, positions(q, k), scale=positions.scale).shape
     torch.Size([2, 4, 5, 8])
-    """
 
-    buckets: Tensor
+    In a layer, whose scale is then that of the positions:
+
+    >>> from regard.nn import SelfAttention
+    >>> SelfAttention(32, 4, disentangled=positions)(torch.randn(2, 5, 32)).shape
+    torch.Size([2, 5, 32])
+    """
 
     def __init__(
         self,
@@ -156,9 +160,9 @@ class DisentangledPositions(Layer):
         self.weight = parameter(2 * self._half, self.embed_dim, **where)
         self.key_weight, self.key_bias = parameter(width, self.embed_dim, **where), parameter(width, **where)
         self.query_weight, self.query_bias = parameter(width, self.embed_dim, **where), parameter(width, **where)
-        # The buckets of distances k − q from −R to R. Not persistent: DeBERTa's checkpoints lack it.
-        places = torch.empty(2 * self.max_distance + 1, device=device, dtype=torch.int64)
-        self.register_buffer("buckets", places, persistent=False)
+        # The buckets of distances k − q from −R to R. No buffer: a layer from the meta device would get no values.
+        R = self.max_distance
+        self.buckets = torch.tensor([self._bucket(-gap) for gap in range(-R, R + 1)], device="cpu")
         self.reset_parameters()
 
     def forward(self, query: Tensor, key: Tensor, offset: Offset = None, *, align: str | None = None) -> Mask:
@@ -185,7 +189,9 @@ class DisentangledPositions(Layer):
         key = finite(key).repeat_interleave(self.num_heads // max(key.shape[1], 1), 1)
         asked = self._numbers(query.to(wide(query.dtype)), self.key_weight, self.key_bias)
         held = self._numbers(key, self.query_weight, self.query_bias)
-        return ByQueryAndKey(asked, held, self.buckets, *checked("disentangled_positions", align, offset))
+        return ByQueryAndKey(
+            asked, held, self.buckets.to(query.device), *checked("disentangled_positions", align, offset)
+        )
 
     def _numbers(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return the scaled dot products (B, H, L, N) of rows with the projected embeddings."""
@@ -216,8 +222,6 @@ class DisentangledPositions(Layer):
             nn.init.normal_(weight, std=0.02)
         for bias in (self.key_bias, self.query_bias):
             nn.init.zeros_(bias)
-        R = self.max_distance
-        self.buckets.copy_(torch.tensor([self._bucket(-gap) for gap in range(-R, R + 1)]))
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -27,7 +27,7 @@ from regard._utils.torch_private import flattened, joined
 from regard.distributed.context_parallel import ContextParallel
 from regard.distributed.layouts import Layout
 from regard.nn import CrossLayerAttention, FeedForward, RecurrentAttention
-from regard.nn.heads.self_attention import GroupedProjections, SequenceContext
+from regard.nn.heads.self_attention import GroupedProjections, SequenceContext, SplitProjection
 from regard_lab.models.experts import Experts
 
 # The mesh of processes ------------------------------------------------------------------------------------------------
@@ -113,6 +113,9 @@ def check_divisible(model: nn.Module, size: int) -> None:
         return
     for module in model.modules():
         if isinstance(module, GroupedProjections):
+            if not isinstance(module.qkv, nn.Linear | SplitProjection):
+                expected = f"be 1 with {type(module).__name__}, whose projections are not split by heads"
+                raise rejected("parallelize", "tensor", expected, size)
             for what, count in (("heads", module.num_heads), ("kv_heads", module.num_kv_heads)):
                 if count % size:
                     raise rejected("parallelize", "tensor", f"divide the model's {count} {what}", size)

@@ -3,7 +3,9 @@
 ``TRITON_INTERPRET=1`` must be set before Triton is imported, which is why these are no tests of pytest's process.
 """
 
+import subprocess
 import sys
+import tempfile
 from unittest.mock import Mock, patch
 
 import torch
@@ -49,6 +51,7 @@ def families(step):
         {"score": scores.Gaussian(2.0), "E": 3}, causal | {"score": scores.Boxcar(2.5)},
         causal | {"score": scores.Epanechnikov(4.0)}, causal | {"score": scores.Triangular(4.0)},
         {"score": scores.Laplacian(normal(3).abs() + 1), "E": 3},
+        {"E": 20, "V": 33},  # wider than a slice of a row
     ]  # fmt: skip
     for call in calls[::step]:
         agrees(**call)
@@ -206,6 +209,21 @@ def compiled():
     made = torch.compile(run, fullgraph=True, backend="aot_eager")
     assert torch.equal(made(query, key, value), run(query, key, value))
     torch.autograd.grad(made(query, key, value).sum(), (query, key, value))
+
+
+def saved_programs():
+    """A saved program names the operators, which ``import regard`` defines."""
+
+    class Causal(torch.nn.Module):
+        def forward(self, query):
+            return regard.attention(query, query, query, is_causal=True, engine="triton")
+
+    given = torch.ones(1, 1, 3, 4, dtype=torch.float64)
+    load = "import sys, torch, regard; torch.export.load(sys.argv[1]).module()(torch.ones(1, 1, 3, 4).double())"
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/causal.pt2"
+        torch.export.save(torch.export.export(Causal(), (given,)), path)
+        subprocess.run([sys.executable, "-c", load, path], check=True)
 
 
 def decoding():

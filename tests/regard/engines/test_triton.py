@@ -16,7 +16,7 @@ import regard
 CHECKS = (
     f"families {sized(1, 2)}", f"masks_of_every_kind {sized(1, 2)}", "dtypes", "normalizers", "thresholds",
     "tiles_without_weight", "argmax",
-    "auxiliary_outputs", "learned_parts", "dropout", "compiled", "decoding", "paged", "refusals",
+    "auxiliary_outputs", "learned_parts", "dropout", "compiled", "saved_programs", "decoding", "paged", "refusals",
 )  # fmt: skip
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")

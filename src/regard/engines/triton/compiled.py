@@ -55,6 +55,7 @@ def _cases() -> list[_Case]:
     found += [_Case(ADDITIVE, narrow, 64, 64, 0, spans), _Case(DOT, double, 64, 64)]
     found += [_Case(DISTANCE, single, 3, 1), _Case(DISTANCE, single, 3, 1, 4, {"HIDES": True})]
     found += [_Case(ADDITIVE, single, 64, 64, 0, spans), _Case(DISTANCE, single, 64, 64)]
+    found += [_Case(family, single, C, C) for family in (DOT, ADDITIVE, DISTANCE) for C in (128, 256)]
     found += [_Case(DOT, narrow, C, C, 0, spans, rule, _WHOLE) for C, rule in ((64, SPARSEMAX), (128, ENTMAX))]
     found += [_Case(DOT, narrow, 64, 64, 0, spans, ARGMAX, ("statistics", "forward"))]
     found += [_Case(DOT, single, 64, 64, 0, spans, ENTMAX15, _WHOLE)]
@@ -83,7 +84,7 @@ def _compilation(case: _Case, name: str, chip: str) -> Compilation:
     constants: dict[str, Any] = {
         "FAMILY": case.family, "KIND": case.kind, "RULE": case.rule, "PRECISION": "ieee",
         "BASE2": case.family == DOT and case.rule == SOFTMAX,
-        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols,
+        "WIDE": tl.float64 if wide == "fp64" else tl.float32, "BM": shape.rows, "BN": shape.cols, "BK": shape.features,
         "BQ": shape.key_part if name in ("backward_key", "received") else shape.query_part, "BC": padded(case.C),
         "BV": padded(case.V), "W": -(-shape.cols // WORD), "q_c": 1, "k_c": 1, "v_c": 1,
         "LARGEST": torch.finfo(case.dtype).max,

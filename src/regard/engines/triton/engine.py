@@ -127,5 +127,5 @@ class Triton(Engine):
 
 
 # Saved programs name the operators, and are loaded after ``import regard``.
-if torch.backends.cuda.is_built() or torch.version.xpu is not None:
-    pass
+if torch.backends.cuda.is_built() or torch.version.xpu is not None or _interprets():
+    import regard.engines.triton.paged  # noqa: F401 (it imports the other operators, too)

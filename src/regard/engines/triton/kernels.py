@@ -94,6 +94,20 @@ def load_rows(pointer, rows, count, row_stride, width, col_stride, W: tl.constex
     return tl.load(at, mask=there, other=0.0)
 
 
+@triton.jit
+def sliced_products(
+    a, a_rows, a_count, a_r, a_c, b, b_rows, b_count, b_r, b_c, width, BK: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Return the products of BM and BN rows from BK columns at a time: whole wide rows would not fit into registers."""
+    total = tl.zeros((BM, BN), WIDE)
+    for c in range(0, width, BK):
+        left = load_rows(a + c * a_c, a_rows, a_count, a_r, width - c, a_c, BK, True)
+        right = load_rows(b + c * b_c, b_rows, b_count, b_r, width - c, b_c, BK, True)
+        total += tl.dot(left, tl.trans(right), input_precision=PRECISION, out_dtype=WIDE)
+    return total
+
+
 # Scores of a tile -----------------------------------------------------------------------------------------------------
 
 
@@ -116,14 +130,20 @@ def apart(query, key, weight, rest, rows, keys, nr, nk, c, q_r, q_c, k_r, k_c, W
 def raw_scores(
     q, k, query, key, weight, rest, rows, keys, nr, nk, C, q_r, q_c, k_r, k_c,
     FAMILY: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Return scores before their scale, which pairs the score itself shows, and what its derivative needs.
 
-    That is the squared distance of a kernel. Dot products take tiles q and k; the others read feature after feature.
+    That is the squared distance of a kernel. Dot products take tiles q and k, or slices of them if these are wider than
+    BK; the others read feature after feature.
     """
     if FAMILY == DOT:
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=WIDE)
+        if k.shape[1] > BK:
+            scores = sliced_products(
+                query, rows, nr, q_r, q_c, key, keys, nk, k_r, k_c, C, BK, PRECISION, WIDE, BM, BN
+            )  # fmt: skip
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=WIDE)
         shown, square = tl.full((BM, BN), True, tl.int1), scores
     else:
         square = tl.zeros((BM, BN), WIDE)
@@ -196,12 +216,13 @@ def tile_scores(
     scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r, bias, b_b, b_h, b_r, b_c,
     FAMILY: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SPANS: tl.constexpr, BITS: tl.constexpr,
     BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    ROWS: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr,
+    BK: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of a tile, −inf where hidden, what is visible, the squared distances, and the slope."""
     raw, seen, square = raw_scores(
-        q, k, query, key, weight, rest, rows, keys, nr, nk, C, q_r, q_c, k_r, k_c, FAMILY, KIND, PRECISION, WIDE, BM, BN
-    )
+        q, k, query, key, weight, rest, rows, keys, nr, nk, C, q_r, q_c, k_r, k_c, FAMILY, KIND, PRECISION, WIDE,
+        BM, BN, BK,
+    )  # fmt: skip
     scores, slope = scaled(raw, scale, softcap, SOFTCAP, WIDE)
     if MASKED:
         seen = seen & visible_pairs(
@@ -385,7 +406,7 @@ def statistics(
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write what weights of BQ rows follow from, (B, H, L, 2): entmax' threshold or argmax' key, as shift and offset.
 
@@ -426,7 +447,7 @@ def statistics(
                 q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                 bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                BQ, BN, BM, W, visit == 1,
+                BQ, BN, BK, BM, W, visit == 1,
             )  # fmt: skip
             flaws = scores != scores
             bad = tl.maximum(bad, tl.max(flaws.to(tl.int32), 1))
@@ -471,7 +492,7 @@ def statistics(
                         q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                         q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                         bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                        BQ, BN, BM, W, visit == 1,
+                        BQ, BN, BK, BM, W, visit == 1,
                     )  # fmt: skip
                     weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, False, WIDE)
                     total += tl.sum(weights, 1)
@@ -505,7 +526,7 @@ def forward(
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     SINK: tl.constexpr, DROPOUT: tl.constexpr, REPAIRS: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, LARGEST: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write the output (B, H, L, V) and, for softmax, the log-sum-exp (B, H, L), without the sink, of some queries.
 
@@ -559,7 +580,7 @@ def forward(
                 q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, 0, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                 bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                BM, BN, BM, W, visit == 1,
+                BM, BN, BK, BM, W, visit == 1,
             )  # fmt: skip
             if RULE == SOFTMAX:
                 new = tl.maximum(peak, tl.max(scores, 1))
@@ -648,11 +669,20 @@ def pair_gradients(
 
 @triton.jit
 def weight_gradients(
-    weights, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    weights, d_out, v, outputs, values, nr, nk, V, v_r, v_c, seed, bh, r0, k0, rows, keys, threshold, keeping,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights that values get, and the gradients of the weights before dropout."""
-    d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION, out_dtype=WIDE)
+    """Return the weights that values get, and the gradients of the weights before dropout.
+
+    ``outputs`` and ``values`` are where d_out and v come from.
+    """
+    if v.shape[1] > BK:
+        d_weights = sliced_products(
+            outputs, rows, nr, V, 1, values, keys, nk, v_r, v_c, V, BK, PRECISION, WIDE, weights.shape[0],
+            weights.shape[1],
+        )  # fmt: skip
+    else:
+        d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION, out_dtype=WIDE)
     if DROPOUT:
         keep = kept(seed, bh, r0, k0, rows, keys, threshold)
         weights = tl.where(keep, weights * keeping, 0.0)
@@ -662,14 +692,16 @@ def weight_gradients(
 
 @triton.jit
 def tile_gradients(
-    weights, slopes, seen, square, slope, delta, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
+    weights, slopes, seen, square, slope, delta, d_out, v, outputs, values, nr, nk, V, v_r, v_c,
+    seed, bh, r0, k0, rows, keys, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return the weights that values get, and the gradients of the scores and of the raw scores, without the scale."""
     read_weights, d_weights = weight_gradients(
-        weights, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping, DROPOUT, PRECISION, WIDE
-    )
+        weights, d_out, v, outputs, values, nr, nk, V, v_r, v_c, seed, bh, r0, k0, rows, keys, threshold, keeping,
+        DROPOUT, PRECISION, WIDE, BK,
+    )  # fmt: skip
     if RULE == SIGMOID:
         d_scores = slopes * d_weights
     elif RULE == ARGMAX:
@@ -693,7 +725,8 @@ def backward_query(
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     DROPOUT: tl.constexpr, TO_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr,
+    W: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of BQ queries of a tile, their part of the weight's, and δ = Σ slope · d weight / Σ slope.
 
@@ -716,7 +749,8 @@ def backward_query(
     q = 0
     if FAMILY == DOT:
         q = load_rows(query, rows, nr, q_r, C, q_c, BC, True)
-    d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
+    d_output += (bh * L + r0) * V
+    d_out = load_rows(d_output, rows, nr, V, V, 1, BV, True)
     shift, offset = row_statistic(statistic, bh * L + r0 + rows, there, RULE, BASE2, WIDE)
     read_all = must_read_all(checksum, RULE)
     delta, whole = tl.zeros((BQ,), WIDE), tl.zeros((BQ,), WIDE)
@@ -745,15 +779,16 @@ def backward_query(
                     q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                     q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                     bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                    BQ, BN, BM, W, visit == 1,
+                    BQ, BN, BK, BM, W, visit == 1,
                 )  # fmt: skip
                 weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, BASE2, WIDE)
                 if matters(weights, read_all, RULE):
-                    v = load_rows(value + k0 * v_r, keys, nk, v_r, V, v_c, BV, visit == 1)
+                    value_k = value + k0 * v_r
+                    v = load_rows(value_k, keys, nk, v_r, V, v_c, BV, visit == 1)
                     if sweep == 0:
                         _, d_weights = weight_gradients(
-                            weights, d_out, v, seed, bh, r0, k0, rows, keys, threshold, keeping,
-                            DROPOUT, PRECISION, WIDE,
+                            weights, d_out, v, d_output, value_k, nr, nk, V, v_r, v_c, seed, bh, r0, k0, rows, keys,
+                            threshold, keeping, DROPOUT, PRECISION, WIDE, BK,
                         )  # fmt: skip
                         part_of_delta = slopes * d_weights
                         if visit == 1:
@@ -762,8 +797,9 @@ def backward_query(
                         whole += tl.sum(slopes, 1)
                     else:
                         _, d_scores, d_raw = tile_gradients(
-                            weights, slopes, seen, square, slope, delta, d_out, v, seed, bh, r0, k0, rows, keys,
-                            threshold, keeping, FAMILY, KIND, RULE, DROPOUT, PRECISION, WIDE, visit == 1,
+                            weights, slopes, seen, square, slope, delta, d_out, v, d_output, value_k, nr, nk, V,
+                            v_r, v_c, seed, bh, r0, k0, rows, keys, threshold, keeping,
+                            FAMILY, KIND, RULE, DROPOUT, PRECISION, WIDE, BK, visit == 1,
                         )  # fmt: skip
                         if TO_BIAS:
                             at = d_bias + ((bh * L + r0) * S + k0) + (rows[:, None] * S + keys[None, :])
@@ -796,8 +832,8 @@ def backward_key(
     H, R, L, S, C, V, blocks, scale, factor, softcap, alpha, seed, threshold, keeping,
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr, BASE2: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of a block of keys and values: sums over the queries of all heads of their group.
 
@@ -848,16 +884,18 @@ def backward_key(
                     q, k, query_r, key, weight_h, rest_h, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                     q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                     bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                    BQ, BN, BM, W, visit == 1,
+                    BQ, BN, BK, BM, W, visit == 1,
                 )  # fmt: skip
                 shift, offset = row_statistic(statistic, bh * L + r0 + rows, there, RULE, BASE2, WIDE)
                 weights, slopes = row_weights(scores, shift, offset, k0, keys, alpha, RULE, BASE2, WIDE)
                 if matters(weights, read_all, RULE):
-                    d_out = load_rows(d_output + (bh * L + r0) * V, rows, nr, V, V, 1, BV, True)
+                    outputs = d_output + (bh * L + r0) * V
+                    d_out = load_rows(outputs, rows, nr, V, V, 1, BV, True)
                     delta = tl.load(deltas + bh * L + r0 + rows, mask=there, other=0.0)
                     weights, _, d_raw = tile_gradients(
-                        weights, slopes, seen, square, slope, delta, d_out, v, seed, bh, r0, k0, rows, keys,
-                        threshold, keeping, FAMILY, KIND, RULE, DROPOUT, PRECISION, WIDE, visit == 1,
+                        weights, slopes, seen, square, slope, delta, d_out, v, outputs, value, nr, nk, V, v_r, v_c,
+                        seed, bh, r0, k0, rows, keys, threshold, keeping,
+                        FAMILY, KIND, RULE, DROPOUT, PRECISION, WIDE, BK, visit == 1,
                     )  # fmt: skip
                     read_by_key = tl.trans(weights.to(d_out.dtype))
                     d_values += tl.dot(read_by_key, d_out, input_precision=PRECISION, out_dtype=WIDE)
@@ -893,7 +931,7 @@ def fields(
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     MAX: tl.constexpr, LSE: tl.constexpr, ENTROPY: tl.constexpr, TOPK: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write the largest scores, log-sum-exps and entropies (B, H, L) of BQ queries, and TOPK best scores and keys.
 
@@ -937,7 +975,7 @@ def fields(
                 q, k, query, key_k, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                 bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                BQ, BN, BM, W, visit == 1,
+                BQ, BN, BK, BM, W, visit == 1,
             )  # fmt: skip
             if ENTROPY:
                 weights, _ = row_weights(scores, shift, offset, k0, keys, alpha, RULE, False, WIDE)
@@ -990,7 +1028,7 @@ def received(
     FAMILY: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, SOFTCAP: tl.constexpr,
     SPANS: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr, LISTS: tl.constexpr, HIDES: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
+    BM: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write the sum of weights (B, H, S) of a block of keys over the queries of a head."""
     scale, softcap, alpha = real(scale, WIDE), real(softcap, WIDE), real(alpha, WIDE)
@@ -1027,7 +1065,7 @@ def received(
                 q, k, query_r, key, weight, rest, b, h, r0, k0, rows, keys, block, col, part, nr, nk, C,
                 q_r, q_c, k_r, k_c, scale, softcap, start, stop, s_b, s_h, s_r, tiles, words, t_b, t_h, t_r,
                 bias, b_b, b_h, b_r, b_c, FAMILY, KIND, SOFTCAP, SPANS, BITS, BIAS, PRECISION, WIDE,
-                BQ, BN, BM, W, visit == 1,
+                BQ, BN, BK, BM, W, visit == 1,
             )  # fmt: skip
             shift, offset = row_statistic(statistic, bh * L + r0 + rows, rows < nr, RULE, False, WIDE)
             weights, _ = row_weights(scores, shift, offset, k0, keys, alpha, RULE, False, WIDE)

@@ -21,6 +21,8 @@ from regard.engines.triton.visible import WORD, VisibleKeys
 INTERPRETED_TILE = (16, 16)
 #: Features and values of which a kernel has at least so many: the least of a matrix product.
 LEAST_WIDTH = 16
+#: More features than any row has.
+WHOLE = 1 << 16
 LOG2_E = 1 / math.log(2)
 #: Arguments that are no integers.
 REALS = ("scale", "factor", "softcap", "alpha", "keeping")
@@ -65,6 +67,8 @@ class Shape:
     query_part, key_part : int
         Queries that the kernels of queries' and of keys' gradients take at once.
     warps, stages : int
+    features : int
+        Features, or values, of which a product of rows is summed at once.
     """
 
     rows: int
@@ -73,10 +77,11 @@ class Shape:
     key_part: int
     warps: int
     stages: int
+    features: int = WHOLE
 
     def warps_of(self, kernel: str) -> int:
         """Return the warps of a kernel: eight would spill in auxiliary outputs and in thresholds of many rows."""
-        few = kernel == "fields" or (kernel == "statistics" and self.query_part == 64)
+        few = kernel in ("fields", "statistics") and self.query_part == 64
         return min(self.warps, 4) if few else self.warps
 
 
@@ -90,12 +95,16 @@ def tile_shape(
     """
     if interpreted:
         rows, cols = INTERPRETED_TILE
-        return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1)
+        return Shape(rows, cols, rows, max(rows // 2, 1), 4, 1, LEAST_WIDTH)
     size, width = dtype.itemsize, max(padded(C), padded(V))
     if family != DOT:
         if size == 4 and width > LEAST_WIDTH:
-            return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
-        return Shape(32, 32, 32, 32, 4, 1) if width > 128 or size == 8 else Shape(64, 32, 32, 32, 4, 1)
+            if width > 64:
+                return Shape(16 if width > 128 else 32, 16, 16, 16, 8, 1 if chip == "sm_80" else 2, 16)
+            return Shape(32, 32 if chip == "sm_80" else 16, 16, 16, 8, 1)
+        if width > 128 or size == 8:
+            return Shape(32, 32, 32, 32, 4, 1)
+        return Shape(64, 32, 32, 16 if chip == "sm_80" else 32, 4, 1)
     if size == 2 and chip == "gfx942":  # four warps, of 64 threads, have all registers
         return Shape(64, 32, 32, 16, 4, 1) if width > 128 else Shape(128, 32 if width > 64 else 64, 32, 16, 4, 2)
     if size == 2:
@@ -107,9 +116,9 @@ def tile_shape(
             return Shape(64, 64, part, 16 if ampere else 32, 8, 2)
         return Shape(128, 32 if ampere else 64, part, 32, 8, stages)
     if size == 4:
-        if width > 128:
-            return Shape(32, 32, 16, 16, 8, 1)
-        return Shape(64, 32, 16, 32, 8, 1) if chip == "sm_80" else Shape(64, 16, 16, 32, 8, 1)
+        if width > 64:
+            return Shape(16 if width > 128 else 32, 16, 16, 16, 8, 1, 32)
+        return Shape(64, 16, 16, 32, 8, 1, 32)
     if width > 64:
         return Shape(16, 16, 16, 16, 4, 1)
     return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)
@@ -202,7 +211,7 @@ class Arguments:
             "HIDES": visible.bias is not None or compact, "SINK": sink is not None,
             "DROPOUT": setting.dropout_p > 0, "PRECISION": "tf32" if exact else "ieee",
             "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
-            "BM": self.shape.rows, "BN": self.shape.cols, "BC": padded(C), "BV": padded(V),
+            "BM": self.shape.rows, "BN": self.shape.cols, "BK": self.shape.features, "BC": padded(C), "BV": padded(V),
             "W": -(-self.shape.cols // WORD), "LARGEST": torch.finfo(value.dtype).max,
         }  # fmt: skip
         self.wide = wide

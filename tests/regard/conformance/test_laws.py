@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 #: Examples for each law and engine: a law that takes long to check has a small share.
 EXAMPLES = sized(32, 8)
 #: Of every so many scores all combinations are checked.
-STEP = sized(1, 6)
+STEP = sized(1, 8)
 
 
 def concerned(law, engine):

@@ -561,7 +561,7 @@ def test_many_and_few_keys_with_weight(normalizer: str, dtype: str, V: int, magn
     holds(law, score="scaled_dot", normalizer=normalizer, dtype=dtype, magnitude=magnitude, **sizes)
 
 
-@pytest.mark.campaign(keep=6)
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax"])
 @pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])

@@ -327,6 +327,7 @@ def test_transforms(kind: str) -> None:
     close(grad(tensors[2].detach()), tensors[2].grad)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_compiled_step_carries_its_state() -> None:
     layer = FastWeights(8, 2, dtype=F64)

@@ -614,8 +614,9 @@ void add_to_keys(T* y, i64 width, const T* rows, const T* coefficients, i64 row,
   for (; j < n; ++j) product<1>(y + j * width, width, rows, width, coefficients + j * row, row, 1, steps, width);
 }
 
-// The gradients of places (B, H, L, C), of queries (the same; of dot products alone), and of keys and values: sums of
-// `shares` shares (shares, B·G, S, padded C) and (…, padded V). An item is a share of the blocks of a head of keys.
+// The gradients of places (B, H, L, C), of queries (the same; with the Gaussian, of the logarithm of a width in each row,
+// (B, H, L)), and of keys and values: sums of `shares` shares (shares, B·G, S, padded C) and (…, padded V). An item is a
+// share of the blocks of a head of keys.
 template <class T>
 void lines_backward(
     const i64* numbers, T scale, T ridge, i64 first, i64 last, i64 shares, const T* grad, T* d_query, T* d_place,
@@ -683,7 +684,7 @@ void lines_backward(
       T* grads = rows + 4 * Q * wide_C;
       to_rows(in.grad, V, T(1), grads, wide_V);
       fill(in.out, C * Q, T(0));  // from here on Σ ds k
-      Lane<T> pushed = Lane<T>::all(T(0));
+      Lane<T> pushed = Lane<T>::all(T(0)), widened = pushed;
       T* coefficients = in.coefficients;
       T along_slope[PARTIAL * Q], along_adjoint[PARTIAL * Q], squares[PARTIAL * Q];
       for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
@@ -691,6 +692,7 @@ void lines_backward(
         compare_lanes<false>(along_slope, key + j0 * C, in.slope, C, many, T(1));
         compare_lanes<false>(along_adjoint, key + j0 * C, in.adjoint, C, many, T(1));
         compare_lanes<true>(squares, key + j0 * C, in.place, C, many, T(1));
+        Lane<T> part = Lane<T>::all(T(0));
         for (i64 j = 0; j < many; ++j) {
           T* to = coefficients + j * 4 * Q;
           Vector<T> back{};
@@ -707,10 +709,12 @@ void lines_backward(
             store(to + 2 * Q + n * W, weight * (T(1) + t));
             store(to + 3 * Q + n * W, pull);
             pushed.x[n] += slope;
+            part.x[n] += slope * square;
             back += pull + (a.gaussian ? slope : X{});
           }
           add_scaled(-sum_of_lanes<T>(back), key + (j0 + j) * C, dk + (seen.first + j0 + j) * wide_C, C);
         }
+        EACH_VECTOR widened.x[n] += part.x[n];
         gather(in.out, key + j0 * C, C, C, in.tile, many);
         add_to_keys(dk + (seen.first + j0) * wide_C, wide_C, rows, coefficients, 4 * Q, 4 * Q, many);
         add_to_keys(dv + (seen.first + j0) * wide_V, wide_V, grads, coefficients + 2 * Q, 4 * Q, Q, many);
@@ -722,7 +726,8 @@ void lines_backward(
         store(in.adjoint + at, a.gaussian ? own + (through - pushed.x[n] * place) : own);
       }
       from_lanes(in.adjoint, count, C, d_place + row * C);
-      if (!a.gaussian) from_lanes(in.out, count, C, d_query + row * C);
+      if (a.gaussian) widened.to(in.out);
+      from_lanes(in.out, count, a.gaussian ? 1 : C, d_query + row * (a.gaussian ? 1 : C));
     }
   }
 }

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     whole = not (config.getoption("--quick") or config.getoption("--usual"))
     tiers.WHOLE.set(whole)
     settings.register_profile("whole", deadline=None)  # a machine may be busy
-    settings.register_profile("usual", deadline=None, max_examples=30)
+    settings.register_profile("usual", deadline=None, max_examples=tiers.examples(100))
     settings.load_profile("whole" if whole else "usual")
 
 

@@ -72,6 +72,12 @@ def sources() -> dict[str, Source]:
     return found
 
 
+@cache
+def _commands(app: typer.Typer) -> dict[str, Any]:
+    commands: dict[str, Any] = typer.main.get_group(app).commands
+    return commands
+
+
 class Commands(TyperGroup):
     """All commands. Errors quote arguments safely, which may be untrusted file names from a shell's ``*``."""
 
@@ -109,7 +115,7 @@ class InstalledCommands(Commands):
         module, _, name = source.app.partition(":")
         app = getattr(import_module(module), name)
         startup.finish()
-        return typer.main.get_group(app).commands[cmd_name]
+        return _commands(app)[cmd_name]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of all commands."""

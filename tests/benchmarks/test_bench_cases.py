@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import benchmarks.cases
@@ -12,7 +10,6 @@ import torch
 from benchmarks.cases.kernels import reach
 from benchmarks.cases.masked import document_ids
 from benchmarks.check import Checker
-from benchmarks.machine import ROOT
 from benchmarks.registry import CASES, Case, Contender, MissingError, Point
 from benchmarks.work import Work
 
@@ -99,19 +96,6 @@ def test_compact_kernels_reach_one_percent_and_have_no_pair_on_their_edge(size: 
     square = torch.cdist(work.query[0, 0].double(), work.key[0, 0].double()).square()
     assert float((square <= radius**2).double().mean()) == pytest.approx(0.01, rel=0.1)
     assert float((square / radius**2 - 1).abs().min()) > 1e-4
-
-
-@pytest.mark.slow
-def test_the_first_call_is_timed_before_anything_else_is_loaded() -> None:
-    code = """
-import sys, torch, regard
-loaded = set(sys.modules)
-from benchmarks import memory
-from benchmarks.cases import additive
-more = {name.partition(".")[0] for name in set(sys.modules) - loaded}
-assert more <= {"benchmarks", "decimal", "_decimal", "numbers", "fractions", "statistics", "_statistics"}, more
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_an_unknown_contender_is_an_error() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import matplotlib as mpl
@@ -86,8 +85,6 @@ def test_a_learned_bandwidth_ignores_the_irrelevant_feature() -> None:
     assert error < min(found["scott"][1], found["loo"][1])
 
 
-def test_an_example_runs_by_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.worked_examples"], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert "scores: [-3.0, -3.0, 5.0]" in done.stdout
+def test_an_example_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "worked_examples.py"), run_name="__main__")
+    assert "scores: [-3.0, -3.0, 5.0]" in capsys.readouterr().out

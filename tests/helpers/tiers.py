@@ -9,3 +9,8 @@ WHOLE: ContextVar[bool] = ContextVar("whole", default=True)
 def sized(whole: int, usual: int) -> int:
     """Return how many cases a test draws by itself: ``usual`` but for `make test-all`."""
     return whole if WHOLE.get() else usual
+
+
+def examples(whole: int) -> int:
+    """Return how many examples Hypothesis draws: a quarter of them, and at least five, but for `make test-all`."""
+    return sized(whole, max(whole // 4, min(whole, 5)))

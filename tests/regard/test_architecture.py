@@ -133,6 +133,9 @@ def new():
 import regard
 new()
 assert os.environ == environment
+from benchmarks import memory
+from benchmarks.cases import additive
+new()
 query = torch.randn(1, 2, 9, 4)
 for score in ("dot", "gaussian"):
     for engine in ("auto", "fused", "streaming", "reference"):
@@ -158,13 +161,15 @@ new()
 @pytest.mark.slow
 def test_importing_is_cheap_and_does_nothing() -> None:
     """One process for what is imported when: starting it takes longer than all of this."""
-    core, first_call, layers, regression, lab = (set(line.split()) for line in python(STEPS).splitlines())
+    core, timed, first_call, layers, regression, lab = (set(line.split()) for line in python(STEPS).splitlines())
     light = sys.stdlib_module_names | {"torch.utils.flop_counter", "torch.utils.module_tracker"}  # two small files
     beside = {name for name in core if name.partition(".")[0] != "regard"}
     heavy = {name for name in beside if name not in light and name.partition(".")[0] not in light}
     assert not heavy, "import regard imports more than torch and numpy have"
     late = ("nn", "distributed", "inspect", "regression", "integrations", "testing", "engines.triton.kernels")
     assert not [name for name in core if name.startswith(tuple(f"regard.{each}" for each in late))]
+    # The benchmarks time the first call before anything else is loaded.
+    assert {name.partition(".")[0] for name in timed} <= {"benchmarks", *sys.stdlib_module_names}
     assert not {name for name in first_call if not name.startswith("importlib.")}
     tests = {"hypothesis", "pytest"}
     kernels = {"triton", "regard.nn.linear.triton_kernels", "regard.engines.triton.kernels"}
@@ -195,6 +200,11 @@ import regard.inspect, regard_cli, regard_lab.models, regard_lab.text, regard_la
 import regard_lab.generation, regard_lab.tasks.translation, regard_lab.tasks.language, regard_lab.tasks.classification
 import regard_lab.tasks.captioning, regard_lab.tasks.pronunciation, regard_lab.cli
 print("all", regard.inspect.draw(regard.inspect.Alignment(("a",), ("AH",), torch.ones(1, 1))))
+sys.modules["sklearn"] = None
+try:
+    regard.regression
+except ImportError as error:
+    print(error)
 """
 
 
@@ -217,7 +227,9 @@ def test_nothing_optional_is_needed() -> None:
         "sacrebleu",
         "triton",
     }
-    assert python(BLOCKED.format(names=optional)).split() == ["sdpa", "6", "all", "a", "AH", "██"]
+    *said, without_sklearn = python(BLOCKED.format(names=optional)).splitlines()
+    assert " ".join(said).split() == ["sdpa", "6", "all", "a", "AH", "██"]
+    assert without_sklearn.endswith("which is missing: pip install 'regard[sklearn]'")
 
 
 def test_no_assert_speaks_to_users() -> None:

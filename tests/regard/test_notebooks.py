@@ -27,6 +27,7 @@ def test_there_is_a_notebook() -> None:
     assert "attention-step-by-step" in [notebook.stem for notebook in NOTEBOOKS]
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_code_runs(notebook: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +14,8 @@ from regard import engines
 from regard._call.plan import clear_plans
 from regard.engines import Engine, aux_pass, flex, sdpa, tiles
 from regard.normalizers import entmax
+from regard.normalizers.base import TABLE as NORMALIZERS
+from regard.scores.base import TABLE as SCORES
 from regard.testing.case import Case, CaseCall, Recipe, normalizer_names, score_names
 from regard.testing.case_generator import DTYPES, CaseSampler, Source, draw
 from regard.testing.laws import LAWS, Law
@@ -112,15 +114,25 @@ def _why_no_gradients(case: Case, engine: Engine) -> str | None:
     return call.refusal(engine)
 
 
+@lru_cache(None)
+def _runs(engine: Engine, part: tuple[str, Any], normalizer: tuple[str, Any], dtype: str, device: str) -> bool:
+    """Return whether an engine can run parts, given by names and what is registered by them, in a default call."""
+    return CaseCall.of(Case(part[0], normalizer[0], dtype, device=device)).refusal(engine) is None
+
+
 @lru_cache
 def _combinations(
-    engine: Engine, parts: tuple[str, ...], normalizers: tuple[str, ...], device: str
+    engine: Engine, parts: tuple[tuple[str, Any], ...], normalizers: tuple[tuple[str, Any], ...], device: str
 ) -> list[tuple[str, str, str]]:
     return [
-        (score, normalizer, dtype)
+        (score[0], normalizer[0], dtype)
         for score, normalizer, dtype in product(parts, normalizers, DTYPES)
-        if CaseCall.of(Case(score, normalizer, dtype, device=device)).refusal(engine) is None
+        if _runs(engine, score, normalizer, dtype, device)
     ]
+
+
+def _registered(names: Iterable[str], table: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, table.get(name.partition("/")[0])) for name in names)
 
 
 def combinations(engine: Engine, device: str = "cpu") -> list[tuple[str, str, str]]:
@@ -128,7 +140,8 @@ def combinations(engine: Engine, device: str = "cpu") -> list[tuple[str, str, st
 
     Dtypes repeat as in :data:`~regard.testing.case_generator.DTYPES`, so some are more frequent.
     """
-    return _combinations(engine, tuple(score_names()), tuple(normalizer_names()), device)
+    parts, normalizers = _registered(score_names(), SCORES), _registered(normalizer_names(), NORMALIZERS)
+    return _combinations(engine, parts, normalizers, device)
 
 
 def sweep(

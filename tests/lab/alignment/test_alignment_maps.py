@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard.inspect import draw, render_html
 from regard_lab.generation.beam_search import SearchOptions
@@ -35,7 +36,7 @@ def cuts(length: int, seed: int) -> list[Word]:
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(T=st.integers(1, 9), S=st.integers(1, 9), seed=st.integers(0, 10**6))
 def test_rows_of_words_still_sum_to_one(T: int, S: int, seed: int) -> None:
     weights = torch.softmax(torch.randn(3, T, S, dtype=torch.float64), -1)

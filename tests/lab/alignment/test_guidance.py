@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import across
 from small_models import ENGLISH, FRENCH, SOURCE, TARGET
+from tiers import examples
 
 from regard_lab.data.batches import Batches
 from regard_lab.data.pairs import Pairs
@@ -175,7 +176,7 @@ def test_nothing_is_guided_unless_it_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "characters"])
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(
     text=st.lists(st.sampled_from(["the", "cat", "Жзык", "象象", "cat,", "Ж", "aЖb", "dog"]), min_size=1, max_size=6)
 )

@@ -80,7 +80,7 @@ def records(text: str) -> list[Any]:
     return [{k: v for k, v in each.items() if k != "seconds"} if isinstance(each, dict) else each for each in found]
 
 
-@pytest.mark.campaign(keep=9)
+@pytest.mark.campaign(keep=6)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_file_gets_what_is_printed_without_one(regard, files, name: str) -> None:
     words = COMMANDS[name]

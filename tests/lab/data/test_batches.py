@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard_lab.data.batches import Batch, Batches
 from regard_lab.models.base import END, PAD
@@ -40,7 +41,7 @@ def _same(one: Batch, two: Batch) -> bool:
     return all(torch.equal(getattr(one, name), getattr(two, name)) for name in ("source", "lengths", "target", "rows"))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     count=st.integers(1, 90),
     longest=st.integers(1, 30),

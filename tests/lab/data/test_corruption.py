@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor
 
 from regard_lab.data.corruption import corrupt_spans, hide_spans, mask_tokens
@@ -38,7 +39,7 @@ def test_shares_of_masked_tokens() -> None:
     assert len(drawn) / int(chosen.sum()) == pytest.approx(0.1 * 45 / 46, abs=0.01)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.15, 1.0]))
 def test_one_generator_gives_one_result(seed: int, share: float) -> None:
     tokens = torch.arange(2, 30)
@@ -80,7 +81,7 @@ def restored(read: list[int], write: list[int], sentinels: set[int]) -> list[int
     return [number for each in read for number in spans.get(each, [each])]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     length=st.integers(2, 60),
     rows=st.none() | st.integers(1, 4),
@@ -119,7 +120,7 @@ def test_places_of_spans_are_uniform() -> None:
     assert float(counts.min() / counts.max()) > 0.85
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     texts=st.lists(st.lists(st.integers(0, 20), max_size=12), min_size=1, max_size=8),
     share=st.floats(0.05, 0.9), mean=st.floats(1, 4), times=st.integers(1, 3),

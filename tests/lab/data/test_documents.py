@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard_lab.data import documents
 from regard_lab.data.documents import read_documents
@@ -53,7 +54,7 @@ def test_standard_input(monkeypatch: Any) -> None:
     assert list(read_documents("-", per="line")) == ["x", "y é"]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(text=st.text(st.sampled_from("ab é\n🌹\r")), max_length=st.integers(1, 9), piece=st.integers(1, 7))
 def test_nothing_is_lost_where_documents_are_cut(tmp_path_factory: Any, text: str, max_length: int, piece: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.txt"

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tiers import examples
 
 from regard_lab.data.batches import Augmentation, ImageBatches
 from regard_lab.data.images import PREPROCESSOR, Preprocessing
@@ -186,7 +187,7 @@ def test_batches_depend_on_seed_and_number_alone() -> None:
     assert len(once) == 2 and sum(each.count for each in once) == 6 and once[0].images.dtype == torch.float32
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     B=st.integers(1, 4), H=st.integers(1, 7), W=st.integers(1, 7), flip=st.booleans(), shift=st.integers(0, 9),
     cutout=st.integers(0, 9), seed=st.integers(0, 99),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard_lab.data.packing import (
     IGNORE_INDEX,
@@ -74,7 +75,7 @@ LENGTHS = st.lists(st.integers(0, 30), max_size=30).filter(lambda lengths: max(l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     lengths=LENGTHS,
     length=st.integers(1, 20),
@@ -161,7 +162,7 @@ def test_a_window_has_context() -> None:
         assert int((batch.documents != NO_DOCUMENT).sum()) == 24  # the last window is full, too
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=200), length=st.integers(50, 60))
 def test_best_fit(lengths: list[int], length: int) -> None:
     sizes = np.array(lengths)
@@ -227,7 +228,7 @@ def test_numbers_of_batches_and_strides() -> None:
             batches.once(stride)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 3), st.sampled_from(KINDS)
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard_lab.data import packing as module
 from regard_lab.data.packing import MANIFEST, TokenShards, write_shards
@@ -22,7 +23,7 @@ E = 256
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(texts=st.lists(st.text(max_size=20), min_size=1, max_size=12), size=st.integers(1, 40))
 def test_documents_come_back(tmp_path_factory: Any, texts: list[str], size: int) -> None:
     folder = tmp_path_factory.mktemp("shards")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tabled import Tabled, everything, log_probability, repeats
+from tiers import examples
 from torch import Tensor
 
 from regard_lab.generation.beam_search import Beams, Hypothesis, SearchOptions, allowed_logits, search, top_candidates
@@ -33,7 +34,7 @@ def found(model: EncoderDecoder, lines: list[list[int]], **options: object) -> l
     return search(model, *pad(lines), SearchOptions(**options))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     penalty=st.sampled_from([0.0, 0.6, 1.0, 3.0]),
@@ -55,7 +56,7 @@ def test_wide_beams_find_the_best(
             assert each.normalized == pytest.approx(rank, abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), beams=st.integers(1, 6), penalty=st.sampled_from([0.0, 1.0]))
 def test_answers_are_ranked_and_their_scores_are_the_models(seed: int, beams: int, penalty: float) -> None:
     model = Tabled(targets=7, seed=seed)
@@ -118,7 +119,7 @@ def plainly(model: Tabled, source: list[int], options: SearchOptions) -> list[tu
     return None if tied(ended, 0, options.n_best) else [path for _, path in ended[: options.n_best]]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     beams=st.integers(1, 6),
@@ -164,7 +165,7 @@ def test_more_beams_find_nothing_worse_as_a_rule() -> None:
     assert sum(best[0]) < sum(best[1]) <= sum(best[2])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), no_repeat=st.integers(1, 4), beams=st.integers(1, 4))
 def test_no_run_is_written_twice(seed: int, no_repeat: int, beams: int) -> None:
     model = Tabled(seed=seed, end=-4.0)
@@ -281,7 +282,7 @@ def test_samples_depend_on_the_seed_and_the_source_alone() -> None:
         assert answers[0].normalized >= answers[1].normalized
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), N=st.sampled_from([5, 63, 64, 65, 300, 1000]), count=st.integers(1, 12),
     beams=st.integers(1, 5), ties=st.booleans(),
@@ -300,7 +301,7 @@ def test_runs_hold_the_likeliest(seed: int, N: int, count: int, beams: int, ties
     assert all(len(set(row)) == len(row) for row in (made.parent * N + made.symbol).tolist())
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), N=st.sampled_from([4, 63, 64, 65, 200]), beams=st.integers(1, 3),
     min_length=st.integers(0, 4), no_repeat=st.integers(0, 2), limit=st.integers(2, 5), unknown=st.booleans(),

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor
 
 from regard_lab.data.batches import LabelBatch
@@ -84,7 +85,7 @@ def _by_embedding(model: SequenceClassifier, text: Tensor, label: Tensor) -> tup
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(
     st.sampled_from(["encoder", "filters", "both ways"]),
     st.lists(st.integers(1, 7), min_size=1, max_size=4),
@@ -159,7 +160,7 @@ def test_an_embedding_is_let_go_of_where_a_cost_fails() -> None:
     assert not model.model.embedding._forward_hooks
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.integers(-150, 30), st.integers(-20, 10), st.floats(1e-4, 1.0), st.integers(0, 9))
 def test_a_step_is_a_share_of_each_text_at_any_scale(small: int, scale: int, step: float, seed: int) -> None:
     drawn = torch.Generator().manual_seed(seed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard.inspect import capture
 from regard.nn import KVCache, MultiheadAttention, Rotary
@@ -27,7 +28,7 @@ def written(attend: MultiheadAttention, x: torch.Tensor, cache: BeamCache | KVCa
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     steps=st.integers(1, 20),

@@ -35,7 +35,7 @@ def loss_of(model: EncoderDecoder, source: Tensor = SOURCE) -> Tensor:
     return loss
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=9)
 @torch.no_grad()
 def test_steps_of_reordered_beams_are_forward(case: str) -> None:
     model, (B, T), K = made(case), TARGET.shape, 3
@@ -83,6 +83,7 @@ def test_weights_are_shares_of_what_is_real(case: str) -> None:
         assert ((weights == 0) | (weights == 1)).all()
 
 
+@pytest.mark.campaign(keep=9)
 def test_nothing_behind_the_end_is_seen(case: str) -> None:
     behind, results = torch.arange(6) >= LENGTHS[:, None], []
     for garbage in (0, GARBAGE):
@@ -100,7 +101,7 @@ def test_nothing_behind_the_end_is_seen(case: str) -> None:
         assert (clean is None and other is None) or torch.equal(clean, other)
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=9)
 @torch.no_grad()
 def test_sequences_are_alone(case: str) -> None:
     model = made(case)
@@ -111,6 +112,7 @@ def test_sequences_are_alone(case: str) -> None:
         torch.testing.assert_close(model.align(*alone)[0], weights[row, ..., :length], **EXACT)
 
 
+@pytest.mark.campaign(keep=9)
 @torch.no_grad()
 def test_later_targets_do_not_reach_earlier_logits(case: str) -> None:
     model, changed = made(case), TARGET.clone()
@@ -120,7 +122,7 @@ def test_later_targets_do_not_reach_earlier_logits(case: str) -> None:
     torch.testing.assert_close(model(SOURCE, LENGTHS, TARGET[:, :3]), logits[:, :3], **EXACT)
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=9)
 @torch.no_grad()
 def test_without_teacher_forcing_a_model_reads_what_it_writes(case: str) -> None:
     model, written = made(case), TARGET[:, :1]
@@ -233,7 +235,7 @@ def test_the_teacher_forcing_ratio_is_checked(case: str, share: object) -> None:
     assert str(caught.value) == f"{name}: teacher_forcing must be a probability in [0, 1], got {share!r}."
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=9)
 def test_attention_that_a_loss_guides_is_that_of_the_same_pass(case: str) -> None:
     model = made(case)
     weights = model.align(SOURCE, LENGTHS, TARGET)
@@ -275,7 +277,7 @@ def test_a_map_that_there_is_not_is_refused(case: str) -> None:
         made(case).features_and_attention(SOURCE, LENGTHS, TARGET, name="layer 9")
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=9)
 @torch.no_grad()
 def test_what_a_target_is_due_to_is_shared_among_what_is_real(case: str) -> None:
     model = made(case)

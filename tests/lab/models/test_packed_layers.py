@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor, nn
 
 from regard._utils.tracing import observing_calls
@@ -53,7 +54,7 @@ def steps(model: TransformerEncoderDecoder, source: Tensor, lengths: Tensor, bea
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(
     norm=st.sampled_from(["pre", "post"]), heads=st.sampled_from([1, 3, 8]), width=st.sampled_from([24, 72]),
     layers=st.integers(1, 3), positions=st.sampled_from(["sinusoidal", "learned"]), count=st.integers(1, 5),

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor
 
 from regard_lab.models.packed_weight import PackedWeight, can_pack
@@ -41,7 +42,7 @@ def bound(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return (weight.shape[1] + 2) * torch.finfo(torch.float32).eps * most
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(products())
 @torch.no_grad()
 def test_products_are_those_of_the_matrix(case: tuple[Tensor, Tensor, Tensor | None]) -> None:
@@ -52,7 +53,7 @@ def test_products_are_those_of_the_matrix(case: tuple[Tensor, Tensor, Tensor | N
     assert bool(((made.double() - exact).abs() <= bound(*case)).all())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(products(), st.data())
 @torch.no_grad()
 def test_some_rows_are_a_matrix_of_their_own(case: tuple[Tensor, Tensor, Tensor | None], data: st.DataObject) -> None:
@@ -73,7 +74,7 @@ def test_some_rows_are_a_matrix_of_their_own(case: tuple[Tensor, Tensor, Tensor 
         )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(products())
 @torch.no_grad()
 def test_in_int8_products_are_near(case: tuple[Tensor, Tensor, Tensor | None]) -> None:

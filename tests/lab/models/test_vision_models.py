@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor
 
 from regard import AuxRequest
@@ -140,7 +141,7 @@ def test_any_score_and_normalizer_learn(score: str, normalizer: str) -> None:
         assert each.grad is not None and bool(each.grad.isfinite().all()), name
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.integers(1, 3), st.integers(3, 20), st.integers(3, 20), st.sampled_from(["learned", "sinusoidal", "none"]))
 def test_any_size_of_image(B: int, H: int, W: int, positions: str) -> None:
     model = VisionTransformer(VisionTransformerConfig(**SMALL | {"positions": positions, "layers": 1})).eval()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor
 
 from regard_lab.models import (
@@ -45,7 +46,7 @@ def expected(layer: WindowFeatures, rows: Tensor) -> Tensor:
     return torch.cat(largest + means * layer.means)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data())
 def test_features_are_those_of_loops_whatever_is_padded(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 999)))
@@ -163,7 +164,7 @@ FORWARD = DecoderLMConfig(50, width=16, layers=1, heads=2, positions="rotary")
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 99))
 def test_filters_read_a_text_both_ways_whatever_is_padded(lengths: list[int], padded: int, seed: int) -> None:
     torch.manual_seed(seed)

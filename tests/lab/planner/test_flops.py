@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import masks
@@ -41,7 +42,7 @@ def test_torchs_counter_agrees(name: str) -> None:
     assert both == pytest.approx(B * L * (done.layers + done.head + share * done.attention))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=4), st.none() | st.integers(1, 12), st.integers(0, 5),
     st.booleans(),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import nn
 
 from regard_lab.models.attending import SCORES
@@ -58,14 +59,14 @@ def language(draw: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(language())
 def test_random_decoders(fields: dict[str, Any]) -> None:
     check(DecoderLM, DecoderLMConfig(**fields))
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_random_encoder_decoders(data: Any) -> None:
     G, group, D = (data.draw(st.integers(1, 3)) for _ in range(3))
@@ -87,7 +88,7 @@ def test_encoders_have_the_counts_of_released_checkpoints(name: str, count: int)
     assert shape_of(EncoderLMConfig.preset(name, masked_head=False)).parameters == count
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(language(), st.integers(0, 3), st.none() | st.integers(1, 20), st.tuples(*[st.booleans()] * 4))
 def test_random_encoders(fields: dict[str, Any], segments: int, width: int | None, flags: tuple[bool, ...]) -> None:
     if fields["positions"] == "sinusoidal" and width is not None:

@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard_lab.models.folders import ModelFileError
 from regard_lab.text.rewriting import CAPITAL, CAPITALS, Copy, Rewriting, Rewritten, uniform
@@ -127,7 +128,7 @@ def test_a_user_may_write_private_characters() -> None:
 
 @example("IM")
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_text_comes_back(text: str) -> None:
     """But for the apostrophes of contractions, which are added where they are missing."""
     returned, expected = (uniform(each).replace("'", "") for each in (restored(ENGLISH, text), normalize(text)))
@@ -146,7 +147,7 @@ _PARTS = st.sampled_from(
 
 @pytest.mark.slow
 @given(st.lists(_PARTS, max_size=12))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_words_come_back(parts: list[str]) -> None:
     text = " ".join(parts)
     assert uniform(restored(ENGLISH, text)) == uniform(normalize(text))
@@ -154,7 +155,7 @@ def test_any_words_come_back(parts: list[str]) -> None:
 
 @pytest.mark.slow
 @given(st.lists(_PARTS, min_size=1, max_size=12))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_character_is_placed(parts: list[str]) -> None:
     text = normalize(" ".join(parts))
     read = ENGLISH.read(text)

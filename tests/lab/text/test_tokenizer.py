@@ -15,6 +15,7 @@ import tokenizers
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -44,7 +45,7 @@ ANY = st.text() | st.text(st.sampled_from(" \n\t\r'sd0123aé\u0301\u2028\x00\x1f
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(text=ANY)
 @example("<|endoftext|> <|pad|>")
 @example("".join(map(chr, range(0x300))))
@@ -61,7 +62,7 @@ def test_every_text_comes_back(kind: str, text: str) -> None:
         assert numbers == list(text.encode())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(text=ANY)
 def test_characters_come_back_where_they_are_known(text: str) -> None:
     tokenizer, known = TOKENIZERS["characters"], set("".join(TEXTS))
@@ -107,7 +108,7 @@ def test_word_pieces_are_those_of_the_library(lowercase: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(numbers=st.lists(st.integers(0, 500), max_size=40))
 def test_a_stream_of_any_numbers_is_their_text(kind: str, numbers: list[int]) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -116,7 +117,7 @@ def test_a_stream_of_any_numbers_is_their_text(kind: str, numbers: list[int]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(text=ANY)
 def test_a_stream_shows_no_half_character(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -136,7 +137,7 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Tokenizer, Any, Any]:
     return tokenizer, PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")), folder
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(text=ANY.filter(lambda text: "<|" not in text), specials=st.booleans())
 def test_transformers_gives_the_same_numbers(pair: tuple[Tokenizer, Any, Any], text: str, specials: bool) -> None:
     ours, theirs, _ = pair

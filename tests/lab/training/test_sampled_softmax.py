@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard_lab.training.objectives import SampledSoftmax, cross_entropy
 
 IGNORED = -100
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=12),
     st.integers(1, 30),

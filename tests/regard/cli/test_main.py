@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -52,17 +51,16 @@ def run(*arguments: str, shell: str = "", **environment: str) -> subprocess.Comp
 
 
 @pytest.mark.slow
-def test_closed_streams_are_no_crash_and_what_an_encoding_lacks_is_replaced(tmp_path: Path) -> None:
-    done = run("demo", "--out", str(tmp_path), shell="<&-", PYTHONIOENCODING="ascii")
+def test_closed_streams_are_no_crash_and_what_an_encoding_lacks_is_replaced() -> None:
+    done = run("catalogue", shell="<&-", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Ma s?ur n'a jamais vu la mer.\n" in done.stdout
-    done = run("catalogue", shell=">&-")
+    assert "exp(?" in done.stdout and done.stdout.isascii()
+    done = run("--help", shell=">&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    done = run("catalogue", shell="| true")
+    done = run("--help", shell="| true")
     assert done.stderr == ""
     assert done.returncode in (0, 1)
 

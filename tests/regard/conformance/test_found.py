@@ -107,6 +107,12 @@ FOUND = [
         value_width=8, mask=("part", ("and", ("bias", "BhlS", 1.0, "plain", -40.0), ("document", True)), 0, 0),
         magnitude=0.1, tile=(8, 2), seed=33465,
     )),
+    # Lines are the same in every unit of length, but their part of the gradient of a width was summed up to a rounding.
+    ("gradient budget", "fused", Case(
+        score="gaussian/learned", lead=(3,), keys=6, value_width=4,
+        mask=("and", ("causal", "upper_left"), ("padding", False)), scale=0.0, layout="expanded", learned=True,
+        ridge=0.1, seed=42281,
+    )),
 ]  # fmt: skip
 
 # Cases of which a law says nothing.

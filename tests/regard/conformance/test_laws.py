@@ -16,9 +16,9 @@ from regard.testing.strategies import cases
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 #: Examples for each law and engine: a law that takes long to check has a small share.
-EXAMPLES = sized(32, 12)
+EXAMPLES = sized(32, 8)
 #: Of every so many scores all combinations are checked.
-STEP = sized(1, 6)
+STEP = sized(1, 8)
 
 
 def concerned(law, engine):
@@ -38,7 +38,7 @@ def test_law(law, engine):
         pytest.skip("the law does not concern this engine")
 
     @settings(
-        max_examples=max(int(EXAMPLES * min(LAWS[law].share, 1)), 1 if LAWS[law].share < 0.1 else 4),
+        max_examples=max(int(EXAMPLES * min(LAWS[law].share, 1)), 1 if LAWS[law].share < 0.1 else 3),
         deadline=None,
         derandomize=True,
         database=None,

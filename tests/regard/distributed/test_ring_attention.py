@@ -22,7 +22,7 @@ B, H, E, V = 2, 4, 8, 6
 #: A multiple of twice 2, 3 and 4 ranks.
 L = 96
 #: Of every so many cases one is compared.
-STEP = sized(1, 2)
+STEP = sized(1, 4)
 
 generator = torch.Generator().manual_seed(11)
 

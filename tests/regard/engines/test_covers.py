@@ -7,6 +7,7 @@ import torch
 from engine_calls import check_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 import regard
 from regard import masks
@@ -90,7 +91,7 @@ def test_outputs_and_gradients(name, other):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.data())
 def test_any_mask_and_tile(data):
     pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731

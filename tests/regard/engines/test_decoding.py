@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard.engines.fused import library
 from regard.engines.fused.decoding import largest_sums, log_sums, read_rows
@@ -27,7 +28,7 @@ def plainly(query: np.ndarray, key: np.ndarray, value: np.ndarray, seen: list[li
     return made
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     R=st.integers(1, 40),
@@ -62,7 +63,7 @@ def test_queries_read_the_rows_that_a_table_names(
     np.testing.assert_allclose(made.double().numpy(), expected, rtol=0, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     R=st.integers(1, 9),
@@ -99,7 +100,7 @@ def test_hidden_numbers_count_for_the_sums_alone(
     assert torch.equal(maxima, torch.stack([x[:, i : i + 64].amax(-1) for i in range(0, 150, 64)], -1))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), B=st.integers(1, 3), K=st.integers(1, 4), N=st.integers(2, 200), run=st.integers(1, 70),
     count=st.integers(1, 12), ties=st.booleans(), hidden=st.floats(0, 1), dtype=st.sampled_from(DTYPES),

@@ -11,6 +11,7 @@ from engine_calls import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import across
+from tiers import sized
 from torch import Tensor
 
 import regard
@@ -387,7 +388,7 @@ def test_dropout_is_repeated_where_values_are_computed_by_definition() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=sized(40, 12), deadline=None, derandomize=True)
 @given(
     sizes=st.fixed_dictionaries(
         {
@@ -560,7 +561,7 @@ def test_many_and_few_keys_with_weight(normalizer: str, dtype: str, V: int, magn
     holds(law, score="scaled_dot", normalizer=normalizer, dtype=dtype, magnitude=magnitude, **sizes)
 
 
-@pytest.mark.campaign(keep=6)
+@pytest.mark.campaign(keep=4)
 @pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax"])
 @pytest.mark.parametrize("score", ["scaled_dot", "epanechnikov"])

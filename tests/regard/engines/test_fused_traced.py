@@ -180,7 +180,7 @@ def test_vmap_over_parameters() -> None:
             torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.campaign(keep=5)
+@pytest.mark.campaign(keep=3)
 @pytest.mark.parametrize("family", ["additive", "radial", "dot"])
 @pytest.mark.parametrize("seen", ["all", "interval", "added"])
 @pytest.mark.parametrize("rule", [(SOFTMAX, 0.0), (SIGMOID, 0.0), (ENTMAX, 1.5)])
@@ -244,7 +244,7 @@ CHECKED: dict[str, Callable[[Tensor], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.campaign(keep=4)
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("name", CHECKED)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     args, weight = leaves(F64, 6, 7), normal(E, seed=9, dtype=F64).requires_grad_()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard.engines.fused import library
 from regard.engines.fused.panels import LANES, Panels
@@ -17,7 +18,7 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(R=st.integers(1, 20), N=SIZES, E=SIZES, seed=st.integers(0, 99), biased=st.booleans(), int8=st.booleans())
 def test_products_are_those_of_the_matrix(R: int, N: int, E: int, seed: int, biased: bool, int8: bool) -> None:
     rows, weight, bias = drawn(seed, R, 2 * E)[:, ::2], drawn(seed + 1, N, E), drawn(seed + 2, N) if biased else None

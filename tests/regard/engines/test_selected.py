@@ -7,6 +7,7 @@ import torch
 from engine_calls import check_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 import regard
 from regard import masks
@@ -32,7 +33,7 @@ def results(query, key, value, weight, mask, **options):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_outputs_and_gradients(data):
     """In float64, for sizes on both sides of vectors, buckets and parts."""

@@ -25,7 +25,7 @@ MODULES = [
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
-@pytest.mark.campaign(keep=4)
+@pytest.mark.campaign(keep=2)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("target", SHARED)

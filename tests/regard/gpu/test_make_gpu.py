@@ -15,6 +15,7 @@ TINY = ["--device", "cpu", "--divisor", "512", "--workers", "0"]
 NO_GPU = "This machine has no GPU that torch can use"
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_make_gpu_says_that_there_is_no_gpu():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.helpers.stand_in_device import DEVICE, OnDevice, stand_in
+from tiers import sized
 
 from regard.testing import LAWS, judge
 from regard.testing.campaign import Plan, main, run
@@ -13,7 +14,7 @@ ELSEWHERE = {
     *("dropout", "dropout gradient", "dropout mean", "drawn", "definition"),
 }
 #: Cases of each law.
-CASES = 6
+CASES = sized(6, 4)
 
 
 @pytest.mark.campaign(keep=8)

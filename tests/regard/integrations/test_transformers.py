@@ -633,7 +633,7 @@ class TestPacking:
     def test_a_compiled_model_does_not_leak_silently(self) -> None:
         model, given = self.model(), tokens(1, 12)
         apart = model(given, position_ids=self.POSITIONS).logits
-        compiled = torch.compile(lambda **named: model(given, **named).logits, backend="aot_eager")
+        compiled = torch.compile(lambda **named: model(given, **named).logits, backend="eager")
         with torch.no_grad():
             close(compiled(position_ids=self.POSITIONS, packed=True), apart)
             close(compiled(position_ids=torch.arange(12)[None]), model(given).logits)

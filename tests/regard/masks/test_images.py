@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from transformers.models.swin.configuration_swin import SwinConfig
 from transformers.models.swin.modeling_swin import SwinLayer
 
@@ -19,7 +20,7 @@ SIZES = st.one_of(
     st.tuples(st.integers(1, 6), st.integers(1, 6)),
     st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)),
 )
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 
 
 def window_of(i: int, n: int, window: int, dilation: int, causal: bool, border: str) -> set[int]:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard import masks
 from regard.masks import Extent, Mask
 
-SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(40), deadline=None, derandomize=True)
 sizes = st.integers(0, 9)
 
 
@@ -159,7 +160,7 @@ def test_packed(lengths, spare, same):
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=examples(300))
 @given(
     pairs,
     st.tuples(st.integers(0, 2), st.integers(0, 2)),

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from tiers import examples
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, or_masks
 
@@ -253,7 +254,7 @@ def test_functions_of_other_numbers_mean_something_else(monkeypatch):
 
 
 @hypothesis.given(sizes=SIZES, shared=st.lists(st.integers(0, 15), min_size=3, max_size=3), seed=st.integers(0, 9))
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 def test_any_shapes_that_broadcast(sizes, shared, seed):
     """Each argument has some of the dimensions, with or without those in front."""
     generator = torch.Generator().manual_seed(seed)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard import masks
 from regard.masks import Extent
@@ -13,7 +14,7 @@ from regard.testing import strategies
 from regard.testing.case import build_mask
 from regard.testing.statement import evaluate_mask
 
-SETTINGS = settings(max_examples=300, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(300), deadline=None, derandomize=True)
 extents = st.builds(Extent, st.integers(0, 2), st.integers(0, 3), st.integers(0, 9), st.integers(0, 9))
 SQUARE, WIDE, TALL = Extent(2, 3, 6, 6), Extent(2, 3, 4, 7), Extent(2, 3, 7, 4)
 IDS = torch.tensor([4, 4, 1, 1, 1, 9])

@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard import masks
 from regard.masks import EMPTY, FULL, MIXED, Extent
 from regard.masks import base as tiling
 
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(150), deadline=None, derandomize=True)
 extents = st.builds(Extent, st.integers(1, 2), st.integers(1, 3), st.integers(0, 11), st.integers(0, 11))
 
 

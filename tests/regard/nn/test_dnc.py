@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bits_loss
 
@@ -57,7 +58,7 @@ def one(row: int, rows: int = 6) -> Tensor:
 # Allocation
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(rows=st.integers(1, 9), seed=st.integers(0, 99), zeros=st.integers(0, 3))
 def test_allocation_is_the_formula(rows: int, seed: int, zeros: int) -> None:
     usage = normal(2, rows, seed=seed).sigmoid()
@@ -104,7 +105,7 @@ def test_links_are_the_formula_and_tell_the_order_of_writing() -> None:
     assert torch.equal(links[0], right) and torch.equal(precedence[0], one(0, 4))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(rows=st.integers(1, 6), steps=st.integers(1, 6), seed=st.integers(0, 99), share=st.floats(0, 1))
 def test_links_and_precedence_stay_below_1(rows: int, steps: int, seed: int, share: float) -> None:
     links, precedence = torch.zeros(2, rows, rows), torch.zeros(2, rows)
@@ -155,7 +156,7 @@ def test_the_read_head_follows_the_order_of_writing_both_ways_or_finds_content(m
     torch.testing.assert_close(reads[0, 0], memory[0, row])
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(scale=st.floats(0, 50), rows=st.integers(1, 8), seed=st.integers(0, 99))
 def test_weights_stay_in_the_simplex_and_usage_in_the_unit_interval(scale: float, rows: int, seed: int) -> None:
     torch.manual_seed(seed)

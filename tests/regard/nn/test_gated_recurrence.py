@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import across
+from tiers import examples
 from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.mamba2 import modeling_mamba2 as mamba
@@ -171,7 +172,7 @@ def test_what_is_erased_before_a_strong_decay_is_read_without_a_kernel() -> None
 
 @pytest.mark.campaign(keep=5)
 @every_kind
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_every_form_is_the_loop(kind: str, data: st.DataObject) -> None:
     B, G, R = (data.draw(st.integers(low, 2), label=name) for name, low in (("B", 0), ("G", 1), ("R", 1)))

@@ -156,7 +156,7 @@ def test_gradients_are_right(name: str) -> None:
     assert torch.autograd.gradcheck(call, (x, *parameters), fast_mode=True)
 
 
-@pytest.mark.campaign(keep=5)
+@pytest.mark.campaign(keep=1)
 @every_layer
 def test_maps_come_out_of_a_compiled_layer(name: str) -> None:
     layer, x = made(name).eval(), picture(2, 6, 1, 5)

@@ -13,6 +13,7 @@ from regard.nn import KVCache
 CHUNKS = ([20], [1] * 20, [3] * 6 + [2], [9, 1, 1, 5, 4], [1, 12, 1, 1, 5])
 
 
+@pytest.mark.campaign(keep=24)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
 @torch.no_grad()

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import across
+from tiers import examples
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -78,7 +79,7 @@ def same(a: Any, b: Any) -> None:
 
 @pytest.mark.campaign(keep=4)
 @every_kind
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_the_forms_agree(kind: str, data: st.DataObject) -> None:
     B, H, E, V = (data.draw(st.integers(least, 3), label=label) for label, least in zip("BHEV", (0, 1, 1, 0)))
@@ -96,7 +97,7 @@ def test_the_forms_agree(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_documents_are_as_if_each_were_alone(data: st.DataObject) -> None:
     B, L = data.draw(st.integers(1, 3), label="B"), data.draw(st.integers(0, 14), label="L")
@@ -326,6 +327,7 @@ def test_transforms(kind: str) -> None:
     close(grad(tensors[2].detach()), tensors[2].grad)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_a_compiled_step_carries_its_state() -> None:
     layer = FastWeights(8, 2, dtype=F64)

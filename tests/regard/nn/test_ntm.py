@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bits_loss
 
@@ -116,7 +117,7 @@ def test_content_addressing_is_its_functional_twin() -> None:
 # Shift and sharpening
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(rows=st.integers(1, 9), reach=st.integers(0, 3), seed=st.integers(0, 99))
 def test_a_shift_is_a_circular_convolution(rows: int, reach: int, seed: int) -> None:
     weights, shift = normal(2, rows, seed=seed).softmax(-1), normal(2, 2 * reach + 1, seed=seed + 1).softmax(-1)
@@ -137,7 +138,7 @@ def test_a_whole_shift_moves_around_the_end() -> None:
     assert torch.equal(circular_shift(weights, back.expand(4, 3)), weights.roll(-1, -1))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(rows=st.integers(1, 9), power=st.floats(1, 60), seed=st.integers(0, 99))
 def test_sharpening_is_a_power_that_sums_to_1(rows: int, power: float, seed: int) -> None:
     weights = (normal(rows, seed=seed) * 3).softmax(-1)
@@ -171,7 +172,7 @@ def test_gradients_of_addressing_are_right() -> None:
 # Heads
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(scale=st.floats(0, 50), rows=st.integers(1, 8), seed=st.integers(0, 99))
 def test_weights_stay_in_the_simplex(scale: float, rows: int, seed: int) -> None:
     layer = NTMReadHead(5, 4, heads=3)

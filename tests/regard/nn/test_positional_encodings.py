@@ -161,6 +161,7 @@ def test_rotary_does_not_mix_rows() -> None:
     assert torch.equal(found[:, :, :4], Rotary(D)(x)[:, :, :4]) and found[:, :, 4].isnan().all()
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_rotary_compiles_once_for_all_sizes() -> None:
     layer = Rotary(D)

@@ -225,6 +225,7 @@ def test_alibi_has_the_papers_slopes() -> None:
     torch.testing.assert_close(aux.scores[0], -torch.tensor([1 / 16, 1 / 256], dtype=F64)[:, None, None] * gaps)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_shaws_bias_compiles_for_all_sizes() -> None:
     layer = RelativePositions(D, 2).to(F64)

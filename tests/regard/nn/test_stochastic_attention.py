@@ -215,6 +215,7 @@ def test_copies_and_files_leave_draws_behind() -> None:
         layer.surrogate(torch.ones(2))
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_compiled_training() -> None:
     layer, query, key, value = layer_and_ends()

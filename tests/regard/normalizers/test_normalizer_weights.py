@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard import normalizers
 from regard.normalizers import Argmax, Entmax, Entmax15, Gumbel, Sampled, Sigmoid, Softmax, Sparsemax
@@ -30,7 +31,7 @@ def by_other_means(normalizer, row):
 
 @pytest.mark.parametrize("normalizer", PLAIN, ids=repr)
 def test_weights_by_other_means(normalizer):
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
     @given(rows)
     def same(row):
         found = normalizer.weights(torch.tensor([row], dtype=torch.float64)).numpy()
@@ -45,7 +46,7 @@ def test_weights_by_other_means(normalizer):
 
 @pytest.mark.parametrize("normalizer", CONVEX, ids=repr)
 def test_weights_lie_on_the_simplex(normalizer):
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(40), deadline=None, derandomize=True, database=None)
     @given(rows)
     def convex(row):
         weights = normalizer.weights(torch.tensor([row], dtype=torch.float64))[0]

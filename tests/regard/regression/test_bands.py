@@ -9,6 +9,7 @@ import pytest
 from pairwise import across
 from reference import weights
 from scipy.stats import t as student
+from tiers import sized
 
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 
@@ -106,7 +107,7 @@ def test_bands_cover_a_mean_without_bias(kernel, order, width):
 def test_bias_is_left_out_and_a_narrower_bandwidth_makes_it_small():
     rng = np.random.default_rng(0)
     peak, covered = np.array([[np.pi / 2 / 6]]), {0.15: [], 0.03: []}
-    for _, (width, found) in product(range(150), covered.items()):
+    for _, (width, found) in product(range(sized(150, 50)), covered.items()):
         X = rng.random((200, 1))
         model = NadarayaWatsonRegressor(bandwidth=width, order=1).fit(
             X, np.sin(6 * X[:, 0]) + 0.3 * rng.normal(size=200)

@@ -27,7 +27,7 @@ ESTIMATORS = [
 ]
 
 
-@pytest.mark.campaign(keep=180)
+@pytest.mark.campaign(keep=120)
 @parametrize_with_checks(ESTIMATORS)
 def test_scikit_learns_checks(estimator: Any, check: Any, request: pytest.FixtureRequest) -> None:
     check(estimator)

@@ -16,6 +16,7 @@ from sklearn.datasets import load_diabetes, load_wine
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
+from tiers import examples
 
 from regard.regression import (
     ExtrapolationWarning,
@@ -29,7 +30,7 @@ NAMES = names()
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     kernel=st.sampled_from(NAMES),
@@ -117,7 +118,7 @@ def test_a_line_through_two_points_leaves_nothing_to_judge_by():
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), kernel=st.sampled_from(NAMES), weighted=st.booleans(), outputs=st.integers(1, 2))
 def test_quantiles_go_along_the_line(seed, kernel, weighted, outputs):
     rng = np.random.default_rng(seed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from regard.regression._sums.fourier import MARGIN, FourierSums, Series
 
@@ -20,7 +21,7 @@ def sums(query, points, columns, power):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     d=st.integers(1, 3),
     n=st.integers(1, 60),

@@ -98,10 +98,3 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 60e6
-
-
-@pytest.mark.slow
-def test_without_scikit_learn_a_sentence_says_what_to_install():
-    program = "import sys; sys.modules['sklearn'] = None; import regard; regard.regression"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.strip().endswith("which is missing: pip install 'regard[sklearn]'")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pairwise import across
 from reference import predicted
 from sklearn.base import clone
+from tiers import examples
 
 from regard._utils.errors import RegardWarning
 from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
@@ -54,7 +55,7 @@ def wrong(found, expected, y, weight=None):
     return (error / (np.abs(expected - mean) + np.where(scale > 0, scale, 1))).max()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     way=st.sampled_from(FAST),
     d=st.integers(1, 3),

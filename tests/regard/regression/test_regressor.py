@@ -19,6 +19,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from tiers import examples
 
 from regard import RegardWarning
 from regard.regression import ExtrapolationWarning, NadarayaWatsonRegressor
@@ -86,7 +87,7 @@ def test_a_kernel_that_is_none(function, message):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), kernel=st.sampled_from(NAMES), width=st.integers(1, 4), weighted=st.booleans())
 def test_laws(seed, kernel, width, weighted):
     rng = np.random.default_rng(seed)

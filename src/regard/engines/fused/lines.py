@@ -77,9 +77,12 @@ def _attend(problem: Problem) -> EngineOutput:
         key = torch.where(used, key, 0.0)
     places = score.positions(query, key)
     assert places is not None
-    gaussian = isinstance(score, scores.Gaussian)
+    gaussian, width = isinstance(score, scores.Gaussian), None
     if isinstance(score, scores.Gaussian) and not (isinstance(score.width, Tensor) and score.width.dim()):
-        places = places[0] / score.width, places[1] / score.width
+        # Lines are the same in every unit of length: one width for all features gets its gradient from scores alone.
+        width = score.width if isinstance(score.width, Tensor) else None
+        fixed = score.width if width is None else width.detach()
+        places = places[0] / fixed, places[1] / fixed
     place, key = places
     # The mean of all keys as the origin, and a unit of length near that of the data; neither changes the result.
     origin = _center(key.detach(), used)
@@ -94,7 +97,7 @@ def _attend(problem: Problem) -> EngineOutput:
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(*problem.intervals))
     ridge = max(order.ridge / max(key.shape[-1], 1), LEAST_RIDGE * torch.finfo(dtype).eps)
     scale = problem.scale * (unit * unit if gaussian else unit)
-    compared = place if gaussian else score.project(query, problem.key.to(dtype))[0]
+    compared = width if gaussian else score.project(query, problem.key.to(dtype))[0]
     fit = _Fit(scale, ridge, gaussian, start, stop, bias)
     output: Tensor = FusedLines.apply(fit, compared, place / unit, key / unit, value)
     return EngineOutput(output.to(problem.query.dtype))
@@ -147,7 +150,7 @@ class _Fit:
     bias: Tensor | None
 
     def numbers(
-        self, query: Tensor, place: Tensor, key: Tensor, value: Tensor, output: Tensor, kept: Sequence[Tensor]
+        self, query: Tensor | None, place: Tensor, key: Tensor, value: Tensor, output: Tensor, kept: Sequence[Tensor]
     ) -> Tensor:
         """Return the numbers of the kernels: see ``RECORDS``; ``kept`` is empty or all of that."""
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
@@ -162,12 +165,14 @@ class _Fit:
 class FusedLines(torch.autograd.Function):
     """Lines at query (B, H, L, C), or with the Gaussian at places alone, through key (B, G, S, C), value (B, G, S, V).
 
-    ``place`` (B, H, L, C) is where the line is read; with the Gaussian ``query`` is not.
+    ``place`` (B, H, L, C) is where the line is read. With the Gaussian ``query`` is the width (), by which places and
+    keys are divided already, or None if that is no tensor or one for each feature.
     """
 
     @staticmethod
-    def forward(ctx: Any, fit: _Fit, query: Tensor, place: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, place, key, value = (t.contiguous() for t in (query, place, key, value))
+    def forward(ctx: Any, fit: _Fit, query: Tensor | None, place: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query = None if query is None else query.contiguous()
+        place, key, value = (t.contiguous() for t in (place, key, value))
         (B, H, L, C), (_, _, S, V) = place.shape, value.shape
         block, factors, room = _sizes(C, V, S, place.dtype)
         items = B * H * -(-L // block)
@@ -196,7 +201,7 @@ class FusedLines(torch.autograd.Function):
         grad = grad.contiguous()
         shares = min(-(-torch.get_num_threads() // (B * G)), H // G * -(-L // block))
         wide_C, wide_V = (-(-width // PAD) * PAD for width in (C, V))
-        d_query = torch.zeros_like(query) if fit.gaussian else torch.empty_like(query)
+        d_query = place.new_empty((B, H, L, 1 if fit.gaussian else C))
         d_place = torch.empty_like(place)
         d_key, d_value = (key.new_zeros(shares, B, G, S, width) for width in (wide_C, wide_V))
         numbers = fit.numbers(query, place, key, value, output, kept)
@@ -208,4 +213,5 @@ class FusedLines(torch.autograd.Function):
             function(numbers.data_ptr(), fit.scale, fit.ridge, first, last, shares, *arrays)
 
         shared(run, B * G * shares)
-        return None, d_query, d_place, d_key.sum(0)[..., :C], d_value.sum(0)[..., :V]
+        given = d_query if not fit.gaussian else None if query is None else d_query.sum() / query
+        return None, given, d_place, d_key.sum(0)[..., :C], d_value.sum(0)[..., :V]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_diabetes
 from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
+from tiers import examples
 
 from regard_cli.regress_model import code, fit, prepare, quality
 from regard_cli.tables import Table
@@ -62,7 +63,7 @@ def test_rows_to_come_are_worse_than_their_own_mean_and_are_extrapolated():
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), shift=st.floats(-100, 100), weighted=st.booleans())
 def test_r2_wherever_the_new_rows_lie(seed, shift, weighted):
     rng = np.random.default_rng(seed)

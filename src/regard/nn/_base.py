@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._utils.constraints import TensorOf, floats
 from regard._utils.errors import rejected, shape
+from regard._utils.keywords import name_inherited, name_unexpected
 from regard._utils.part import Part
 from regard.masks import Mask, MaskLike
 from regard.masks.matrix import is_matrix
@@ -28,6 +29,11 @@ class Layer(nn.Module):
     Tracing into a layer would fail: a ``Proxy`` has no shape to check or to choose an engine by. fx reads
     ``module.__module__``, which instances override here. The class keeps its own, for pickle and documentation.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name_unexpected(cls)
+        name_inherited(cls, "forward")
 
     def __init__(self) -> None:
         super().__init__()

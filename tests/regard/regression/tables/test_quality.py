@@ -37,7 +37,7 @@ def test_rows_that_no_other_reaches_are_counted() -> None:
     fitted = fit(prepare(table, "y"), kernel="boxcar", bandwidth=[1.5], empty="nan")
     found = quality(fitted)
     assert (found.rows, found.lost) == (3, 2)
-    added = fitted.of_the_others()
+    added = fitted.predict_own_rows()
     np.testing.assert_array_equal(added.frame["y_predicted"], [2, 2, 2, np.nan, np.nan, 5])
     assert added.lost == 2
     others = np.array([3.5, 3.25, 3.0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_diabetes
 from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 
-from regard_cli.regress_model import code, fit, prepare, quality
+from regard_cli.regress_model import features_of, fit, prepare, quality
 from regard_cli.tables import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore::regard.regression.ExtrapolationWarning")
@@ -20,7 +20,7 @@ def held_out(frame: pd.DataFrame, count: int, **options):
     """Return what was learned from all but the last rows, the predictions of these, and what is said of them."""
     table, new = (Table(name, part.astype(str), "CSV") for name, part in (("a", frame[:-count]), ("b", frame[-count:])))
     fitted = fit(prepare(table, "y"), **options)
-    added = fitted.predict(code(fitted.prepared, new))
+    added = fitted.predict(features_of(fitted.prepared, new))
     return fitted, added, added.quality
 
 
@@ -70,7 +70,7 @@ def test_r2_wherever_the_new_rows_lie(seed, shift, weighted):
     new = pd.DataFrame({"x": rng.normal(size=9), "y": shift + rng.normal(size=9), "w": 1.0})
     table, other = Table("a", frame, "CSV"), Table("b", new, "CSV")
     fitted = fit(prepare(table, "y", ["x"], "w" if weighted else None), bandwidth=[0.5])
-    added = fitted.predict(code(fitted.prepared, other))
+    added = fitted.predict(features_of(fitted.prepared, other))
     found = added.quality
     assert found.r2 == pytest.approx(r2_score(new["y"], added.frame["y_predicted"]))
     weight = frame["w"] if weighted else None

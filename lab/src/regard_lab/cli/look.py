@@ -229,7 +229,7 @@ def _of_image_with_ours(folder: Path, path: Path) -> ModelRun:
     if not isinstance(model, VisionTransformer):
         raise rejected("look", "MODEL", "be a vision transformer", f"a {type(model).__name__}")
     how = Preprocessing.load(folder)
-    pixels = how.fit(read_image(path, function="look"))  # (height, width, channels)
+    pixels = how.transform(read_image(path, function="look"))  # (height, width, channels)
     rows, cols = ((side >> model.config.stem) // model.config.patch for side in pixels.shape[:2])
     png, special = io.BytesIO(), tuple(range(model.config.leading))
     Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(png, "PNG")

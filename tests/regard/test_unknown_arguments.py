@@ -22,18 +22,21 @@ from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.scores.base import TABLE as SCORES
 
 LAYERS = [each for each in (getattr(regard.nn, name) for name in regard.nn.__all__) if hasattr(each, "forward")]
-PUBLIC = [
-    *(each for each in LAYERS if not inspect.isabstract(each)),
-    *(each for each in (*SCORES.values(), *NORMALIZERS.values()) if each.__init__ is not object.__init__),
-]
+PARTS = [each for each in (*SCORES.values(), *NORMALIZERS.values()) if each.__init__ is not object.__init__]
 
 
-@pytest.mark.parametrize("public", PUBLIC, ids=lambda each: each.__name__)
-def test_the_class_that_was_called_is_named(public: Any) -> None:
-    expected = rf"^{public.__name__}\(\) got an unexpected keyword argument 'no_such_option'"
+@pytest.mark.parametrize("layer", [each for each in LAYERS if not inspect.isabstract(each)], ids=lambda it: it.__name__)
+def test_the_layer_that_was_called_is_named(layer: Any) -> None:
+    required = [each for each in inspect.signature(layer).parameters.values() if each.default is each.empty]
+    expected = rf"^{layer.__name__}\(\) got an unexpected keyword argument 'no_such_option'"
     with pytest.raises(TypeError, match=expected):
-        required = [each for each in inspect.signature(public).parameters.values() if each.default is each.empty]
-        public(*[16 for each in required if each.kind is each.POSITIONAL_OR_KEYWORD], no_such_option=1)
+        layer(*[16 for each in required if each.kind is each.POSITIONAL_OR_KEYWORD], no_such_option=1)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda each: each.__name__)
+def test_the_score_or_normalizer_that_was_called_is_named(part: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{part.__name__}.__init__\(\) got an unexpected keyword argument 'typo'"):
+        part(typo=1)
 
 
 @pytest.mark.parametrize(

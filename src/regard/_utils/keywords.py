@@ -87,25 +87,26 @@ def name_unexpected(cls: Any) -> None:
     Python names the function that refuses an option, which may be that of a base class. It refuses none that the base
     class takes, though the class declares others (``**options: Unpack[...]``).
     """
-    if "__init__" not in vars(cls):
+    init = vars(cls).get("__init__")
+    if not isinstance(init, FunctionType):
         return
-    init = cls.__init__
+    hands_on = init.__code__.co_flags & inspect.CO_VARKEYWORDS
 
     @functools.wraps(init)
     def constructor(self: Any, *args: Any, **options: Any) -> None:
-        declared = _declared(init)
-        unknown = [each for each in options if declared and each not in declared]
+        if hands_on and (declared := _declared(init)):
+            refuse(self, [each for each in options if each not in declared])
         try:
-            if not unknown:
-                init(self, *args, **options)
+            init(self, *args, **options)
         except TypeError as error:
-            known = declared or _options(cls)
-            unknown = [each for each in options if known and each not in known and repr(each) in str(error)]
-            if not unknown:
-                raise
+            known = _options(cls)
+            refuse(self, [each for each in options if known and each not in known and repr(each) in str(error)])
+            raise
+
+    def refuse(self: Any, unknown: list[str]) -> None:
         if unknown:
             caller = type(self) if type(self).__init__ is constructor else cls
-            raise unexpected(caller.__name__, unknown[0], declared or _options(cls))
+            raise unexpected(caller.__name__, unknown[0], _options(cls)) from None
 
     cls.__init__ = constructor
 
@@ -142,7 +143,7 @@ def _options(cls: type) -> list[str]:
 def name_inherited(cls: type, method: str) -> None:
     """Give a class a copy of a method that it inherits, under its own name, which Python's errors then state.
 
-    A wrapper could suggest options, too, but would add a call to each call.
+    A wrapper could also suggest an argument, but would add a call to each call.
     """
     inherited = (vars(base)[method] for base in cls.__mro__ if method in vars(base))
     found = next(each for each in inherited if not hasattr(each, "is_copy"))

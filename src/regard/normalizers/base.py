@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard._utils.keywords import name_unexpected
 from regard._utils.part import Part
 
 #: ``sweep(visit)`` calls ``visit(scores, kv_idx)`` on every tile of keys, scores (B, H, l, s), left to right.
@@ -84,10 +83,6 @@ class Normalizer(Part, ABC):
     smooth: ClassVar[bool] = True
     #: Whether the result depends on random numbers.
     random: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        name_unexpected(cls)
 
     @abstractmethod
     def weights(self, scores: Tensor) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard._utils.keywords import name_unexpected
 from regard._utils.part import Part
 
 
@@ -64,10 +63,6 @@ class Score(Part, ABC):
     can_return_neg_inf: ClassVar[bool] = False
     #: Whether the score depends on the position of the key, so that permuting the keys changes it.
     positional: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        name_unexpected(cls)
 
     def default_scale(self, width: int) -> float:  # noqa: ARG002
         """Return the default ``scale``; ``width`` is the query's."""

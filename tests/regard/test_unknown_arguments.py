@@ -129,8 +129,8 @@ def test_subclasses_of_users_are_named_for_their_own_options() -> None:
     ],
 )
 def test_arguments_of_other_libraries_are_translated(argument: str, hint: str) -> None:
-    x: Any = torch.zeros(1, 1, 2, 4)
-    for function in (regard.attention, regard.explain):
+    x, functions = torch.zeros(1, 1, 2, 4), list[Any]((regard.attention, regard.explain))
+    for function in functions:
         with pytest.raises(TypeError) as caught:
             function(x, x, x, **{argument: None})
         assert str(caught.value) == f"{function.__name__}() got an unexpected keyword argument {argument!r}. {hint}"

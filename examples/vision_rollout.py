@@ -61,7 +61,7 @@ def draw() -> Figure:
     many = np.concatenate([scattered(pixels[learn], random) for _ in range(COPIES)])
     classifier = trained(many, np.tile(labels[learn], COPIES))
     shown = scattered(pixels[test], random)
-    fitted = classifier.fit(list(shown[..., None]))
+    fitted = classifier.transform(list(shown[..., None]))
     named = classifier.probabilities(fitted).argmax(1)
     right = float((named.numpy() == labels[test]).mean())
     images = classifier.preprocessing.normalized(torch.from_numpy(fitted[:SHOWN]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ COMPILED = frozenset((
     "T5ForConditionalGeneration", "BartForConditionalGeneration", "ViTModel", "GptOssForCausalLM", "Llama4ForCausalLM",
 ))  # fmt: skip
 OURS, THEIRS = "regard", "eager"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,14 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:240]
 
 
+def attempted(run: Callable[[], T], otherwise: T) -> tuple[T, str]:
+    """Return the result of a run and "", or another value and the error: models of transformers raise any."""
+    try:
+        return run(), ""
+    except Exception as error:
+        return otherwise, f"; {reason(error)}"
+
+
 class Family:
     """One class of models, its inputs, and the checks."""
 
@@ -185,40 +196,32 @@ class Family:
             return Found(check, "refused", reason(error))
         if worst <= NEAR:
             return Found(check, "equal", f"{worst:.1g}")
-        if self.model._supports_sdpa and self._distance(call, "sdpa", keep) <= NEAR:
-            return Found(check, "equal", f"to sdpa, from which eager is {worst:.1g} apart")
+        errors = ""
+        if self.model._supports_sdpa:
+            near, errors = attempted(lambda: apart(call("sdpa"), call(OURS), keep)[0], math.inf)
+            if near <= NEAR:
+                return Found(check, "equal", f"to sdpa, from which eager is {worst:.1g} apart")
         inputs = self.inputs
         self.model.double()
         self.inputs = cast(inputs, torch.float64)
-        exactly, rounding = float("inf"), 0.0
-        try:
-            exact = call(THEIRS)
-            rounding, exactly = apart(theirs, exact, keep)[0], apart(exact, call(OURS), keep)[0]
-        except Exception:  # a model that does not run in float64 has the verdict of float32
-            exactly = float("inf")
+        exact, error = attempted(lambda: call(THEIRS), None)
+        exactly, rounding = math.inf, 0.0
+        if exact is not None:
+            rounding = apart(theirs, exact, keep)[0]
+            exactly, error = attempted(lambda: apart(exact, call(OURS), keep)[0], math.inf)
         self.model.float()
         self.inputs = inputs
         # Ours may be twice as far from the exact value as eager is, and eager is on the other side.
         if exactly <= rounding and worst <= 3 * rounding:
             return Found(check, "equal", f"{worst:.2g}, where eager in float32 is {rounding:.1g} from float64")
-        if exactly > NEAR and worst <= (noise := self._noise()):
-            return Found(check, "equal", f"{worst:.2g}, where eager and sdpa are {noise:.1g} apart")
+        errors += error
+        if exactly > NEAR:
+            noise, error = attempted(lambda: apart(self.run(THEIRS, inputs), self.run("sdpa", inputs))[0], 0.0)
+            if worst <= noise:
+                return Found(check, "equal", f"{worst:.2g}, where eager and sdpa are {noise:.1g} apart")
+            errors += error
         verdict = "equal" if exactly <= NEAR else "different"
-        return Found(check, verdict, f"{worst:.2g} in {where}, in float64 {exactly:.2g}")
-
-    def _noise(self) -> float:
-        """Return how far transformers' own implementations are apart on the plain inputs; 0 where one does not run."""
-        try:
-            return apart(self.run(THEIRS, self.inputs), self.run("sdpa", self.inputs))[0]
-        except Exception:
-            return 0.0
-
-    def _distance(self, call: Callable[[str], dict[str, Tensor]], other: str, keep: Tensor | None) -> float:
-        """Return how far ours is from another implementation; infinity where one of them does not run."""
-        try:
-            return apart(call(other), call(OURS), keep)[0]
-        except Exception:
-            return float("inf")
+        return Found(check, verdict, f"{worst:.2g} in {where}, in float64 {exactly:.2g}{errors}")
 
     def checks(self) -> Iterator[Found]:
         """Yield the result of each check that fits the class."""

@@ -24,7 +24,8 @@ from regard._call.operator import (
     why_not_operator,
     without_tracer_warnings,
 )
-from regard._call.plan import cached_plan, differentiable_lse, plan_call
+from regard._call.plan import Plan, cached_plan, differentiable_lse, plan_call
+from regard._utils.keywords import unexpected
 from regard._utils.torch_private import in_forward_mode, in_functorch, is_dispatched, is_eager, is_jit_tracing
 from regard._utils.tracing import autocast_suspended
 from regard.engines import EngineLike, EngineOutput, aux_pass, flops, nonfinite
@@ -52,6 +53,8 @@ def _with_arguments_of(
     def decorate(function: Callable[[Call], _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
         def taking(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if unknown := kwargs.keys() - signature.parameters.keys():
+                raise unexpected(function.__name__, min(unknown), signature.parameters)
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -87,6 +90,7 @@ def attention(
     order: int | LocalLinear = 0,
     engine: EngineLike = "auto",
     return_aux: AuxRequest | None = None,
+    **unknown: Any,
 ) -> Tensor | tuple[Tensor, Aux]:
     r"""Return the attention-weighted sum of values, ``Σ_i α(q, k_i) v_i``.
 
@@ -156,6 +160,8 @@ def attention(
     >>> aux.entropy.shape, aux.topk.indices.shape
     (torch.Size([2, 4, 10]), torch.Size([2, 4, 10, 3]))
     """
+    if unknown:
+        raise unexpected("attention", next(iter(unknown)), inspect.signature(attention).parameters)
     eager = is_eager()
     if not eager and not torch.compiler.is_compiling() and is_dispatched():
         flops.register()  # an active mode may be a FLOP counter
@@ -217,14 +223,21 @@ def attention(
     output = outcome.output if plan.as_given else problem.restore(outcome.output)
     if once and output.requires_grad:
         output = forbid_second_derivative(output, plan.engine.name)
-    if return_aux is None:
-        return output
-    with autocast_suspended(query.device.type) if plan.autocast else nullcontext():
-        aux = aux_pass.aux_fields(problem, outcome, return_aux, plan.aux_engine)
-        if return_aux.lse == "grad" and problem.wants_grad and aux.lse is not None and not aux.lse.requires_grad:
+    return output if return_aux is None else (output, _aux(problem, plan, outcome, return_aux))
+
+
+def _aux(problem: Problem, plan: Plan, outcome: EngineOutput, request: AuxRequest) -> Aux:
+    """Return the requested auxiliary outputs."""
+    with autocast_suspended(problem.query.device.type) if plan.autocast else nullcontext():
+        aux = aux_pass.aux_fields(problem, outcome, request, plan.aux_engine)
+        if request.lse == "grad" and problem.wants_grad and aux.lse is not None and not aux.lse.requires_grad:
             lse = differentiable_lse(problem, aux.lse.detach().reshape(*problem.query.shape[:3]))
             aux = replace(aux, lse=problem.restore(lse))
-        return output, aux
+        return aux
+
+
+_whole = inspect.signature(attention)
+attention.__signature__ = _whole.replace(parameters=list(_whole.parameters.values())[:-1])  # type: ignore[attr-defined]
 
 
 @_with_arguments_of(attention)

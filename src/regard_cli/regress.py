@@ -25,14 +25,14 @@ from regard_cli.cells import DECIMALS, THOUSANDS
 from regard_cli.messages import Console, JsonOutput, echo, report_errors, require, require_writable
 from regard_cli.printing import printable
 from regard_cli.regress_model import (
-    Added,
     Fitted,
+    Predictions,
     Prepared,
-    added_names,
-    code,
     complexity,
+    features_of,
     fit,
     kept_bandwidth,
+    prediction_columns,
     prepare,
     quality,
 )
@@ -58,10 +58,10 @@ def run(**options: Any) -> None:
         table = tables.read(asked.data, least=2, options=asked.cells)
         prepared = prepare(
             table, asked.target, asked.names, asked.weights, ignore=asked.ignored, categorical=asked.unordered,
-            angular=asked.periods, ordered=asked.ranks, haversine=asked.place, gaps=asked.keep_missing,
+            angular=asked.periods, ordered=asked.ranks, haversine=asked.place, allow_missing=asked.keep_missing,
             classify=asked.classify,
         )  # fmt: skip
-        new = None if asked.predict is None else code(prepared, tables.read(asked.predict, options=asked.cells))
+        new = None if asked.predict is None else features_of(prepared, tables.read(asked.predict, options=asked.cells))
         _check_together(asked, prepared, table if new is None else new.table)
     say = _Speaker(asked)
     say(report.of_table(prepared))
@@ -81,18 +81,20 @@ def run(**options: Any) -> None:
     say.record = report.record(fitted, asked.widths, size, found)
     if new is not None:
         with report_errors(EXTRA), _noting(None):  # the report counts what is extrapolated
-            added = fitted.predict(new, std=asked.std, band=asked.band, quantiles=asked.shares, slopes=asked.slopes)
-        say(["", *report.of_prediction(added, new, fitted)])
-        if added.quality is not None:
-            say(report.of_quality(added.quality, fitted, new.table.name))
-            say.record["quality_of_predictions"] = report.quality_record(added.quality, fitted)
-        _hand_out(asked, say, fitted, new.table, added)
+            predictions = fitted.predict(
+                new, std=asked.std, band=asked.band, quantiles=asked.shares, slopes=asked.slopes
+            )
+        say(["", *report.of_prediction(predictions, new, fitted)])
+        if predictions.quality is not None:
+            say(report.of_quality(predictions.quality, fitted, new.table.name))
+            say.record["quality_of_predictions"] = report.quality_record(predictions.quality, fitted)
+        _hand_out(asked, say, fitted, new.table, predictions)
     elif own:
         with report_errors(EXTRA), _noting(say):
-            added = fitted.of_the_others()
-        if added.lost != found.lost:  # these were reported already
-            say(report.of_lost(added, fitted))
-        _hand_out(asked, say, fitted, table, added)
+            predictions = fitted.predict_own_rows()
+        if predictions.out_of_reach != found.out_of_reach:  # these were reported already
+            say(report.of_rows_out_of_reach(predictions, fitted))
+        _hand_out(asked, say, fitted, table, predictions)
     if asked.plot is not None:
         with report_errors(EXTRA), _noting(None):
             drawn = report.draw(fitted, asked.plot, asked.band)
@@ -145,17 +147,20 @@ def _noting(say: _Speaker | None) -> Iterator[None]:
             say.note(text.replace("empty=", "--empty ").replace("cv=10", "--cv 10").replace("cv=", "--cv"))
 
 
-def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Table, added: Added) -> None:
+def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Table, predictions: Predictions) -> None:
     """Write the rows with their predictions, add them to the record, or print the first ones."""
     import pandas as pd
 
-    say.record["rows_not_predicted"] = {"missing": int((~added.predicted).sum()), "beyond_reach": added.lost}
+    say.record["rows_not_predicted"] = {
+        "missing": int((~predictions.predicted).sum()),
+        "beyond_reach": predictions.out_of_reach,
+    }
     if asked.predict is not None:
-        say.record["rows_extrapolated"] = added.extrapolated
-    names, rows = list(added.frame.columns), table.frame.reset_index(drop=True)
+        say.record["rows_extrapolated"] = predictions.extrapolated
+    names, rows = list(predictions.frame.columns), table.frame.reset_index(drop=True)
     if asked.out is not None:
         is_parquet = asked.out.lower().endswith(".parquet")
-        rows = pd.concat([table.typed() if is_parquet else table.plain(), added.frame], axis=1)
+        rows = pd.concat([table.typed() if is_parquet else table.plain(), predictions.frame], axis=1)
         if asked.out == "-":
             echo(rows.to_csv(index=False, lineterminator="\n"), end="")
         else:
@@ -166,10 +171,10 @@ def _hand_out(asked: SimpleNamespace, say: _Speaker, fitted: Fitted, table: Tabl
         say.record["predictions"] = {"file": asked.out, "rows": len(rows), "columns": names}
         return
     if asked.json.wanted:
-        say.record["predictions"] = added.frame.to_dict("records")
+        say.record["predictions"] = predictions.frame.to_dict("records")
     if not asked.json.alone:
         shown = rows[[column.name for column in fitted.prepared.columns]].head(_SHOWN)
-        listing = pd.concat([shown, added.frame.head(_SHOWN)], axis=1)
+        listing = pd.concat([shown, predictions.frame.head(_SHOWN)], axis=1)
         listing = listing.round(4) if fitted.classifies else listing
         lines = listing.to_string(index=False, na_rep="", max_colwidth=20, float_format=report.number).splitlines()
         whole = f"all {len(rows):,} rows" if len(rows) > len(shown) else "them"
@@ -391,7 +396,7 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
         for name in asked.class_weights:
             if name not in prepared.target.categories:
                 raise unknown_name("regress", "--class-weight", name, prepared.target.categories)
-    numeric = len(prepared.sloped)
+    numeric = len(prepared.numeric)
     if asked.order == 2 and numeric > CURVED:
         expected = f"have at most {CURVED} features of numbers or dates for --order 2, which --features can choose"
         raise rejected("regress", prepared.table.name, expected, numeric)
@@ -413,7 +418,7 @@ def _check_together(asked: SimpleNamespace, prepared: Prepared, table: Table) ->
                 got = f"text in {prepared.target.name!r}"
                 raise rejected("regress", option, "come with a target of numbers", got)
     new = asked.predict is not None
-    added = added_names(
+    added = prediction_columns(
         prepared, std=asked.std, band=asked.band is not None, quantiles=asked.shares, slopes=asked.slopes, new=new
     )
     for name in added if asked.out is not None else ():

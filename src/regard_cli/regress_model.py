@@ -51,7 +51,7 @@ class Prepared:
     table: Table
     target: Column
     columns: tuple[Column, ...]  # the features
-    listed: tuple[str, ...]  # the features before any was left out
+    candidates: tuple[str, ...]  # the features before any was left out
     X: DataFrame  # (N, n_features), of all rows: numbers, days and text
     y: Series  # (N,), numbers or text
     weight: Series | None
@@ -61,7 +61,7 @@ class Prepared:
     angular: dict[str, float]  # the period of features that are angles
     ordered: dict[str, list[str]]  # the texts of features of ordered categories, none of numbers
     haversine: tuple[str, ...]  # the latitude and the longitude, if there is a place
-    gaps: bool  # whether rows that miss features are used
+    allow_missing: bool  # whether rows that miss features are used
     hints: tuple[str, ...] = ()  # what features look like, and the options for that
 
     @property
@@ -70,7 +70,7 @@ class Prepared:
         return self.target.kind == "category"
 
     @property
-    def sloped(self) -> list[int]:
+    def numeric(self) -> list[int]:
         """The indices of the features with slopes: those that are no categories."""
         return [i for i, each in enumerate(self.columns) if each.kind != "category" and each.name not in self.ordered]
 
@@ -86,11 +86,11 @@ class Prepared:
 
     def complete(self, X: DataFrame) -> Series:
         """Return which rows have all required features."""
-        return X.notna().any(axis=1) if self.gaps else X.notna().all(axis=1)
+        return X.notna().any(axis=1) if self.allow_missing else X.notna().all(axis=1)
 
     def missed(self, X: DataFrame) -> dict[str, int]:
         """Return the number of missing values of each required feature that has any."""
-        return {} if self.gaps and self.complete(X).all() else _missing(X)
+        return {} if self.allow_missing and self.complete(X).all() else _missing(X)
 
 
 def prepare(
@@ -104,7 +104,7 @@ def prepare(
     angular: Mapping[str, float] | None = None,
     ordered: Mapping[str, Sequence[str]] | None = None,
     haversine: Sequence[str] = (),
-    gaps: bool = False,
+    allow_missing: bool = False,
     classify: bool = False,
 ) -> Prepared:
     """Choose the columns and rows of a table for the regression of a target.
@@ -128,7 +128,7 @@ def prepare(
         Features of ordered categories, with their texts in order, or without if they are numbers.
     haversine : sequence of str
         The features of latitude and longitude, in degrees.
-    gaps : bool, default False
+    allow_missing : bool, default False
         Whether rows are used that miss features.
     classify : bool, default False
         Whether a target of numbers is one of classes.
@@ -159,13 +159,13 @@ def prepare(
                          "features": features or (), "ignore": ignore} | kinds)  # fmt: skip
     if weights == target:
         raise rejected("regress", "weights", "be another column than the target", repr(weights))
-    listed = _listed(names, target, features, weights, ignore)
-    _check_kinds(kinds, listed)
+    candidates = _candidates(names, target, features, weights, ignore)
+    _check_kinds(kinds, candidates)
     goal, y = _target(table, target, classify=classify)
     weight = None if weights is None else _weights(table, weights)
     columns: dict[str, Column] = {}
     left_out: dict[str, str] = {}
-    for name in listed:
+    for name in candidates:
         if features is None and _is_prediction(name, target, names):
             left_out[name] = "from earlier predictions of the target"
             continue
@@ -180,7 +180,7 @@ def prepare(
         filled = pd.concat([y.rename(target), *([] if weight is None else [weight.rename(weights)]), X], axis=1)
         for name, levels in levels_of.items():
             _check_levels(table, name, levels, X)
-        must = filled.drop(columns=list(columns)) if gaps else filled
+        must = filled.drop(columns=list(columns)) if allow_missing else filled
         used, missing = must.notna().all(axis=1) & X.notna().any(axis=1), _missing(must)
         _check_rows(table, target, y, weight, used, missing)
         for name in [each for each in columns if not _varies(X.loc[used, each])]:
@@ -197,8 +197,8 @@ def prepare(
     levels_of = {name: levels for name, levels in levels_of.items() if name in columns}
     hints = _hints(table, goal, y, columns, X, (*angular, *levels_of, *haversine))
     return Prepared(
-        table, goal, tuple(columns.values()), tuple(listed), X, y, weight, used, left_out, missing, angular, levels_of,
-        tuple(haversine), gaps, hints,
+        table, goal, tuple(columns.values()), tuple(candidates), X, y, weight, used, left_out, missing, angular,
+        levels_of, tuple(haversine), allow_missing, hints,
     )  # fmt: skip
 
 
@@ -210,13 +210,13 @@ def _check_names(names: Sequence[str], options: Mapping[str, Sequence[str]]) -> 
                 raise _unknown(option, each, names)
 
 
-def _check_kinds(kinds: Mapping[str, Sequence[str]], listed: Sequence[str]) -> None:
+def _check_kinds(kinds: Mapping[str, Sequence[str]], candidates: Sequence[str]) -> None:
     """Raise if an option for kinds names a column that is no feature, or has a kind from another option."""
     stated: dict[str, str] = {}
     for option, given in kinds.items():
         for each in given:
-            if each not in listed or each in stated:
-                got = f"{each!r}, which is {stated[each] if each in listed else 'none'}"
+            if each not in candidates or each in stated:
+                got = f"{each!r}, which is {stated[each] if each in candidates else 'none'}"
                 raise rejected("regress", option, "name features", got)
         stated |= {each: stated.get(each, option) for each in given}
 
@@ -321,7 +321,7 @@ def _missing(frame: DataFrame) -> dict[str, int]:
     return {str(name): int(count) for name, count in frame.isna().sum().items() if count}
 
 
-def _listed(
+def _candidates(
     names: list[str], target: str, features: Sequence[str] | None, weights: str | None, ignore: Sequence[str]
 ) -> list[str]:
     for each in ignore:
@@ -436,7 +436,7 @@ class NewRows:
     X: DataFrame  # (N, n_features)
 
 
-def code(prepared: Prepared, table: Table) -> NewRows:
+def features_of(prepared: Prepared, table: Table) -> NewRows:
     """Return the features in another table; raise ValueError if one is missing or of another kind."""
     import pandas as pd
 
@@ -448,7 +448,7 @@ def code(prepared: Prepared, table: Table) -> NewRows:
 
 
 @dataclass(frozen=True)
-class Added:
+class Predictions:
     """Predictions of the rows of a table."""
 
     frame: DataFrame  # the columns to add to the table; missing where a row could not be predicted
@@ -458,7 +458,7 @@ class Added:
     quality: Quality | None = None  # if some rows have the target, too
 
     @property
-    def lost(self) -> int:
+    def out_of_reach(self) -> int:
         """The number of rows with all features but without a prediction."""
         return int((self.predicted & self.frame.iloc[:, 0].isna()).sum())
 
@@ -469,13 +469,13 @@ class Quality:
 
     rows: int  # that were predicted
     error: float  # root mean square error; of a classification, the share of wrong labels
-    simple: float  # the same of the mean of the other rows that were learned from, or of their most frequent class
+    baseline: float  # the same of the mean of the other rows that were learned from, or of their most frequent class
     r2: float  # on these very rows; NaN of a classification, and where the rows have one target
     exact: bool = True  # whether each was predicted from all the others, rather than some from the rest
     far: int = 0  # rows that lie far from all others and are not counted
     nested: bool = False  # whether by folds, with the bandwidth chosen within each
     repeated: bool = False  # whether a row of weight 2 is predicted from itself too, as it stands for two rows
-    lost: int = 0  # rows that lie beyond the reach of every other
+    out_of_reach: int = 0  # rows that lie beyond the reach of every other
     balanced: float = math.nan  # of a classification, the share of right labels, on average over classes
 
 
@@ -506,21 +506,21 @@ class Fitted:
         )
 
     @cached_property
-    def left_out(self) -> DataFrame:
+    def out_of_sample(self) -> DataFrame:
         """The leave-one-out (or cross-validated) prediction of each row, or the probability of each class."""
         way = "cross_val" if self.nested else "loo"
         found = getattr(self.estimator, f"{way}_predict" + ("_proba" if self.classifies else ""))()
-        return self._shares(found, self.learned.index[self.learned])
+        return self._as_frame(found, self.learned.index[self.learned])
 
     def raw(self, X: DataFrame) -> DataFrame:
         """Return the predictions of rows without missing values, or the probability of each class."""
-        return self._shares(self._ask("predict_proba" if self.classifies else "predict", X), X.index)
+        return self._as_frame(self._call("predict_proba" if self.classifies else "predict", X), X.index)
 
-    def _ask(self, method: str, X: DataFrame, **options: Any) -> Any:
+    def _call(self, method: str, X: DataFrame, **options: Any) -> Any:
         """Return the result of an estimator's method for rows; with none, for some row, as it needs one."""
         return getattr(self.estimator, method)(X if len(X) else self.prepared.X[self.learned].head(1), **options)
 
-    def _shares(self, found: Any, index: Index) -> DataFrame:
+    def _as_frame(self, found: Any, index: Index) -> DataFrame:
         import pandas as pd
 
         if not self.classifies:
@@ -529,19 +529,19 @@ class Fitted:
         # A class may have no row that was learned from.
         return shares.reindex(columns=self.prepared.target.categories, fill_value=0.0).mask(shares.isna().any(axis=1))
 
-    def best(self, raw: DataFrame) -> Series:
+    def decide(self, raw: DataFrame) -> Series:
         """Return the predictions; the most likely label of a classification."""
         return raw.dropna().idxmax(axis=1).astype(object).reindex(raw.index) if self.classifies else raw[self.name]
 
-    def of_the_others(self) -> Added:
+    def predict_own_rows(self) -> Predictions:
         """Return the predictions of the table's own rows, each from all others."""
         import pandas as pd
 
         X = self.prepared.X
         rest = X[self.prepared.complete(X)].drop(
-            index=self.left_out.index
+            index=self.out_of_sample.index
         )  # the target is missing, or the weight is missing or 0
-        return self._added(X, pd.concat([self.left_out, self.raw(rest)]))
+        return self._predictions(X, pd.concat([self.out_of_sample, self.raw(rest)]))
 
     def predict(
         self,
@@ -551,35 +551,37 @@ class Fitted:
         band: float | None = None,
         quantiles: Sequence[float] = (),
         slopes: bool = False,
-    ) -> Added:
+    ) -> Predictions:
         """Return the predictions of the rows of another table."""
         import pandas as pd
 
         X = new.X[self.prepared.complete(new.X)]
         more = pd.DataFrame(index=X.index)
         if std:
-            more[f"{self.name}_std"] = self._ask("predict", X, return_std=True)[1][: len(X)]
+            more[f"{self.name}_std"] = self._call("predict", X, return_std=True)[1][: len(X)]
         if band is not None:
-            limits = self._ask("predict_band", X, coverage=band)[: len(X)]
+            limits = self._call("predict_band", X, coverage=band)[: len(X)]
             more[[f"{self.name}_band_low", f"{self.name}_band_high"]] = limits
         if quantiles:
-            found = self._ask("predict_quantiles", X, quantiles=tuple(quantiles))
+            found = self._call("predict_quantiles", X, quantiles=tuple(quantiles))
             more[[f"{self.name}_q{each:g}" for each in quantiles]] = found[: len(X)]
         if slopes:
-            found = self._ask("predict_gradient", X)[: len(X)]
-            more[slope_names(self.prepared)] = found[:, self.prepared.sloped]
-        beyond = np.asarray(self._ask("extrapolates", X))[: len(X)]
+            found = self._call("predict_gradient", X)[: len(X)]
+            more[slope_columns(self.prepared)] = found[:, self.prepared.numeric]
+        beyond = np.asarray(self._call("extrapolates", X))[: len(X)]
         more[f"{self.name}_extrapolated"] = beyond.astype(object)
-        added = self._added(new.X, self.raw(X), more, int(beyond.sum()))
-        return replace(added, quality=self._quality_on(new.table, added))
+        predictions = self._predictions(new.X, self.raw(X), more, int(beyond.sum()))
+        return replace(predictions, quality=self._quality_on(new.table, predictions))
 
-    def _added(self, X: DataFrame, raw: DataFrame, more: DataFrame | None = None, extrapolated: int = 0) -> Added:
+    def _predictions(
+        self, X: DataFrame, raw: DataFrame, more: DataFrame | None = None, extrapolated: int = 0
+    ) -> Predictions:
         import pandas as pd
 
-        found = pd.concat([self.best(raw), raw], axis=1) if self.classifies else raw.copy()
-        found.columns = pd.Index(added_names(self.prepared))
+        found = pd.concat([self.decide(raw), raw], axis=1) if self.classifies else raw.copy()
+        found.columns = pd.Index(prediction_columns(self.prepared))
         found = pd.concat([found, more], axis=1).reindex(X.index)
-        return Added(found, self.prepared.complete(X), self.prepared.missed(X), extrapolated)
+        return Predictions(found, self.prepared.complete(X), self.prepared.missed(X), extrapolated)
 
     def slope(self, feature: str) -> float:
         """Return the mean slope of predictions along a feature, over the rows of the fit."""
@@ -595,7 +597,7 @@ class Fitted:
             up, down = (self.raw(pd.DataFrame({**X, feature: X[feature] + each})) for each in (step, -step))
         return float(np.nanmean(up - down) / (2 * step))
 
-    def _quality_on(self, table: Table, added: Added) -> Quality | None:
+    def _quality_on(self, table: Table, predictions: Predictions) -> Quality | None:
         """Return the accuracy on the rows of another table, or None if none of them has the target."""
         if self.name not in table.frame.columns:
             return None
@@ -604,32 +606,36 @@ class Fitted:
             y = table.numbers(cast(Column, table.column(self.name, goal.kind, goal)))
         except ValueError:  # something else stands there, such as what is to be predicted
             return None
-        y = y[added.predicted].dropna()
-        return self.compare(added.frame.iloc[:, 0], y, y.notna() * 1.0, self.simplest(self.learned)) if len(y) else None
+        y = y[predictions.predicted].dropna()
+        return (
+            self.compare(predictions.frame.iloc[:, 0], y, y.notna() * 1.0, self.baseline(self.learned))
+            if len(y)
+            else None
+        )
 
-    def simplest(self, rows: Series) -> Any:
+    def baseline(self, rows: Series) -> Any:
         """Return the baseline without features: the mean of the targets, or the most frequent class."""
         y, w = self.prepared.y[rows], self.prepared.weights[rows]
         return w.groupby(y).sum().idxmax() if self.classifies else float(np.average(y, weights=w))
 
-    def compare(self, found: Series, y: Series, w: Series, simple: Any, exact: bool = True) -> Quality:
-        """Return the accuracy of predictions, and that of a ``simple`` baseline, for targets (n,)."""
+    def compare(self, found: Series, y: Series, w: Series, baseline: Any, exact: bool = True) -> Quality:
+        """Return the accuracy of predictions, and that of a baseline, for targets (n,)."""
         import pandas as pd
         from sklearn.metrics import accuracy_score, r2_score, recall_score, root_mean_squared_error
 
-        simple = pd.Series(simple, y.index)
+        baseline = pd.Series(baseline, y.index)
         found = found[y.index].dropna()
-        lost, y, w = len(y) - len(found), y[found.index], w[found.index]
+        missed, y, w = len(y) - len(found), y[found.index], w[found.index]
         if found.empty:
-            return Quality(0, math.nan, math.nan, math.nan, exact, lost=lost)
+            return Quality(0, math.nan, math.nan, math.nan, exact, out_of_reach=missed)
         error = (lambda *a, **b: 1 - accuracy_score(*a, **b)) if self.classifies else root_mean_squared_error
         r2 = math.nan if self.classifies or y.nunique() == 1 else r2_score(y, found, sample_weight=w)
-        mine, naive = (float(error(y, each, sample_weight=w)) for each in (found, simple[found.index]))
+        own, without = (float(error(y, each, sample_weight=w)) for each in (found, baseline[found.index]))
         balanced = math.nan
         if self.classifies:
             labels = sorted(y.unique())
             balanced = float(recall_score(y, found, labels=labels, average="macro", sample_weight=w))
-        return Quality(len(y), mine, naive, float(r2), exact, lost=lost, balanced=balanced)
+        return Quality(len(y), own, without, float(r2), exact, out_of_reach=missed, balanced=balanced)
 
 
 def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
@@ -646,12 +652,12 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     prepared, learned, estimator = fitted.prepared, fitted.learned, fitted.estimator
     if exact or learned.sum() <= _ROWS:
         counted = learned[learned].index.delete(estimator.far_rows_)  # no row predicts one far from all
-        y, w, simple = prepared.y[counted], prepared.weights[counted], fitted.simplest(learned)
+        y, w, baseline = prepared.y[counted], prepared.weights[counted], fitted.baseline(learned)
         repeated = not fitted.nested and bool((w != 1).any()) and counts_repetitions(w.to_numpy())
         if not fitted.classifies:  # classes of one size would be all wrong by the most frequent of the others
             own = 1.0 if repeated else w
-            simple = simple - own * (y - simple) / (w.sum() - own)
-        found = fitted.compare(fitted.best(fitted.left_out), y, w, simple)
+            baseline = baseline - own * (y - baseline) / (w.sum() - own)
+        found = fitted.compare(fitted.decide(fitted.out_of_sample), y, w, baseline)
         return replace(found, nested=fitted.nested, far=len(estimator.far_rows_), repeated=repeated)
     _, held = train_test_split(learned.index[learned], test_size=_HELD, random_state=0)
     rest = learned & ~learned.index.isin(held)
@@ -661,11 +667,11 @@ def quality(fitted: Fitted, *, exact: bool = False) -> Quality:
     if estimator.n_neighbors is not None:
         same.set_params(n_neighbors=min(estimator.n_neighbors_, int(rest.sum())), cv=None)
     without = _fitted(prepared, rest, same)
-    found = without.best(without.raw(prepared.X.loc[held]))
-    return fitted.compare(found, prepared.y[held], prepared.weights[held], fitted.simplest(rest), exact=False)
+    found = without.decide(without.raw(prepared.X.loc[held]))
+    return fitted.compare(found, prepared.y[held], prepared.weights[held], fitted.baseline(rest), exact=False)
 
 
-def added_names(
+def prediction_columns(
     prepared: Prepared,
     *,
     std: bool = False,
@@ -679,21 +685,21 @@ def added_names(
     shares = [f"{name}_probability_{each}" for each in prepared.target.categories]
     quantile = [f"{name}_q{each:g}" for each in quantiles]
     limits = [f"{name}_band_low", f"{name}_band_high"] if band else []
-    slope = slope_names(prepared) if slopes else []
+    slope = slope_columns(prepared) if slopes else []
     beyond = [f"{name}_extrapolated"] * new
     return [f"{name}_predicted", *shares, *[f"{name}_std"] * std, *limits, *quantile, *slope, *beyond]
 
 
-def slope_names(prepared: Prepared) -> list[str]:
+def slope_columns(prepared: Prepared) -> list[str]:
     """Return the names of the slope columns, one for each feature that is no category."""
-    return [f"{prepared.target.name}_slope_{prepared.columns[i].name}" for i in prepared.sloped]
+    return [f"{prepared.target.name}_slope_{prepared.columns[i].name}" for i in prepared.numeric]
 
 
 @dataclass(frozen=True)
 class Complexity:
     """The complexity of a fit."""
 
-    freedom: float  # effective degrees of freedom
+    dof: float  # effective degrees of freedom
     aicc: float  # NaN for a classification; infinite where there are as many as rows
     rows: int  # from which they were estimated
     exact: bool  # whether these are all rows
@@ -722,7 +728,7 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
     >>> import pandas as pd
     >>> table = Table("a.csv", pd.DataFrame({"x": ["0", "1", "2"], "y": ["0", "1", "4"]}), "CSV")
     >>> fitted = fit(prepare(table, "y"), bandwidth=[0.5])
-    >>> fitted.of_the_others().frame["y_predicted"].round(3).tolist()
+    >>> fitted.predict_own_rows().frame["y_predicted"].round(3).tolist()
     [1.007, 2.0, 0.998]
     """
     from regard.regression import NadarayaWatsonClassifier, NadarayaWatsonRegressor
@@ -735,7 +741,7 @@ def fit(prepared: Prepared, *, bandwidth: str | Sequence[float] = "loo", order: 
     metric: dict[Any, Any] = {name: ("angular", period) for name, period in prepared.angular.items()}
     metric |= dict.fromkeys(prepared.ordered, "ordered")
     metric |= {prepared.haversine: "haversine"} if prepared.haversine else {}
-    options |= {"metric": metric or "euclidean", "missing": "marginal" if prepared.gaps else "error"}
+    options |= {"metric": metric or "euclidean", "missing": "marginal" if prepared.allow_missing else "error"}
     class_weight = options.pop("class_weight", None)
     if isinstance(class_weight, dict):  # some rows of the table may lack a class
         class_weight = dict.fromkeys(prepared.target.categories, 1.0) | class_weight
@@ -751,7 +757,7 @@ def _transforms(prepared: Prepared, *, kernel: str = "gaussian", method: str = "
     numbers = all(column.kind != "category" for column in prepared.columns)
     able = (
         numbers
-        and not prepared.gaps
+        and not prepared.allow_missing
         and len(prepared.columns) <= AXES
         and not (prepared.target.kind == "category" and len(prepared.target.categories) > 8)
     )
@@ -773,9 +779,9 @@ def kept_bandwidth(prepared: Prepared, bandwidth: str | Sequence[float]) -> Any:
     """Return the bandwidth for the estimator, without the numbers of columns that were left out."""
     if isinstance(bandwidth, str) or len(bandwidth) == 1:
         return bandwidth if isinstance(bandwidth, str) else bandwidth[0]
-    if len(bandwidth) != len(prepared.listed):
-        more = f" and {len(prepared.listed) - _LISTED:,} more" if len(prepared.listed) > _LISTED else ""
-        names = ", ".join(prepared.listed[:_LISTED]) + more
-        expected = f"be one number, or one for each of {len(prepared.listed)} features ({names})"
+    if len(bandwidth) != len(prepared.candidates):
+        more = f" and {len(prepared.candidates) - _LISTED:,} more" if len(prepared.candidates) > _LISTED else ""
+        names = ", ".join(prepared.candidates[:_LISTED]) + more
+        expected = f"be one number, or one for each of {len(prepared.candidates)} features ({names})"
         raise rejected("regress", "bandwidth", expected, f"{len(bandwidth)} numbers")
-    return [width for name, width in zip(prepared.listed, bandwidth) if name in prepared.X]
+    return [width for name, width in zip(prepared.candidates, bandwidth) if name in prepared.X]

@@ -13,7 +13,7 @@ import numpy as np
 from regard._utils.files import naming
 from regard.scores.kernels import kernels
 from regard_cli.cells import Marks
-from regard_cli.regress_model import Added, Complexity, Fitted, NewRows, Prepared, Quality
+from regard_cli.regress_model import Complexity, Fitted, NewRows, Predictions, Prepared, Quality
 from regard_cli.tables import COMMAS, Column
 
 _WAYS = {
@@ -129,7 +129,7 @@ def of_fit(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity) -
     yield from ("", *("  " + "  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows), *more, "")
     by = "" if size.exact else f", estimated from {size.rows:,} rows drawn at random"
     aicc = f"; AICc = {number(size.aicc)}" if math.isfinite(size.aicc) else ""
-    yield f"Effective degrees of freedom: {number(size.freedom)}{aicc}{by}."
+    yield f"Effective degrees of freedom: {number(size.dof)}{aicc}{by}."
 
 
 def _width(fitted: Fitted, column: Column, width: float) -> str:
@@ -163,8 +163,8 @@ def _width(fitted: Fitted, column: Column, width: float) -> str:
 
 def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> Iterator[str]:
     """Return the lines about the accuracy on rows that were not used for the fit, of either table."""
-    if where is None and quality.lost:
-        which = _count(quality.rows + quality.lost, "row") + ("" if quality.exact else " drawn at random")
+    if where is None and quality.out_of_reach:
+        which = _count(quality.rows + quality.out_of_reach, "row") + ("" if quality.exact else " drawn at random")
         done, rest = (f"{quality.rows:,}", "the rest") if quality.rows else ("None", "they")
         yield f"{done} of {which} could be predicted from the others; {rest} are {_why(fitted)}."
     if quality.far:
@@ -173,13 +173,13 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
         return
     if where is not None:
         tells, was = ("tells", "was") if quality.rows == 1 else ("tell", "were")
-        predicted = f" and {was} predicted" if quality.lost else ""
+        predicted = f" and {was} predicted" if quality.out_of_reach else ""
         who = f"The {_count(quality.rows, 'row')} of {where} that {tells} {_name(fitted.name)}{predicted}"
     elif quality.nested:
-        which = "of these" if quality.lost else "row"
+        which = "of these" if quality.out_of_reach else "row"
         who = f"Each {which}, predicted from other folds of rows with a bandwidth chosen without it"
     elif quality.exact:
-        which = "of these" if quality.lost else "row"
+        which = "of these" if quality.out_of_reach else "row"
         also = " and its own repetitions (whole-number weights count rows)" if quality.repeated else ""
         who = f"Each {which}, predicted from all the others{also}"
     else:
@@ -187,36 +187,36 @@ def of_quality(quality: Quality, fitted: Fitted, where: str | None = None) -> It
     if fitted.classifies:
         weighed = fitted.estimator.class_weight is not None
         each = f"; on average over classes {quality.balanced:.1%}" if weighed else ""
-        yield f"{who}: {1 - quality.error:.1%} right{each}; the most frequent class: {1 - quality.simple:.1%} right."
+        yield f"{who}: {1 - quality.error:.1%} right{each}; the most frequent class: {1 - quality.baseline:.1%} right."
         return
     mean = f"the mean of {_name(fitted.name)}" + (f" in {fitted.prepared.table.name}" if where is not None else "")
     kind = "R² on these rows" if where is not None else f"{_way(quality).replace('held out', 'held-out')} R²"
     r2 = "" if math.isnan(quality.r2) else f"; {kind} = {quality.r2:.3f}"
-    off, simple = number(quality.error), number(quality.simple)
+    off, simple = number(quality.error), number(quality.baseline)
     yield f"{who}: off by {off} (root mean square); {mean}: off by {simple}{r2}."
-    if quality.error >= quality.simple:
+    if quality.error >= quality.baseline:
         yield "That is no better than the mean: these features say nothing about the target in this way."
     elif quality.r2 <= 0:
         yield "That is no better than the mean of these rows themselves: what sets them apart is not predicted."
 
 
-def of_prediction(added: Added, new: NewRows, fitted: Fitted) -> Iterator[str]:
+def of_prediction(predictions: Predictions, new: NewRows, fitted: Fitted) -> Iterator[str]:
     """Return the lines about predicted rows and anything unusual about them."""
-    name, able, whole = new.table.name, int(added.predicted.sum()), len(added.predicted)
-    done = able - added.lost
+    name, able, whole = new.table.name, int(predictions.predicted.sum()), len(predictions.predicted)
+    done = able - predictions.out_of_reach
     some, rows = "" if done == whole else f"{done:,} of ", f"{_count(whole, 'row')} of {name}"
     if able < whole:
         others = "the others" if done == able else f"{whole - able:,} of the others"
-        rows += f"; {others} miss a feature and stay empty ({_missing(added.missing)})"
+        rows += f"; {others} miss a feature and stay empty ({_missing(predictions.missing)})"
     yield f"Predicted {some}{rows}."
-    yield from of_lost(added, fitted)
-    if added.extrapolated:
-        lies = "lies" if added.extrapolated == 1 else "lie"
+    yield from of_rows_out_of_reach(predictions, fitted)
+    if predictions.extrapolated:
+        lies = "lies" if predictions.extrapolated == 1 else "lie"
         unknown = tuple(f"{fitted.name}_{each}" for each in ("std", "band", "q"))
-        empty = [each for each in added.frame if each.startswith(unknown)]
+        empty = [each for each in predictions.frame if each.startswith(unknown)]
         stay = f"; {names(empty)} stay{'s' * (len(empty) == 1)} empty there" if empty else ""
         yield (
-            f"{_count(added.extrapolated, 'row')} {lies} beyond the reach of the rows learned from "
+            f"{_count(predictions.extrapolated, 'row')} {lies} beyond the reach of the rows learned from "
             f"({_name(fitted.name)}_extrapolated says which): what is predicted there is extrapolated, and nothing "
             f"tells how far off it is{stay}."
         )
@@ -228,11 +228,11 @@ def of_prediction(added: Added, new: NewRows, fitted: Fitted) -> Iterator[str]:
             yield f"In {_name(each.name)} of {name}, what is no number or date counts as missing: {_quoted(each.odd)}."
 
 
-def of_lost(added: Added, fitted: Fitted) -> Iterator[str]:
+def of_rows_out_of_reach(predictions: Predictions, fitted: Fitted) -> Iterator[str]:
     """Return a line about rows with all features but without a prediction."""
-    if added.lost:
-        which = "which is" if added.lost == 1 else "which are"
-        yield f"Predictions stay empty in {_count(added.lost, 'row')}, {which} {_why(fitted)}."
+    if predictions.out_of_reach:
+        which = "which is" if predictions.out_of_reach == 1 else "which are"
+        yield f"Predictions stay empty in {_count(predictions.out_of_reach, 'row')}, {which} {_why(fitted)}."
 
 
 def _order(fitted: Fitted) -> int:
@@ -269,7 +269,7 @@ def record(fitted: Fitted, bandwidth: str | Sequence[float], size: Complexity, q
         "order": _order(fitted),
         "bandwidth": bandwidth,
         "n_neighbors": getattr(estimator, "n_neighbors_", None),
-        "effective_dof": size.freedom,
+        "effective_dof": size.dof,
         "aicc": size.aicc,
         "rows_for_dof": size.rows,
         "quality": quality_record(quality, fitted),
@@ -288,11 +288,11 @@ def _way(quality: Quality) -> str:
 
 def quality_record(quality: Quality, fitted: Fitted) -> dict[str, Any]:
     """Return the accuracy as a JSON record."""
-    way = {"way": _way(quality), "rows": quality.rows, "rows_lost": quality.lost}
+    way = {"way": _way(quality), "rows": quality.rows, "rows_lost": quality.out_of_reach}
     if fitted.classifies:
-        return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.simple,
+        return way | {"accuracy": 1 - quality.error, "accuracy_of_most_frequent": 1 - quality.baseline,
                       "balanced_accuracy": quality.balanced}  # fmt: skip
-    return way | {"rmse": quality.error, "rmse_of_mean": quality.simple, "r2": quality.r2}
+    return way | {"rmse": quality.error, "rmse_of_mean": quality.baseline, "r2": quality.r2}
 
 
 def plain(value: Any) -> Any:

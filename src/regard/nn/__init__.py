@@ -129,13 +129,13 @@ from regard.nn.positions.relative import RelativeBias as RelativeBias
 from regard.nn.positions.relative import RelativePositions as RelativePositions
 from regard.nn.positions.rotary import HeadPositions as HeadPositions
 from regard.nn.positions.rotary import Rotary as Rotary
+from regard.nn.positions.rotary import XPos as XPos
 from regard.nn.positions.rotary_scaling import AngleScaling as AngleScaling
 from regard.nn.positions.rotary_scaling import LongRopeScaling as LongRopeScaling
 from regard.nn.positions.rotary_scaling import NTKScaling as NTKScaling
 from regard.nn.positions.rotary_scaling import RotaryScaling as RotaryScaling
 from regard.nn.positions.rotary_scaling import YarnScaling as YarnScaling
 from regard.nn.positions.transformer_xl import TransformerXLPositions as TransformerXLPositions
-from regard.nn.positions.xpos import XPos as XPos
 from regard.nn.sets import ISAB as ISAB
 from regard.nn.sets import MAB as MAB
 from regard.nn.sets import PMA as PMA

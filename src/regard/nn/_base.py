@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard._utils.constraints import TensorOf, floats
+from regard._utils.constraints import TensorOf, floats, size
 from regard._utils.errors import rejected, shape
+from regard._utils.keywords import name_inherited, name_unexpected
 from regard._utils.part import Part
 from regard.masks import Mask, MaskLike
 from regard.masks.matrix import is_matrix
@@ -28,6 +29,11 @@ class Layer(nn.Module):
     Tracing into a layer would fail: a ``Proxy`` has no shape to check or to choose an engine by. fx reads
     ``module.__module__``, which instances override here. The class keeps its own, for pickle and documentation.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name_unexpected(cls)
+        name_inherited(cls, "forward")
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,6 +101,21 @@ def zero_padding(sequences: Tensor, lengths: Tensor | None) -> Tensor:
 def parameter(*sizes: int, device: Any = None, dtype: Any = None) -> nn.Parameter:
     """Return an uninitialized parameter of this shape, to be filled by ``reset_parameters``."""
     return nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+
+
+def head_sizes(layer: object, embed_dim: Any, num_heads: Any, head_dim: Any = None) -> tuple[int, int, int]:
+    """Return E, H and D; the width D of a head is by default E/H, which must then be an integer."""
+    E, H = size(layer, "embed_dim", embed_dim), size(layer, "num_heads", num_heads)
+    if head_dim is None and E % H:
+        raise rejected(type(layer).__name__, "num_heads", f"divide embed_dim {E}", H)
+    return E, H, E // H if head_dim is None else size(layer, "head_dim", head_dim)
+
+
+def reset_children(layer: nn.Module) -> None:
+    """Re-initialize all submodules of a layer, each by its own rule."""
+    for each in layer.children():
+        reset: Any = each.reset_parameters
+        reset()
 
 
 def draw_linear(*modules: nn.Module | None) -> None:

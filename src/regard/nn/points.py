@@ -14,7 +14,7 @@ from regard._utils.constraints import floats, lengths, size
 from regard._utils.mechanism import mechanism
 from regard.engines import EngineLike
 from regard.functional import attention
-from regard.nn._base import Layer, sequences, zero_padding
+from regard.nn._base import Layer, reset_children, sequences, zero_padding
 from regard.nn.transformer import FeedForward
 
 
@@ -81,9 +81,7 @@ class PointTransformerAttention(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize all maps as ``nn.Linear`` does."""
-        for each in self.children():
-            reset: Any = each.reset_parameters
-            reset()
+        reset_children(self)
 
     def forward(self, x: Tensor, positions: Tensor, valid_lens: Tensor | None = None) -> Tensor:
         """Return what the points read.

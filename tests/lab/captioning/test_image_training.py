@@ -51,7 +51,7 @@ def options(path: Path, /, **table: Any) -> ImageClassificationOptions:
 
 def right(classifier: ImageClassificationPipeline) -> float:
     images, labels = drawn(100, seed=1)
-    named = classifier.probabilities(classifier.fit(list(images[..., None]))).argmax(1).tolist()
+    named = classifier.probabilities(classifier.transform(list(images[..., None]))).argmax(1).tolist()
     return sum(classifier.labels[i] == label for i, label in zip(named, labels)) / 100
 
 
@@ -65,7 +65,7 @@ def test_it_learns_and_its_folder_answers_alike(kind: dict[str, Any], data: Path
     assert lines[0].endswith("'upright'; 8 × 8 pixels, gray") or lines[0].endswith("'lying'; 8 × 8 pixels, gray")
     assert lines[1] == "held out for validation: 20 images" and "images of 8 × 8 pixels" in lines[2]
     again = ImageClassificationPipeline.load(tmp_path / "out")
-    pixels = again.fit(list(drawn(9)[0][..., None]))
+    pixels = again.transform(list(drawn(9)[0][..., None]))
     assert again.preprocessing == classifier.preprocessing and again.labels == ("lying", "upright")
     assert torch.equal(again.probabilities(pixels), classifier.probabilities(pixels, batch=128))
 

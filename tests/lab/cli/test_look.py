@@ -498,7 +498,7 @@ def test_a_package_that_is_there_and_broken(regard, tmp_path, monkeypatch) -> No
     def broken(*_: Any, **__: Any) -> None:
         raise ModuleNotFoundError("Could not import module 'X'.") from RuntimeError("operator nms does not exist")
 
-    monkeypatch.setattr("regard_lab.cli.look.subject", broken)
+    monkeypatch.setattr("regard_lab.cli.look.model_run", broken)
     result = regard("look", tmp_path, "--text", "cat")
     assert result.code == 2 and result.err == "regard: a package cannot be imported: operator nms does not exist\n"
 

@@ -165,7 +165,7 @@ def test_images_are_read_as_transformers_reads_them(kind: str, sizes: dict[str, 
     for height, width in ((50, 70), (300, 20), (224, 224), (1, 1)):
         pixels = drawn.integers(0, 256, (height, width, 3), np.uint8)
         expected = processor(pixels, return_tensors="pt", input_data_format="channels_last")["pixel_values"]
-        found = ours.normalized(torch.from_numpy(ours.fit(pixels)[None]))
+        found = ours.normalized(torch.from_numpy(ours.transform(pixels)[None]))
         assert found.shape == expected.shape and (found - expected).abs().max() < 1e-5
     (tmp_path / PREPROCESSOR).write_text(json.dumps(ours.described()))
     assert Preprocessing.load(tmp_path) == ours

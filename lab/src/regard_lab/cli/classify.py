@@ -163,7 +163,7 @@ def _images(
                     raise
                 left_out.append((name, reason(error)))
             else:
-                yield name, classifier.preprocessing.fit(pixels)
+                yield name, classifier.preprocessing.transform(pixels)
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------

@@ -59,11 +59,11 @@ _FRAMES = (".png", ".jpg", ".jpeg", ".webp")
 #: Speech models of transformers whose inputs are texts, or texts with recordings in them.
 _NOT_RECORDINGS = ("dia", "granite_speech", "granite_speech_plus", "qwen3_asr", "vibevoice", "vibevoice_asr", "voxtral")
 #: Default mean and standard deviation of pixels.
-_GREY = (0.5, 0.5, 0.5)
+_MEAN_AND_STD = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelRun:
     """A model, a function that runs it, and its inputs."""
 
     model: nn.Module
@@ -74,20 +74,21 @@ class Subject:
     layers: tuple[str, ...] | None = None
     #: The names of modules in transformers, by ours.
     names: dict[str, str] = field(default_factory=dict)
-    #: The name of each answer whose logits the model returns.
-    answers: Callable[[int], str] | None = None
+    #: The name of each token or class whose logit the model returns, by its index.
+    output_names: Callable[[int], str] | None = None
 
-    def without(self, layer: str, head: int) -> HeadEffect:
-        """Return what the model answers without a head of a layer, by the name that is shown."""
+    def without_head(self, layer: str, head: int) -> HeadEffect:
+        """Return how the model's output changes without a head of a layer, given by the name that is shown."""
         ours = {theirs: name for name, theirs in reversed(self.names.items())}  # of several, the module itself
         module, sign, number = layer.partition("#")
-        return head_effect(self.model, self.run, ours.get(module, module) + sign + number, head, names=self.answers)
+        name = ours.get(module, module) + sign + number
+        return head_effect(self.model, self.run, name, head, names=self.output_names)
 
 
-def subject(
+def model_run(
     path: str, text: str | None, images: Sequence[Path], target: str | None, audio: Path | None = None,
     video: Path | None = None,
-) -> Subject:  # fmt: skip
+) -> ModelRun:  # fmt: skip
     """Return the model at a path with its inputs.
 
     Raises
@@ -104,30 +105,28 @@ def subject(
         raise rejected("look", "MODEL", f"name a function of the file: write {path}:FUNCTION", f"only {path}")
     require_kind("look", path, *(kind for kind in COMMANDS if kind != "captioner"))
     folder = find(path)
-    described = read_json(folder / CONFIG)
-    described = described if isinstance(described, dict) else {}
-    if (heard := _hearing(described)) is not None or audio is not None:
-        return _of_recording(
-            folder, described, heard, audio, target, {"--text": text, "--image": images, "--video": video}
-        )
-    if isinstance(described.get("vision_config"), dict):
+    config = read_json(folder / CONFIG)
+    config = config if isinstance(config, dict) else {}
+    if (auto := _speech_auto_class(config)) is not None or audio is not None:
+        return _of_recording(folder, config, auto, audio, target, {"--text": text, "--image": images, "--video": video})
+    if isinstance(config.get("vision_config"), dict):
         return _of_images_and_text(folder, images, text, video)
     if video is not None:
         raise rejected("look", "--video", "be left out unless the model reads videos and text", video)
-    ours = described.get("format") == VISION_FORMAT
-    vision = ours or ("image_size" in described and "patch_size" in described)
+    ours = config.get("format") == VISION_FORMAT
+    vision = ours or ("image_size" in config and "patch_size" in config)
     if vision and len(images) != 1:
         raise ValueError(f"look: an image model requires {'one --image' if images else '--image'}.")
     if images and not vision:
         raise rejected("look", "--image", "be left out for a text model", images[0])
     if vision:
         (image,) = images
-        return _of_image_with_ours(folder, image) if ours else _of_image(folder, described, image)
+        return _of_image_with_ours(folder, image) if ours else _of_image(folder, config, image)
     if text is None:
         raise ValueError("look: a text model requires --text.")
-    if described.get("kind") in MODELS and "model_type" not in described:
-        return _translator(folder, text, target)
-    kind = described.get("model_type")
+    if config.get("kind") in MODELS and "model_type" not in config:
+        return _of_sequence_model(folder, text, target)
+    kind = config.get("model_type")
     names: dict[str, str] = {}
     if kind is None or any(kind in family.types for family in FAMILIES):
         loaded = load(folder, dtype=torch.float32)
@@ -139,12 +138,12 @@ def subject(
     else:
         model = _hugging_face(folder, "AutoModel")
         if model.config.is_encoder_decoder:
-            return _pair(folder, text, target)
+            return _of_encoder_decoder(folder, text, target)
     if target is not None:
         raise rejected("look", "--target", "be left out unless the model is an encoder–decoder", repr(target))
-    numbers, read = _tokens(folder, text)
-    answers = _answers(folder) if isinstance(model, DecoderLM) else None
-    return Subject(model, lambda: model(torch.tensor([numbers])), (read,), text, names=names, answers=answers)
+    ids, read = _tokens(folder, text)
+    output_names = _token_names(folder) if isinstance(model, DecoderLM) else None
+    return ModelRun(model, lambda: model(torch.tensor([ids])), (read,), text, names=names, output_names=output_names)
 
 
 def _hugging_face(folder: Path, kind: str) -> Any:
@@ -155,48 +154,53 @@ def _hugging_face(folder: Path, kind: str) -> Any:
 def _tokens(folder: Path, text: str, argument: str = "--text") -> tuple[list[int], Text]:
     """Return the token ids of a text, and the tokens."""
     tokenizer = Tokenizer.load(folder)
-    plain, numbers = tokenizer.encode(text), tokenizer.encode(text, specials=True)
+    plain, ids = tokenizer.encode(text), tokenizer.encode(text, specials=True)
     if unknown := UnknownCharacters.of(tokenizer, [text]):
         note(f"regard: {unknown}")
     if not plain:
         raise rejected("look", argument, "have at least one token", repr(text))
-    at = next(at for at in range(len(numbers)) if numbers[at : at + len(plain)] == plain)
-    special = [*range(at), *range(at + len(plain), len(numbers))]
-    return numbers, Text(tuple(map(_spelled, tokenizer.tokens(numbers))), tuple(special))
+    at = next(at for at in range(len(ids)) if ids[at : at + len(plain)] == plain)
+    special = [*range(at), *range(at + len(plain), len(ids))]
+    return ids, Text(tuple(map(_readable, tokenizer.tokens(ids))), tuple(special))
 
 
-def _spelled(token: str) -> str:
+def _readable(token: str) -> str:
     """Return a token with its space marker replaced by a space."""
     return f" {token[1:]}" if token[:1] in ("▁", "Ġ") else token
 
 
-def _answers(folder: Path) -> Callable[[int], str]:
+def _token_names(folder: Path) -> Callable[[int], str]:
     """Return the function that spells the token of a number."""
     tokenizer = Tokenizer.load(folder)
-    return lambda number: _spelled(tokenizer.tokens([number])[0])
+    return lambda number: _readable(tokenizer.tokens([number])[0])
 
 
-def _pair(folder: Path, text: str, target: str | None) -> Subject:
+def _of_encoder_decoder(folder: Path, text: str, target: str | None) -> ModelRun:
     """Inspect a transformers encoder–decoder on a text and its generated or given target."""
     model = _hugging_face(folder, "AutoModelForSeq2SeqLM")
-    numbers, read = _tokens(folder, text)
-    source = torch.tensor([numbers])
+    ids, read = _tokens(folder, text)
+    source = torch.tensor([ids])
     begins = (model.config, model.generation_config)
     if all(getattr(each, "decoder_start_token_id", None) is None for each in begins):
         raise rejected("look", "MODEL", "have a decoder_start_token_id in its config", "none")
     if target is None:
         with torch.no_grad():
-            written = model.generate(source, max_new_tokens=_LONGEST, do_sample=False, num_beams=1)[:, :-1]
+            decoder_ids = model.generate(source, max_new_tokens=_LONGEST, do_sample=False, num_beams=1)[:, :-1]
     else:
-        written = model.prepare_decoder_input_ids_from_labels(torch.tensor([_tokens(folder, target, "--target")[0]]))
-    tokens = tuple(map(_spelled, Tokenizer.load(folder).tokens(written[0].tolist())))
+        labels = torch.tensor([_tokens(folder, target, "--target")[0]])
+        decoder_ids = model.prepare_decoder_input_ids_from_labels(labels)
+    tokens = tuple(map(_readable, Tokenizer.load(folder).tokens(decoder_ids[0].tolist())))
     texts = (read, Text(tokens, (0,)))
-    return Subject(
-        model, lambda: model(input_ids=source, decoder_input_ids=written), texts, text, answers=_answers(folder)
+    return ModelRun(
+        model,
+        lambda: model(input_ids=source, decoder_input_ids=decoder_ids),
+        texts,
+        text,
+        output_names=_token_names(folder),
     )
 
 
-def _translator(folder: Path, text: str, target: str | None) -> Subject:
+def _of_sequence_model(folder: Path, text: str, target: str | None) -> ModelRun:
     """Inspect a regard encoder–decoder on a text and its generated or given target."""
     translator = SequenceModel.load(folder)
     if not text.strip():
@@ -205,18 +209,18 @@ def _translator(folder: Path, text: str, target: str | None) -> Subject:
         raise ValueError(f"look: the model generates nothing for {text[:60]!r}: pass another --text, or --target.")
     if not target.strip():
         raise rejected("look", "--target", "not be empty", repr(target))
-    (source, show_source), (written, show_target) = translator.tokenize_pair(text, target)
+    (source, show_source), (decoder_ids, show_target) = translator.tokenize_pair(text, target)
     read, lengths = pad([source])
-    before, _ = pad([[END, *written]])
+    before, _ = pad([[END, *decoder_ids]])
     # A recurrent decoder's row belongs to the token it generates, a Transformer's to the token it has just read.
-    rows = [*written, END] if translator.kind == "recurrent" else [END, *written]
+    rows = [*decoder_ids, END] if translator.kind == "recurrent" else [END, *decoder_ids]
     end = rows.index(END)
-    tokens = [tuple(map(_spelled, each)) for each in (show_source(source), show_target(rows))]
+    tokens = [tuple(map(_readable, each)) for each in (show_source(source), show_target(rows))]
     texts = (Text(tokens[0]), Text(tokens[1], (end,)))
-    return Subject(translator.model, lambda: translator.model.features(read, lengths, before), texts, text)
+    return ModelRun(translator.model, lambda: translator.model.features(read, lengths, before), texts, text)
 
 
-def _of_image_with_ours(folder: Path, path: Path) -> Subject:
+def _of_image_with_ours(folder: Path, path: Path) -> ModelRun:
     """Inspect a regard vision transformer, or a classifier on one."""
     from PIL import Image
 
@@ -225,28 +229,28 @@ def _of_image_with_ours(folder: Path, path: Path) -> Subject:
     if not isinstance(model, VisionTransformer):
         raise rejected("look", "MODEL", "be a vision transformer", f"a {type(model).__name__}")
     how = Preprocessing.load(folder)
-    pixels = how.fit(read_image(path, function="look"))  # (height, width, channels)
+    pixels = how.transform(read_image(path, function="look"))  # (height, width, channels)
     rows, cols = ((side >> model.config.stem) // model.config.patch for side in pixels.shape[:2])
-    written, special = io.BytesIO(), tuple(range(model.config.leading))
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(written, "PNG")
+    png, special = io.BytesIO(), tuple(range(model.config.leading))
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(png, "PNG")
     names = [f"[{i}]" for i in special] + _patch_names(rows, cols)
-    text = Text(tuple(names), special, Patches(written.getvalue(), rows, cols, len(special)))
+    text = Text(tuple(names), special, Patches(png.getvalue(), rows, cols, len(special)))
     values = how.normalized(torch.from_numpy(pixels.copy())[None])
-    return Subject(model, lambda: model(values), (text,), path.name)
+    return ModelRun(model, lambda: model(values), (text,), path.name)
 
 
-def _of_image(folder: Path, described: Mapping[str, Any], path: Path) -> Subject:
+def _of_image(folder: Path, config: Mapping[str, Any], path: Path) -> ModelRun:
     """Inspect a vision transformer of transformers."""
     model = _hugging_face(folder, "AutoModel")
-    values, written, (rows, cols) = _pixels(folder, described, path)
+    values, png, (rows, cols) = _pixels(folder, config, path)
     with torch.no_grad():
         first = model(values).last_hidden_state.shape[1] - rows * cols  # [CLS], distillation and register tokens
     names = [f"[{i}]" for i in range(max(first, 0))] + _patch_names(rows, cols)
-    text = Text(tuple(names), tuple(range(max(first, 0))), Patches(written, rows, cols, max(first, 0)))
-    return Subject(model, lambda: model(values), (text,), path.name)
+    text = Text(tuple(names), tuple(range(max(first, 0))), Patches(png, rows, cols, max(first, 0)))
+    return ModelRun(model, lambda: model(values), (text,), path.name)
 
 
-def _of_images_and_text(folder: Path, paths: Sequence[Path], text: str | None, video: Path | None) -> Subject:
+def _of_images_and_text(folder: Path, paths: Sequence[Path], text: str | None, video: Path | None) -> ModelRun:
     """Inspect the language model of a vision–language model, on images, the frames of a video and a text."""
     if text is None or not (paths or video):
         raise ValueError("look: a vision–language model requires both --image and --text.")
@@ -276,7 +280,7 @@ def _of_images_and_text(folder: Path, paths: Sequence[Path], text: str | None, v
     names = [path.name for path in (*paths, *([video] if video else []))]
     texts = input_texts(model, processor, inputs, images=images, videos=[frames] if frames else [], names=names)
     layers = tuple(name for name, module in model.named_modules() if module is model.get_decoder())
-    return Subject(model, lambda: model(**inputs), texts, f"{', '.join(names)}: {text}", layers)
+    return ModelRun(model, lambda: model(**inputs), texts, f"{', '.join(names)}: {text}", layers)
 
 
 def _frames(folder: Path, processor: Any) -> list[Path]:
@@ -325,32 +329,32 @@ def _prompt(processor: Any, text: str, counts: Mapping[str, int]) -> str:
     return prompt
 
 
-def _hearing(described: Mapping[str, Any]) -> str | None:
+def _speech_auto_class(config: Mapping[str, Any]) -> str | None:
     """Return the ``Auto`` class of a speech model that reads recordings alone; None for other models."""
     if find_spec("transformers") is None:
         return None
     from transformers.models.auto import modeling_auto
 
-    kind = described.get("model_type")
+    kind = config.get("model_type")
     if kind in _NOT_RECORDINGS:
         return None
     if kind in modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
         return "AutoModelForSpeechSeq2Seq"
-    heard = {**modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES, **modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES}
-    return "AutoModel" if kind in heard else None
+    others = {**modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES, **modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES}
+    return "AutoModel" if kind in others else None
 
 
 def _of_recording(
-    folder: Path, described: Mapping[str, Any], auto: str | None, audio: Path | None, target: str | None,
+    folder: Path, config: Mapping[str, Any], auto: str | None, audio: Path | None, target: str | None,
     others: Mapping[str, Any],
-) -> Subject:  # fmt: skip
+) -> ModelRun:  # fmt: skip
     """Inspect a speech model of transformers on a recording and, of an encoder–decoder, its text.
 
     ``others`` are options that such a model does not take.
     """
     if auto is None:
         expected = "be left out unless the model reads recordings alone (Whisper, wav2vec 2.0 and others)"
-        raise rejected("look", "--audio", expected, brief(described.get("model_type")))
+        raise rejected("look", "--audio", expected, brief(config.get("model_type")))
     if audio is None:
         raise ValueError("look: a speech model requires --audio.")
     if given := next((option for option, each in others.items() if each), None):
@@ -361,34 +365,38 @@ def _of_recording(
     sound = read_sound(audio, rate, function="look")
     try:
         inputs = dict(extractor(sound, sampling_rate=rate, return_tensors="pt"))
-        (heard,) = input_texts(model, extractor, inputs)
+        (recording,) = input_texts(model, extractor, inputs)
     except (TypeError, RuntimeError, LookupError) as error:
         got = " ".join(str(error).split())[:200]
         raise rejected("look", "--audio", "be a recording that the model reads", got) from None
     seconds = len(sound) / rate
-    ends = [each[1] for each in heard.seconds if each is not None]
+    ends = [each[1] for each in recording.seconds if each is not None]
     if seconds > ends[-1] + 1:
         note(f"regard: the model reads the first {ends[-1]:.0f} of {seconds:.0f} seconds")
     padding = [at for at, end in enumerate(ends) if end > seconds + 0.1]
-    heard = Text(heard.tokens, padding, seconds=heard.seconds)
+    recording = Text(recording.tokens, padding, seconds=recording.seconds)
     if not model.config.is_encoder_decoder:
         if target is not None:
             raise rejected("look", "--target", "be left out for a model without a decoder", repr(target))
-        return Subject(model, lambda: model(**inputs), (heard,), audio.name)
-    written, answers = _transcript(folder, model, inputs, target), _answers(folder)
-    texts = (heard, Text([answers(each) for each in written[0].tolist()], (0,)))
-    return Subject(model, lambda: model(**inputs, decoder_input_ids=written), texts, audio.name, answers=answers)
+        return ModelRun(model, lambda: model(**inputs), (recording,), audio.name)
+    decoder_ids, output_names = _transcript(folder, model, inputs, target), _token_names(folder)
+    texts = (recording, Text([output_names(each) for each in decoder_ids[0].tolist()], (0,)))
+    return ModelRun(
+        model,
+        lambda: model(**inputs, decoder_input_ids=decoder_ids),
+        texts,
+        audio.name,
+        output_names=output_names,
+    )
 
 
 def _transcript(folder: Path, model: Any, inputs: Mapping[str, Any], target: str | None) -> Tensor:
     """Return the tokens (1, L) that a speech model's decoder reads: those of a target, or what it writes."""
     start = model.generation_config.decoder_start_token_id or model.config.decoder_start_token_id
     if target is not None:
-        numbers = _tokens(folder, target, "--target")[0]
-        numbers = numbers if numbers[0] == start else [start, *numbers]
-        return torch.tensor(
-            [numbers[:-1] if len(numbers) > 1 and numbers[-1] == model.config.eos_token_id else numbers]
-        )
+        ids = _tokens(folder, target, "--target")[0]
+        ids = ids if ids[0] == start else [start, *ids]
+        return torch.tensor([ids[:-1] if len(ids) > 1 and ids[-1] == model.config.eos_token_id else ids])
     most = min(_LONGEST, (getattr(model.config, "max_target_positions", None) or 2 * _LONGEST) // 2)
     # Whisper returns the tokens before its text only if it reads the recording in one go.
     once = {"force_unique_generate_call": True} if model.config.model_type == "whisper" else {}
@@ -404,11 +412,11 @@ def _patch_names(rows: int, cols: int) -> list[str]:
     return [f"patch {i // cols},{i % cols}" for i in range(rows * cols)]
 
 
-def _pixels(folder: Path, described: Mapping[str, Any], path: Path) -> tuple[Tensor, bytes, tuple[int, int]]:
+def _pixels(folder: Path, config: Mapping[str, Any], path: Path) -> tuple[Tensor, bytes, tuple[int, int]]:
     """Return an image as model input (1, 3, height, width), as a PNG file, and its rows and columns of patches."""
     from PIL import Image, UnidentifiedImageError
 
-    (height, width), (tall, wide) = (_pair_of(described[name]) for name in ("image_size", "patch_size"))
+    (height, width), (tall, wide) = (_pair_of(config[name]) for name in ("image_size", "patch_size"))
     try:
         with Image.open(path) as opened:
             picture = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
@@ -416,19 +424,21 @@ def _pixels(folder: Path, described: Mapping[str, Any], path: Path) -> tuple[Ten
         raise rejected("look", "--image", "be a readable image", error) from None
     file = folder / "preprocessor_config.json"
     prepared = read_json(file) if file.exists() else {}
-    mean, deviation = (torch.tensor(prepared.get(name, _GREY))[:, None, None] for name in ("image_mean", "image_std"))
+    mean, deviation = (
+        torch.tensor(prepared.get(name, _MEAN_AND_STD))[:, None, None] for name in ("image_mean", "image_std")
+    )
     pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
     values: Tensor = ((pixels.float() / 255 - mean) / deviation)[None]
-    written = io.BytesIO()
-    picture.save(written, "PNG")
-    return values, written.getvalue(), (height // tall, width // wide)
+    png = io.BytesIO()
+    picture.save(png, "PNG")
+    return values, png.getvalue(), (height // tall, width // wide)
 
 
 def _pair_of(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> Subject:
+def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> ModelRun:
     """Inspect the model that a function returns with its inputs and optionally its tokens."""
     if not file.is_file():
         raise rejected("look", "MODEL", "be a folder or FILE.py:FUNCTION", f"{file}, which does not exist")
@@ -450,9 +460,9 @@ def _of_function(file: Path, name: str, given: Sequence[str | Path]) -> Subject:
         one = all(isinstance(each, str) for each in tokens[0]) or isinstance(tokens[0], Text)
         texts = tuple(each if isinstance(each, Text) else Text(tuple(each)) for each in (tokens if one else tokens[0]))
     if isinstance(inputs, Mapping):
-        return Subject(model, lambda: model(**inputs), texts, name)
+        return ModelRun(model, lambda: model(**inputs), texts, name)
     several = isinstance(inputs, tuple | list)
-    return Subject(model, lambda: model(*(inputs if several else (inputs,))), texts, name)
+    return ModelRun(model, lambda: model(*(inputs if several else (inputs,))), texts, name)
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -488,14 +498,14 @@ def run(
         if head is not None and layer is None:
             raise ValueError("look: --head requires --layer.")
         other = None if compare is None else Record.load(compare)
-        looked = subject(path, text, images, target, audio, video)
-        with capture(looked.model, layers=looked.layers, recurrences=recurrences) as record, torch.no_grad():
-            record.names = {key: looked.names.get(name, name) for key, name in record.names.items()}
-            looked.run()
+        shown = model_run(path, text, images, target, audio, video)
+        with capture(shown.model, layers=shown.layers, recurrences=recurrences) as record, torch.no_grad():
+            record.names = {key: shown.names.get(name, name) for key, name in record.names.items()}
+            shown.run()
         if not len(record):
-            raise rejected("look", "MODEL", "be a model with attention", type(looked.model).__name__)
-        record.describe(*looked.texts, title=looked.title)
-        chosen = _drawn(record, layer, head) if layer is not None or plot is not None else None
+            raise rejected("look", "MODEL", "be a model with attention", type(shown.model).__name__)
+        record.describe(*shown.texts, title=shown.title)
+        chosen = _alignment(record, layer, head) if layer is not None or plot is not None else None
         if chosen is None:
             _print_entropies(record)
             _print_patterns(record)
@@ -507,7 +517,7 @@ def run(
                 if record[layer].kind == "linear":
                     echo("Heads of recurrences cannot be removed.")
                 else:
-                    effect = looked.without(record[layer].name, head)
+                    effect = shown.without_head(record[layer].name, head)
                     echo(effect.text[0].upper() + effect.text[1:] + ".")
         if other is not None:
             _print_comparison(record, other)
@@ -522,10 +532,10 @@ def run(
             record.save(out)
             note(f"regard: wrote {out}; open it with: regard view {out}")
         if browser:
-            serve([record], browser=True, without=looked.without)
+            serve([record], browser=True, without=shown.without_head)
 
 
-def _drawn(record: Record, layer: str | None, head: int | None) -> Alignment:
+def _alignment(record: Record, layer: str | None, head: int | None) -> Alignment:
     """Return the attention of a head, or a layer's mean over heads; by default the layer with the lowest entropy."""
     run = min(record, key=lambda each: float(each.entropy().mean())) if layer is None else record[layer]
     if head is not None and not 0 <= head < run.shape[1]:

@@ -63,7 +63,7 @@ class Preprocessing:
     Examples
     --------
     >>> how = Preprocessing(4, (4, 4), (0.5,), (0.5,))
-    >>> pixels = how.fit(np.full((6, 9, 3), 255, np.uint8))
+    >>> pixels = how.transform(np.full((6, 9, 3), 255, np.uint8))
     >>> pixels.shape, how.normalized(torch.from_numpy(pixels[None])).unique().tolist()
     ((4, 4, 1), [1.0])
     """
@@ -82,7 +82,7 @@ class Preprocessing:
 
     @property
     def dtype(self) -> type:
-        """The dtype of the arrays that :meth:`fit` returns."""
+        """The dtype of the arrays that :meth:`transform` returns."""
         return np.uint8
 
     @property
@@ -108,7 +108,7 @@ class Preprocessing:
         deviation = np.sqrt(np.maximum(square - mean * mean, 1e-6))
         return replace(self, mean=_rounded(mean), std=_rounded(deviation))
 
-    def fit(self, image: np.ndarray) -> np.ndarray:
+    def transform(self, image: np.ndarray) -> np.ndarray:
         """Resize and crop an image (H, W, 1 or 3) of uint8 to (h, w, C)."""
         high, wide = self._resized(*image.shape[:2])
         if image.shape == (high, wide, self.channels) and self.shape == (high, wide):
@@ -249,7 +249,7 @@ class ImageProcessor:
         If its output is not one array per image.
     """
 
-    #: The dtype of the arrays that :meth:`fit` returns.
+    #: The dtype of the arrays that :meth:`transform` returns.
     dtype: ClassVar[type] = np.float32
     #: 0: decode images at full size, because transformers' processors resize them.
     side: ClassVar[int] = 0
@@ -292,7 +292,7 @@ class ImageProcessor:
             raise file_error(path, "describe an image processor that transformers has for Pillow", got) from None
         return cls(processor, path)
 
-    def fit(self, image: np.ndarray) -> np.ndarray:
+    def transform(self, image: np.ndarray) -> np.ndarray:
         """Return an image (H, W, 1 or 3) of uint8 as (h, w, C) of float32.
 
         Raises
@@ -308,7 +308,7 @@ class ImageProcessor:
         return made
 
     def normalized(self, pixels: Tensor) -> Tensor:
-        """Return what :meth:`fit` returned of images, (B, h, w, C), as images (B, C, h, w)."""
+        """Return what :meth:`transform` returned of images, (B, h, w, C), as images (B, C, h, w)."""
         return pixels.permute(0, 3, 1, 2)
 
     def _processed(self, image: np.ndarray) -> np.ndarray:

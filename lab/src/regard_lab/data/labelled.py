@@ -432,7 +432,7 @@ def read_labelled_images(
     if preprocessing is not None and pixels.shape[1:] != (*preprocessing.shape, preprocessing.channels):
         fitted = _room(len(pixels), preprocessing, str(path), function)
         for row, each in enumerate(pixels):
-            fitted[row] = preprocessing.fit(each)
+            fitted[row] = preprocessing.transform(each)
         pixels = fitted
     return LabelledImages(pixels, names, str(path))
 
@@ -449,7 +449,7 @@ def _read_folder(path: Path, preprocessing: Preprocessing | ImageProcessor | Non
         left_out: list[tuple[str, str]] = []
         for name in found:
             try:
-                pixels[len(kept)] = how.fit(images.read(name, side=how.side, function=function))
+                pixels[len(kept)] = how.transform(images.read(name, side=how.side, function=function))
             except ImageFileError as error:
                 left_out.append((name, reason(error)))
             else:

@@ -26,13 +26,13 @@ class TrainingError(RuntimeError):
 
 
 def absolute_path(name: str) -> str:
-    """Return a file's name from the root on; standard input and no name stay."""
+    """Return a path as an absolute path; "-" for standard input and "" are unchanged."""
     return str(Path(name).absolute()) if name not in ("", "-") else name
 
 
 def unknown_option() -> Any:
     """Declare the option that limits how many symbols of the data a vocabulary may lack."""
-    return option(MOST_UNKNOWN, "share of the symbols to learn from that the vocabulary may lack at most", ge=0, le=1)
+    return option(MOST_UNKNOWN, "maximum share of unknown symbols in the training data", ge=0, le=1)
 
 
 class RunOptions(Options):
@@ -74,7 +74,7 @@ class RunOptions(Options):
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """How to train. Every field is an option of the command line and a line of the options file.
+    """The options of training. Every field is an option of the command line and a line of the options file.
 
     Examples
     --------
@@ -92,22 +92,26 @@ class TrainingOptions(Options):
     epoch_steps: ClassVar[int] = 20
 
     steps: int = option(
-        20_000, "stop after this many training steps, counted over all starts", ge=1, resumable=True, flag="--steps"
+        20_000,
+        "stop after this many training steps, including those before a resume",
+        ge=1,
+        resumable=True,
+        flag="--steps",
     )
     seconds: float = option(
         0.0,
-        "stop after this many seconds of training, over all starts; 0 for no limit",
+        "stop after this many seconds of training, including those before a resume; 0 for no limit",
         ge=0,
         resumable=True,
         flag="--seconds",
         short="Stop after this many seconds of training, counted from this start.",
     )
-    batch_tokens: int = option(0, "most tokens per batch, with padding; both sides of a pair count; 0 for a number "
-                               "that suits the amount of data, by default at most 4,096", ge=0,
+    batch_tokens: int = option(0, "maximum number of tokens per batch, with padding, on both sides of a pair; 0 to "
+                               "choose by the amount of data, by default at most 4,096", ge=0,
                                flag="--batch-tokens")  # fmt: skip
     accumulate: int = option(1, "batches per step, whose gradients are summed", ge=1, resumable=True)
     learning_rate: float = option(2e-3, "peak learning rate of AdamW", ge=0, resumable=True, flag="--learning-rate")
-    schedule: str = option("linear", "course of the learning rate after the warm-up", choices=SCHEDULES)
+    schedule: str = option("linear", "learning-rate schedule after the warm-up", choices=SCHEDULES)
     warmup: float = option(
         500.0,
         f"warm-up: steps over which the learning rate rises from 0, at most {_RISING:.0%} of the "
@@ -116,12 +120,15 @@ class TrainingOptions(Options):
     )
     weight_decay: float = option(0.01, "weight decay of AdamW", ge=0)
     beta2: float = option(0.98, "β₂ of AdamW, the decay rate of its mean squared gradient", ge=0, lt=1)
-    clip: float = option(1.0, "largest norm of the gradient; 0 for no limit", ge=0, resumable=True)
+    clip: float = option(1.0, "gradient clipping: maximum norm; 0 for none", ge=0, resumable=True)
     label_smoothing: float = option(
         0.1, "label smoothing: share of the probability that goes to other symbols", ge=0, lt=1
     )
     teacher_forcing: float = option(
-        1.0, "how often a decoder step reads the correct previous symbol, not its own", ge=0, le=1
+        1.0,
+        "teacher forcing: probability that a decoder step reads the correct previous symbol rather than its own output",
+        ge=0,
+        le=1,
     )
     guide: float = option(0.3, "weight of the loss that guides attention to given word links", ge=0)
     guided: str = option("", "attention map to guide; by default 'alignment' if the model has it, or else the first "
@@ -130,7 +137,7 @@ class TrainingOptions(Options):
                              choices=PRECISIONS)  # fmt: skip
     seed: int = option(0, "random seed", ge=0, flag="--seed")
     validate_every: int = option(500, "steps between validations", ge=1)
-    validate_most: int = option(1000, "most sequences to decode in a validation", ge=1)
+    validate_most: int = option(1000, "maximum number of sequences to decode in a validation", ge=1)
     metric: str = option("bleu", "validation metric that selects the best checkpoint", choices=METRICS)
     patience: int = option(0, "stop after this many validations without improvement; 0 for never", ge=0, resumable=True)
     save_every: int = option(500, "steps between checkpoints to resume from", ge=1, resumable=True)
@@ -143,10 +150,17 @@ class TrainingOptions(Options):
                            "another strategy of Lightning")  # fmt: skip
     shard: int = option(0, "fsdp: processes that share parameters, gradients and optimizer state; groups of them hold "
                         "copies; 0 for all", ge=0, resumable=True)  # fmt: skip
-    tensor: int = option(1, "fsdp: processes that split heads and hidden features", ge=1, resumable=True)
-    context: int = option(1, "fsdp: processes that split each sequence", ge=1, resumable=True)
-    checkpoint_activations: bool = option(False, "language models: save memory, by computing activations again in the "
-                                          "backward pass", resumable=True)  # fmt: skip
+    tensor: int = option(
+        1,
+        "fsdp: tensor parallelism, the number of processes that split heads and hidden features",
+        ge=1,
+        resumable=True,
+    )
+    context: int = option(
+        1, "fsdp: context parallelism, the number of processes that split each sequence", ge=1, resumable=True
+    )
+    checkpoint_activations: bool = option(False, "language models: recompute activations in the backward pass, to save "
+                                          "memory (activation checkpointing)", resumable=True)  # fmt: skip
     accelerator: str = option("auto", "accelerator of Lightning, such as cpu or gpu")
 
     def check(self) -> None:

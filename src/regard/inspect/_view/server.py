@@ -64,17 +64,22 @@ class PageServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, data: PageData, port: int = 0, without: Without | None = None) -> None:
-        token = secrets.token_urlsafe(24)
+        if without is not None:
+            data.described["without"] = True
+        self.data, self.without, self.token = data, without, secrets.token_urlsafe(24)
+        self.page = document(data, served=True).encode()
+        #: What the model answers without a head, as JSON, by the numbers of the layer and the head.
+        self.effects: dict[tuple[int, int], bytes] = {}
         self.free = threading.BoundedSemaphore(_CONCURRENT)
         self.computing, self.running = threading.BoundedSemaphore(_COMPUTING), threading.BoundedSemaphore()
         #: The connections that wait for a request, longest first, with the time since when they wait.
         self._waiting: dict[Any, float] = {}
         self._changed = threading.Condition()
         try:
-            super().__init__((HOST, port), _handler(data, token, without))
+            super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
             raise rejected("view", "port", "be free", f"{port} ({error})") from None
-        self.address = f"http://{HOST}:{self.server_port}/{token}/"
+        self.address = f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own, once there is a place."""
@@ -117,94 +122,89 @@ class PageServer(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
 
-def _handler(data: PageData, token: str, without: Without | None) -> type[BaseHTTPRequestHandler]:
-    if without is not None:
-        data.described["without"] = True
-    page = document(data, served=True).encode()
-    effects: dict[tuple[int, int], bytes] = {}
+class _Handler(BaseHTTPRequestHandler):
+    """The answer to one request."""
 
-    class Handler(BaseHTTPRequestHandler):
-        server: PageServer
-        timeout = _TIMEOUT
-        protocol_version = "HTTP/1.1"
-        server_version, sys_version = "regard", ""
+    server: PageServer
+    timeout = _TIMEOUT
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "regard", ""
 
-        def do_GET(self) -> None:
-            self.server.begin(self.connection)
-            if not self.server.free.acquire(blocking=False):
-                self.refuse(HTTPStatus.SERVICE_UNAVAILABLE)
-                return
-            try:
-                self.answer()
-            finally:
-                self.server.free.release()
-                self.server.wait(self.connection)
+    def do_GET(self) -> None:
+        self.server.begin(self.connection)
+        if not self.server.free.acquire(blocking=False):
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+            return
+        try:
+            self.answer()
+        finally:
+            self.server.free.release()
+            self.server.wait(self.connection)
 
-        def answer(self) -> None:
-            if len(self.path) > _LONGEST:
-                self.refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
-                return
-            hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-            given_hosts, origins = (self.headers.get_all(name, []) for name in ("Host", "Origin"))
-            known = len(given_hosts) == 1 and given_hosts[0] in hosts and all(map(_is_origin(hosts), origins))
-            _, _, rest = self.path.partition("/")
-            given, slash, rest = rest.partition("/")
-            if not known or not hmac.compare_digest(given.encode(), token.encode()):
-                self.refuse(HTTPStatus.FORBIDDEN)
-            elif not slash:
-                self.send(b"", "text/plain", HTTPStatus.PERMANENT_REDIRECT, ("Location", f"/{token}/"))
-            elif not rest:
-                self.send(page, "text/html; charset=utf-8")
-            elif without is not None and (place := _head(rest, data)) is not None:
-                self.compute(partial(self.effect, without, place), "application/json", self.server.running)
-            elif (block := _block(rest, data)) is None:
-                self.refuse(HTTPStatus.NOT_FOUND)
-            else:
-                self.compute(block, "application/octet-stream", self.server.computing)
+    def answer(self) -> None:
+        data, token, without = self.server.data, self.server.token, self.server.without
+        if len(self.path) > _LONGEST:
+            self.refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
+            return
+        hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        given_hosts, origins = (self.headers.get_all(name, []) for name in ("Host", "Origin"))
+        known = len(given_hosts) == 1 and given_hosts[0] in hosts and all(map(_is_origin(hosts), origins))
+        _, _, rest = self.path.partition("/")
+        given, slash, rest = rest.partition("/")
+        if not known or not hmac.compare_digest(given.encode(), token.encode()):
+            self.refuse(HTTPStatus.FORBIDDEN)
+        elif not slash:
+            self.send(b"", "text/plain", HTTPStatus.PERMANENT_REDIRECT, ("Location", f"/{token}/"))
+        elif not rest:
+            self.send(self.server.page, "text/html; charset=utf-8")
+        elif without is not None and (place := _head(rest, data)) is not None:
+            self.compute(partial(self.effect, without, place), "application/json", self.server.running)
+        elif (block := _block(rest, data)) is None:
+            self.refuse(HTTPStatus.NOT_FOUND)
+        else:
+            self.compute(block, "application/octet-stream", self.server.computing)
 
-        def effect(self, without: Without, place: tuple[int, int]) -> bytes:
-            """Return what the model answers without a head; it runs once for each head."""
-            layer, head = place
-            if place not in effects:
-                found = without(data.described["layers"][layer]["name"], head)
-                effects[place] = json.dumps(found.as_dict()).encode()
-            return effects[place]
+    def effect(self, without: Without, place: tuple[int, int]) -> bytes:
+        """Return what the model answers without a head; it runs once for each head."""
+        (layer, head), effects = place, self.server.effects
+        if place not in effects:
+            found = without(self.server.data.described["layers"][layer]["name"], head)
+            effects[place] = json.dumps(found.as_dict()).encode()
+        return effects[place]
 
-        def compute(self, make: Callable[[], bytes], kind: str, turn: threading.BoundedSemaphore) -> None:
-            """Send what is computed in its turn, or a sentence that says why it cannot be."""
-            try:
-                with turn:
-                    found = make()
-            except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-                text = " ".join(str(error).split()) or "Out of memory."
-                self.send(f"{text}\n".encode(), "text/plain; charset=utf-8", HTTPStatus.UNPROCESSABLE_ENTITY)
-            else:
-                self.send(found, kind)
+    def compute(self, make: Callable[[], bytes], kind: str, turn: threading.BoundedSemaphore) -> None:
+        """Send what is computed in its turn, or a sentence that says why it cannot be."""
+        try:
+            with turn:
+                found = make()
+        except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+            text = " ".join(str(error).split()) or "Out of memory."
+            self.send(f"{text}\n".encode(), "text/plain; charset=utf-8", HTTPStatus.UNPROCESSABLE_ENTITY)
+        else:
+            self.send(found, kind)
 
-        def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *others: tuple[str, str]) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in (
-                ("Cache-Control", "no-store"),
-                ("Referrer-Policy", "no-referrer"),
-                ("X-Content-Type-Options", "nosniff"),
-                ("Cross-Origin-Resource-Policy", "same-origin"),
-                ("X-Frame-Options", "DENY"),
-                *others,
-            ):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+    def send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *others: tuple[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in (
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("X-Frame-Options", "DENY"),
+            *others,
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
-        def refuse(self, status: HTTPStatus) -> None:
-            self.close_connection = True
-            self.send(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8", status)
+    def refuse(self, status: HTTPStatus) -> None:
+        self.close_connection = True
+        self.send(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8", status)
 
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    return Handler
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
 
 def _is_origin(hosts: set[str]) -> Callable[[str], bool]:

@@ -21,14 +21,26 @@ from regard.nn.positions.rotary import Rotary, Rotation
 # Dimensions: B batch, L queries, S keys, E width, H heads, G groups, D width of a head.
 
 
-class CausalOptions(TypedDict, total=False):
-    """Keyword arguments that every :class:`CausalSelfAttention` takes."""
-
-    num_kv_heads: int | None
+class _SharedOptions(TypedDict, total=False):
     head_dim: int | None
     bias: bool
-    rotary: Rotary | None
     engine: EngineLike
+
+
+class UngroupedOptions(_SharedOptions, total=False):
+    """Keyword arguments of causal layers that define their own number of key–value heads."""
+
+    rotary: Rotary | None
+
+
+class UnrotatedOptions(_SharedOptions, total=False):
+    """Keyword arguments of causal layers that define their own positions."""
+
+    num_kv_heads: int | None
+
+
+class CausalOptions(UngroupedOptions, UnrotatedOptions, total=False):
+    """Keyword arguments of all other :class:`CausalSelfAttention` layers."""
 
 
 class CausalSelfAttention(GroupedProjections):

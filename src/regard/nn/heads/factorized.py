@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from regard._utils.constraints import size
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.heads.causal import CausalSelfAttention
-from regard.nn.positions.rotary import Rotary
+from regard.nn.heads.causal import CausalSelfAttention, UngroupedOptions
 
 
 @mechanism(
@@ -36,15 +34,8 @@ class MultiMatrixFactorizationAttention(CausalSelfAttention):
         Width E and number of heads H.
     query_rank : int, optional
         Width C; defaults to D.
-    head_dim : int, optional
-        Width D of a head; defaults to E/H. In the paper it is larger.
-    bias : bool, default False
-        Whether the projections have a bias.
-    rotary : Rotary, optional
-        Rotary encoding of queries and keys.
-    engine : str or Engine, default "auto"
-    device, dtype : optional
-        Device and dtype of the parameters.
+    head_dim, bias, rotary, engine, device, dtype : optional
+        See :class:`SelfAttention`; there is no ``bias`` by default. In the paper, ``head_dim`` is larger than E/H.
 
     Examples
     --------
@@ -63,18 +54,13 @@ class MultiMatrixFactorizationAttention(CausalSelfAttention):
         num_heads: int,
         *,
         query_rank: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[UngroupedOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=1, head_dim=head_dim, bias=bias, rotary=rotary, engine=engine,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        D, where = self.head_dim, {"device": device, "dtype": dtype}
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, num_kv_heads=1, **where, **options)
+        D, bias = self.head_dim, self.out.bias is not None
         self.query_rank = D if query_rank is None else size(self, "query_rank", query_rank)
         factors = nn.Linear(self.embed_dim, self.query_rank, bias=bias, **where)
         queries = nn.Linear(self.query_rank, self.num_heads * D, bias=bias, **where)

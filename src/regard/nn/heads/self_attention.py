@@ -20,7 +20,7 @@ from regard.engines.aux import Aux, AuxRequest
 from regard.engines.local_linear import LocalLinear, as_order
 from regard.functional import attention
 from regard.masks import MaskLike, as_mask
-from regard.nn._base import Layer, PartLayer, draw_linear, non_default, parameter, resolve_part
+from regard.nn._base import Layer, PartLayer, draw_linear, head_sizes, non_default, parameter, resolve_part
 from regard.nn.heads.options import (
     ExclusiveOutput,
     GateScope,
@@ -112,14 +112,11 @@ class GroupedProjections(Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        E, H, name = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads), type(self).__name__
+        E, H, self.head_dim = head_sizes(self, embed_dim, num_heads, head_dim)
+        self.embed_dim, self.num_heads = E, H
         self.num_kv_heads = H if num_kv_heads is None else size(self, "num_kv_heads", num_kv_heads)
         if H % self.num_kv_heads:
-            raise rejected(name, "num_kv_heads", f"divide num_heads {H}", num_kv_heads)
-        if head_dim is None and E % H:
-            raise rejected(name, "num_heads", f"divide embed_dim {E}", H)
-        self.embed_dim, self.num_heads = E, H
-        self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
+            raise rejected(type(self).__name__, "num_kv_heads", f"divide num_heads {H}", num_kv_heads)
         self.context: SequenceContext | None = None
         where = {"device": device, "dtype": dtype}
         self.qkv: nn.Module = nn.Linear(E, (H + 2 * self.num_kv_heads) * self.head_dim, bias=bias, **where)

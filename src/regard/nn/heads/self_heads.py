@@ -10,10 +10,9 @@ from typing import Any, ClassVar, TypedDict
 import torch
 from torch import Tensor, nn
 
-from regard._utils.constraints import flag, lengths, size
-from regard._utils.errors import rejected
+from regard._utils.constraints import flag, lengths
 from regard.engines import EngineLike
-from regard.nn._base import Layer, draw_linear, sequences, zero_padding
+from regard.nn._base import Layer, draw_linear, head_sizes, sequences, zero_padding
 
 
 class SelfHeadsOptions(TypedDict, total=False):
@@ -54,9 +53,7 @@ class SelfHeads(Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        C, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        if C % H:
-            raise rejected(type(self).__name__, "num_heads", f"divide embed_dim {C}", H)
+        C, H, _ = head_sizes(self, embed_dim, num_heads)
         flag(self, "bias", bias)
         self.embed_dim, self.num_heads, self.engine = C, H, engine
         where: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from regard._utils.constraints import size
 from regard._utils.mechanism import mechanism
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn.heads.causal import CausalSelfAttention
-from regard.nn.positions.rotary import Rotary
+from regard.nn.heads.causal import CausalSelfAttention, UngroupedOptions
 
 
 @mechanism(
@@ -40,15 +38,8 @@ class TensorProductAttention(CausalSelfAttention):
         Number of products for queries.
     key_rank, value_rank : int, default 2
         Number of products for keys and for values.
-    head_dim : int, optional
-        Width D of a head; defaults to E/H.
-    bias : bool, default False
-        Whether the projections have a bias.
-    rotary : Rotary, optional
-        Rotary encoding of queries and keys.
-    engine : str or Engine, default "auto"
-    device, dtype : optional
-        Device and dtype of the parameters.
+    head_dim, bias, rotary, engine, device, dtype : optional
+        See :class:`SelfAttention`; there is no ``bias`` by default.
 
     Examples
     --------
@@ -71,19 +62,14 @@ class TensorProductAttention(CausalSelfAttention):
         query_rank: int = 6,
         key_rank: int = 2,
         value_rank: int = 2,
-        head_dim: int | None = None,
-        bias: bool = False,
-        rotary: Rotary | None = None,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[UngroupedOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=None, head_dim=head_dim, bias=bias, rotary=rotary, engine=engine,
-            device=device, dtype=dtype,
-        )  # fmt: skip
+        super().__init__(embed_dim, num_heads, device=device, dtype=dtype, **options)
         self.query_rank, self.key_rank = size(self, "query_rank", query_rank), size(self, "key_rank", key_rank)
         self.value_rank, width = size(self, "value_rank", value_rank), self.num_heads + self.head_dim
+        bias = self.out.bias is not None
         self.qkv = nn.ModuleList(
             nn.Linear(self.embed_dim, rank * width, bias=bias, device=device, dtype=dtype) for rank in self._ranks
         )

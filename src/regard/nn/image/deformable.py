@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from regard._utils.constraints import TensorOf, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
-from regard.nn._base import Layer, draw_linear, sequences
+from regard.nn._base import Layer, draw_linear, head_sizes, sequences
 
 
 @mechanism(
@@ -83,9 +83,7 @@ class DeformableAttention(Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        if E % H:
-            raise rejected(type(self).__name__, "num_heads", f"divide embed_dim {E}", H)
+        E, H, _ = head_sizes(self, embed_dim, num_heads)
         self.embed_dim, self.num_heads = E, H
         self.num_levels, self.num_points = size(self, "num_levels", num_levels), size(self, "num_points", num_points)
         self.value_dim = E if value_dim is None else size(self, "value_dim", value_dim)

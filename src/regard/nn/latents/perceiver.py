@@ -18,7 +18,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer, combined_mask, parameter, sequences, zero_padding
+from regard.nn._base import Layer, combined_mask, head_sizes, parameter, reset_children, sequences, zero_padding
 from regard.nn.transformer import FeedForward
 
 
@@ -53,12 +53,9 @@ class _CrossReading(Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        if head_dim is None and E % H:
-            raise rejected(type(self).__name__, "num_heads", f"divide embed_dim {E}", H)
+        E, H, self.head_dim = head_sizes(self, embed_dim, num_heads, head_dim)
         self.embed_dim, self.num_heads = E, H
         self.context_dim = E if context_dim is None else size(self, "context_dim", context_dim)
-        self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
         hidden = 4 * E if hidden_dim is None else size(self, "hidden_dim", hidden_dim)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
         flag(self, "bias", bias)
@@ -74,9 +71,7 @@ class _CrossReading(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize projections as ``nn.Linear`` does, and norms to the identity."""
-        for each in self.children():
-            reset: Any = each.reset_parameters
-            reset()
+        reset_children(self)
 
     def _checked(self, name: str, rows: Any, context: Any) -> tuple[Tensor, Tensor]:
         rows = sequences(self, name, rows, self.embed_dim)

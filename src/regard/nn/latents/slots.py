@@ -18,7 +18,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import Mask
-from regard.nn._base import Layer, parameter, sequences, zero_padding
+from regard.nn._base import Layer, parameter, reset_children, sequences, zero_padding
 from regard.nn.transformer import FeedForward
 
 
@@ -108,9 +108,7 @@ class SlotAttention(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize maps and norms as torch does, and μ and log σ by Glorot's rule."""
-        for each in self.children():
-            reset: Any = each.reset_parameters
-            reset()
+        reset_children(self)
         for row in (self.mean, self.log_std):
             nn.init.xavier_uniform_(row.view(1, -1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,11 @@ from regard import masks
 from regard._utils.constraints import flag
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import autocast_suspended, is_observed, is_traced
-from regard.engines import EngineLike
 from regard.functional import attention
 from regard.masks import Mask
 from regard.masks.base import AndMask
 from regard.masks.padding import FirstKeys
-from regard.nn.heads.causal import CausalSelfAttention
+from regard.nn.heads.causal import CausalSelfAttention, UnrotatedOptions
 from regard.nn.linear.recurrence import substituted
 from regard.nn.linear.recurrent_attention import heads, unit
 from regard.nn.linear.short_convolution import ShortConvolution
@@ -48,19 +47,12 @@ class PathAttention(CausalSelfAttention):
     ----------
     embed_dim, num_heads : int
         Width E and number of heads H.
-    num_kv_heads : int, optional
-        Number of key–value heads G, which divides H, and of reflections; defaults to H.
-    head_dim : int, optional
-        Width D of a head; defaults to E/H.
-    bias : bool, default False
-        Whether the query, key, value and output projections have a bias.
     conv_size : int, default 3
         Tokens that the short convolution of w reads.
     forget : bool, default False
         Whether there are forget gates. Their log is not scaled by 1/√D.
-    engine : str or Engine, default "auto"
-    device, dtype : optional
-        Device and dtype of the parameters.
+    num_kv_heads, head_dim, bias, engine, device, dtype : optional
+        See :class:`SelfAttention`; there is no ``bias`` by default. There is a reflection for each key–value head.
 
     Examples
     --------
@@ -77,20 +69,14 @@ class PathAttention(CausalSelfAttention):
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = False,
         conv_size: int = 3,
         forget: bool = False,
-        engine: EngineLike = "auto",
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[UnrotatedOptions],
     ) -> None:
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, rotary=None, engine=engine,
-            device=device, dtype=dtype,
-        )  # fmt: skip
         where: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, **where, **options)
         width = self.num_kv_heads * self.head_dim
         self.turns = nn.Linear(self.embed_dim, width, bias=False, **where)
         self.conv = ShortConvolution(width, conv_size, **where)

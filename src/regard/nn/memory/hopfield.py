@@ -16,7 +16,7 @@ from regard.engines import EngineLike
 from regard.engines.aux import Aux, AuxRequest
 from regard.functional import attention
 from regard.masks import MaskLike
-from regard.nn._base import Layer, combined_mask, sequences, zero_padding
+from regard.nn._base import Layer, combined_mask, head_sizes, reset_children, sequences, zero_padding
 
 
 @mechanism(
@@ -97,12 +97,9 @@ class HopfieldAttention(Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        if head_dim is None and E % H:
-            raise rejected(type(self).__name__, "num_heads", f"divide embed_dim {E}", H)
+        E, H, self.head_dim = head_sizes(self, embed_dim, num_heads, head_dim)
         self.embed_dim, self.num_heads = E, H
         self.pattern_dim = E if pattern_dim is None else size(self, "pattern_dim", pattern_dim)
-        self.head_dim = E // H if head_dim is None else size(self, "head_dim", head_dim)
         self.rounds, self.beta = size(self, "rounds", rounds), None if beta is None else positive(self, "beta", beta)
         self.dropout, self.engine = probability(self, "dropout", dropout), engine
         flag(self, "layer_norm", layer_norm)
@@ -118,9 +115,7 @@ class HopfieldAttention(Layer):
 
     def reset_parameters(self) -> None:
         """Re-initialize projections as ``nn.Linear`` does, and norms to the identity."""
-        for each in self.children():
-            reset: Any = each.reset_parameters
-            reset()
+        reset_children(self)
 
     def forward(
         self,

@@ -110,8 +110,8 @@ NEIGHBOURS_SHARE, NEIGHBOURS_SHARE_COMPILED, REACH, REACH_MANHATTAN = 0.1, 0.005
 EDGE = 1e-9
 #: Along each axis, the share of points that a query may need for tiles of them, and axes: with more, tiles are wide.
 TILES_SHARE, TILES_AXES = 0.25, 2
-#: Points and queries that a look at the weights takes.
-LOOK, LOOKERS = 2048, 128
+#: Sizes of the sample of points, as keys and as queries, from which :class:`PilotStatistics` estimates shares.
+PILOT_KEYS, PILOT_QUERIES = 2048, 128
 #: The bound of a mean over what transforms are asked for, where all weights are the same; of lines; of deviations.
 MAGNIFIED, BY_LINES, BY_DEVIATIONS = 30.0, 10.0, 30.0
 #: How many times less weight a query has one bandwidth beyond a corner of the points than at the corner.
@@ -145,7 +145,7 @@ class Evaluator:
         self._table: Table | None = None
         self._transformed: dict[bytes, TransformedPoints] = {}
         self._trees: dict[bytes, Neighbours | None] = {}
-        self._looks: dict[bytes, PilotStatistics] = {}
+        self._pilots: dict[bytes, PilotStatistics] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -207,27 +207,27 @@ class Evaluator:
             return self.tiles(smoother).estimate(smoother, query, bandwidth, own, report, **exactly)
         transformed = self._transform(smoother, bandwidth, spread)
         found, bound = transformed.estimate(smoother, query, bandwidth, own, **wanted)
-        lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
-        tilts = not (smoother.order or bandwidth.requires_grad or leverage or (spread and smoother.repetition))
-        if own is None and tilts and len(lost):
-            for rows, part, limit in transformed.tilted(smoother, query[lost], bandwidth, spread, self.rtol):
+        beyond = torch.nonzero(~(bound <= self.rtol))[:, 0]
+        can_tilt = not (smoother.order or bandwidth.requires_grad or leverage or (spread and smoother.repetition))
+        if own is None and can_tilt and len(beyond):
+            for rows, part, limit in transformed.tilted(smoother, query[beyond], bandwidth, spread, self.rtol):
                 some = limit <= self.rtol
-                found = found.replaced(lost[rows[some]], part.at(torch.nonzero(some)[:, 0]))
-                bound = bound.index_put((lost[rows[some]],), limit[some])
-            lost = torch.nonzero(~(bound <= self.rtol))[:, 0]
+                found = found.replaced(beyond[rows[some]], part.at(torch.nonzero(some)[:, 0]))
+                bound = bound.index_put((beyond[rows[some]],), limit[some])
+            beyond = torch.nonzero(~(bound <= self.rtol))[:, 0]
         held = bound[bound <= self.rtol]
-        self.plan = replace(plan, by_tiles=len(lost), bound=float(held.max()) if len(held) else 0.0)
+        self.plan = replace(plan, by_tiles=len(beyond), bound=float(held.max()) if len(held) else 0.0)
         report(len(held), "")
-        if not len(lost):
+        if not len(beyond):
             return found
-        rest_own = None if own is None else own[lost]
-        if len(lost) <= TILE:  # fewer pairs than putting points in order takes
-            rest = self._exact(smoother, query[lost], bandwidth, rest_own, report, torch.float64, 1.0, **wanted)
+        rest_own = None if own is None else own[beyond]
+        if len(beyond) <= TILE:  # fewer pairs than putting points in order takes
+            rest = self._exact(smoother, query[beyond], bandwidth, rest_own, report, torch.float64, 1.0, **wanted)
         else:
             rest = self.tiles(smoother).estimate(
-                smoother, query[lost], bandwidth, rest_own, report, rtol=self.rtol, **wanted
+                smoother, query[beyond], bandwidth, rest_own, report, rtol=self.rtol, **wanted
             )
-        return found.replaced(lost, rest)
+        return found.replaced(beyond, rest)
 
     def _exact(
         self, smoother: Smoother, query: Tensor, bandwidth: Tensor, own: Tensor | None, report: Report,
@@ -272,7 +272,7 @@ class Evaluator:
 
         A tree of the ``whole`` of the points is kept for later calls.
         """
-        if whole and self._looks_up(smoother, len(query)):
+        if whole and self._uses_table(smoother, len(query)):
             return self.table(smoother).closeness(smoother, query, bandwidth, own)
         near = self._searchable(smoother, len(query), bandwidth, whole)
         if near is not None:
@@ -326,7 +326,7 @@ class Evaluator:
         # All pairs of a compact kernel skip points out of reach, but each call sorts the points.
         skips = smoother.kernel.form.compact and smoother.features.is_metric
         if plan.method == "exact" and skips and count > smoother.rows_at_once():
-            share = smoother.neighbours / len(smoother.key) or self._look(smoother, bandwidth).needed
+            share = smoother.neighbours / len(smoother.key) or self._pilot(smoother, bandwidth).needed
             return replace(plan, share=min(share, 1.0))
         return plan
 
@@ -340,16 +340,16 @@ class Evaluator:
             few = not cannot_tile and C <= TREE_AXES and _reaches_few(smoother)
             why = f"queries need {'few' if few else 'many'} of the points for bandwidths from n_neighbors"
             return Plan("tiles" if few else "exact", why, count, by_tree=few)
-        if self._looks_up(smoother, count):
+        if self._uses_table(smoother, count):
             return Plan("table", "all features are categorical, and rows are counted by category", count)
-        if smoother.order == 2 and not cannot_tile and self._look(smoother, bandwidth).needed < PARABOLA_SHARE:
+        if smoother.order == 2 and not cannot_tile and self._pilot(smoother, bandwidth).needed < PARABOLA_SHARE:
             return Plan("tiles", "a parabola needs few of the points", count, by_tree=True)
         if self.method == "auto" and (N <= FEW or pairs <= FEW_PAIRS):
             return Plan("exact", "all pairs are few", count)
         if self.method == "tiles":
             if cannot_tile:
                 return Plan("exact", cannot_tile, count)
-            by_tree = C <= TREE_AXES and self._look(smoother, bandwidth).by_tree
+            by_tree = C <= TREE_AXES and self._pilot(smoother, bandwidth).by_tree
             return Plan("tiles", "method='tiles'", count, by_tree=by_tree)
         cannot, series, memory = _cannot_transform(smoother), None, 0.0
         cannot = cannot or ("slopes are summed up exactly" if slope else "")
@@ -363,32 +363,32 @@ class Evaluator:
         but = f"; no transform: {cannot}" if cannot else ""
         if cannot and cannot_tile:
             return Plan("exact", f"{cannot_tile}{but}", count)
-        if cannot and max(TREE_AXES, TILES_AXES) < C:  # whatever a look at the weights would say, and it takes long
+        if cannot and max(TREE_AXES, TILES_AXES) < C:  # whatever a pilot sample would say, which takes long
             return Plan("exact", f"points have many coordinates{but}", count)
-        look = self._look(smoother, bandwidth)
+        pilot = self._pilot(smoother, bandwidth)
         if series is not None and not cannot:
             # Queries whose sums are too small for its bound are summed up exactly.
-            saved = pairs * (1 - look.lost(series.eps, self.rtol))
+            saved = pairs * (1 - pilot.share_beyond(series.eps, self.rtol))
             why = "method='nufft'" if self.method == "nufft" else "a transform has few frequencies beside all pairs"
             if self.method == "nufft" or saved > PAIRS_OF_FREQUENCY * series.size:
                 return Plan("nufft", why, count, rtol=self.rtol, memory=round(memory))
         if not cannot_tile:
             compact = smoother.kernel.form.compact
-            few = not compact or look.needed * N < TREE_NEEDED_COMPACT
-            if look.by_tree and few and C <= TREE_AXES and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
+            few = not compact or pilot.needed * N < TREE_NEEDED_COMPACT
+            if pilot.by_tree and few and C <= TREE_AXES and (TREE_POINTS_COMPACT if compact else TREE_POINTS) <= N:
                 return Plan("tiles", f"queries need few of the points{but}", count, by_tree=True)
-            if not look.by_tree and not compact and C <= TILES_AXES and look.share < TILES_SHARE**C:
+            if not pilot.by_tree and not compact and C <= TILES_AXES and pilot.share < TILES_SHARE**C:
                 return Plan("tiles", f"queries need some of the points{but}", count)
         return Plan("exact", f"queries need many of the points, or these are few{but}", count)
 
-    def _looks_up(self, smoother: Smoother, count: int) -> bool:
+    def _uses_table(self, smoother: Smoother, count: int) -> bool:
         """Return whether sums of categories are looked up."""
         N, lookups = len(smoother.key), 2.0 ** len(smoother.features.kinds) * (len(smoother.key) + count)
         return self.method == "auto" and tabulates(smoother) and PAIRS_OF_LOOKUP * lookups < float(count) * N
 
     def _eps(self, smoother: Smoother, bandwidth: Tensor, spread: bool) -> float:
         """Return what transforms are asked for, a power of ten, so that few queries' bounds exceed rtol."""
-        least = self._look(smoother, bandwidth).least / MAGNIFIED / BEYOND
+        least = self._pilot(smoother, bandwidth).least / MAGNIFIED / BEYOND
         least = least / (BY_LINES if smoother.order else 1.0) / (BY_DEVIATIONS if spread else 1.0)
         return float(min(max(10.0 ** math.floor(math.log10(self.rtol * least)), FINEST), COARSEST))
 
@@ -398,25 +398,25 @@ class Evaluator:
         low, high = (each.numpy() / unit for each in column_range(smoother.key))
         return Series(low, high, self._eps(smoother, bandwidth, spread))
 
-    def _look(self, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:
+    def _pilot(self, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:
         place = bandwidth.detach().numpy().tobytes()
-        if place not in self._looks:
-            self._looks = {place: PilotStatistics.at(smoother, bandwidth.detach())}
-        return self._looks[place]
+        if place not in self._pilots:
+            self._pilots = {place: PilotStatistics.at(smoother, bandwidth.detach())}
+        return self._pilots[place]
 
 
 @dataclass(frozen=True)
 class PilotStatistics:
-    """What some of the points say of all of them.
+    """How the weights of a query spread over the points, estimated from a sample of the points.
 
     Attributes
     ----------
-    weights : ndarray (LOOKERS,)
-        What share of the weight of all points some points see, smallest first.
+    weights : ndarray (PILOT_QUERIES,)
+        The sum of each sampled query's weights as a share of the largest that is possible, in ascending order.
     share : float
-        The share of points that a point's exact sum needs.
+        The share of points in tiles that matter to a query's sum.
     needed : float
-        The same, where those alone are found that it needs.
+        The share of points that matter to a query's sum.
     """
 
     weights: np.ndarray
@@ -425,10 +425,10 @@ class PilotStatistics:
 
     @classmethod
     def at(cls, smoother: Smoother, bandwidth: Tensor) -> PilotStatistics:
-        """Look at points of a smoother."""
+        """Estimate them from a sample of a smoother's points."""
         N = len(smoother.key)
-        keys = torch.linspace(0, N - 1, min(N, LOOK), dtype=torch.float64).long()
-        own = torch.linspace(0, len(keys) - 1, min(LOOKERS, len(keys)), dtype=torch.float64).long()
+        keys = torch.linspace(0, N - 1, min(N, PILOT_KEYS), dtype=torch.float64).long()
+        own = torch.linspace(0, len(keys) - 1, min(PILOT_QUERIES, len(keys)), dtype=torch.float64).long()
         gap = (smoother.key[keys[own]][:, None] - smoother.key[keys]).abs() / smoother.coordinate_bandwidth(bandwidth)
         form = smoother.kernel.form
         distance = (gap.sum(-1) if form.manhattan else gap.square().sum(-1).sqrt()).numpy()
@@ -447,11 +447,11 @@ class PilotStatistics:
 
     @property
     def least(self) -> float:
-        """The smallest share of the weight that any of the points sees, itself included."""
+        """The smallest sum of weights of a sampled query, as a share of the largest that is possible."""
         return float(self.weights[0])
 
-    def lost(self, eps: float, rtol: float) -> float:
-        """Return the share of points whose sum is too small for this rtol."""
+    def share_beyond(self, eps: float, rtol: float) -> float:
+        """Return the share of queries whose sum is too small for the transform's bound at this rtol."""
         return float((self.weights * rtol < eps * MAGNIFIED).mean())
 
     @property

@@ -25,10 +25,9 @@ from regard.nn.positions.fire import FireBias
 from regard.nn.positions.kerple import KerpleBias
 from regard.nn.positions.multi_axis import MultiAxisRotary
 from regard.nn.positions.polar import PolarPositions
-from regard.nn.positions.rotary import Rotary
+from regard.nn.positions.rotary import Rotary, XPos
 from regard.nn.positions.rotary_scaling import LongRopeScaling, NTKScaling, YarnScaling
 from regard.nn.positions.transformer_xl import TransformerXLPositions
-from regard.nn.positions.xpos import XPos
 from regard.normalizers import SoftmaxSink
 
 # Before and after the weighted sum ------------------------------------------------------------------------------------

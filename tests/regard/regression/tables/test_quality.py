@@ -36,12 +36,12 @@ def test_rows_that_no_other_reaches_are_counted() -> None:
     table = _table(x=[0, 1, 2, 10, 20, 21], y=[1, 2, 3, 4, 5, ""])
     fitted = fit(prepare(table, "y"), kernel="boxcar", bandwidth=[1.5], empty="nan")
     found = quality(fitted)
-    assert (found.rows, found.lost) == (3, 2)
-    added = fitted.of_the_others()
+    assert (found.rows, found.out_of_reach) == (3, 2)
+    added = fitted.predict_own_rows()
     np.testing.assert_array_equal(added.frame["y_predicted"], [2, 2, 2, np.nan, np.nan, 5])
-    assert added.lost == 2
+    assert added.out_of_reach == 2
     others = np.array([3.5, 3.25, 3.0])
-    assert found.simple == pytest.approx(np.sqrt(np.mean((others - [1, 2, 3]) ** 2)))
+    assert found.baseline == pytest.approx(np.sqrt(np.mean((others - [1, 2, 3]) ** 2)))
 
 
 @pytest.mark.parametrize("y", [[1, 2, 3, 4], ["a", "b", "a", "b"]])
@@ -55,7 +55,7 @@ def test_the_mean_is_that_of_the_others() -> None:
     draw = np.random.default_rng(0)
     table = _table(x=list(range(60)), y=list(draw.normal(size=60)))
     found = quality(fit(prepare(table, "y"), kernel="boxcar", bandwidth=[1e-3], empty="mean"))
-    assert found.error == pytest.approx(found.simple)
+    assert found.error == pytest.approx(found.baseline)
     assert found.r2 == pytest.approx(1 - (60 / 59) ** 2), "of all rows, whose mean no row is left out of"
 
 

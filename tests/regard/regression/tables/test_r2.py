@@ -11,7 +11,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 from tiers import examples
 
-from regard_cli.regress_model import code, fit, prepare, quality
+from regard_cli.regress_model import features_of, fit, prepare, quality
 from regard_cli.tables import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore::regard.regression.ExtrapolationWarning")
@@ -21,7 +21,7 @@ def held_out(frame: pd.DataFrame, count: int, **options):
     """Return what was learned from all but the last rows, the predictions of these, and what is said of them."""
     table, new = (Table(name, part.astype(str), "CSV") for name, part in (("a", frame[:-count]), ("b", frame[-count:])))
     fitted = fit(prepare(table, "y"), **options)
-    added = fitted.predict(code(fitted.prepared, new))
+    added = fitted.predict(features_of(fitted.prepared, new))
     return fitted, added, added.quality
 
 
@@ -49,14 +49,14 @@ def test_r2_is_scikit_learns(load, order):
     truth, mine = frame["y"].to_numpy()[-50:], added.frame["y_predicted"]
     assert found.r2 == pytest.approx(r2_score(truth, mine))
     assert found.error == pytest.approx(root_mean_squared_error(truth, mine))
-    assert found.simple == pytest.approx(root_mean_squared_error(truth, np.full(50, frame["y"][:-50].mean())))
+    assert found.baseline == pytest.approx(root_mean_squared_error(truth, np.full(50, frame["y"][:-50].mean())))
     own = quality(fitted)
-    assert own.r2 == pytest.approx(r2_score(frame["y"][:-50], fitted.left_out))
+    assert own.r2 == pytest.approx(r2_score(frame["y"][:-50], fitted.out_of_sample))
 
 
 def test_rows_to_come_are_worse_than_their_own_mean_and_are_extrapolated():
     _, added, found = held_out(carbon_dioxide(), 104)
-    assert found.r2 < 0 < 1 - (found.error / found.simple) ** 2, "far better than the mean of the rows before them"
+    assert found.r2 < 0 < 1 - (found.error / found.baseline) ** 2, "far better than the mean of the rows before them"
     flags = added.frame["y_extrapolated"]
     assert flags[0] is False and all(flags[10:])
     assert added.extrapolated == sum(flags)
@@ -71,11 +71,11 @@ def test_r2_wherever_the_new_rows_lie(seed, shift, weighted):
     new = pd.DataFrame({"x": rng.normal(size=9), "y": shift + rng.normal(size=9), "w": 1.0})
     table, other = Table("a", frame, "CSV"), Table("b", new, "CSV")
     fitted = fit(prepare(table, "y", ["x"], "w" if weighted else None), bandwidth=[0.5])
-    added = fitted.predict(code(fitted.prepared, other))
+    added = fitted.predict(features_of(fitted.prepared, other))
     found = added.quality
     assert found.r2 == pytest.approx(r2_score(new["y"], added.frame["y_predicted"]))
     weight = frame["w"] if weighted else None
-    assert quality(fitted).r2 == pytest.approx(r2_score(frame["y"], fitted.left_out, sample_weight=weight))
+    assert quality(fitted).r2 == pytest.approx(r2_score(frame["y"], fitted.out_of_sample, sample_weight=weight))
 
 
 def test_where_there_is_no_r2():

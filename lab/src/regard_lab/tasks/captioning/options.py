@@ -23,7 +23,7 @@ FILES = ("data", "valid", "images", "features")
 
 @dataclass(frozen=True)
 class CaptionDataOptions(Options):
-    """Where images and captions come from."""
+    """The images and captions."""
 
     renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
     data: str = option("", "file of captions, image TAB caption; - is standard input", flag="--data")  # fmt: skip
@@ -35,11 +35,11 @@ class CaptionDataOptions(Options):
         "one in the run's folder",
         flag="--features",
     )
-    side: int = option(0, "side in pixels of the square that is read of an image; 0 for the encoder's own", ge=0)
+    side: int = option(0, "size in pixels to which images are resized and cropped; 0 for the encoder's default", ge=0)
     held_out: int = option(1000, "images to hold out for validation; by default, at most a tenth", ge=1)
-    max_length: int = option(40, "most words of a caption; longer ones are skipped", ge=1)
+    max_length: int = option(40, "maximum number of words; longer captions are skipped", ge=1)
     max_unknown: float = unknown_option()
-    mirror: bool = option(True, "mirror half of the training images, left and right")
+    mirror: bool = option(True, "random horizontal flips of the training images")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -51,7 +51,7 @@ class CaptionDataOptions(Options):
 
 @dataclass(frozen=True)
 class CaptionVocabularyOptions(VocabularyOptions):
-    """How tokens are made of captions."""
+    """How captions are tokenized."""
 
     size: int = option(4000, "number of subwords of the vocabulary", ge=4, flag="--vocabulary-size")
     joint: bool = option(False, "for other tasks only")
@@ -69,7 +69,7 @@ class CaptionVocabularyOptions(VocabularyOptions):
 
 @dataclass(frozen=True)
 class CaptionTrainingOptions(TrainingOptions):
-    """How to train, with what suits captioners."""
+    """Training options with defaults for captioners."""
 
     batch_option: ClassVar[str] = "batch_images"
     #: Of 180 images, batches of 4 reach a CIDEr-D of 22, of 8 of 18, and of 32 of 11: each image has several captions.
@@ -77,15 +77,15 @@ class CaptionTrainingOptions(TrainingOptions):
     epoch_steps: ClassVar[int] = 40
 
     epochs: float = option(20.0, "passes over the training images, unless steps is given", gt=0, flag="--epochs")
-    steps: int = option(0, "training steps in place of epochs; 0 for as many as the epochs have", ge=0, resumable=True,
+    steps: int = option(0, "training steps, instead of epochs; 0 to count in epochs", ge=0, resumable=True,
                        flag="--steps")  # fmt: skip
-    batch_images: int = option(0, "images per batch; 0 for a number that suits the amount of data, 4 to 32", ge=0,
+    batch_images: int = option(0, "images per batch; 0 to choose by the amount of data, 4 to 32", ge=0,
                                flag="--batch")  # fmt: skip
     captions: int = option(5, "captions of an image per epoch", ge=1)
     batch_tokens: int = option(4096, "for other tasks only", ge=2)
     #: Xu 2015, arXiv 1502.03044: doubly stochastic attention.
-    coverage: float = option(0.0, "weight of the coverage loss, the mean of (1 − Σ α)² over places, which lets the "
-                             "words of a caption attend to every place once in all", ge=0)  # fmt: skip
+    coverage: float = option(0.0, "weight of the coverage loss, the mean of (1 − Σ α)² over image patches, where Σ α "
+                             "is the attention that a patch gets from all words", ge=0)  # fmt: skip
     learning_rate: float = redeclared(TrainingOptions, "learning_rate", 1e-3)
     schedule: str = redeclared(TrainingOptions, "schedule", "cosine")
     warmup: float = redeclared(TrainingOptions, "warmup", 0.05)
@@ -95,7 +95,7 @@ class CaptionTrainingOptions(TrainingOptions):
     average: int = redeclared(TrainingOptions, "average", 3)
 
     def planned(self, per_epoch: int) -> Self:
-        """Return the options with steps and validations, where they were to be found in the data."""
+        """Return the options with the steps and the validation interval that were left at 0."""
         each = math.ceil(per_epoch / self.accumulate)
         steps = self.steps or math.ceil(self.epochs * per_epoch / self.accumulate)
         return replace(self, steps=steps, validate_every=self.validate_every or min(each, steps))
@@ -103,10 +103,9 @@ class CaptionTrainingOptions(TrainingOptions):
 
 @dataclass(frozen=True)
 class CaptionRewardOptions(Options):
-    """What captions earn that the captioner draws itself, to learn from that; all weights 0 to learn none of it.
+    """Rewards of sampled captions, for self-critical training; all weights 0 for none.
 
-    Begin with a captioner that has learned captions of people (``start``): one that knows nothing draws nothing that
-    earns anything.
+    Start from a trained captioner (``start``): the samples of an untrained one earn no reward.
     """
 
     cider: float = option(0.0, "weight of CIDEr-D (10 at most) as a reward for generated captions", ge=0,
@@ -137,17 +136,17 @@ class CaptionOptions(RunOptions):
     determined: ClassVar[frozenset[str]] = frozenset({"sources", "targets", "places"})
 
     task: str = option("captioner", "captioner", choices=("captioner",))
-    data: CaptionDataOptions = section(CaptionDataOptions, "where images and captions come from")
-    vocabularies: CaptionVocabularyOptions = section(CaptionVocabularyOptions, "how tokens are made of captions")
+    data: CaptionDataOptions = section(CaptionDataOptions, "the images and captions")
+    vocabularies: CaptionVocabularyOptions = section(CaptionVocabularyOptions, "how captions are tokenized")
     encoder: str = option(NAMES[0], f"image encoder: {', '.join(NAMES)}, or the folder of a Hugging Face vision model",
                          flag="--encoder")  # fmt: skip
     tune: str = option(TUNES[0], "whether to train the encoder, too: frozen or full", choices=TUNES, flag="--tune")
     kind: str = option("recurrent", "type of the decoder: recurrent or transformer", choices=CAPTIONERS, flag="--model",
                        short="Type of the decoder: rnn (default) or transformer.")  # fmt: skip
     preset: str = option("base", "size of the decoder: small or base, or xu2015", flag="--preset")
-    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    model: dict[str, Any] = option({}, "fields of the model's config that replace the preset's")
     training: CaptionTrainingOptions = section(CaptionTrainingOptions, "how to train")
-    reward: CaptionRewardOptions = section(CaptionRewardOptions, "scores to learn from")
+    reward: CaptionRewardOptions = section(CaptionRewardOptions, "rewards of sampled captions")
     start: str = option("", "folder of a captioner whose parameters and vocabulary to start from", flag="--start")
 
     def check(self) -> None:
@@ -161,15 +160,17 @@ class CaptionOptions(RunOptions):
             with in_section("data"):
                 self.data.require_default("features", "where the encoder learns")
         elif self.encoder == CNN:
-            raise rejected("options", "tune", f"be 'full' where encoder is {CNN!r}, which knows nothing", "'frozen'")
+            raise rejected(
+                "options", "tune", f"be 'full' where encoder is {CNN!r}, which is not pretrained", "'frozen'"
+            )
 
     def _check_reward(self) -> None:
-        """Raise where captions are drawn of a captioner that knows nothing, or an option has no effect on them."""
+        """Raise if an untrained captioner would learn from rewards alone, or an option has no effect with rewards."""
         unused = ["teacher_forcing"]
         if not self.reward.likelihood:
             unused += ["label_smoothing", "coverage"]
             if not self.start:
-                expected = "be given where only rewards count: a captioner that has learned captions of people"
+                expected = "be the folder of a trained captioner where only rewards count"
                 raise rejected("options", "start", expected, "none")
         with in_section("training"):
             for name in unused:

@@ -34,6 +34,45 @@ from regard_lab.tasks.folders import check_tokenizer, load_with_tokenizer
 from regard_lab.text.inputs import InputLayout, Inputs
 from regard_lab.text.tokenizer import Tokenizer
 
+# A classifier with its preprocessing, as a folder holds them ---------------------------------------------------------
+
+
+class _Classifier:
+    """A model that scores labels, with what prepares its inputs."""
+
+    model: Any
+
+    @classmethod
+    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
+        """Load the classifier from a regard or Hugging Face folder.
+
+        Parameters
+        ----------
+        folder : str or Path
+        function : str
+            What error messages begin with.
+        model : Module, optional
+            The model in it, where that was loaded before.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or it is damaged, in one sentence.
+        """
+        return cls(*cls._loaded(folder, function, model))
+
+    @classmethod
+    def _loaded(cls, folder: str | Path, function: str, model: nn.Module | None) -> tuple[Any, ...]:
+        """Return the arguments of the constructor."""
+        raise NotImplementedError
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels."""
+        labels: tuple[str, ...] = self.model.labels
+        return labels
+
+
 # A classifier with its tokenizer, as a folder holds them: texts in, probabilities of labels out -----------------------
 
 
@@ -41,7 +80,7 @@ from regard_lab.text.tokenizer import Tokenizer
 _LONGEST = 512
 
 
-class TextClassifier:
+class TextClassifier(_Classifier):
     """A classifier of texts, or of pairs of texts.
 
     Parameters
@@ -76,25 +115,10 @@ class TextClassifier:
         self._layout = input_layout(model.model, tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
-        """Load the classifier from a regard or Hugging Face folder.
-
-        Parameters
-        ----------
-        folder : str or Path
-        function : str
-            What error messages begin with.
-        model : Module, optional
-            The model in it, where that was loaded before.
-
-        Raises
-        ------
-        ValueError
-            If there is none, or it is damaged, in one sentence.
-        """
+    def _loaded(cls, folder: str | Path, function: str, model: nn.Module | None) -> tuple[Any, ...]:
         what = "a classifier of texts"
         kinds: tuple[type[SequenceClassifier | HostedClassifier], ...] = (SequenceClassifier, HostedClassifier)
-        return cls(*load_with_tokenizer(folder, kinds, what, function, torch.float32, model))
+        return load_with_tokenizer(folder, kinds, what, function, torch.float32, model)
 
     def save(self, folder: str | Path) -> None:
         """Save the model and its tokenizer to a folder for :meth:`load` and, for some models, for transformers."""
@@ -104,11 +128,6 @@ class TextClassifier:
                 "save", "model", "be one of ours, not one that transformers computes", type(self.model).__name__
             )
         save(self.model, folder)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the C labels."""
-        return self.model.labels
 
     def read(self, texts: Sequence[str], others: Sequence[str] | None = None) -> Inputs:
         """Tokenize texts, or pairs of texts; the result's ``cut`` lists the truncated ones."""
@@ -210,7 +229,7 @@ class LabelledTokens:
     cut: bool
 
 
-class TokenLabeller:
+class TokenLabeller(_Classifier):
     """A classifier of tokens, with its tokenizer.
 
     Parameters
@@ -241,21 +260,9 @@ class TokenLabeller:
         self._layout = input_layout(trunk, tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
-        """Return the classifier in a folder, of ours or of Hugging Face; ``model`` is the one in it, if loaded before.
-
-        Raises
-        ------
-        ModelFileError, ValueError
-            If there is none, or it is damaged.
-        """
+    def _loaded(cls, folder: str | Path, function: str, model: nn.Module | None) -> tuple[Any, ...]:
         kinds: tuple[type[TokenClassifier | HostedTokenClassifier], ...] = (TokenClassifier, HostedTokenClassifier)
-        return cls(*load_with_tokenizer(folder, kinds, "a classifier of tokens", function, torch.float32, model))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the C labels."""
-        return self.model.labels
+        return load_with_tokenizer(folder, kinds, "a classifier of tokens", function, torch.float32, model)
 
     @torch.no_grad()
     def label(self, texts: Sequence[str], *, batch: int = 128) -> list[LabelledTokens]:
@@ -288,7 +295,7 @@ class TokenLabeller:
 # Dimensions: N images, H and W pixels, C channels, K labels.
 
 
-class ImageClassificationPipeline:
+class ImageClassificationPipeline(_Classifier):
     """An image classifier with its preprocessing.
 
     Parameters
@@ -306,7 +313,7 @@ class ImageClassificationPipeline:
     >>> from regard_lab.models import ResNet, ResNetConfig
     >>> model = ImageClassifier(ResNet(ResNetConfig(features=4, layers=1)), ["cat", "dog"]).eval()
     >>> classifier = ImageClassificationPipeline(model, Preprocessing(16, (16, 16)))
-    >>> pixels = classifier.fit([np.zeros((20, 30, 3), np.uint8), np.zeros((9, 9, 3), np.uint8)])
+    >>> pixels = classifier.transform([np.zeros((20, 30, 3), np.uint8), np.zeros((9, 9, 3), np.uint8)])
     >>> classifier.probabilities(pixels).shape
     torch.Size([2, 2])
     """
@@ -323,29 +330,14 @@ class ImageClassificationPipeline:
             raise rejected("ImageClassificationPipeline", "preprocessing", expected, preprocessing.channels)
 
     @classmethod
-    def load(cls, folder: str | Path, function: str = "load", model: nn.Module | None = None) -> Self:
-        """Load the classifier from a regard or Hugging Face folder.
-
-        Parameters
-        ----------
-        folder : str or Path
-        function : str
-            What error messages begin with.
-        model : Module, optional
-            The model in it, where that was loaded before.
-
-        Raises
-        ------
-        ValueError
-            If there is none, or it is damaged, in one sentence.
-        """
+    def _loaded(cls, folder: str | Path, function: str, model: nn.Module | None) -> tuple[Any, ...]:
         model = load(folder, dtype=torch.float32) if model is None else model
         if isinstance(model, HostedImageClassifier):
-            return cls(model, ImageProcessor.load(folder))
+            return model, ImageProcessor.load(folder)
         if not isinstance(model, ImageClassifier):
             got = f"{type(model).__name__} in {folder}"
             raise rejected(function, "model", "be the folder of a classifier of images", got)
-        return cls(model, Preprocessing.load(folder))
+        return model, Preprocessing.load(folder)
 
     def save(self, folder: str | Path) -> None:
         """Save the model and its preprocessing to a folder for :meth:`load` and, for some models, for transformers."""
@@ -356,14 +348,9 @@ class ImageClassificationPipeline:
         write_atomically(Path(folder) / PREPROCESSOR, json_bytes(self.preprocessing.described(), 1))
         save(self.model, folder)
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the K labels."""
-        return self.model.labels
-
-    def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
+    def transform(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Return images (H, W, 3) of uint8, of any sizes, as arrays (N, h, w, C) of the model's size."""
-        return np.stack([self.preprocessing.fit(each) for each in images])
+        return np.stack([self.preprocessing.transform(each) for each in images])
 
     @torch.no_grad()
     def probabilities(self, pixels: np.ndarray, *, batch: int = 128, precision: str = "float32") -> Tensor:
@@ -374,7 +361,7 @@ class ImageClassificationPipeline:
         Parameters
         ----------
         pixels : ndarray (N, h, w, C)
-            What :meth:`fit` returned.
+            What :meth:`transform` returned.
         batch : int, default 128
             Images at once.
         precision : {"float32", "bfloat16"}

@@ -1,4 +1,4 @@
-"""The options of a run that learns labels, of texts or of images."""
+"""The options of training a classifier of texts or images."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ METRICS = ("loss", "accuracy", "f1", "matthews")
 
 @dataclass(frozen=True)
 class ClassifierTrainingOptions(TrainingOptions):
-    """How to train, with what suits classifiers; some are found when the data and the model are known."""
+    """Training options with defaults for classifiers; 0 lets the data and the model decide."""
 
     batch_option: ClassVar[str] = "batch_examples"
     batch_range: ClassVar[tuple[int, int]] = (8, 32)
-    #: A number of epochs chosen from the data: minimum, enough for this many steps, and maximum. From 200 questions of
-    #: TREC, 3 epochs in batches of 32 name 19 % of the test set, and 20 epochs in batches of 8 54 %.
+    #: For a number of epochs chosen from the data: its minimum, the steps it should give, and its maximum. Trained on
+    #: 200 questions of TREC, 3 epochs in batches of 32 reach an accuracy of 19 %, and 20 in batches of 8 one of 54 %.
     fewest_epochs: ClassVar[float] = 3.0
     least_steps: ClassVar[int] = 500
     most_epochs: ClassVar[float] = 20.0
 
     epochs: float = option(
         0.0,
-        "passes over the training examples, unless steps is given; 0 for 3 to 20 (of images, from 10), the fewer the "
-        "more examples there are",
+        "passes over the training examples, unless steps is given; 0 for 3 to 20 (images: 10 to 20), fewer for many "
+        "examples",
         ge=0,
         flag="--epochs",
     )
-    steps: int = option(0, "training steps in place of epochs; 0 for as many as the epochs have", ge=0, resumable=True,
+    steps: int = option(0, "training steps, instead of epochs; 0 to count in epochs", ge=0, resumable=True,
                        flag="--steps")  # fmt: skip
-    batch_examples: int = option(0, "examples per batch; 0 for a number that suits the amount of data: from 8, of "
-                                 "texts to 32, of images to 64", ge=0, flag="--batch")  # fmt: skip
+    batch_examples: int = option(0, "examples per batch; 0 to choose by the amount of data: 8 to 32 texts, or 8 "
+                                 "to 64 images", ge=0, flag="--batch")  # fmt: skip
     batch_tokens: int = option(4096, "for other tasks only", ge=2)
-    learning_rate: float = option(0.0, "peak learning rate of AdamW; 0 for one that suits the model", ge=0,
+    learning_rate: float = option(0.0, "peak learning rate of AdamW; 0 to choose by the model", ge=0,
                                   resumable=True, flag="--learning-rate")  # fmt: skip
     warmup: float = redeclared(TrainingOptions, "warmup", 0.1)
     beta2: float = redeclared(TrainingOptions, "beta2", 0.999)
@@ -58,14 +58,14 @@ class ClassifierTrainingOptions(TrainingOptions):
     keep: int = redeclared(TrainingOptions, "keep", 1)
 
     def planned(self, per_epoch: int, rate: float) -> Self:
-        """Return the options with epochs, steps, validations and rate, where they were left to the data.
+        """Return the options with the epochs, steps, validation interval and learning rate that were left at 0.
 
         Parameters
         ----------
         per_epoch : int
             Batches of an epoch.
         rate : float
-            The learning rate that suits.
+            The default learning rate.
 
         Examples
         --------
@@ -85,7 +85,7 @@ class ClassifierTrainingOptions(TrainingOptions):
 
 
 class ClassifierOptions(RunOptions):
-    """The options of a run that learns labels."""
+    """The options of training a classifier."""
 
     training: ClassifierTrainingOptions
 
@@ -104,7 +104,7 @@ _WIDTH, _HIGHEST = 768, 5e-3
 
 @dataclass(frozen=True)
 class LabelledOptions(Options):
-    """Where texts and their labels come from."""
+    """The labelled texts."""
 
     data: str = option("", "file of labelled texts, text TAB label; - is standard input", flag="--data")  # fmt: skip
     valid: str = option("", "file of labelled texts to validate with; by default, some of each label are held out",
@@ -112,7 +112,7 @@ class LabelledOptions(Options):
     held_out: float = option(0.1, "share of each label's texts to hold out for validation", gt=0, lt=1)
     max_unknown: float = unknown_option()
     pairs: bool = option(False, "lines hold two texts and a label: text TAB text TAB label", flag="--pairs")
-    length: int = option(256, "most tokens of a text; longer ones are truncated", ge=2, le=1 << 20, flag="--length")
+    length: int = option(256, "maximum number of tokens; longer texts are truncated", ge=2, le=1 << 20, flag="--length")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -126,23 +126,23 @@ class LabelledOptions(Options):
 class LoRAOptions(Options):
     """Low-rank adapters (Hu 2021, arXiv 2106.09685)."""
 
-    rank: int = option(8, "rank of the matrices that are added", ge=1, le=1 << 12)
-    alpha: float = option(16.0, "rank times the factor of these matrices", gt=0)
-    dropout: float = option(0.0, "dropout of their inputs", ge=0, lt=1)
+    rank: int = option(8, "rank of the adapters", ge=1, le=1 << 12)
+    alpha: float = option(16.0, "scale of the adapters, times their rank", gt=0)
+    dropout: float = option(0.0, "dropout of the adapters' inputs", ge=0, lt=1)
 
 
 @dataclass(frozen=True)
 class HeadOptions(Options):
-    """What scores labels: one row that stands for a text, or what filters find in windows of tokens."""
+    """The classification head: on the pooled row of a text, or on convolution filters over its tokens."""
 
-    filters: int = option(0, "convolution filters of each width, whose largest and mean values are classified (Kim "
-                          "2014); 0 to classify one row of the model", ge=0, le=MOST_FILTERS)  # fmt: skip
-    window: int = option(WINDOW, "tokens of the widest window", ge=1, le=WIDEST)
-    narrowest: int = option(1, "tokens of the narrowest window", ge=1, le=WIDEST)
-    means: bool = option(True, "classify the mean value of each filter, too, not only the largest")
-    both_ways: bool = option(False, "filters read each token's embedding, and the outputs of a decoder for the text "
-                             "forward and backward (Peters 2018)")  # fmt: skip
-    dropout: float = option(0.5, "dropout of the values of filters", ge=0, lt=1)
+    filters: int = option(0, "convolution filters of each width, max- and mean-pooled for the classifier (Kim 2014); "
+                          "0 to classify the pooled row of the model", ge=0, le=MOST_FILTERS)  # fmt: skip
+    window: int = option(WINDOW, "width of the widest filter, in tokens", ge=1, le=WIDEST)
+    narrowest: int = option(1, "width of the narrowest filter, in tokens", ge=1, le=WIDEST)
+    means: bool = option(True, "pool each filter by its mean, too, not only by its maximum")
+    both_ways: bool = option(False, "filters read the token embeddings and the outputs of a decoder that reads the "
+                             "text in both directions (Peters 2018)")  # fmt: skip
+    dropout: float = option(0.5, "dropout after the filters", ge=0, lt=1)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -154,18 +154,17 @@ class HeadOptions(Options):
 
     @property
     def filtering(self) -> dict[str, Any]:
-        """What filters there are."""
+        """The sizes of the filters."""
         return {name: value for name, value in asdict(self).items() if name != "dropout"}
 
 
 @dataclass(frozen=True)
 class TextTrainingOptions(ClassifierTrainingOptions):
-    """How to train, with what suits classifiers of texts."""
+    """Training options with defaults for text classifiers."""
 
     adversarial: float = option(
         0.0,
-        "adversarial training (Miyato 2017): share of their length by which the vectors of a text are moved in the "
-        "direction that raises the loss, to learn its label there, too; 0 for none",
+        "adversarial training (Miyato 2017): perturbation of the embeddings, as a share of their norm; 0 for none",
         ge=0,
         le=1,
     )
@@ -173,12 +172,12 @@ class TextTrainingOptions(ClassifierTrainingOptions):
 
 @dataclass(frozen=True)
 class ClassificationOptions(ClassifierOptions):
-    """All options of a run that learns labels of texts."""
+    """All options of training a text classifier."""
 
     determined: ClassVar[frozenset[str]] = frozenset({"vocabulary", "masked_head"})
 
     task: str = option("classifier", "classifier", choices=("classifier",))
-    data: LabelledOptions = section(LabelledOptions, "where texts and labels come from")
+    data: LabelledOptions = section(LabelledOptions, "the texts and labels")
     start: str = option("", "folder of a language model to start from, with its tokenizer", flag="--start",
                         short="Folder of a language model, or with --images of an image model, to start "
                         "from.")  # fmt: skip
@@ -200,10 +199,10 @@ class ClassificationOptions(ClassifierOptions):
         flag="--preset", short="Size of a new model, without --start: tiny (default), small or base, or a published "
         "one such as bert-base or vit-base.",
     )  # fmt: skip
-    tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
-    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's; with start dropout, "
-                                   "attention_dropout, pooling and window in place of its own")  # fmt: skip
-    head: HeadOptions = section(HeadOptions, "what scores labels")
+    tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is tokenized")
+    model: dict[str, Any] = option({}, "fields of the model's config that replace the preset's; with start, only "
+                                   "dropout, attention_dropout, pooling and window")  # fmt: skip
+    head: HeadOptions = section(HeadOptions, "the classification head")
     training: TextTrainingOptions = section(TextTrainingOptions, "how to train")
 
     def check(self) -> None:
@@ -220,7 +219,7 @@ class ClassificationOptions(ClassifierOptions):
                     raise rejected("options", f"model.{name}", expected, repr(self.model[name]))
         if not self.start:
             if self.tune != "full":
-                expected = "be 'full' without start: nothing was learned before"
+                expected = "be 'full' without start: a new model has to be trained"
                 raise rejected("options", "tune", expected, repr(self.tune))
             return
         for name in self.model:
@@ -248,7 +247,7 @@ class ClassificationOptions(ClassifierOptions):
         return self.preset_config(KINDS[self.kind][0], **own)
 
     def suitable_rate(self, model: EncoderLM | DecoderLM) -> float:
-        """Return the learning rate that suits a model and what of it learns."""
+        """Return the default learning rate for a model and ``tune``."""
         base = RATES[self.tune if self.start else "scratch"]
         return min(base * _WIDTH / model.config.width, _HIGHEST) if self.tune != "frozen" else base
 
@@ -263,15 +262,15 @@ IMAGE_MODELS: dict[str, tuple[type[Any], type[Any]]] = {
     "transformer": (VisionTransformerConfig, VisionTransformer),
 }
 IMAGE_TUNES = ("full", "frozen")
-#: Learning rates at the peak: of residual networks, of transformers from scratch at width 128 (narrower ones take
-#: larger steps), of a pretrained model, and of a head alone.
+#: Peak learning rates: of residual networks, of transformers from scratch at width 128 (larger for narrower ones), of a
+#: pretrained model, and of a head alone.
 IMAGE_RATES = {"resnet": 3e-3, "transformer": 1e-3, "full": 1e-4, "frozen": 2e-3}
 _IMAGE_WIDTH, _IMAGE_HIGHEST = 128, 3e-3
 
 
 @dataclass(frozen=True)
 class LabelledImageOptions(Options):
-    """Where images and their labels come from."""
+    """The labelled images, and the size at which they are read."""
 
     images: str = option("", "labelled images: a folder or tar archive with one folder per label, an IDX or .npy file "
                          "next to its labels, or an .npz of both", flag="--images")  # fmt: skip
@@ -291,7 +290,7 @@ class LabelledImageOptions(Options):
 
 @dataclass(frozen=True)
 class ImageTrainingOptions(ClassifierTrainingOptions):
-    """How to train, with what suits classifiers of images."""
+    """Training options with defaults for image classifiers."""
 
     unit: ClassVar[str] = "images"
     batch_range: ClassVar[tuple[int, int]] = (8, 64)
@@ -304,23 +303,31 @@ class ImageTrainingOptions(ClassifierTrainingOptions):
 
 @dataclass(frozen=True)
 class ImageClassificationOptions(ClassifierOptions):
-    """All options of a run that learns labels of images."""
+    """All options of training an image classifier."""
 
     determined: ClassVar[frozenset[str]] = frozenset({"channels", "image"})
 
     task: str = option(IMAGE_TASK, IMAGE_TASK, choices=(IMAGE_TASK,))
-    data: LabelledImageOptions = section(LabelledImageOptions, "where images and labels come from")
-    augmentation: Augmentation = section(Augmentation, "what is changed in images at random")
-    start: str = option("", "the folder of a model of images that the run begins with", flag="--start")
+    data: LabelledImageOptions = section(LabelledImageOptions, "the images and labels")
+    augmentation: Augmentation = section(Augmentation, "data augmentation")
+    start: str = option("", "folder of an image model to start from", flag="--start")
     tune: str = option(
-        "full", "what of that model learns: all of it, or its head alone", choices=IMAGE_TUNES, flag="--tune"
+        "full",
+        "what to train of the start model: full, all of it; frozen, only the new head",
+        choices=IMAGE_TUNES,
+        flag="--tune",
     )
-    kind: str = option("resnet", "what the model is, without start", choices=tuple(IMAGE_MODELS), flag="--kind")
-    preset: str = option("tiny", "the sizes of the model, without start", flag="--preset")
-    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
-    flip_test: bool = option(False, "name labels by an image and its mirror image together, in twice the time, once "
-                             "training is over; for images whose left and right mean nothing")  # fmt: skip
-    dropout: float = option(0.0, "share of the features zeroed before labels are scored", ge=0, lt=1)
+    kind: str = option(
+        "resnet",
+        "type of a new model, without start: resnet or transformer",
+        choices=tuple(IMAGE_MODELS),
+        flag="--kind",
+    )
+    preset: str = option("tiny", "size of a new model, without start", flag="--preset")
+    model: dict[str, Any] = option({}, "fields of the model's config that replace the preset's")
+    flip_test: bool = option(False, "predict with test-time augmentation: average over an image and its mirror image, "
+                             "in twice the time")  # fmt: skip
+    dropout: float = option(0.0, "dropout before the classification head", ge=0, lt=1)
     training: ImageTrainingOptions = section(ImageTrainingOptions, "how to train")
 
     def check(self) -> None:
@@ -333,7 +340,7 @@ class ImageClassificationOptions(ClassifierOptions):
                 raise rejected("options", "strategy", "be 'auto' or 'ddp' for a classifier of images", "'fsdp'")
         if not self.start:
             if self.tune != "full":
-                raise rejected("options", "tune", "be 'full' without start: nothing was learned before", "'frozen'")
+                raise rejected("options", "tune", "be 'full' without start: a new model has to be trained", "'frozen'")
             return
         for name in ("model", "kind", "preset"):
             if getattr(self, name) != getattr(ImageClassificationOptions(), name):
@@ -348,12 +355,12 @@ class ImageClassificationOptions(ClassifierOptions):
         return replace(self, start=absolute_path(self.start), data=data)
 
     def model_config(self, side: int = 1 << 8, channels: int = 3) -> Any:
-        """Return the model's config for images of such a side and so many channels, or raise where one is wrong."""
+        """Return the model's config for images of this size and number of channels; raise for a wrong option."""
         own = {"channels": channels} | ({"image": side} if self.kind == "transformer" else {})
         return self.preset_config(IMAGE_MODELS[self.kind][0], **own)
 
     def suitable_rate(self, model: VisionTransformer | ResNet) -> float:
-        """Return the learning rate that suits a model and what of it learns."""
+        """Return the default learning rate for a model and ``tune``."""
         if self.start:
             return IMAGE_RATES[self.tune]
         if isinstance(model, ResNet):

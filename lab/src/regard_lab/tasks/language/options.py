@@ -25,7 +25,7 @@ ROWS = ("auto", "packed", "stream")
 
 @dataclass(frozen=True)
 class TextOptions(Options):
-    """Where the text comes from, and how rows are made of it."""
+    """The text, and how it is cut into sequences."""
 
     data: list[str] = option(
         [],
@@ -48,11 +48,12 @@ class TextOptions(Options):
     )
     field: str = option("text", "field of JSON lines that holds the text")
     length: int = option(256, "tokens of a training sequence (context length)", ge=2, le=1 << 20, flag="--length")
-    rows: str = option("auto", "packed: documents side by side that do not see each other; stream: one after the "
-                       "other; auto: a stream where documents are longer than rows", choices=ROWS)  # fmt: skip
+    rows: str = option("auto", "packed: several documents in a sequence, which do not attend to each other; stream: "
+                       "one text, cut into sequences; auto: stream if documents are longer than a sequence",
+                       choices=ROWS)  # fmt: skip
     masked_share: float = option(0.15, "share of tokens to mask", gt=0, lt=1)
     whole_words: bool = option(False, "mask whole words")
-    both_ways: bool = option(False, "read rows backward half of the time, for classifiers that read texts both ways")
+    both_ways: bool = option(False, "reverse half of the sequences, for classifiers that read texts in both directions")
 
     def check(self) -> None:
         """Raise where options contradict each other, or one has no effect."""
@@ -64,13 +65,13 @@ class TextOptions(Options):
 
 @dataclass(frozen=True)
 class TokenizerOptions(Options):
-    """How text is split into tokens."""
+    """How text is tokenized."""
 
-    kind: str = option("bpe", "how text is split: bpe, wordpiece, bytes, characters, or the folder of a tokenizer",
+    kind: str = option("bpe", "tokenizer: bpe, wordpiece, bytes, characters, or the folder of a trained one",
                       flag="--tokenizer")  # fmt: skip
     size: int = option(8000, "vocabulary size of bpe and wordpiece, with special tokens", ge=260, le=1 << 20,
                       flag="--vocabulary-size")  # fmt: skip
-    lowercase: bool = option(False, "read lower-case text")
+    lowercase: bool = option(False, "lowercase the text")
 
     def check(self) -> None:
         """Raise where options contradict each other."""
@@ -82,16 +83,15 @@ class TokenizerOptions(Options):
 
 @dataclass(frozen=True)
 class SkipGramOptions(Options):
-    """How the embedding is learned before the model (Mikolov 2013, arXiv 1310.4546)."""
+    """Skip-gram pretraining of the embedding (Mikolov 2013, arXiv 1310.4546)."""
 
-    epochs: int = option(0, "passes over the text that train the embedding alone by skip-gram, before the model; 0 "
-                         "for none", ge=0, le=1000)  # fmt: skip
-    window: int = option(5, "most tokens between a token and its neighbours", ge=1, le=1000)
-    negatives: int = option(5, "negative samples that count per neighbour", ge=1, le=1000)
-    draws: int = option(10, "tokens to draw as negative samples, shared by all neighbours of a token", ge=1, le=1000)
-    sample: float = option(1e-4, "frequency above which tokens are skipped at random; 0 for none",
+    epochs: int = option(0, "epochs of skip-gram that train the embedding before the model; 0 for none", ge=0, le=1000)
+    window: int = option(5, "maximum distance between a token and its context tokens", ge=1, le=1000)
+    negatives: int = option(5, "weight of the negative samples: how many count for each context token", ge=1, le=1000)
+    draws: int = option(10, "negative samples to draw for a token, shared by its context tokens", ge=1, le=1000)
+    sample: float = option(1e-4, "subsampling threshold: more frequent tokens are skipped at random; 0 for none",
                            ge=0, le=1)  # fmt: skip
-    learning_rate: float = option(0.04, "learning rate at the start; it falls to 0", gt=0)
+    learning_rate: float = option(0.04, "initial learning rate, which decays to 0", gt=0)
 
     def check(self) -> None:
         """Raise where an option has no effect."""
@@ -102,7 +102,7 @@ class SkipGramOptions(Options):
 
 @dataclass(frozen=True)
 class LanguageTrainingOptions(TrainingOptions):
-    """How to train, with what suits models of language."""
+    """Training options with defaults for language models."""
 
     batch_range: ClassVar[tuple[int, int]] = (1024, 8192)
 
@@ -118,8 +118,9 @@ class LanguageTrainingOptions(TrainingOptions):
     sampled_softmax: int = option(0, "sampled softmax (Jean 2015): tokens to draw per batch as negative samples, in "
                                   "place of the whole vocabulary; 0 for all", ge=0, le=1 << 20)  # fmt: skip
 
-    indexer: str = option("selected", "what the indexers of dsa layers learn: the attention to the keys they choose, "
-                          "beside the model; or as a warm-up that to all keys, and nothing else learns",
+    indexer: str = option("selected", "what the indexers of dsa layers learn: selected, the attention to the selected "
+                          "keys, while the model is trained; all, the attention to all keys, as a warm-up in which "
+                          "only the indexers are trained",
                           choices=("selected", "all"))  # fmt: skip
 
     def check(self) -> None:
@@ -139,15 +140,15 @@ class LanguageOptions(RunOptions):
     determined: ClassVar[frozenset[str]] = frozenset({"vocabulary"})
 
     task: str = option("language-model", "language-model", choices=("language-model",))
-    data: TextOptions = section(TextOptions, "where the text comes from")
-    tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is split")
-    skip_gram: SkipGramOptions = section(SkipGramOptions, "how the embedding is learned before the model")
+    data: TextOptions = section(TextOptions, "the text")
+    tokenizer: TokenizerOptions = section(TokenizerOptions, "how text is tokenized")
+    skip_gram: SkipGramOptions = section(SkipGramOptions, "skip-gram pretraining of the embedding")
     masked: bool = option(False, "train a masked language model, such as BERT, instead of one that generates text",
                           flag="--masked")  # fmt: skip
     preset: str = option(
         "small", "size of the model: tiny, small or base, or a published one such as gpt2", flag="--preset"
     )
-    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    model: dict[str, Any] = option({}, "fields of the model's config that replace the preset's")
     training: LanguageTrainingOptions = section(LanguageTrainingOptions, "how to train")
     start: str = option("", "folder of a model to start from, with its tokenizer", flag="--start")  # fmt: skip
 
@@ -182,7 +183,7 @@ class LanguageOptions(RunOptions):
             )
         if self.start:
             with in_section("skip_gram"):
-                self.skip_gram.require_default("epochs", "with start, whose embedding has learned")
+                self.skip_gram.require_default("epochs", "with start, whose embedding is trained already")
             for name in ("preset", "model"):
                 if getattr(self, name) != getattr(LanguageOptions(), name):
                     raise rejected("options", name, "be left out with start, which has its own", getattr(self, name))
@@ -191,7 +192,7 @@ class LanguageOptions(RunOptions):
 
     @property
     def kind(self) -> str:
-        """What the model is: decoder or encoder."""
+        """The type of the model: decoder or encoder."""
         return "encoder" if self.masked else "decoder"
 
     def with_absolute_paths(self) -> Self:

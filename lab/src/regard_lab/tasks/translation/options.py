@@ -20,7 +20,7 @@ FILES = ("data", "targets", "valid", "valid_targets", "alignments")
 
 @dataclass(frozen=True)
 class DataOptions(Options):
-    """Where the pairs come from."""
+    """The sentence pairs."""
 
     renamed: ClassVar[Mapping[str, str]] = {"longest": "max_length"}
     data: str = option(
@@ -35,16 +35,18 @@ class DataOptions(Options):
     valid_targets: str = option("", "file of targets, one line per source of valid", flag="--valid-targets",
                                 short="File of targets, one line per source of --valid.")  # fmt: skip
     held_out: int = option(1000, "sources to hold out for validation; by default, at most a tenth", ge=1)
-    max_length: int = option(100, "most words of a side; longer pairs are skipped", ge=1)
-    duplicates: bool = option(False, "keep training pairs that repeat an earlier one")
+    max_length: int = option(100, "maximum number of words of a sentence; pairs with longer ones are skipped", ge=1)
+    duplicates: bool = option(False, "keep repeated training pairs")
     max_unknown: float = unknown_option()
     alignments: str = option("", "file of word alignments in Pharaoh format, one line per pair, that guide attention",
                              flag="--alignments")  # fmt: skip
-    tokenized: bool = option(False, "words of alignments are what spaces separate; else words and punctuation")
-    align: bool = option(
-        False, "align the words of the training pairs first, and guide attention by that", flag="--align"
+    tokenized: bool = option(
+        False, "the alignments count words separated by spaces; otherwise, punctuation marks count as words"
     )
-    aligner: str = option("lexical", "aligner of align", choices=ALIGNERS)
+    align: bool = option(
+        False, "align the words of the training pairs first, and guide attention by the alignments", flag="--align"
+    )
+    aligner: str = option("lexical", "aligner for align", choices=ALIGNERS)
     #: Raffel 2020, arXiv 1910.10683.
     span_share: float = option(0.15, "span-corruption: share of tokens to hide", gt=0, lt=1)
     span_length: float = option(3.0, "span-corruption: mean tokens of a hidden span", ge=1)
@@ -75,13 +77,13 @@ class ExperimentOptions(RunOptions):
     determined: ClassVar[frozenset[str]] = frozenset({"sources", "targets"})
 
     task: str = option("translation", "translation, pronunciation or span-corruption", choices=TASKS)
-    data: DataOptions = section(DataOptions, "where the pairs come from")
-    vocabularies: VocabularyOptions = section(VocabularyOptions, "how symbols are made of texts")
+    data: DataOptions = section(DataOptions, "the sentence pairs")
+    vocabularies: VocabularyOptions = section(VocabularyOptions, "how texts are tokenized")
     kind: str = option("recurrent", "type of the model: recurrent or transformer", choices=MODELS, flag="--model")
     preset: str = option(
         "base", "size of the model: small or base, or a published one such as vaswani2017-base", flag="--preset"
     )
-    model: dict[str, Any] = option({}, "fields of the model's config in place of the preset's")
+    model: dict[str, Any] = option({}, "fields of the model's config that replace the preset's")
     training: TrainingOptions = section(TrainingOptions, "how to train")
     start: str = option("", "folder of a model whose parameters and vocabularies to start from", flag="--start")
 

@@ -1,4 +1,4 @@
-"""Mamba: a state space model whose channels decay each in its own way, a gated linear attention with heads of width 1."""
+"""Mamba: a state space model with a decay for each channel, which is gated linear attention with heads of width 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from regard.nn.positions.rotary import Rotation
     cache="I·N and the convolution's steps",
 )
 class Mamba(RecurrentAttention):
-    """Mamba's mixer (S6): each channel has a state of N numbers, which decay each in its own way (Gu 2023, arXiv 2312.00752).
+    """Mamba's mixer (S6): a state of N numbers for each channel, with decays of their own (Gu 2023, arXiv 2312.00752).
 
     A projection of the row gives values x and a gate z, of I columns each; x passes a short convolution with SiLU, and
     gives a key B, a query C and, through a matrix of low rank, a step size ``Δ = softplus(W₂ W₁ x + b)`` per channel.

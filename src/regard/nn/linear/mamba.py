@@ -105,10 +105,11 @@ class Mamba(RecurrentAttention):
         rows, past = self.conv.run(rows, past, layout)
         low, key, query = self.selected(rows).split(self._widths, -1)
         wide = torch.promote_types(x.dtype, torch.float32)
-        rate = F.softplus(self.step(low).to(wide)).transpose(1, 2)  # (B, I, L)
-        log_decay = -rate.unsqueeze(-1) * self.A_log.to(wide).exp().unsqueeze(1)
+        # Softplus, of whose gradient compilers get the layout wrong.
+        rate = -F.logsigmoid(-self.step(low).to(wide))  # (B, L, I)
+        log_decay = (rate.unsqueeze(-1) * -self.A_log.to(wide).exp()).transpose(1, 2)
         query, key, value = (heads(each.to(wide), n) for each, n in ((query, 1), (key, 1), (rows, self.num_heads)))
-        return Terms(query, key, value, log_decay, rate, scale=1.0, gate=gate), past
+        return Terms(query, key, value, log_decay, rate.transpose(1, 2), scale=1.0, gate=gate), past
 
     def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:
         """Return the rows."""

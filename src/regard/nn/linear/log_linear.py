@@ -209,7 +209,7 @@ class _LogLinear(RecurrentAttention):
     learned="W_in (2·I + 2·G·N + H, E), W_λ (H·M, E), s (H, M), A, b, D (H), convolution, norm (I), W_O (E, I)",
     cost="O(L·E·I + L·log L·I·N)",
     causal="yes",
-    cache="H·K·V·log N and the convolution's steps",
+    cache="H·K·V·log₂ max_len and the convolution's steps",
 )
 class LogLinearMamba2(Mamba2, _LogLinear):
     """Log-linear Mamba-2: log L spans of the past, each with a state and a weight (Guo 2025, arXiv 2506.04761).
@@ -278,7 +278,7 @@ class LogLinearMamba2(Mamba2, _LogLinear):
     learned="W_QKV, W_z (H·V, E), W_βa (2·H, E), W_λ (H·M, E), s (H, M), A, b (H), convolution, norm, W_O (E, H·V)",
     cost="O(L·E² + L·log L·E·K)",
     causal="yes",
-    cache="H·K·V·log N and the convolution's steps",
+    cache="H·K·V·log₂ max_len and the convolution's steps",
 )
 class LogLinearGatedDeltaNet(GatedDeltaNet, _LogLinear):
     """Log-linear Gated DeltaNet: log L spans of the past, each with a state and a weight (Guo 2025, arXiv 2506.04761).

@@ -209,13 +209,13 @@ class _LogLinear(RecurrentAttention):
     learned="W_in (2·I + 2·G·N + H, E), W_λ (H·M, E), s (H, M), A, b, D (H), convolution, norm (I), W_O (E, I)",
     cost="O(L·E·I + L·log L·I·N)",
     causal="yes",
-    cache="H·K·V·log N and the convolution's steps",
+    cache="H·K·V·log₂ max_len and the convolution's steps",
 )
 class LogLinearMamba2(Mamba2, _LogLinear):
     """Log-linear Mamba-2: log L spans of the past, each with a state and a weight (Guo 2025, arXiv 2506.04761).
 
-    As a Fenwick tree does, step t splits the steps j before it into spans by the number of binary digits of ``t xor j``,
-    so that a span is the longer, the longer ago it is. The state S of :class:`Mamba2` is the sum of their states S_l,
+    As a Fenwick tree does, step t splits the steps j before it into spans, by the number of binary digits of
+    ``t xor j``: the longer ago, the longer is a span. The state S of :class:`Mamba2` is the sum of their states S_l,
     and a head reads ``Σ_l λ_l CᵀS_l`` with weights of its own for each step, ``λ = softplus(s ⊙ W_λ x)``. With all
     weights 1, this is Mamba-2. Steps are numbered within their document.
 
@@ -273,12 +273,12 @@ class LogLinearMamba2(Mamba2, _LogLinear):
 
 
 @mechanism(
-    formula="S as in Gated DeltaNet, split into S_l by l = bits(t xor j); y = norm(Σ_l λ_l qᵀS_l / √K) ⊙ SiLU(W_z x) · W_O",
+    formula="S as in Gated DeltaNet, split into S_l by l = bits(t xor j); y = norm(Σ_l λ_l qᵀS_l / √K) ⊙ SiLU(z) · W_O",
     sources=("guo2025loglinear",),
     learned="W_QKV, W_z (H·V, E), W_βa (2·H, E), W_λ (H·M, E), s (H, M), A, b (H), convolution, norm, W_O (E, H·V)",
     cost="O(L·E² + L·log L·E·K)",
     causal="yes",
-    cache="H·K·V·log N and the convolution's steps",
+    cache="H·K·V·log₂ max_len and the convolution's steps",
 )
 class LogLinearGatedDeltaNet(GatedDeltaNet, _LogLinear):
     """Log-linear Gated DeltaNet: log L spans of the past, each with a state and a weight (Guo 2025, arXiv 2506.04761).

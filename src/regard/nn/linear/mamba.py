@@ -1,4 +1,4 @@
-"""Mamba: a state space model whose channels decay each in its own way, a gated linear attention with heads of width 1."""
+"""Mamba: a state space model with a decay for each channel, which is gated linear attention with heads of width 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from regard.nn.positions.rotary import Rotation
     cache="I·N and the convolution's steps",
 )
 class Mamba(RecurrentAttention):
-    """Mamba's mixer (S6): each channel has a state of N numbers, which decay each in its own way (Gu 2023, arXiv 2312.00752).
+    """Mamba's mixer (S6): a state of N numbers for each channel, with decays of their own (Gu 2023, arXiv 2312.00752).
 
     A projection of the row gives values x and a gate z, of I columns each; x passes a short convolution with SiLU, and
     gives a key B, a query C and, through a matrix of low rank, a step size ``Δ = softplus(W₂ W₁ x + b)`` per channel.
@@ -105,10 +105,11 @@ class Mamba(RecurrentAttention):
         rows, past = self.conv.run(rows, past, layout)
         low, key, query = self.selected(rows).split(self._widths, -1)
         wide = torch.promote_types(x.dtype, torch.float32)
-        rate = F.softplus(self.step(low).to(wide)).transpose(1, 2)  # (B, I, L)
-        log_decay = -rate.unsqueeze(-1) * self.A_log.to(wide).exp().unsqueeze(1)
+        # Softplus, of whose gradient compilers get the layout wrong.
+        rate = -F.logsigmoid(-self.step(low).to(wide))  # (B, L, I)
+        log_decay = (rate.unsqueeze(-1) * -self.A_log.to(wide).exp()).transpose(1, 2)
         query, key, value = (heads(each.to(wide), n) for each, n in ((query, 1), (key, 1), (rows, self.num_heads)))
-        return Terms(query, key, value, log_decay, rate, scale=1.0, gate=gate), past
+        return Terms(query, key, value, log_decay, rate.transpose(1, 2), scale=1.0, gate=gate), past
 
     def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:
         """Return the rows."""

@@ -93,9 +93,17 @@ class Read:
         return found
 
     def by_level(
-        self, query: Array, key: Array, value: Array, scale: float, decay: Array, rate: Array, levels: Array, delta: bool
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        scale: float,
+        decay: Array,
+        rate: Array,
+        levels: Array,
+        delta: bool,
     ) -> Array:
-        """Return what each head reads (B, L, H, V): what each earlier step wrote, by itself, times its level's weight."""
+        """Return what each head reads (B, L, H, V): what each step wrote, times its level's weight."""
         B, L, H, V = value.shape
         found = np.zeros((B, L, H, V))
         for b, h in np.ndindex(B, H):
@@ -226,7 +234,11 @@ def mamba(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     rows, z = np.split(times(read.x, layer.proj), 2, -1)
     rows, N = read.conv(layer.conv, rows), layer.A_log.shape[1]
     low, key, query = np.split(times(rows, layer.selected), [-2 * N, -N], -1)
-    rows, step, a = np.where(read.real[..., None], rows, 0), softplus(times(low, layer.step)), -np.exp(array(layer.A_log))
+    rows, step, a = (
+        np.where(read.real[..., None], rows, 0),
+        softplus(times(low, layer.step)),
+        -np.exp(array(layer.A_log)),
+    )
     found = np.zeros_like(rows)
     for b in range(len(rows)):
         state = np.zeros_like(a)
@@ -378,7 +390,10 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
         mamba2,
     ),
     "Mamba": (
-        {"": _made(nn.Mamba, state_dim=3), "wide": _made(nn.Mamba, inner_dim=5, step_rank=2, conv_bias=False, bias=True)},
+        {
+            "": _made(nn.Mamba, state_dim=3),
+            "wide": _made(nn.Mamba, inner_dim=5, step_rank=2, conv_bias=False, bias=True),
+        },
         mamba,
     ),
     "MesaNet": (

@@ -294,3 +294,6 @@ def test_states_and_experts_are_not_split_among_processes() -> None:
         check_divisible(model, 1)
         with pytest.raises(ValueError, match="tensor must be 1 with layers that have a state, or experts"):
             check_divisible(model, 2)
+    for kind in ("gta", "tpa"):
+        with pytest.raises(ValueError, match=r"tensor must be 1 with \w+, whose projections are not split by heads"):
+            check_divisible(DecoderLM(DecoderLMConfig(20, width=16, layers=1, heads=2, attention=kind)), 2)

@@ -27,6 +27,13 @@ def made(name: str, **where: Any) -> RecurrentAttention:
     return layer
 
 
+def layer_state(layer: RecurrentAttention, x: Tensor) -> Tensor:
+    cache = nn.LinearCache()
+    layer(x, cache=cache)
+    assert cache.state is not None
+    return cache.state[0]
+
+
 def rows(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
@@ -193,6 +200,10 @@ def test_lengths_beyond_the_sequence_are_refused(name: str) -> None:
         layer(x, valid_lens=torch.tensor([4, -1]))
     with pytest.raises(ValueError, match=f"{name}: attn_mask must be from 0 to 4"):
         layer(x, masks.padding(torch.tensor([4, 5])))
+    cache = nn.LinearCache()
+    layer(x[:, :3], valid_lens=torch.tensor([3, 2]), cache=cache)
+    layer(x[:, 3:], masks.padding(torch.tensor([4, 2])), cache=cache)  # the second sequence has ended
+    close(cache.state[0][1:], layer_state(layer, x[1:, :2]))
 
 
 @every_layer

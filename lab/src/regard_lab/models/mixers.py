@@ -275,7 +275,11 @@ def _factorized(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG0
 
 
 def _tensor_product(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    ranks = {"query_rank": config.query_rank, "key_rank": config.key_rank, "value_rank": config.key_rank}
+    ranks: dict[str, Any] = {
+        "query_rank": config.query_rank,
+        "key_rank": config.key_rank,
+        "value_rank": config.key_rank,
+    }
     return TensorProductAttention(config.width, config.heads, rotary=rotary(config), **ranks, **_headed(config))
 
 

@@ -234,11 +234,11 @@ class _Replaced(torch.autograd.Function):
         return second
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
         return grad, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: Tensor | None) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def jvp(ctx: Any, tangent: Tensor, _: Tensor | None) -> Tensor:  # noqa: ARG004
         return tangent
 
 

@@ -18,11 +18,8 @@ from regard.nn import (
     SelfAttention,
     TensorProductAttention,
 )
-from regard.normalizers.base import TABLE as NORMALIZERS
-from regard.scores.base import TABLE as SCORES
 
 LAYERS = [each for each in (getattr(regard.nn, name) for name in regard.nn.__all__) if hasattr(each, "forward")]
-PARTS = [each for each in (*SCORES.values(), *NORMALIZERS.values()) if each.__init__ is not object.__init__]
 
 
 @pytest.mark.parametrize("layer", [each for each in LAYERS if not inspect.isabstract(each)], ids=lambda it: it.__name__)
@@ -31,12 +28,6 @@ def test_the_layer_that_was_called_is_named(layer: Any) -> None:
     expected = rf"^{layer.__name__}\(\) got an unexpected keyword argument 'no_such_option'"
     with pytest.raises(TypeError, match=expected):
         layer(*[16 for each in required if each.kind is each.POSITIONAL_OR_KEYWORD], no_such_option=1)
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda each: each.__name__)
-def test_the_score_or_normalizer_that_was_called_is_named(part: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^{part.__name__}.__init__\(\) got an unexpected keyword argument 'typo'"):
-        part(typo=1)
 
 
 @pytest.mark.parametrize(
@@ -60,24 +51,6 @@ def test_the_nearest_option_is_suggested(layer: Any, option: str, hint: str) -> 
 def test_options_that_a_layer_lacks_are_not_those_of_its_base(layer: Any, option: str) -> None:
     with pytest.raises(TypeError, match=rf"^{layer.__name__}\(\) got an unexpected keyword argument '{option}'"):
         layer(16, 4, **{option: None})
-
-
-def test_forward_is_named_for_the_class_that_was_called() -> None:
-    with pytest.raises(TypeError, match=r"^ForgettingAttention.forward\(\) got an unexpected keyword argument 'lens'"):
-        ForgettingAttention(16, 4)(torch.zeros(1, 2, 16), lens=None)
-
-    class First(ForgettingAttention):
-        pass
-
-    class Second(ForgettingAttention):
-        def forward(self, x: Any, *args: Any, **options: Any) -> Any:
-            return super().forward(x, *args, **options) + 1
-
-    class Both(First, Second):
-        pass
-
-    x, layer = torch.randn(1, 2, 16), Both(16, 4)
-    assert torch.equal(layer(x), ForgettingAttention.forward(layer, x) + 1)  # the method resolution order holds
 
 
 def test_other_type_errors_are_unchanged() -> None:

@@ -138,20 +138,3 @@ def _options(cls: type) -> list[str]:
             return [*found, *declared]
         found += _named(init)
     return []
-
-
-def name_inherited(cls: type, method: str) -> None:
-    """Give a class a copy of a method that it inherits, under its own name, which Python's errors then state.
-
-    A wrapper could also suggest an argument, but would add a call to each call.
-    """
-    inherited = (vars(base)[method] for base in cls.__mro__ if method in vars(base))
-    found = next(each for each in inherited if not hasattr(each, "is_copy"))
-    if method in vars(cls) or not isinstance(found, FunctionType) or found.__name__ != method:
-        return
-    copied = FunctionType(found.__code__, found.__globals__, method, found.__defaults__, found.__closure__)
-    copied.__kwdefaults__, copied.__doc__ = found.__kwdefaults__, found.__doc__
-    copied.__annotations__, copied.__module__ = found.__annotations__, found.__module__
-    copied.__qualname__ = f"{cls.__qualname__}.{method}"
-    vars(copied).update(vars(found), is_copy=True)
-    setattr(cls, method, copied)

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from regard._utils.keywords import name_inherited
-
 #: Attributes that are as good in the key of a plan as they are.
 PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size))
 
@@ -34,7 +32,6 @@ class Part:
             if vars(base).get("__final__"):
                 root = next(part for part in base.__mro__ if Part in part.__bases__)
                 raise TypeError(f"{base.__name__} is final and cannot be subclassed; subclass {root.__name__}.")
-        name_inherited(cls, "__init__")
         own = vars(cls)
         for name, others in cls.shortcuts.items():
             if name not in own and not others.isdisjoint(own):

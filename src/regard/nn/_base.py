@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard._utils.constraints import TensorOf, floats, size
 from regard._utils.errors import rejected, shape
-from regard._utils.keywords import name_inherited, name_unexpected
+from regard._utils.keywords import name_unexpected
 from regard._utils.part import Part
 from regard.masks import Mask, MaskLike
 from regard.masks.matrix import is_matrix
@@ -33,7 +33,6 @@ class Layer(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         name_unexpected(cls)
-        name_inherited(cls, "forward")
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -73,9 +73,8 @@ def sources() -> dict[str, Source]:
 
 
 @cache
-def _commands(app: typer.Typer) -> dict[str, Any]:
-    commands: dict[str, Any] = typer.main.get_group(app).commands
-    return commands
+def _commands(app: typer.Typer) -> Mapping[str, Any]:
+    return typer.main.get_group(app).commands
 
 
 class Commands(TyperGroup):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from unittest.mock import Mock, patch
 
+import interpreter
 import torch
 
 import regard
@@ -318,6 +319,7 @@ def laws(first, count):
 
 if __name__ == "__main__":
     assert type(kernels.forward).__name__ == "InterpretedFunction"
+    interpreter.patch_once()
     for check in sys.argv[1:]:
         name, *numbers = check.split()
         globals()[name](*map(int, numbers))

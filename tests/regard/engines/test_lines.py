@@ -87,18 +87,21 @@ def test_it_is_weighted_least_squares(engine, name, mask):
     torch.testing.assert_close(out, expected(q, k, v, score, given, 0.05), atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.campaign(keep=45)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["dot", "gaussian per feature"])
+@pytest.mark.parametrize("name", ["dot", "gaussian", "gaussian per feature"])
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "bool matrix", "bias"])
 @pytest.mark.parametrize("sizes", [(11, 13, 3, 2), (70, 150, 5, 17)])
 def test_gradients_are_those_of_the_definition(engine, name, mask, sizes):
     L, S, E, V = sizes
-    score = {"dot": scores.Dot(), "gaussian per feature": scores.Gaussian(1 + 0.1 * torch.arange(E).double())}[name]
+    widths = {"gaussian": torch.tensor(1.3).double(), "gaussian per feature": 1 + 0.1 * torch.arange(E).double()}
     given = made_masks(2, L, S)[mask]
     found = []
     for each in ("reference", engine):
-        leaves = [t.requires_grad_() for t in drawn((2, 4, L, E), (2, 2, S, E), (2, 2, S, V))]
-        out = regard.attention(*leaves, given, score=score, engine=each, enable_gqa=True, order=1)
+        ends = drawn((2, 4, L, E), (2, 2, S, E), (2, 2, S, V))
+        leaves = [t.clone().requires_grad_() for t in (*ends, *([widths[name]] if name in widths else []))]
+        score = scores.Gaussian(leaves[3]) if name in widths else scores.Dot()
+        out = regard.attention(*leaves[:3], given, score=score, engine=each, enable_gqa=True, order=1)
         grad = drawn(out.shape, seed=1)[0]
         found.append((out, *torch.autograd.grad(out, leaves, grad)))
     for right, got in zip(*found):

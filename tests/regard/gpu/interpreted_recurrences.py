@@ -5,6 +5,7 @@ Run in a process of its own with TRITON_INTERPRET=1, by test_recurrence_kernels.
 
 from itertools import product
 
+import interpreter
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from regard.nn.linear.recurrence import _formula, _recurrent
 from regard.nn.linear.steps import Steps
 
 DECAYS = ("none", "head", "channels")
+interpreter.patch_once()
 
 
 def new(*size, seed):

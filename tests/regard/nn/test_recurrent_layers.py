@@ -112,6 +112,15 @@ def test_padding_on_either_side(name: str) -> None:
 
 
 @every_layer
+def test_a_sequence_that_ended_before_the_step(name: str) -> None:
+    layer, x, cache, mask = made(name), rows(2, 6, 8), nn.LinearCache(), masks.padding(torch.tensor([3, 6]))
+    found = torch.cat([layer(part, mask, cache=cache) for part in x.split(2, 1)], 1)
+    whole = layer(x, mask)
+    close(found[0, :3], whole[0, :3])
+    close(found[1], whole[1])
+
+
+@every_layer
 def test_no_steps_and_no_sequences(name: str) -> None:
     layer = made(name)
     assert layer(rows(2, 0, 8)).shape == (2, 0, 8)

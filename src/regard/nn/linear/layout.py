@@ -113,7 +113,7 @@ def layout_of(
         elif (
             isinstance(mask, FirstKeys) and mask.name == "padding" and isinstance(mask.n, Tensor) and mask.n.dim() == 1
         ):
-            found = real_rows(name, mask.n - before, x)[..., 0]
+            found = real_rows(name, (mask.n - before).clamp(min=0), x)[..., 0]
         elif mask is not None:
             expected = "be None, masks.document(ids), a padding mask, or both, as a recurrence has no scores to mask"
             got = repr(attn_mask) if isinstance(attn_mask, Mask) else described(attn_mask)

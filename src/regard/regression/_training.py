@@ -413,6 +413,20 @@ class TrainingPoints(BaseEstimator):
         """Raise if X (n, n_features) has values that its features cannot have."""
         check_values(type(self).__name__, self._kinds(), X, self._names(), self.missing)
 
+    def _check_magnitudes(self, name: str) -> None:
+        """Raise if sums of X or y, or of their powers, would overflow."""
+        way = "loo" if self.n_neighbors == "loo" else self.bandwidth if isinstance(self.bandwidth, str) else ""
+        most_x = 1e75 if self._order == 2 else 1e150  # parabolas sum fourth powers
+        # Searches sum squares of errors, lines products with X.
+        most_y = 1e150 if way in CHOSEN or self._order else 1e300
+        if self._dtype == torch.float32:
+            most_y = 1e18 if way in ("loo", "learned") and not self._order else 1e37
+        for argument, values, most in (("X", self._X, most_x), ("y", self._targets(), most_y)):
+            largest = float(np.nanmax(np.abs(values), initial=0.0))
+            if largest > most:
+                expected = f"hold numbers up to {most:g}, as sums of larger ones overflow (use another unit)"
+                raise rejected(name, argument, expected, f"{largest:.3g}")
+
     def _names(self) -> Any:
         return getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
 
@@ -457,6 +471,7 @@ class TrainingPoints(BaseEstimator):
             expected = f"have a feature that is no category, and at most {CORNERS} categories, for n_neighbors"
             raise rejected(name, "X", expected, f"{count:,} categories in {len(self._features.kinds)} features")
         self._dtype = resolve_dtype(name, self.dtype, self._X)
+        self._check_magnitudes(name)
         self._evaluator = self._new_evaluator(name)
         self._center = np.average(self._targets(), axis=0, weights=self._weight)
         given = validate_bandwidth(name, self.bandwidth, self.n_features_in_)

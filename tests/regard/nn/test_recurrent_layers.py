@@ -200,10 +200,15 @@ def test_lengths_beyond_the_sequence_are_refused(name: str) -> None:
         layer(x, valid_lens=torch.tensor([4, -1]))
     with pytest.raises(ValueError, match=f"{name}: attn_mask must be from 0 to 4"):
         layer(x, masks.padding(torch.tensor([4, 5])))
-    cache = nn.LinearCache()
-    layer(x[:, :3], valid_lens=torch.tensor([3, 2]), cache=cache)
-    layer(x[:, 3:], masks.padding(torch.tensor([4, 2])), cache=cache)  # the second sequence has ended
-    close(cache.state[0][1:], layer_state(layer, x[1:, :2]))
+
+
+@every_layer
+def test_a_sequence_that_ended_before_the_step(name: str) -> None:
+    layer, x, cache, mask = made(name), rows(2, 6, 8), nn.LinearCache(), masks.padding(torch.tensor([3, 6]))
+    found = torch.cat([layer(part, mask, cache=cache) for part in x.split(2, 1)], 1)
+    whole = layer(x, mask)
+    close(found[0, :3], whole[0, :3])
+    close(found[1], whole[1])
 
 
 @every_layer

@@ -65,3 +65,11 @@ def test_a_call_that_failed_has_not_been() -> None:
 def test_arguments_that_do_not_fit(arguments: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         SelfAttention(8, **arguments)
+
+
+def test_a_mask_by_head_is_no_padding_of_a_first_step() -> None:
+    layer, x = SelfAttention(8, 4, num_kv_heads=2).eval(), torch.randn(1, 1, 8)
+    by_head = torch.tensor([True, False, True, True]).view(4, 1, 1)
+    torch.testing.assert_close(layer(x, by_head), layer(x, by_head.unsqueeze(0)))
+    with pytest.raises(ValueError, match=r"attn_mask must have shape \(L, S\)"):
+        layer(x, by_head[:2])

@@ -384,6 +384,29 @@ class TestInputs:
             NadarayaWatsonRegressor().fit(X, y, -np.ones(len(X)))
 
 
+@pytest.mark.parametrize(
+    ("options", "factors", "message"),
+    [
+        ({}, (1e160, 1), "X must hold numbers up to 1e+150, as sums of larger ones overflow (use another unit)"),
+        ({"order": 2}, (1e80, 1), "X must hold numbers up to 1e+75, as sums of"),
+        ({"bandwidth": "loo"}, (1, 1e200), "y must hold numbers up to 1e+150, as sums of"),
+        ({"bandwidth": "loo", "dtype": "float32"}, (1, 1e20), "y must hold numbers up to 1e+18, as sums of"),
+        ({"dtype": "float32"}, (1, 1e200), "y must hold numbers up to 1e+37, as sums of"),
+    ],
+)
+def test_numbers_whose_sums_overflow(options, factors, message):
+    X, y, _ = made(n=12)
+    with pytest.raises(ValueError) as caught:
+        NadarayaWatsonRegressor(**options).fit(X * factors[0], y * factors[1])
+    assert str(caught.value).startswith(f"NadarayaWatsonRegressor: {message}")
+
+
+def test_large_numbers_are_another_unit():
+    X, y, query = made(n=12)
+    plain, large = (NadarayaWatsonRegressor(order=2).fit(X * a, y * b) for a, b in ((1, 1), (1e74, 1e149)))
+    np.testing.assert_allclose(large.predict(query * 1e74) / 1e149, plain.predict(query), rtol=1e-6)
+
+
 class TestAllOrNothing:
     def test_a_call_that_fails_changes_nothing(self):
         X, y, query = made()

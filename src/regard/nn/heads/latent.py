@@ -325,7 +325,7 @@ class MultiheadLatentAttention(Layer):
 
 def _is_step(query: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None) -> bool:
     """Whether this is one query per sequence, with at most a key padding mask."""
-    marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
+    marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:-1] == (1, 1))
     return query.shape[2] == 1 and marked and not is_causal and request is None
 
 

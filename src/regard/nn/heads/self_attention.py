@@ -544,7 +544,7 @@ class SelfAttention(PartLayer, GroupedProjections):
         """Whether this is one query per sequence, with the default parts and at most a key padding mask."""
         plain = self.score is None and self.normalizer == "softmax" and self.engine == "auto"
         plain = plain and self._factor is None and self.softcap is None and self.order == 0
-        marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
+        marked = mask is None or (type(mask) is Tensor and mask.dtype == torch.bool and mask.shape[1:-1] == (1, 1))
         alone = request is None and not is_causal and not (self.training and self.dropout) and self.context is None
         return q.shape[2] == 1 and plain and marked and alone
 

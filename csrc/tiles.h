@@ -102,7 +102,7 @@ INLINE bool hides_all(const T* bias, i64 count) {
   return true;
 }
 
-// Keys of a tile without those at either end that the bias hides from rows `first` to `last`, inclusive.
+// Keys of a tile, at least one, without those at either end that the bias hides from rows `first` to `last`, inclusive.
 template <class T>
 Range unhidden(const Arguments<T>& a, i64 head, i64 first, i64 last, i64 t0, Range keys) {
   Range seen{keys.stop, keys.start};
@@ -279,7 +279,8 @@ template <class Family, class T>
 Range tile_scores(const Arguments<T>& a, i64 head, i64 r0, i64 r1, i64 g, i64 t0, i64 n, i64 column, T* k, T* s) {
   const i64 row = r0 + g * GROUP, last = r1 - 1;
   Range keys = group_range(a, head, row, least(row + GROUP - 1, last), t0, n);
-  if (a[F::bias] != 0 && a[F::bias_c] != 0) keys = unhidden(a, head, row, least(row + GROUP - 1, last), t0, keys);
+  if (keys.start < keys.stop && a[F::bias] != 0 && a[F::bias_c] != 0)
+    keys = unhidden(a, head, row, least(row + GROUP - 1, last), t0, keys);
   const i64 j0 = keys.start, j1 = keys.stop;
   if (j1 <= j0 || !Family::compare(a, head, row, last, t0, j0, padded(j1 - j0), k, s)) return {0, 0};
   if (a.softcap != T(0)) cap(a, j0, padded(j1 - j0), s);

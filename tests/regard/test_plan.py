@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import regard
 from regard import masks, normalizers, scores
 from regard._call import plan as _plan
 from regard.engines.base import EngineOutput, Runner
+from regard.engines.fused import pool, prepared
 from regard.engines.problem import Call, Problem
 from regard.engines.sdpa import Sdpa
 from regard.testing.conformance import tiny_tiles
@@ -371,7 +373,9 @@ def _laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", ["plain", "tokens", "spread", "double"])
-@pytest.mark.parametrize("name", ["is_causal", "bool", "grouped", "softcap", "float", "expanded", "step", "scaled"])
+@pytest.mark.parametrize(
+    "name", ["is_causal", "bool", "grouped", "softcap", "float", "expanded", "step", "padded step", "scaled"]
+)
 def test_prepared_kernels_read_what_a_call_is_given(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later calls, on other tensors, against the definition in float64."""
     bias = torch.where(bool_mask(), normal(20, 20), -torch.inf)
@@ -379,6 +383,13 @@ def test_prepared_kernels_read_what_a_call_is_given(name: str, layout: str, monk
         "float": {"attn_mask": bias},
         "expanded": {"attn_mask": bias[:1, :1].expand(20, 20)},
         "step": {"query": Q[:, :, :1], "key": GROUPED, "value": GROUPED, "enable_gqa": True},
+        "padded step": {
+            "query": Q[:, :, :1],
+            "key": GROUPED,
+            "value": GROUPED,
+            "enable_gqa": True,
+            "attn_mask": bool_mask()[3:4],
+        },
         "scaled": {"is_causal": True, "scale": -0.5, "value": V[..., :3]},
     }
     given = {"query": Q, "key": K, "value": V, **(others[name] if name in others else CALLS[name]())}
@@ -392,6 +403,29 @@ def test_prepared_kernels_read_what_a_call_is_given(name: str, layout: str, monk
     monkeypatch.undo()
     exact = regard.attention(**{**given, **{end: t.double() for end, t in later.items()}}, engine="reference")
     torch.testing.assert_close(output.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("team", ["torch_parallel_for", "GOMP_parallel", "none"])
+@pytest.mark.parametrize("name", ["is_causal", "bool", "grouped"])
+def test_threads_that_share_a_prepared_kernel_change_no_bit(
+    name: str, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = call(name, engine="fused")
+    _plan.clear_plans()
+    monkeypatch.setattr(prepared, "WORTH", 1)
+    found = pool._team()
+    if team == "GOMP_parallel":
+        found = ctypes.CDLL(None).GOMP_parallel
+        found.argtypes, found.restype = (pool._OldBody, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    monkeypatch.setattr(pool, "_team", lambda: None if team == "none" else found)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in range(3):
+            assert torch.equal(call(name, engine="fused"), alone)
+    finally:
+        torch.set_num_threads(threads)
+        _plan.clear_plans()
 
 
 def test_a_subclass_that_runs_otherwise_gets_no_shortcut() -> None:

@@ -901,6 +901,15 @@ def test_marked_keys_are_a_bias_beside_intervals() -> None:
         torch.testing.assert_close(regard.attention(q, k, v, mask, engine="fused"), right)
 
 
+def test_a_bias_beside_intervals_that_end_before_a_tile_begins() -> None:
+    """Some rows of a block see keys of the next tile, and others do not."""
+    query, key = normal(1, 1, 540, 4), normal(1, 1, 560, 4, seed=1)
+    mask = masks.key_padding(normal(1, 560) > -0.5) & masks.causal(offset=8)
+    found = regard.attention(query, key, key, mask, engine="fused")
+    exact = regard.attention(query.double(), key.double(), key.double(), mask, engine="reference")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_marked_keys_in_a_row_are_an_interval(causal: bool) -> None:
     keep = torch.tensor([[False, True, True, False, False], [False] * 5, [True] * 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class PreparedForward:
         self._key = F.key if rows.in_place else F.key_raw
         self._function, reals = call.function, type(call.reals)(rows.scale, rows.softcap)
         self._reals, self._at_reals = reals, ctypes.addressof(reals)
-        # Behind the kernel's own scratch memory, of each thread, are the peaks and totals of rows, which are not wanted.
+        # Behind the kernel's scratch memory, of each thread, are the peaks and totals of rows, which are not wanted.
         size, numbers, whole = call.dtype.itemsize, padded(query.shape[:3].numel()), call.sizes["items"]
         apart = made.memory.size * size
         self._threads, self._peaks, self._totals = threads, threads * apart, threads * apart + numbers * size
@@ -63,9 +64,10 @@ class PreparedForward:
         self._arguments = call.filled(arrays, {"first": 0, "last": whole})
         if threads > 1:
             cuts = cuts_of_items(visible, made.order, SHARES * threads)
-            address = ctypes.cast(call.function, ctypes.c_void_p).value
+            function: Any = call.function
+            address = ctypes.cast(function, ctypes.c_void_p).value or 0
             # The job that csrc/team.cpp describes, but for the address of the arguments.
-            self._arguments.extend([address or 0, 0, self._at_reals, len(cuts) - 1, apart, 0, 0, *cuts])
+            self._arguments.extend([address, 0, self._at_reals, len(cuts) - 1, apart, 0, 0, *cuts])
         self._arguments.append(0)  # set to 1 by the kernel if the output is not finite
 
     @classmethod

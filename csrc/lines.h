@@ -409,7 +409,8 @@ INLINE bool any_lane(const Lane<T>& marks) {
   return sum_of_lanes<T>(any) > T(0);
 }
 
-// Write M without its ridge, and return Σ w |k − q|². `gap` is q − k̄, and `spread` the trace of M, as far as it is known.
+// Write M without its ridge, and return Σ w |k − q|². `slope` holds q − k̄ so far, and `spread` the trace of M, which has
+// lost digits where means are far from 0.
 template <class T>
 Lane<T> line_moments(
     const Lines<T>& a, const T* key, const LineRange& seen, const Lane<T>& share, const Lane<T>& spread,

@@ -169,6 +169,19 @@ def test_far_from_the_origin(engine):
     assert (far - near).abs().max() < 2e-3  # the inputs themselves lose 7 bits
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-2)])
+@pytest.mark.parametrize("mask", [None, masks.window(190, 60)])
+@pytest.mark.parametrize("spread", [1.0, 0.01])
+def test_products_and_differences_of_keys(spread, mask, dtype, limit):
+    # Wide groups of keys are summed by their products; around narrow ones, far from the mean of all, these lose digits.
+    corner, noise, q_noise, v = drawn((1, 1, 400, 5), (1, 2, 400, 5), (1, 2, 400, 5), (1, 2, 400, 3))
+    q, k = corner.sign() + spread * q_noise, corner.sign() + spread * noise
+    options = {"attn_mask": mask, "score": scores.Gaussian(2 * spread), "order": 1}
+    right = regard.attention(q, k, v, engine="reference", **options)
+    out = regard.attention(*(t.to(dtype) for t in (q, k, v)), engine="fused", **options)
+    assert (out.double() - right).abs().max() < limit * right.abs().max()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_weights_and_other_fields(engine):
     q, k, v = drawn((1, 2, 7, 3), (1, 2, 9, 3), (1, 2, 9, 2))

@@ -121,9 +121,10 @@ def _read(
     )
     sums = None if state is None else state[0][:, :, :count].flatten(1, 2)
     found, end = recur(steps, sums, form="auto", chunk=64)
-    weights = torch.where(reads, levels[..., 1 : 1 + count].transpose(2, 3), 0.0)
+    found = torch.where(reads.unsqueeze(-1), found.unflatten(1, (H, count)), 0.0)
+    weights = levels[..., 1 : 1 + count].transpose(2, 3)
     own = (query * key).sum(-1).repeat_interleave(H // G, 1) * (scale * rate * levels[..., 0])
-    output = (weights.unsqueeze(-1) * found.unflatten(1, (H, count))).sum(2) + own.unsqueeze(-1) * value
+    output = (weights.unsqueeze(-1) * found).sum(2) + own.unsqueeze(-1) * value
     if not return_state:
         return output
     end = end.unflatten(1, (H, count))

@@ -75,7 +75,7 @@ def _read(
     D, log_decay, rate = key.shape[-1], log_decay.unsqueeze(-1), rate.unsqueeze(-1)
     if state is None:
         state = value.new_zeros(*key.shape[:2], D, D + value.shape[-1])
-    system = key, ridge, log_decay, rate, state[..., :D]
+    system = _finite(key, log_decay, rate, ridge, state[..., :D])
     if is_traced(query) or not torch.is_grad_enabled():
         solution = _solved(iterations, query, *system)
     else:
@@ -83,6 +83,17 @@ def _read(
     steps = Steps(solution, key, torch.cat([key, value], -1), log_decay, rate)
     output, end = recur(steps, state, form="auto", chunk=64)
     return (output[..., D:], end) if return_state else output[..., D:]
+
+
+def _finite(key: Tensor, log_decay: Tensor, rate: Tensor, ridge: Tensor, start: Tensor) -> System:
+    """Return the systems without steps that are not finite: a chunk would spread them to earlier ones.
+
+    Later steps of their document read a state that holds them.
+    """
+    if not is_traced(key):
+        right = torch.cat([key, log_decay.exp(), rate], -1).isfinite().all(-1, keepdim=True)
+        key, log_decay, rate = (torch.where(right, each, 0.0) for each in (key, log_decay, rate))
+    return key, ridge, log_decay, rate, start
 
 
 #: The systems (G_t + diag(λ)) of all steps: key, ridge, log_decay and rate (B, H, L, 1), and G before the first.

@@ -274,7 +274,8 @@ def _may_have_spread(steps: Steps, output: Tensor, end: Tensor) -> bool:
     """Return whether a row of a CPU call was not finite: then neither is a state, nor what its document reads."""
     if not steps.key.is_cpu or values_unavailable(output):
         return False
-    seen = (end,) if steps.resets is None else (end, output)
+    forgets = steps.resets is not None or (steps.log_decay is not None and not is_finite(steps.log_decay))
+    seen = (end, output) if forgets else (end,)
     return not all(is_finite(each) or bool(each.isfinite().all()) for each in seen)
 
 
@@ -344,7 +345,7 @@ def _recurrent(steps: Steps, state: Tensor) -> tuple[Tensor, Tensor]:
     tensors = (*groups[:5], *erased, groups.resets, groups.reader)
     for q, k, v, g, rate, a, e, reset, reader in zip(*map(by_step, tensors)):
         before = state if reset is None else torch.where(reset, 0.0, state)
-        kept = before if g is None else before * g.exp().mT
+        kept = before if g is None else torch.where(g.mT == -torch.inf, 0.0, before * g.exp().mT)
         written = v - reader @ kept if steps.delta else v
         written = written if rate is None else rate * written
         state = kept + k.mT @ written

@@ -555,7 +555,7 @@ def _transform_refusal() -> str | None:
 
 def _gradient_refusal(problem: Problem) -> str | None:
     if problem.mask is not None and torch.is_grad_enabled() and any(t.requires_grad for t in problem.mask.tensors()):
-        return "no gradient to a bias (engines 'streaming' and 'reference' have one)"
+        return "no gradient to a bias"
     return None
 
 

@@ -228,7 +228,7 @@ def test_features_of_another_encoder_are_refused(data: Path, tmp_path: Path, mon
 
 def test_options_that_contradict_each_other() -> None:
     for table, message in (
-        ({"encoder": "cnn"}, "tune must be 'full' where encoder is 'cnn', which knows nothing, got 'frozen'"),
+        ({"encoder": "cnn"}, "tune must be 'full' where encoder is 'cnn', which is not pretrained, got 'frozen'"),
         ({"tune": "full", "data": {"features": "x"}}, r"data\.features must be left out where the encoder learns"),
         ({"data": {"valid": "x", "held_out": 3}}, r"data\.held_out must be left out where valid is given"),
         ({"vocabularies": {"joint": True}}, r"vocabularies\.joint must be left out for captions"),
@@ -286,7 +286,7 @@ def test_scores_are_learned_from(data: Path, tmp_path: Path, frozen: None, hard:
 
 def test_rewards_that_make_no_sense_are_refused(data: Path) -> None:
     for table, expected in (
-        ({"reward": {"cider": 1.0}}, "start must be given where only rewards count"),
+        ({"reward": {"cider": 1.0}}, "start must be the folder of a trained captioner where only rewards count"),
         ({"reward": {"draws": 3}}, r"draws must be left out where no score has a weight, got 3"),
         ({"reward": {"cider": -1.0}}, "cider must be a finite number of at least 0"),
         ({"reward": {"cider": 1.0, "draws": 1}}, "draws must be an int of at least 2"),

@@ -29,7 +29,11 @@ from regard.nn import (
     LaserAttention,
     LightningAttention,
     LinearSelfAttention,
+    LogLinearGatedDeltaNet,
+    LogLinearMamba2,
+    Mamba,
     Mamba2,
+    MesaNet,
     MixtureOfBlockAttention,
     MultiheadLatentAttention,
     MultiMatrixFactorizationAttention,
@@ -165,22 +169,28 @@ def _linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return LinearSelfAttention(config.width, config.heads, **_projections(config), feature_map=name)
 
 
+def _gated(config: DecoderLMConfig) -> dict[str, Any]:
+    return {
+        "num_key_heads": config.recurrent_key_heads,
+        "key_dim": config.recurrent_key_width,
+        "value_dim": config.recurrent_value_width,
+        "conv_size": config.convolution,
+        "negative_eigenvalues": config.negative_eigenvalues,
+        "norm_eps": config.recurrent_eps,
+    }
+
+
 def _gated_delta(config: DecoderLMConfig, layer: int, num_steps: int = 1) -> nn.Module:  # noqa: ARG001
-    return GatedDeltaNet(
-        config.width,
-        config.recurrent_heads or config.heads,
-        num_key_heads=config.recurrent_key_heads,
-        key_dim=config.recurrent_key_width,
-        value_dim=config.recurrent_value_width,
-        conv_size=config.convolution,
-        num_steps=num_steps,
-        negative_eigenvalues=config.negative_eigenvalues,
-        norm_eps=config.recurrent_eps,
-    )
+    return GatedDeltaNet(config.width, config.recurrent_heads or config.heads, num_steps=num_steps, **_gated(config))
 
 
 def _delta_product(config: DecoderLMConfig, layer: int) -> nn.Module:
     return _gated_delta(config, layer, config.delta_steps)
+
+
+def _leveled_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    heads = config.recurrent_heads or config.heads
+    return LogLinearGatedDeltaNet(config.width, heads, max_len=config.max_length, **_gated(config))
 
 
 def _kimi_delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
@@ -204,15 +214,37 @@ def _delta(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     )
 
 
+def _states(config: DecoderLMConfig) -> dict[str, Any]:
+    return {
+        "head_dim": config.recurrent_value_width,
+        "state_dim": config.recurrent_key_width or 128,
+        "num_groups": config.recurrent_key_heads or 1,
+        "conv_size": config.convolution,
+        "bias": config.bias,
+        "norm_eps": config.recurrent_eps,
+    }
+
+
 def _mamba2(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    return Mamba2(
+    return Mamba2(config.width, config.recurrent_heads or config.heads, **_states(config))
+
+
+def _leveled_mamba2(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    heads = config.recurrent_heads or config.heads
+    return LogLinearMamba2(config.width, heads, max_len=config.max_length, **_states(config))
+
+
+def _mamba(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    state = config.recurrent_key_width or 16
+    return Mamba(config.width, state_dim=state, conv_size=config.convolution, bias=config.bias)
+
+
+def _mesa(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return MesaNet(
         config.width,
         config.recurrent_heads or config.heads,
-        head_dim=config.recurrent_value_width,
-        state_dim=config.recurrent_key_width or 128,
-        num_groups=config.recurrent_key_heads or 1,
+        head_dim=config.recurrent_key_width,
         conv_size=config.convolution,
-        bias=config.bias,
         norm_eps=config.recurrent_eps,
     )
 
@@ -314,7 +346,11 @@ MIXERS: Mapping[str, Mixer] = {
     "kimi-delta": Mixer(_kimi_delta, "Kimi Delta Attention"),
     "laser": Mixer(partial(softmax, kind=LaserAttention), "LASER", state=False, rotary=True, scores=True),
     "lightning": Mixer(_lightning, "lightning attention"),
+    "log-linear-gated-delta": Mixer(_leveled_delta, "log-linear Gated DeltaNet"),
+    "log-linear-mamba2": Mixer(_leveled_mamba2, "log-linear Mamba-2"),
+    "mamba": Mixer(_mamba, "Mamba"),
     "mamba2": Mixer(_mamba2, "Mamba-2"),
+    "mesa": Mixer(_mesa, "MesaNet"),
     "mfa": Mixer(_factorized, "multi-matrix factorization attention (MFA)", state=False, rotary=True, causal=True),
     "mla": Mixer(_latent, "multi-head latent attention (MLA)", state=False, rotary=True),
     "moba": Mixer(_block_mixture, "mixture of block attention (MoBA)", state=False, rotary=True, causal=True),

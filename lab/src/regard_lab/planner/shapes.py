@@ -231,12 +231,16 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
+#: Kinds that solve a system for each token, whose operations are not counted.
+_SOLVING = ("mesa",)
+
+
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:
     """Return the layer of a decoder with this kind of attention, perhaps experts, and perhaps another layer's keys."""
     D = config.head
-    if kind not in ("softmax", "linear") and not MIXERS[kind].state:
-        planned = ", ".join(each for each, mixer in MIXERS.items() if each == "softmax" or mixer.state)
-        raise rejected("plan", "attention", f"be one of those whose work is planned ({planned})", repr(kind))
+    planned = [each for each, mixer in MIXERS.items() if each == "softmax" or (mixer.state and each not in _SOLVING)]
+    if kind not in planned:
+        raise rejected("plan", "attention", f"be one of those whose work is planned ({', '.join(planned)})", repr(kind))
     if kind in ("softmax", "linear"):
         state = config.heads * D * (D + 1)
         seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}
@@ -246,7 +250,8 @@ def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: boo
     with torch.device("meta"):
         cache = LinearCache()
         layer(torch.empty(1, 1, config.width), cache=cache)
-    (_, H, K, V), state = cache.state.matrix.shape, sum(each.numel() for each in cache.state)
+    (_, *heads, K, V), state = cache.state.matrix.shape, sum(each.numel() for each in cache.state)
+    H = math.prod(heads)  # a level of a log-linear layer is a head of its recurrence
     attention = AttentionShape(H, H, K, causal=True, linear=True, value_width=V, state=state, steps=layer.num_steps)
     names = [name for name, each in layer.named_modules() if isinstance(each, nn.Linear)]
     weights = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -37,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("whole", deadline=None)  # a machine may be busy
     settings.register_profile("usual", deadline=None, max_examples=tiers.examples(100))
     settings.load_profile("whole" if whole else "usual")
+    gc.disable()  # until tests are collected, of which nothing is garbage
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what lives as long as the process: packages and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

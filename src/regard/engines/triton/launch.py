@@ -101,7 +101,8 @@ def tile_shape(
     if family != DOT:
         if size == 4 and width > LEAST_WIDTH:
             if width > 64:
-                return Shape(16 if width > 128 else 32, 16, 16, 16, 8, 1 if chip == "sm_80" else 2, 16)
+                rows, warps = (32, 8) if width <= 128 else (16, 8 if chip == "gfx942" else 16)
+                return Shape(rows, 16, 16, 16, warps, 1 if chip == "sm_80" else 2, 16)
             return Shape(32, 16 if chip == "sm_100" else 32, 16, 16, 8, 1, 32 if chip == "sm_90a" else WHOLE)
         if width > 128 or size == 8:
             return Shape(32, 32, 32, 32, 4, 1)

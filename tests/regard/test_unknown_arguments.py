@@ -14,6 +14,7 @@ from regard.nn import (
     DifferentialAttention,
     ForgettingAttention,
     LaserAttention,
+    LogLinearGatedDeltaNet,
     PathAttention,
     SelfAttention,
     TensorProductAttention,
@@ -39,6 +40,12 @@ def test_the_layer_that_was_called_is_named(layer: Any) -> None:
         (LaserAttention, "normaliser", "Did you mean 'normalizer'?"),
         (SelfAttention, "num_key_value_heads", "Did you mean 'num_kv_heads'?"),
         (SelfAttention, "attention_dropout", "Did you mean 'dropout'?"),
+        (  # an option of its base, and none that is near
+            LogLinearGatedDeltaNet,
+            "num_steps",
+            "Write one of embed_dim, num_heads, max_len, num_key_heads, key_dim, value_dim, conv_size, "
+            "negative_eigenvalues, norm_eps, device, dtype.",
+        ),
     ],
 )
 def test_the_nearest_option_is_suggested(layer: Any, option: str, hint: str) -> None:

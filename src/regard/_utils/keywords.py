@@ -76,7 +76,7 @@ def unexpected(function: str, argument: str, known: Collection[str]) -> TypeErro
     attention() got an unexpected keyword argument 'window_size'. Write attn_mask=regard.masks.window(left, right).
     """
     same = [each for each in _ELSEWHERE.get(argument, ()) if each.partition("=")[0] in known]
-    near = same or get_close_matches(argument, known, 1) or [f"one of {', '.join(known)}"]
+    near = same or get_close_matches(argument, known, 1, 0.75) or [f"one of {', '.join(known)}"]
     hint = f"Did you mean {near[0]!r}?" if near[0] in known else f"Write {near[0]}."
     return TypeError(f"{function}() got an unexpected keyword argument {argument!r}. {hint}")
 

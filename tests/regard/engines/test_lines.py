@@ -169,17 +169,23 @@ def test_far_from_the_origin(engine):
     assert (far - near).abs().max() < 2e-3  # the inputs themselves lose 7 bits
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("mask", [None, masks.window(190, 60)])
 @pytest.mark.parametrize("spread", [1.0, 0.01])
-def test_products_and_differences_of_keys(spread, mask, dtype, limit):
+def test_products_and_differences_of_keys(spread, mask, dtype):
     # Wide groups of keys are summed by their products; around narrow ones, far from the mean of all, these lose digits.
     corner, noise, q_noise, v = drawn((1, 1, 400, 5), (1, 2, 400, 5), (1, 2, 400, 5), (1, 2, 400, 3))
-    q, k = corner.sign() + spread * q_noise, corner.sign() + spread * noise
+    given = [t.to(dtype) for t in (corner.sign() + spread * q_noise, corner.sign() + spread * noise, v)]
     options = {"attn_mask": mask, "score": scores.Gaussian(2 * spread), "order": 1}
-    right = regard.attention(q, k, v, engine="reference", **options)
-    out = regard.attention(*(t.to(dtype) for t in (q, k, v)), engine="fused", **options)
-    assert (out.double() - right).abs().max() < limit * right.abs().max()
+    right = regard.attention(*(t.double() for t in given), engine="reference", **options)
+    error = (regard.attention(*given, engine="fused", **options).double() - right).abs().max()
+    if dtype == torch.float64:
+        limit = 1e-9 * right.abs().max()
+    elif spread == 1:
+        limit = 4 * (regard.attention(*given, engine="reference", **options).double() - right).abs().max()
+    else:  # 50 widths from the mean of all keys, as docs/limits.md says
+        limit = 1e-3 * right.abs().max()
+    assert error < limit
 
 
 @pytest.mark.parametrize("engine", ENGINES)

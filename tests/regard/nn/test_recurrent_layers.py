@@ -198,8 +198,12 @@ def test_lengths_beyond_the_sequence_are_refused(name: str) -> None:
     message = f"{name}: valid_lens must be from 0 to 4, the length of the sequences, got -1"
     with pytest.raises(ValueError, match=message):
         layer(x, valid_lens=torch.tensor([4, -1]))
-    with pytest.raises(ValueError, match=f"{name}: attn_mask must be from 0 to 4"):
+    with pytest.raises(ValueError, match=f"{name}: lengths of attn_mask must be from 0 to 4, .* got 5"):
         layer(x, masks.padding(torch.tensor([4, 5])))
+    cache = nn.LinearCache()
+    layer(x[:, :3], cache=cache)
+    with pytest.raises(ValueError, match=f"{name}: lengths of attn_mask must be from 0 to 4, .* got 5"):
+        layer(x[:, 3:], masks.padding(torch.tensor([4, 5])), cache=cache)
 
 
 @every_layer

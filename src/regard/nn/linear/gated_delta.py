@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +146,19 @@ class DeltaNet(_DeltaRule):
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence."""
         return self._delta(x, past, layout, self.rate(x).sigmoid())
+
+
+class OneStepOptions(TypedDict, total=False):
+    """Keyword arguments of :class:`GatedDeltaNet` layers that write one key and value of each token."""
+
+    num_key_heads: int | None
+    key_dim: int | None
+    value_dim: int | None
+    conv_size: int
+    negative_eigenvalues: bool
+    norm_eps: float
+    device: Any
+    dtype: Any
 
 
 @mechanism(

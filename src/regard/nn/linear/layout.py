@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard._utils.constraints import lengths
 from regard._utils.errors import described, rejected
 from regard.masks import Mask, MaskLike
 from regard.masks.base import AndMask
@@ -113,7 +114,8 @@ def layout_of(
         elif (
             isinstance(mask, FirstKeys) and mask.name == "padding" and isinstance(mask.n, Tensor) and mask.n.dim() == 1
         ):
-            found = real_rows(name, (mask.n - before).clamp(min=0), x, "attn_mask")[..., 0]
+            until = lengths(name, "lengths of attn_mask", mask.n, B, before + L)
+            found = real_rows(name, (until - before).clamp(min=0), x)[..., 0]
         elif mask is not None:
             expected = "be None, masks.document(ids), a padding mask, or both, as a recurrence has no scores to mask"
             got = repr(attn_mask) if isinstance(attn_mask, Mask) else described(attn_mask)

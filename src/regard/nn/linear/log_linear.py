@@ -5,7 +5,7 @@ Dimensions: B batch, L steps, E width, G heads of keys, H heads of values, N lev
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,9 @@ from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard._utils.tracing import is_symbolic
 from regard.nn._base import parameter
-from regard.nn.linear.gated_delta import GatedDeltaNet
+from regard.nn.linear.gated_delta import GatedDeltaNet, OneStepOptions
 from regard.nn.linear.layout import Layout
-from regard.nn.linear.mamba2 import Mamba2
+from regard.nn.linear.mamba2 import Mamba2, Mamba2Options
 from regard.nn.linear.operator import recur
 from regard.nn.linear.recurrence import document_starts
 from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, heads
@@ -154,7 +154,8 @@ class _LogLinear(RecurrentAttention):
     max_len: int
     level_scale: nn.Parameter
 
-    def _add_levels(self, max_len: int, where: dict[str, Any]) -> None:
+    def _add_levels(self, max_len: int) -> None:
+        where: dict[str, Any] = {"device": self.out.weight.device, "dtype": self.out.weight.dtype}
         self.max_len = _LONG(self, "max_len", max_len)
         self.num_levels = (self.max_len - 1).bit_length() + 1
         self.levels = nn.Linear(self.embed_dim, self.num_heads * self.num_levels, bias=False, **where)
@@ -246,27 +247,10 @@ class LogLinearMamba2(Mamba2, _LogLinear):
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        max_len: int = 16384,
-        head_dim: int | None = None,
-        state_dim: int = 128,
-        num_groups: int = 1,
-        conv_size: int = 4,
-        conv_bias: bool = True,
-        bias: bool = False,
-        norm_eps: float = 1e-5,
-        device: Any = None,
-        dtype: Any = None,
+        self, embed_dim: int, num_heads: int, *, max_len: int = 16384, **options: Unpack[Mamba2Options]
     ) -> None:
-        where = {"device": device, "dtype": dtype}
-        super().__init__(
-            embed_dim, num_heads, head_dim=head_dim, state_dim=state_dim, num_groups=num_groups, conv_size=conv_size,
-            conv_bias=conv_bias, bias=bias, norm_eps=norm_eps, **where,
-        )  # fmt: skip
-        self._add_levels(max_len, where)
+        super().__init__(embed_dim, num_heads, **options)
+        self._add_levels(max_len)
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
@@ -314,26 +298,10 @@ class LogLinearGatedDeltaNet(GatedDeltaNet, _LogLinear):
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        max_len: int = 16384,
-        num_key_heads: int | None = None,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        conv_size: int = 4,
-        negative_eigenvalues: bool = False,
-        norm_eps: float = 1e-6,
-        device: Any = None,
-        dtype: Any = None,
+        self, embed_dim: int, num_heads: int, *, max_len: int = 16384, **options: Unpack[OneStepOptions]
     ) -> None:
-        where = {"device": device, "dtype": dtype}
-        super().__init__(
-            embed_dim, num_heads, num_key_heads=num_key_heads, key_dim=key_dim, value_dim=value_dim,
-            conv_size=conv_size, negative_eigenvalues=negative_eigenvalues, norm_eps=norm_eps, **where,
-        )  # fmt: skip
-        self._add_levels(max_len, where)
+        super().__init__(embed_dim, num_heads, **options)
+        self._add_levels(max_len)
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""

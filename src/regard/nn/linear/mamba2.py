@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,20 @@ from regard.nn.linear.recurrent_attention import (
 )
 from regard.nn.linear.short_convolution import ShortConvolution
 from regard.nn.positions.rotary import Rotation
+
+
+class Mamba2Options(TypedDict, total=False):
+    """Keyword arguments that every :class:`Mamba2` takes."""
+
+    head_dim: int | None
+    state_dim: int
+    num_groups: int
+    conv_size: int
+    conv_bias: bool
+    bias: bool
+    norm_eps: float
+    device: Any
+    dtype: Any
 
 
 @mechanism(
@@ -92,7 +106,7 @@ class Mamba2(RecurrentAttention):
         self.state_dim = size(self, "state_dim", state_dim)
         self.num_groups = size(self, "num_groups", num_groups)
         if H % self.num_groups:
-            raise rejected("Mamba2", "num_groups", f"divide num_heads {H}", num_groups)
+            raise rejected(type(self).__name__, "num_groups", f"divide num_heads {H}", num_groups)
         flag(self, "bias", bias)
         inner, keys = H * self.head_dim, self.num_groups * self.state_dim
         self._widths = inner, keys, keys  # of values x, keys B and queries C

@@ -137,9 +137,9 @@ def zero_padding(
     return query, torch.where(real, key, 0.0), torch.where(real, value, 0.0), real
 
 
-def real_rows(function: str, valid_lens: Any, rows: Tensor, argument: str = "valid_lens") -> Tensor:
+def real_rows(function: str, valid_lens: Any, rows: Tensor) -> Tensor:
     """Return which rows (B, ..., S, C) lie within their sequence: bool, broadcasting with the rows."""
-    valid_lens = lengths(function, argument, valid_lens, rows.shape[0], rows.shape[-2])
+    valid_lens = lengths(function, "valid_lens", valid_lens, rows.shape[0], rows.shape[-2])
     b = torch.arange(rows.shape[0], device=rows.device).view(-1, *[1] * (rows.dim() - 1))
     kv_idx = torch.arange(rows.shape[-2], device=rows.device).unsqueeze(-1)
     visible = masks.padding(valid_lens).visible(b, b, b, kv_idx)

@@ -6,6 +6,7 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -16,9 +17,11 @@ from regard_lab.training.options import TrainingOptions
 BATCH = Batch(torch.ones(128, 3, dtype=torch.long), torch.full((128,), 3), torch.ones(128, 2, dtype=torch.long))
 
 
-def _shown(*, terminal: bool, validation: bool = False, **budget: Any) -> str:
-    """Return what is shown of a hundred steps of two seconds and 128 pairs each."""
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+def _shown(*, terminal: str = "", validation: bool = False, **budget: Any) -> str:
+    """Return what a terminal of this type, or else a pipe, gets in a hundred steps of two seconds and 128 pairs."""
+    console = Console(
+        file=io.StringIO(), force_terminal=bool(terminal), width=100, color_system=None, _environ={"TERM": terminal}
+    )
     pairs = "" if validation else "words"
     options = TrainingOptions(**{"steps": 100} | budget)
     display = TrainingDisplay(console, options, pairs)
@@ -40,16 +43,17 @@ def _shown(*, terminal: bool, validation: bool = False, **budget: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_pipe_gets_a_few_plain_lines() -> None:
+@pytest.mark.parametrize("terminal", ["", "dumb"])
+def test_pipes_and_terminals_without_a_cursor_get_a_few_plain_lines(terminal: str) -> None:
     for budget in ({}, {"steps": 10**9, "seconds": 200.0}):
-        lines = _shown(terminal=False, **budget).splitlines()
+        lines = _shown(terminal=terminal, **budget).splitlines()
         assert len(lines) == 10
         assert lines[4] == "training  50%  loss 0.250, 64 words/s, 1:40 left"
         assert lines[9] == "training 100%  loss 0.250, 64 words/s, 0:00 left"
 
 
 def test_a_validation_has_a_line_of_its_own() -> None:
-    lines = _shown(terminal=False, validation=True).splitlines()
+    lines = _shown(validation=True).splitlines()
     assert lines == [
         "step 50  loss 0.02  no better than guessing by frequency, 0.1  (loss 0.250, 320 tokens/s, 1:40 left)",
         "step 100  loss 0.01  (loss 0.250, 320 tokens/s, 0:00 left)",
@@ -58,7 +62,7 @@ def test_a_validation_has_a_line_of_its_own() -> None:
 
 def test_a_terminal_gets_a_bar() -> None:
     for budget, step in (({}, "step 100 of 100"), ({"steps": 10**9, "seconds": 200.0}, "step 100 ")):
-        shown = _shown(terminal=True, **budget)
+        shown = _shown(terminal="xterm", **budget)
         last = shown.rsplit("step", 1)[1]
         assert f"step{last}".startswith(step)
         assert "━" in last

@@ -512,7 +512,7 @@ def test_encoder_decoders_open_on_cross_attention(visit, tmp_path: Path) -> None
     page.wait_for_timeout(100)
     assert "t1 (1) is pinned" in status(page) and "as a key" not in status(page)
     page.locator('[aria-label="Search for a token"]').fill("1")
-    page.wait_for_function("document.querySelectorAll('.found').length === 2")
+    page.locator(".found").nth(1).wait_for()
     assert page.locator(".found").all_text_contents() == ["t1", "s1"]
     page.keyboard.press("Enter")
     page.wait_for_timeout(100)

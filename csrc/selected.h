@@ -10,7 +10,8 @@
 
 namespace {
 
-constexpr i64 WORD = 64;  // bits of a word
+constexpr i64 WORD = 64;    // bits of a word
+constexpr i64 MARKED = 64;  // queries whose keys are marked together
 
 // The arrays and sizes of a call. Heads of queries are H, of keys and values G. Lists have K keys; that of sequence b and
 // head h is number b·list_b + h·list_h. A part has so many `rows` of queries, a bucket the keys of so many `words`.
@@ -40,17 +41,20 @@ struct Selection {
   INLINE const uint64_t* bits_of(i64 b, i64 h, i64 part) const { return bits_of(b * list_b + h * list_h, part); }
 };
 
-// Mark the keys of lists; a work item is a part of the queries of a list. Indices of no key mark nothing: they were
+// Mark the keys of lists; a work item is a few queries of a part of a list. Indices of no key mark nothing: they were
 // checked, but another thread may have changed them since.
 template <class T>
 void mark(const Selection<T>& a, i64 first, i64 last, const int32_t* lists) {
-  const i64 row = a.row_of_bits();
+  const i64 row = a.row_of_bits(), shares = parts(a.rows, MARKED);
   for (i64 item = first; item < last; ++item) {
-    const i64 list = item / a.all_parts(), part = item % a.all_parts();
-    uint64_t* bits = a.bits_of(list, part);
-    std::memset(bits, 0, size_t(a.all_words() * row) * sizeof(uint64_t));
-    for (i64 i = 0; i < least(a.rows, a.L - part * a.rows); ++i) {
-      const int32_t* keys = lists + (list * a.L + part * a.rows + i) * a.K;
+    const i64 list = item / shares / a.all_parts(), part = item / shares % a.all_parts();
+    const i64 l0 = part * a.rows, i0 = item % shares * MARKED;
+    const i64 count = least(least(MARKED, a.rows - i0), a.L - l0 - i0);
+    uint64_t* bits = a.bits_of(list, part) + i0;
+    if (count <= 0) continue;
+    for (i64 word = 0; word < a.all_words(); ++word) std::memset(bits + word * row, 0, size_t(count) * sizeof(*bits));
+    for (i64 i = 0; i < count; ++i) {
+      const int32_t* keys = lists + (list * a.L + l0 + i0 + i) * a.K;
       for (i64 t = 0; t < a.K; ++t) {
         const uint64_t key = uint32_t(keys[t]);
         if (key < uint64_t(a.S)) bits[key / WORD * row + i] |= uint64_t{1} << key % WORD;

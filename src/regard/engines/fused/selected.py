@@ -17,6 +17,8 @@ from regard.masks.base import Extent, Mask
 
 #: Queries that a part has at most, as few as are worth it, and bytes that a thread holds for them.
 _ROWS, _FEW_ROWS, _BYTES = 512, 64, 4 << 20
+#: Queries whose keys a task marks, as MARKED of csrc/selected.h.
+_MARKED = 64
 #: Keys of a word of bits; keys that a query should have in a bucket, and words that this has at most.
 _WORD, _KEYS, _WORDS = 64, 32, 8
 #: Indices of keys, or words of as many bits, that are held at once.
@@ -94,7 +96,9 @@ class _Part:
         bucket = min(max(_KEYS * words // max(K, 1), 1), _WORDS)
         pair = 2 * value.element_size() + 4  # two numbers and an index
         row = -(-min(K, bucket * _WORD) // PAD) * PAD * pair + 8
-        rows = max(min(_ROWS, _BYTES // row, max(-(-L // torch.get_num_threads()), _FEW_ROWS), L), 1)
+        # Parts are large, since each of them reads all keys, but no fewer than the threads that share a head of keys.
+        threads = -(-torch.get_num_threads() // max(B * G, 1))
+        rows = max(min(_ROWS, _BYTES // row, max(-(-L // threads), _FEW_ROWS), L), 1)
         blocks = max(-(-L // rows), 1)
         rows = max(-(-L // blocks), 1)
         #: Number of work items of the forward pass.
@@ -104,7 +108,8 @@ class _Part:
         self.room = rows * row + PAD * pair
         bits = keys.new_empty(list_b * list_h * blocks, words, -(-rows // 8) * 8 + 8, dtype=torch.int64)
         mark, ends = library.load("selected.mark", query.dtype), (bits.data_ptr(), self.sizes.data_ptr())
-        shared(lambda first, last: mark(*ends, first, last, keys.data_ptr()), list_b * list_h * blocks)
+        marked = list_b * list_h * blocks * -(-rows // _MARKED)
+        shared(lambda first, last: mark(*ends, first, last, keys.data_ptr()), marked)
         self.arrays = self.query, key, value, bits, self.sizes
         self.given = *(x.data_ptr() for x in self.arrays), scale
 

@@ -30,13 +30,15 @@
   field(added_r)                                                                                                \
   /* A bias given as a tensor, with its strides, and which of its matrices a sequence has. */                   \
   field(bias) field(planes) field(bias_b) field(bias_h) field(bias_r) field(bias_c)                             \
+  /* The rows of queries and keys that a sequence has, −1 for none, and how many there are of each head. */      \
+  field(query_rows) field(key_rows) field(all_queries) field(all_keys)                                          \
   /* Sizes; a work item is a block of rows of one head. */                                                      \
   field(H) field(G) field(L) field(S) field(C) field(V) field(K) field(tile) field(first) field(last)           \
   field(block) field(head_first) field(kv_first) field(held) field(held_row)                                    \
   /* Where the parts of the scratch memory begin. */                                                            \
   field(scratch) field(at_query) field(at_key) field(at_value) field(at_score) field(at_weight)                 \
   field(at_state) field(at_output) field(at_rows) field(at_d_key) field(at_d_score) field(at_d_query)           \
-  field(at_delta) field(at_held) field(at_found) field(at_place) field(at_line)
+  field(at_delta) field(at_held) field(at_found) field(at_place) field(at_line) field(at_gathered)
 
 namespace {
 
@@ -47,6 +49,10 @@ enum Field {
 #undef DECLARED
 };
 }  // namespace F
+
+#define COUNTED(name) +1
+constexpr int FIELD_COUNT = FIELDS(COUNTED);
+#undef COUNTED
 
 constexpr i64 TILE = 512;        // keys that a tile has at most
 constexpr i64 CHUNK = 64;        // values or features of a chunk: the distance of rows whose lanes are these

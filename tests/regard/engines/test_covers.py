@@ -230,27 +230,29 @@ def test_threads_agree():
     check_threads(lambda: results(*arrays, mask, engine="fused"))
 
 
-def places(mask, L, **options):
+def cover(mask, L, **options):
     query = torch.zeros(1, 2, L, 8)
-    return covers.Places.of(Problem.of(Call(query, query, query, mask, **options)))
+    return covers.useful_cover(Problem.of(Call(query, query, query, mask, **options)))
 
 
 def test_which_calls_have_tiles():
     image = masks.neighbourhood((40, 40), 5)
-    assert places(image, 1600) is not None and places(image & masks.causal(), 1600) is not None
-    assert places(image & masks.alibi(2), 1600) is not None and places(image, 1600, score="gaussian") is not None
-    assert places(image | masks.sinks(1), 1600) is None and places(~image, 1600) is None
-    assert places(image, 1600, dropout_p=0.5) is None  # by a key's own place
-    assert places(masks.neighbourhood(1600, 5), 1600) is None  # intervals suffice
-    assert places(masks.neighbourhood((8, 8), 7), 64) is None  # one tile
+    assert cover(image, 1600) is not None and cover(image & masks.causal(), 1600) is not None
+    assert cover(image & masks.alibi(2), 1600) is not None and cover(image, 1600, score="gaussian") is not None
+    assert cover(image | masks.sinks(1), 1600) is None and cover(~image, 1600) is None
+    assert cover(image, 1600, dropout_p=0.5) is None  # by a key's own place
+    assert cover(masks.neighbourhood(1600, 5), 1600) is None  # intervals suffice
+    assert cover(masks.neighbourhood((8, 8), 7), 64) is None  # one tile
 
 
 def test_few_kinds_of_tiles_share_a_matrix():
     """What is kept of a mask follows its windows, not the image."""
     image = masks.neighbourhood((64, 64), 7)
-    visible = places(image, 64 * 64).visible_keys(image, torch.float32)
+    visible = covers.visible_keys(cover(image, 64 * 64), image, Extent(1, 2, 64 * 64, 64 * 64), torch.float32)
     assert visible.bias.shape[0] <= 9 and visible.planes.shape == (visible.extent.B,)
-    assert places(masks.axial((64, 64), 0), 64 * 64).visible_keys(image, torch.float32).bias is None
+    columns = masks.axial((64, 64), 0)
+    whole = covers.visible_keys(cover(columns, 64 * 64), columns, Extent(1, 2, 64 * 64, 64 * 64), torch.float32)
+    assert whole.bias is None
 
 
 def test_auto_chooses_the_tiles():

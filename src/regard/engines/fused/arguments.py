@@ -56,11 +56,13 @@ _NAMES = (
     "segments segment_count added added_at added_b added_h added_r",
     # A bias given as a tensor, with its strides, and which of its matrices a sequence has.
     "bias planes bias_b bias_h bias_r bias_c",
+    # The rows of queries and keys that a sequence has, −1 for none, and how many there are of each head.
+    "query_rows key_rows all_queries all_keys",
     # Sizes; a work item is a block of rows of one head.
     "H G L S C V K tile first last block head_first kv_first held held_row",
     # Where the parts of the scratch memory begin.
     "scratch at_query at_key at_value at_score at_weight at_state at_output",
-    "at_rows at_d_key at_d_score at_d_query at_delta at_held at_found at_place at_line",
+    "at_rows at_d_key at_d_score at_d_query at_delta at_held at_found at_place at_line at_gathered",
 )
 
 FIELDS = tuple(" ".join(_NAMES).split())
@@ -93,7 +95,10 @@ _ROWS = {
     "segments": "segment_count three",
     "added": "added_numbers",
     "bias": "bias_numbers",
-    "planes": "B",
+    "planes": "sequences",
+    "query_rows": "sequences rows",
+    "key_rows": "sequences keys",
+    "order": "items",
 }
 _FORWARD = {
     "sink": "B H L",
@@ -111,7 +116,6 @@ _BACKWARD = {
     "d_weight": "share_heads two C",
     "d_added": "added_numbers",
     "d_bias": "d_bias_numbers",
-    "order": "items",
 }
 _PREPARE = {"query": "B S C", "weight": "H V", "query_class": "B S", "output": "B S V"}
 

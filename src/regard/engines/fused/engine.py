@@ -18,7 +18,6 @@ from regard.engines.aux import AuxRequest, TopK
 from regard.engines.base import Cost, Engine, EngineOutput, Runner, Shortcut
 from regard.engines.fused import covers, in_place, library, lines, morton
 from regard.engines.fused.arguments import COMPACT, ENTMAX, SOFTMAX
-from regard.engines.fused.covers import Places
 from regard.engines.fused.families import Rows, family_of, inverse_of, is_direct, kind_of
 from regard.engines.fused.operators import StaticArguments, Traced, attend_differentiably, fused_forward
 from regard.engines.fused.prepared import PreparedForward, is_simple
@@ -29,7 +28,7 @@ from regard.engines.fused.visible_keys import VisibleKeys, split
 from regard.engines.problem import Problem
 from regard.engines.tiles import spans
 from regard.masks import Dense
-from regard.masks.base import Extent, reached
+from regard.masks.base import Cover, Extent, reached
 from regard.normalizers import SoftmaxSink
 from regard.scores import Score
 from regard.scores.kernels import Distance
@@ -86,9 +85,6 @@ class Fused(Engine):
         ends = (problem.query, problem.key, problem.value)
         moved = sum(t.numel() * t.element_size() for t in ends)
         kept = 2 * sum(t.numel() for t in ends) * size
-        cover = None if problem.mask is None else covers.cover_of(problem.mask, e)
-        if cover is not None:  # the keys of tiles, which overlap
-            kept += 2 * (problem.key.numel() + problem.value.numel()) * size * cover.keys.numel() // max(e.S, 1)
         if _rule(problem).kind == ENTMAX:
             held, row = held_scores(e.S)
             kept += torch.get_num_threads() * (held + 3) * row * size
@@ -145,7 +141,7 @@ class Fused(Engine):
             return None
         fixed: _Prepared = getattr(runner, "fixed", None) or _Prepared.of(problem, None)
         rows = _Projected.of(problem, fixed.weight)
-        setting = fixed.setting or _setting(problem, ForwardRequest(), fixed.places)
+        setting = fixed.setting or _setting(problem, ForwardRequest(), fixed.cover)
         empty = lse == -torch.inf
         peak, total = torch.where(empty, 0.0, lse), torch.where(empty, 0.0, 1.0).to(lse.dtype)
         if setting.is_direct:
@@ -202,14 +198,14 @@ class _Prepared:
         The non-differentiable arguments.
     weight : Tensor (H, C), or None
     wants : ForwardRequest
-    places : Places, or None
-        The tiles of a mask that has a cover of few pairs.
+    cover : Cover, or None
+        The tiles of a mask that has few pairs.
     """
 
     setting: StaticArguments | None
     weight: Tensor | None
     wants: ForwardRequest
-    places: Places | None
+    cover: Cover | None
 
     @classmethod
     def of(cls, problem: Problem, request: AuxRequest | None) -> _Prepared:
@@ -218,11 +214,11 @@ class _Prepared:
         if not score.tensors() and type(score).project is Score.project and not isinstance(score, OwnWidth):
             weight = _weight(score, problem.query[:, :, :0].detach().to(problem.compute_dtype))
             inverse = inverse_of(weight) if family_of(score) == "radial" else None
-        places = Places.of(problem)
+        cover = covers.useful_cover(problem)
         if mask is not None and not mask.is_fixed:
-            return cls(None, weight, wants, places)
-        if places is not None:
-            return cls(_setting(problem, wants, places), weight, wants, places)
+            return cls(None, weight, wants, cover)
+        if cover is not None:
+            return cls(_setting(problem, wants, cover), weight, wants, cover)
         return cls(replace(_setting(problem, wants, None), inverse=inverse), weight, wants, None)
 
 
@@ -304,7 +300,7 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
 
 def _shortcut(problem: Problem, fixed: _Prepared) -> Shortcut | None:
     """Return what runs the kernels of dot products on a call's own tensors; None if there is more to do."""
-    if fixed.weight is None or fixed.places is not None or family_of(problem.score) != "dot" or not is_simple(problem):
+    if fixed.weight is None or fixed.cover is not None or family_of(problem.score) != "dot" or not is_simple(problem):
         return None
     ends = {"query": problem.query, "key_raw": problem.key}
     rows = Rows("dot", problem.query.shape[-1], ends, _rule(problem).numbers, problem.scale, problem.softcap or 0.0)
@@ -331,7 +327,7 @@ def _without_mask(prepared: PreparedForward | None) -> Shortcut | None:
 def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem: Problem) -> EngineOutput:
     rows, setting = _Projected.of(problem, fixed.weight), fixed.setting
     if setting is None:
-        setting = _setting(problem, fixed.wants, fixed.places)
+        setting = _setting(problem, fixed.wants, fixed.cover)
     if dropout is not None:
         setting = replace(setting, dropout=dropout)
     if _is_ordered(setting, rows):
@@ -342,25 +338,24 @@ def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem:
     return _outcome(problem, found) if wants_aux else _output(problem, found)
 
 
-def _setting(problem: Problem, wants: ForwardRequest, places: Places | None) -> StaticArguments:
+def _setting(problem: Problem, wants: ForwardRequest, cover: Cover | None) -> StaticArguments:
     family = family_of(problem.score)
     assert family is not None
     kind = kind_of(problem.score)
-    if places is None:
+    if cover is None:
         visible = VisibleKeys.of(problem)
     else:
         assert problem.mask is not None
-        visible = places.visible_keys(problem.mask, problem.compute_dtype)
+        visible = covers.visible_keys(cover, problem.mask, problem.extent, problem.compute_dtype)
     options = problem.scale, problem.softcap or 0.0, _rule(problem)
-    return StaticArguments(family, kind, *options, visible, wants, places=places)
+    return StaticArguments(family, kind, *options, visible, wants)
 
 
 def _is_ordered(setting: StaticArguments, rows: _Projected) -> bool:
     """Whether sorting points along a curve is worth its cost."""
     many = rows.key.shape[2] > ORDERED and rows.query.shape[-1] > 0
     # Dropout is by a point's own place.
-    freely = setting.visible.in_any_order and setting.places is None
-    return setting.kind >= COMPACT and freely and many and setting.dropout is None
+    return setting.kind >= COMPACT and setting.visible.in_any_order and many and setting.dropout is None
 
 
 def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResult:

@@ -25,6 +25,8 @@ _DTYPES = {
     "segments": torch.int64,
     "planes": torch.int64,
     "order": torch.int64,
+    "query_rows": torch.int64,
+    "key_rows": torch.int64,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from operator import attrgetter, is_not
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from regard._utils.operators import define
 from regard.engines.fused import run
-from regard.engines.fused.covers import Places
 from regard.engines.fused.families import Rows, is_direct, rows_of
 from regard.engines.fused.rules import Rule
 from regard.engines.fused.run import Dropout, ForwardRequest, ForwardResult, Passes
@@ -37,10 +36,6 @@ class StaticArguments:
     precomputed : ForwardResult or None
         Results of a forward pass over more keys, if computed elsewhere.
     dropout : Dropout or None
-    places : Places or None
-        The tiles to which ``visible`` belongs. Rows are gathered in both passes, for some heads after others.
-    parts : dict
-        The arguments of these heads.
     """
 
     family: str
@@ -54,18 +49,10 @@ class StaticArguments:
     passes: Passes = field(default_factory=dict)
     precomputed: ForwardResult | None = None
     dropout: Dropout | None = None
-    places: Places | None = None
-    parts: dict[tuple[int, int], StaticArguments] = field(default_factory=dict)
 
-    def of_heads(self, heads: slice) -> StaticArguments:
-        """Return the arguments of some heads of tiles."""
-        count = heads.stop - heads.start
-        if count == self.visible.extent.H:
-            return self
-        key = heads.start if self.visible.differs_by_head else 0, count
-        if key not in self.parts:
-            self.parts[key] = replace(self, visible=self.visible.of_heads(heads), passes={}, parts={})
-        return self.parts[key]
+    def together(self, tensor: Tensor) -> Tensor:
+        """Return (B, heads, ...) as the kernels take it: (1, B · heads, ...) where rows are gathered."""
+        return tensor if self.visible.query_rows is None else tensor.flatten(0, 1).unsqueeze(0)
 
     @cached_property
     def is_direct(self) -> bool:
@@ -107,101 +94,40 @@ class Fused(torch.autograd.Function):
         sink: Tensor | None,
         *tensors: Tensor,
     ) -> tuple[Any, ...]:
-        value, found, inputs = value.contiguous(), setting.precomputed, None
-        if setting.places is None or len(setting.places.parts(key, value)) == 1:
-            inputs = _inputs(setting, query, key, value, weight)
-        if found is None:
-            found = _computed(setting, inputs, query, key, value, weight, sink)
+        inputs = _inputs(setting, query, key, value, weight)
+        found = setting.precomputed or _computed(setting, inputs, query.shape[0], sink)
         statistics = [t for t in (found.peak, found.total, *_optional(found)) if t is not None]
-        ctx.setting, ctx.inputs = setting, inputs  # needed for the backward pass; as large as the inputs, or few
+        ctx.setting, ctx.inputs = setting, inputs  # needed for the backward pass; as large as the inputs
         ctx.save_for_backward(query, key, value, weight, found.sink_share, found.output, *found.shares, *tensors)
         ctx.mark_non_differentiable(*statistics)
         return found.output, found.is_finite, *statistics
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        query, key, value, weight, share, output, peak, total, *tensors = ctx.saved_tensors
-        setting, wanted = ctx.setting, list(ctx.needs_input_grad[6:])
+        query, key, value, _, share, output, peak, total, *tensors = ctx.saved_tensors
+        setting, wanted, (rows, values) = ctx.setting, list(ctx.needs_input_grad[6:]), ctx.inputs
         visible = setting.visible.with_tensors(tensors)
         d_sink = _to_sink(share, grad, output) if ctx.needs_input_grad[5] else None
-        inputs, found = ctx.inputs, ForwardResult(output, peak, total)
-        if setting.places is None:
-            rows, value = inputs
-            pulled = run.backward(rows, value, visible, found, grad, wanted, setting.passes, setting.dropout)
-            d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
-            d_value, d_mask = pulled.value, pulled.mask
-        else:
-            ends = query, key, value, weight
-            d_query, d_key, d_value, d_weight, d_mask = _pulled(setting, inputs, ends, visible, found, grad, wanted)
-        masks = [g if want else None for g, want in zip(d_mask, wanted)]
-        return None, d_query, d_key, d_value, d_weight, d_sink, *masks
+        found = ForwardResult(*map(setting.together, (output, peak, total)))
+        grad = setting.together(grad)
+        pulled = run.backward(rows, values, visible, found, grad, wanted, setting.passes, setting.dropout)
+        d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
+        ends = d_query.reshape(query.shape), d_key.reshape(key.shape), pulled.value.reshape(value.shape)
+        masks = [g if want else None for g, want in zip(pulled.mask, wanted)]
+        return None, *ends, d_weight.unflatten(0, (-1, query.shape[1])).sum(0), d_sink, *masks
 
 
 def _computed(
-    setting: StaticArguments,
-    inputs: tuple[Rows, Tensor] | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    sink: Tensor | None,
+    setting: StaticArguments, inputs: tuple[Rows, Tensor], sequences: int, sink: Tensor | None
 ) -> ForwardResult:
-    """Run the forward pass, on prepared inputs or else on tiles of some heads after others."""
-    places, wants = setting.places, setting.wants
-    if places is None:
-        assert inputs is not None
-        return run.forward(*inputs, setting.visible, wants, setting.passes, sink, setting.dropout)
-    sinks = None if sink is None else sink.reshape(1, -1, 1)
-    pieces = []
-    for heads, key_heads in places.parts(key, value):
-        own = setting.of_heads(heads)
-        given = inputs or _inputs(setting, query, key, value, weight, heads, key_heads)
-        logits = None if sinks is None else sinks[:, heads].expand(len(places.cover.queries), -1, -1)
-        pieces.append(run.forward(*given, own.visible, wants, own.passes, logits))
-    return places.restored(pieces)
-
-
-def _pulled(
-    setting: StaticArguments,
-    inputs: tuple[Rows, Tensor] | None,
-    ends: tuple[Tensor, Tensor, Tensor, Tensor],
-    visible: VisibleKeys,
-    found: ForwardResult,
-    grad: Tensor,
-    wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor | None]]:
-    """Return the gradients of query, key, value and weight, and of the mask's tensors, from tiles."""
-    places, (query, key, value, _) = setting.places, ends
-    assert places is not None
-    gradients: list[list[Tensor]] = [[], [], [], []]
-    masks: list[list[Tensor | None]] = []
-    for heads, key_heads in places.parts(key, value):
-        own = setting.of_heads(heads)
-        rows, values = inputs or _inputs(setting, *ends, heads, key_heads)
-        seen = visible if own is setting else visible.of_heads(heads)
-        given = places.tiled(found, heads), places.queries(grad.flatten(0, 1)[heads])
-        pulled = run.backward(rows, values, seen, *given, wanted, own.passes)
-        d_query, d_key, d_weight = pulled.rows.finished(rows, query.shape[-1], setting.scale)
-        parts = places.by_query(d_query), places.by_key(d_key), places.by_key(pulled.value), d_weight
-        for gradient, part in zip(gradients, parts):
-            gradient.append(part)
-        masks.append(pulled.mask)
-    d_query, d_key, d_value, d_weight = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in gradients)
-    return (
-        d_query.view(query.shape),
-        d_key.view(key.shape),
-        d_value.view(value.shape),
-        d_weight.unflatten(0, (-1, query.shape[1])).sum(0),
-        [_joined(each, visible.differs_by_head) for each in zip(*masks)],
-    )
-
-
-def _joined(parts: Sequence[Tensor | None], by_head: bool) -> Tensor | None:
-    """Return the gradient of a bias (T, heads or 1, l, s) from those of some heads after others."""
-    given = [part for part in parts if part is not None]
-    if not given:
-        return None
-    return torch.cat(given, 1) if by_head else torch.stack(given).sum(0)
+    """Run the forward pass."""
+    sink = None if sink is None else setting.together(sink)
+    found = run.forward(*inputs, setting.visible, setting.wants, setting.passes, sink, setting.dropout)
+    if setting.visible.query_rows is None or sequences == 1:
+        return found
+    named = {each.name: getattr(found, each.name) for each in fields(found)}
+    names = [name for name, each in named.items() if isinstance(each, Tensor) and name != "received"]
+    return replace(found, **{name: named[name].squeeze(0).unflatten(0, (sequences, -1)) for name in names})
 
 
 def _inputs(
@@ -210,16 +136,13 @@ def _inputs(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
-    heads: slice = slice(None),
-    key_heads: slice = slice(None),
+    own_width: Tensor | None = None,
 ) -> tuple[Rows, Tensor]:
-    """Return the rows and values that the kernels take: those of the tiles of some heads, if there are tiles."""
-    places = setting.places
-    if places is None:
-        return setting.rows(query, key, weight), value
-    weight = weight.repeat(query.shape[0], 1)[heads]
-    query, key, value = query.flatten(0, 1)[heads], key.flatten(0, 1)[key_heads], value.flatten(0, 1)[key_heads]
-    return setting.rows(places.queries(query), places.keys(key), weight), places.keys(value)
+    """Return the rows and values that the kernels take."""
+    if setting.visible.query_rows is not None:
+        weight = weight.repeat(query.shape[0], 1)
+    ends = [setting.together(t) for t in (query, key, value)]
+    return setting.rows(*ends[:2], weight, own_width), ends[2].contiguous()
 
 
 def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:
@@ -246,9 +169,7 @@ def attend_differentiably(
     """Run the kernels; the output is differentiable, except with widths per query (B, H, L)."""
     given = [query, key, value, weight, sink, *setting.visible.tensors()]
     if not torch.is_grad_enabled() or not any(map(_requires_grad, filter(_is_given, given))):
-        value = value.contiguous()
-        inputs = (setting.rows(query, key, weight, own_width), value) if setting.places is None else None
-        return _computed(setting, inputs, query, key, value, weight, sink)
+        return _computed(setting, _inputs(setting, query, key, value, weight, own_width), query.shape[0], sink)
     output, is_finite, peak, total, *rest = Fused.apply(setting, *given)
     wants = setting.wants
     requested = (wants.top, wants.entropy, wants.received, bool(wants.k), bool(wants.k))

@@ -58,21 +58,25 @@ class Order:
     extent : Extent
     groups : int
         Number of key heads.
+    is_gathered : bool
+        Whether sequences have all keys in common. Then sums are kept by head alone, and work is sorted by head first.
     by_sequence, by_head : bool
         Whether the bias' gradient differs by sequence, and by head. True if there is none.
     """
 
     extent: Extent
     groups: int
+    is_gathered: bool = False
     by_sequence: bool = True
     by_head: bool = True
 
     @classmethod
-    def of(cls, extent: Extent, groups: int, bias: Tensor | None) -> Order:
+    def of(cls, visible: VisibleKeys, groups: int, bias: Tensor | None = None) -> Order:
         """Return the order for the gradient of a bias (B or 1, H or 1, ...), None for no gradient."""
+        extent, is_gathered = visible.extent, visible.query_rows is not None
         if bias is None:
-            return cls(extent, groups)
-        return cls(extent, groups, bias.shape[0] == extent.B, bias.shape[1] == extent.H)
+            return cls(extent, groups, is_gathered)
+        return cls(extent, groups, is_gathered, bias.shape[0] == extent.B, bias.shape[1] == extent.H)
 
     @property
     def together(self) -> int:
@@ -87,18 +91,23 @@ class Order:
     @property
     def numbers(self) -> dict[str, int]:
         """The strides of the places of heads and key heads among the sums, by kernel argument."""
+        if self.is_gathered:
+            return {"head_b": 0, "head_h": 1, "kv_b": 0, "kv_h": 1}
         if self.transposed:
             return {"head_b": 1, "head_h": self.extent.B, "kv_b": 1, "kv_h": self.extent.B}
         return {"head_b": self.extent.H, "head_h": 1, "kv_b": self.groups, "kv_h": 1}
 
     def sort(self, by_item: Tensor) -> Tensor:
         """Sort values of all work items."""
-        outer = [dim for dim, alone in enumerate((self.by_sequence, self.by_head, True)) if alone]
+        dims = (1, 0, 2) if self.is_gathered else (0, 1, 2)
+        outer = [dim for dim in dims if (self.by_sequence, self.by_head, True)[dim]]
         inner = [dim for dim in (0, 1) if dim not in outer]
         return by_item.view(self.extent.B, self.extent.H, -1).permute(*outer, *inner).flatten()
 
     def by_sequences(self, sums: Tensor) -> Tensor:
         """Return sums (places, ...) as (B, heads, ...)."""
+        if self.is_gathered:
+            return sums.unsqueeze(0)
         if self.transposed:
             return sums.unflatten(0, (-1, self.extent.B)).transpose(0, 1)
         return sums.unflatten(0, (self.extent.B, -1))
@@ -112,7 +121,7 @@ class Order:
     def share(self, units: list[WorkItem], heads: range) -> Partition:
         """Return the share of units that cover these places of heads."""
         R, B = self.extent.H // self.groups, self.extent.B
-        if self.transposed:
+        if self.transposed and not self.is_gathered:
             return Partition(units, heads, range(heads[0] // B // R * B, (heads[-1] // B // R + 1) * B))
         return Partition(units, heads, range(heads[0] // R, heads[-1] // R + 1))
 
@@ -133,7 +142,7 @@ def partitions(visible: VisibleKeys, order: Order, width: int, backward: bool = 
     ``width`` is the number of features plus values.
     """
     extent, threads = visible.extent, torch.get_num_threads()
-    few = backward and extent.B * order.groups < threads * SHARES
+    few = backward and (1 if order.is_gathered else extent.B) * order.groups < threads * SHARES
     work = extent.B * extent.H * extent.L * extent.S * width
     alone = threads == 1 or work < (ALONE_BACKWARD if backward else ALONE)
     count = 1 if alone else min(threads * (FEW_SHARES if few else SHARES), max(threads, work // SHARE))
@@ -165,11 +174,13 @@ def cuts_of_items(visible: VisibleKeys, order: Order, count: int) -> list[int]:
 
 def _of_items(visible: VisibleKeys, order: Order, count: int) -> list[Partition]:
     """Split work items into at most ``count`` ranges."""
-    per_head = -(-visible.extent.L // BLOCK) * order.together  # items of as many heads as are together
+    extent, together = visible.extent, order.together
+    if order.is_gathered:
+        together = 1 if order.by_head else extent.H  # heads whose items follow each other
+    per_head = -(-extent.L // BLOCK) * (extent.B * together if order.is_gathered else together)
     return [
         order.share(
-            [WorkItem(first, last)],
-            range(first // per_head * order.together, ((last - 1) // per_head + 1) * order.together),
+            [WorkItem(first, last)], range(first // per_head * together, ((last - 1) // per_head + 1) * together)
         )
         for first, last in pairwise(cuts_of_items(visible, order, count))
     ]
@@ -177,8 +188,10 @@ def _of_items(visible: VisibleKeys, order: Order, count: int) -> list[Partition]
 
 def _cuts(costs: Tensor, count: int) -> list[int]:
     """Return the boundaries that split costs into ``count`` parts of about equal sum."""
-    done = np.cumsum(costs.numpy())
-    return [0, *np.searchsorted(done, done[-1] * np.arange(1, count) / count).tolist(), len(costs)]
+    each = costs.numpy()
+    done = np.cumsum(each)
+    ends = done[-1] * np.arange(1, count) / count
+    return [0, *np.searchsorted(done - each / 2, ends).tolist(), len(costs)]  # a part has what mostly lies in it
 
 
 # Arguments of one unit of work ----------------------------------------------------------------------------------------
@@ -336,6 +349,14 @@ def scratch_sizes(rows: Rows, V: int, backward: bool, value_lanes: bool, keys: i
         "d_query": sides,
         "delta": BLOCK,
     }
+
+
+def gathered_size(rows: Rows, V: int, K: int, keys: int) -> int:
+    """Return the number of elements of what a work item gathers, as in ``csrc/gathered.h``, or somewhat more."""
+    C, arrays = rows.width, 24
+    of_query = 4 * C + 2 * V + 3 * K + 6
+    of_key = 4 * C + 2 * V + 2
+    return BLOCK * of_query + keys * of_key + arrays * PAD
 
 
 # Running the kernels --------------------------------------------------------------------------------------------------
@@ -538,21 +559,28 @@ class Pass:
             raise RuntimeError(f"kernel {name}: {value.shape[1]} key heads must divide {extent.H} query heads.")
         lanes = not backward and V >= FEW_VALUES
         dtype = rows.arrays["query"].dtype
-        self.order = order = order or Order(extent, value.shape[1])
+        self.order = order = order or Order.of(visible, value.shape[1])
         self.partitions = partitions(visible, order, rows.width + V, backward)
         keys = self._most_keys() if rows.has_threshold else 0
         held, held_row = held_scores(keys)
-        self.memory = Scratch(scratch_sizes(rows, V, backward, lanes, keys), dtype)
+        needed = scratch_sizes(rows, V, backward, lanes, keys)
+        if visible.query_rows is not None:
+            needed["gathered"] = gathered_size(rows, V, K, S)
+        self.memory = Scratch(needed, dtype)
         self.tile = tile = _tile(rows, V, S)
+        queries = rows.arrays["query"].shape[2]
         sizes = {
-            **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
+            "B": value.shape[0], "H": extent.H, "L": queries, "S": value.shape[2], "G": value.shape[1],
+            "sequences": extent.B, "rows": extent.L, "keys": S, "C": rows.width, "V": V, "K": K,
+            "tile": tile, "tiles": -(-S // tile),
             "two": 2, "three": 3, "intervals": 0 if visible.start is None else visible.start.numel(),
             "items": extent.B * extent.H * -(-extent.L // BLOCK), "scratch_numbers": self.memory.size,
             "bias_numbers": visible.bias_size, "held": held, "held_row": held_row,
         }  # fmt: skip
         numbers = {**rows.numbers, **visible.numbers, **self.memory.places, **order.numbers, "value_lanes": int(lanes)}
-        ends = {"start": visible.start, "stop": visible.stop, "planes": visible.planes}
-        if order.together > 1 and visible.mask is None:
+        numbers.update(L=extent.L, S=S, all_queries=queries, all_keys=value.shape[2])
+        ends = {name: getattr(visible, name) for name in ("start", "stop", "planes", "query_rows", "key_rows")}
+        if (order.together > 1 and visible.mask is None) or order.is_gathered:
             ends["order"] = order.sort(torch.arange(sizes["items"], device="cpu"))
         stored = value.dtype if rows.in_place else None
         self.call = KernelCall(f"{rows.family}.{name}", dtype, sizes, ends, numbers, stored)
@@ -641,11 +669,10 @@ def forward(
     """Run the forward kernel over all of a problem.
 
     value (B, G, S, V) is contiguous and in the rows' dtype, unless the rows are read in place. ``sink`` (B, H, 1) are
-    the logits of sinks.
+    the logits of sinks. Where rows are gathered, B is 1.
     """
-    extent = visible.extent
-    B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
     query = rows.arrays["query"]
+    (B, H, L, _), S, V = query.shape, value.shape[2], value.shape[3]
     new = query.new_empty
     arrays: dict[str, Any] = {"output": in_large_pages(new(B, H, L, V)), "peak": new(B, H, L), "total": new(B, H, L)}
     if wants.top:
@@ -722,17 +749,17 @@ def backward(
     dropout: Dropout | None = None,
 ) -> BackwardResult:
     """Run the backward kernel; ``wanted`` says which of ``visible.tensors()`` need gradients."""
-    extent = visible.extent
-    B, H, L, S, V = extent.B, extent.H, extent.L, extent.S, value.shape[-1]
-    G, C, linear = value.shape[1], rows.width, rows.family == "dot"
+    B, H, L, _ = rows.arrays["query"].shape
+    G, S, V = value.shape[1:]
+    C, linear = rows.width, rows.family == "dot"
     # Query gradients of dot products are written once; others are accumulated.
     d_query = (value.new_empty if linear else value.new_zeros)(B, H, L, C)
     bias = visible.bias if visible.bias is not None and wanted[0] else None
-    order = Order.of(extent, G, bias)
+    order = Order.of(visible, G, bias)
     made = Pass.of(kept, "backward", rows, value, visible, order=order)
     arrays = {"output": found.output, "d_query": d_query, "peak": found.peak, "total": found.total}
     arrays["grad"] = grad.resolve_neg().contiguous()
-    d_bias = None if bias is None else BiasGradient.of(bias, L)
+    d_bias = None if bias is None else BiasGradient.of(bias, visible.extent.L)
     call = made.given(rows, value, visible, dropout, arrays, d_bias)
     key_shape = (S, C) if linear else (C, S)
     totals = {

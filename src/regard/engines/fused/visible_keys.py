@@ -65,6 +65,9 @@ class VisibleKeys:
         Which matrix of the bias each sequence has, if several have the same; the bias then gets no gradient.
     own : Tensor (B, H, L), int64, or None
         The key that is hidden from each row, of all keys; an index that is not a key hides nothing.
+    query_rows, key_rows : Tensor (B, L), Tensor (B, S), int64, or None
+        The queries and keys of each sequence among the rows of a head, −1 for none. Sequences then have all heads in
+        common, and no two of them the same query.
     """
 
     extent: Extent
@@ -75,6 +78,8 @@ class VisibleKeys:
     bias: Tensor | None = None
     own: Tensor | None = None
     planes: Tensor | None = None
+    query_rows: Tensor | None = None
+    key_rows: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> VisibleKeys:
@@ -142,19 +147,6 @@ class VisibleKeys:
             raise RuntimeError(f"a bias must broadcast to {full}, got {tuple(self.bias.shape)}.")
         return math.prod(shape)
 
-    @property
-    def differs_by_head(self) -> bool:
-        """Whether heads have different intervals or biases."""
-        return any(t is not None and t.shape[1] > 1 for t in (self.start, self.bias))
-
-    def of_heads(self, heads: slice) -> VisibleKeys:
-        """Return the visible keys of some heads of a problem whose mask is intervals and a bias."""
-        assert self.mask is None and self.own is None
-        start, stop, bias = (
-            t if t is None or t.shape[1] == 1 else t[:, heads].contiguous() for t in (self.start, self.stop, self.bias)
-        )
-        return replace(self, extent=replace(self.extent, H=heads.stop - heads.start), start=start, stop=stop, bias=bias)
-
     def tensors(self) -> list[Tensor]:
         """Return the tensors that may get gradients: the bias, then those of ``rest``."""
         bias = [] if self.bias is None else [self.bias]
@@ -168,7 +160,8 @@ class VisibleKeys:
     @property
     def in_any_order(self) -> bool:
         """Whether keys may be reordered, as every query sees every key, or all but its own."""
-        return self.start is None and self.mask is None and self.bias is None
+        everything = self.start is None and self.mask is None and self.bias is None
+        return everything and self.query_rows is None
 
     @property
     def plain(self) -> bool:

@@ -202,7 +202,7 @@ sanitize: $(READY)
 		ASAN_OPTIONS=detect_leaks=0 REGARD_KERNELS=$(SANITIZED)/memory/_kernels.so OMP_NUM_THREADS=2; \
 		$(BIN)/python -m regard.testing --engine fused --cases $(CASES) && \
 		$(BIN)/python -m pytest -q -n 0 tests/regard/engines/test_fused.py tests/regard/engines/test_decoding.py \
-			tests/regard/engines/test_lines.py tests/regard/engines/test_panels.py tests/regard/engines/test_selected.py \
+			tests/regard/engines/test_covers.py tests/regard/engines/test_lines.py tests/regard/engines/test_panels.py tests/regard/engines/test_selected.py \
 			tests/regard/nn/test_gated_recurrence.py
 	cmake -S csrc -B $(SANITIZED)/threads -DREGARD_SANITIZE=thread -DREGARD_PROCESSORS=$(PROCESSOR) > /dev/null
 	cmake --build $(SANITIZED)/threads --parallel --target kernels driver

@@ -131,6 +131,18 @@ def selected(draw: Drawn) -> list[Tensor]:
     return pulled(regard.attention(*rows, mask, enable_gqa=True, engine="fused"), *rows)
 
 
+def gathered(draw: Drawn) -> list[Tensor]:
+    sizes = 15, 17
+    B, G, R, C, V = draw.pick(1, 2), draw.pick(1, 2), draw.pick(1, 3), draw.pick(), draw.pick()
+    shapes = (B, G * R, 255, C), (B, G, 255, C), (B, G, 255, V)
+    rows = [draw.numbers(*shape).requires_grad_() for shape in shapes]
+    mask = [masks.neighbourhood(sizes, 3, is_causal=True), masks.windows(sizes, 4), masks.axial(sizes, 0)]
+    score: Any = ["dot", "gaussian", regard.scores.Additive(draw.numbers(C))][draw.pick(0, 1, 2)]
+    options = {"score": score, "normalizer": ["softmax", "sparsemax"][draw.pick(0, 1)]}
+    made = regard.attention(*rows, mask[draw.pick(0, 1, 2)], enable_gqa=True, engine="fused", **options)
+    return pulled(made, *rows)
+
+
 def recurrent(draw: Drawn) -> list[Tensor]:
     B, G, R, L = draw.pick(1, 2), draw.pick(1, 2), draw.pick(1, 3), draw.pick(5, 16, 37)
     K, V = draw.pick(), draw.pick()
@@ -198,7 +210,7 @@ def decoded(draw: Drawn) -> list[Tensor]:
     return [read, total, maxima, *found]
 
 
-CALLS = (attended, read_in_place, lines, selected, recurrent, product, packed, decoded)
+CALLS = (attended, read_in_place, gathered, lines, selected, recurrent, product, packed, decoded)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

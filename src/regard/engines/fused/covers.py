@@ -42,13 +42,13 @@ def visible_keys(cover: Cover, mask: Mask, extent: Extent, dtype: torch.dtype) -
     """Return what the queries of a problem's tiles see of their keys."""
     (T, rows), keys = cover.queries.shape, cover.keys.shape[1]
     tiles = Extent(T, extent.B * extent.H, rows, keys)
-    ends = {"query_rows": cover.queries.contiguous(), "key_rows": cover.keys.contiguous()}
+    gathered = VisibleKeys(tiles, query_rows=cover.queries.contiguous(), key_rows=cover.keys.contiguous())
     if cover.whole and not mask.has_bias:
         counts = (cover.keys >= 0).sum(1, keepdim=True)
         stop = torch.where(cover.queries >= 0, counts, 0).unsqueeze(1)
         if bool((stop == keys).all()):
-            return VisibleKeys(tiles, **ends)
-        return replace(VisibleKeys.between(tiles, torch.zeros_like(stop), stop), **ends)
+            return gathered
+        return replace(gathered, start=torch.zeros_like(stop), stop=stop)
     planes, chosen = None, torch.arange(T, device="cpu")
     if cover.kinds is not None and not mask.has_bias:
         first = {kind: tile for tile, kind in reversed(list(enumerate(cover.kinds.tolist())))}
@@ -62,7 +62,7 @@ def visible_keys(cover: Cover, mask: Mask, extent: Extent, dtype: torch.dtype) -
     start, stop = _hull(added.detach() > -torch.inf)
     if planes is not None:
         start, stop = start[planes], stop[planes]
-    return replace(VisibleKeys.between(tiles, start, stop, added), planes=planes, **ends)
+    return replace(gathered, start=start.contiguous(), stop=stop.contiguous(), bias=added, planes=planes)
 
 
 def _added_size(mask: Mask, extent: Extent, cover: Cover) -> int:

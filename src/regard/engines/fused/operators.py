@@ -141,8 +141,8 @@ def _inputs(
     """Return the rows and values that the kernels take."""
     if setting.visible.query_rows is not None:
         weight = weight.repeat(query.shape[0], 1)
-    ends = [setting.together(t) for t in (query, key, value)]
-    return setting.rows(*ends[:2], weight, own_width), ends[2].contiguous()
+    query, key, value = (setting.together(t) for t in (query, key, value))
+    return setting.rows(query, key, weight, own_width), value.contiguous()
 
 
 def _optional(found: ForwardResult) -> tuple[Tensor | None, ...]:

@@ -744,37 +744,45 @@ void lines_backward(
       const Lane<T> peak = Lane<T>::from(state), middle = Lane<T>::from(state + 2 * Q);
       Lane<T> share = Lane<T>::from(state + Q);
       EACH_VECTOR share.x[n] = share_of_total(share.x[n]);
-      // Weights, and the gradients e of those of lines.
+      // Weights, and the gradients e of those of lines, less their mean. What its rounding leaves of that is subtracted
+      // too: where one key has nearly all weight, the others' small sums are all that the gradient is made of.
       line_scores(a, head, r0, count, seen, in, in.scores);
       compare_lanes<Compare::products>(in.along, value, in.grad, V, n_keys, T(1));
-      fill(in.adjoint, C * Q, T(0));
-      Lane<T> mean_e = Lane<T>::all(T(0));
+      Lane<T> mean_e = Lane<T>::all(T(0)), rest = mean_e;
       for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
         const i64 many = least(PARTIAL, n_keys - j0);
         Lane<T> sum = Lane<T>::all(T(0));
         for (i64 j = 0; j < many; ++j) EACH_VECTOR {
           T* place = in.scores + (j0 + j) * Q + n * W;
           const X weight = exponential(load<X>(place) - peak.x[n]) * share.x[n];
-          const X both = weight * load<X>(in.along + (j0 + j) * Q + n * W);
           store(place, weight);
+          sum.x[n] += weight * load<X>(in.along + (j0 + j) * Q + n * W);
+        }
+        EACH_VECTOR mean_e.x[n] += sum.x[n];
+      }
+      fill(in.adjoint, C * Q, T(0));
+      for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
+        const i64 many = least(PARTIAL, n_keys - j0);
+        Lane<T> sum = Lane<T>::all(T(0));
+        for (i64 j = 0; j < many; ++j) EACH_VECTOR {
+          T* place = in.along + (j0 + j) * Q + n * W;
+          const X e = load<X>(place) - mean_e.x[n], both = load<X>(in.scores + (j0 + j) * Q + n * W) * e;
+          store(place, e);
           store(in.tile + j * Q + n * W, both);
           sum.x[n] += both;
         }
-        EACH_VECTOR mean_e.x[n] += sum.x[n];
+        EACH_VECTOR rest.x[n] += sum.x[n];
         keys.gather_into(in.adjoint, j0, in.tile, many);
       }
       for (i64 c = 0; c < C; ++c) EACH_VECTOR {
         T* place = in.adjoint + c * Q + n * W;
-        store(place, load<X>(place) - mean_e.x[n] * load<X>(in.mean + c * Q + n * W));
+        store(place, load<X>(place) - rest.x[n] * load<X>(in.mean + c * Q + n * W));
       }
       solve(a.factors + item * triangle(C) * Q, in.adjoint, C);
       // y is in.adjoint.
-      const Lane<T> y_mean = inner(in.adjoint, in.mean, C), y_place = inner(in.adjoint, in.here, C);
-      Lane<T> bend = inner(in.adjoint, in.slope, C), delta = Lane<T>::all(T(0));
+      const Lane<T> y_mean = inner(in.adjoint, in.mean, C);
+      Lane<T> bend = inner(in.adjoint, in.slope, C);
       EACH_VECTOR bend.x[n] *= a.ridge;
-      to_lanes(a.output + row * V, count, V, in.out);
-      const Lane<T> read = inner(in.grad, in.out, V);
-      EACH_VECTOR delta.x[n] = read.x[n] - (y_place.x[n] - y_mean.x[n]);
       T* rows = in.rows;
       // Rows' own centers are no common origin: there, differences of places and keys are summed one by one.
       const T shared = T(!keys.far);
@@ -802,8 +810,9 @@ void lines_backward(
             const i64 at = j * Q + n * W;
             const X weight = load<X>(in.scores + j0 * Q + at), e = load<X>(in.along + j0 * Q + at);
             const X t = load<X>(along_slope + at) - middle.x[n], z = load<X>(along_adjoint + at) - y_mean.x[n];
-            const X f = e - z - mean_e.x[n], square = load<X>(squares + at);
-            const X slope = a.scale * (weight * (e + t * f - bend.x[n] * square - z - delta.x[n]));
+            const X f = e - rest.x[n] - z, square = load<X>(squares + at);
+            // The mean of these is 0: Σ w e is subtracted with f, and Σ w t f = λ u·y, which Σ w |k − q|² has as a factor.
+            const X slope = a.scale * (weight * (f + t * f - bend.x[n] * square));
             const X pull = T(2) * bend.x[n] * weight;
             store(in.tile + at, slope);
             store(to + n * W, slope);

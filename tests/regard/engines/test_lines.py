@@ -185,7 +185,10 @@ def test_groups_of_keys_far_apart(spread, mask, name):
         output = regard.attention(*leaves, mask, score=score, engine=engine, order=1)
         return [t.detach().double() for t in (output, *torch.autograd.grad(output, leaves, grad.to(dtype)))]
 
-    right, eager, narrow = fitted("reference", torch.float64), *(fitted(e, torch.float32) for e in ("reference", "fused"))
+    right, eager, narrow = (
+        fitted("reference", torch.float64),
+        *(fitted(e, torch.float32) for e in ("reference", "fused")),
+    )
     for exact, plain, got, same in zip(right, eager, narrow, fitted("fused", torch.float64)):
         torch.testing.assert_close(same, exact, atol=1e-9 * float(exact.abs().max()), rtol=0)
         rounding = torch.finfo(torch.float32).eps * float(exact.abs().max())

@@ -159,7 +159,7 @@ class _Fit:
         key: Tensor,
         centred: Tensor,
         value: Tensor,
-        output: Tensor,
+        output: Tensor | None,
         kept: Sequence[Tensor],
     ) -> Tensor:
         """Return the numbers of the kernels: see ``RECORDS``; ``kept`` is empty or all of that."""
@@ -175,8 +175,8 @@ class _Fit:
 class FusedLines(torch.autograd.Function):
     """Lines at query (B, H, L, C), or with the Gaussian at places alone, through key (B, G, S, C), value (B, G, S, V).
 
-    ``place`` (B, H, L, C) is where the line is read. With the Gaussian ``query`` is the width (), by which distances are
-    divided, or None if that is no tensor or one for each feature, in whose units places and keys are.
+    ``place`` (B, H, L, C) is where the line is read. With the Gaussian ``query`` is the width (), by which distances
+    are divided, or None if that is no tensor or one for each feature, in whose units places and keys are.
     """
 
     @staticmethod
@@ -200,12 +200,12 @@ class FusedLines(torch.autograd.Function):
 
         shared(run, items)
         ctx.fit = fit
-        ctx.save_for_backward(query, place, key, value, output, *kept)
+        ctx.save_for_backward(query, place, key, value, *kept)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, place, key, value, output, *kept = ctx.saved_tensors
+        query, place, key, value, *kept = ctx.saved_tensors
         fit: _Fit = ctx.fit
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
         block, _, room = _sizes(C, V, S, place.dtype)
@@ -216,7 +216,7 @@ class FusedLines(torch.autograd.Function):
         d_place = torch.empty_like(place)
         d_key, d_value = (key.new_zeros(shares, B, G, S, width) for width in (wide_C, wide_V))
         centred = key - fit.origin
-        numbers = fit.numbers(query, place, key, centred, value, output, kept)
+        numbers = fit.numbers(query, place, key, centred, value, None, kept)
         function = library.load("lines.backward", place.dtype)
 
         def run(first: int, last: int) -> None:

@@ -3,7 +3,8 @@
 // Queries are the lanes. With w the softmax of a row's scores, k̄ = Σ w k and M = Σ w (k − k̄)(k − k̄)ᵀ + λ I, where
 // λ = ridge · Σ w |k − q|², the slope u solves M u = q − k̄, and the output is Σ p v with p = w (1 + k·u − Σ w k·u).
 //
-// Positions ("places") are relative to the mean of all keys. Dimensions: L queries, S keys, C features, V values.
+// Positions are relative to a center: the mean of all keys, the same for all rows, or where a row's mean k̄ is far from
+// it, that k̄ itself, as far as it can be rounded. Dimensions: L queries, S keys, C features, V values.
 #pragma once
 
 #include "linear.h"
@@ -24,8 +25,10 @@ template <class T>
 constexpr i64 QUERIES = VECTORS * WIDTH<T>;
 
 // The arrays and sizes of a call. `start` and `stop` hold the interval of keys of each row, `bias` what is added to
-// scores; both may be null, and have strides. What the forward pass keeps for the backward pass, block by block with
-// queries as lanes: `slopes` u, `means` k̄, `factors` of M, and `state`: peak, total and Σ w k·u of each row.
+// scores; both may be null, and have strides. `place` (B, H, L, C) is where lines are read, `centred` the keys less their
+// mean `origin` (B, G, C). What the forward pass keeps for the backward pass, block by block with queries as lanes:
+// `slopes` u, `centers`, `means` k̄ relative to these, `factors` of M, and `state`: peak, total and Σ w k·u of each row,
+// and whether the block's centers are its rows' own.
 template <class T>
 struct Lines {
 #define ARRAY_MEMBER(name) const T* name;
@@ -64,14 +67,14 @@ INLINE i64 cell(i64 a, i64 b) {
 template <class T>
 struct LineRoom {
   static constexpr i64 Q = QUERIES<T>, W = WIDTH<T>;
-  T *query, *place, *mean, *slope, *grad, *adjoint, *out;  // (C or V, Q)
+  T *query, *place, *center, *here, *mean, *slope, *grad, *adjoint, *out;  // (C or V, Q)
   T *scores, *along, *near, *moments;                      // (S, Q) twice, (sides, NEAR, SIDE, W), (triangle of C, Q)
   T *coefficients, *rows, *tile;                           // (PARTIAL, 4 Q), (4 Q, padded C + padded V), (PARTIAL, Q)
   T *squares, *columns, *products;                         // (tiles, PARTIAL), (tiles, C, PARTIAL), (SUMS, PARTIAL)
 
   static i64 numbers(i64 C, i64 V, i64 S) {
     const i64 sides = parts(C, SIDE);
-    return (5 * C + V + most(V, C)) * Q + 2 * S * Q + sides * NEAR * SIDE * W + triangle(C) * Q + PARTIAL * 5 * Q +
+    return (7 * C + V + most(V, C)) * Q + 2 * S * Q + sides * NEAR * SIDE * W + triangle(C) * Q + PARTIAL * 5 * Q +
            4 * Q * (padded(C) + padded(V)) + ((C + 1) * (parts(S, PARTIAL) + 1) + SUMS) * PARTIAL;
   }
   LineRoom(const Lines<T>& a, T* memory) {
@@ -80,7 +83,8 @@ struct LineRoom {
       memory += count;
       return place;
     };
-    query = take(a.C * Q), place = take(a.C * Q), mean = take(a.C * Q), slope = take(a.C * Q);
+    query = take(a.C * Q), place = take(a.C * Q), center = take(a.C * Q), here = take(a.C * Q);
+    mean = take(a.C * Q), slope = take(a.C * Q);
     adjoint = take(a.C * Q), grad = take(a.V * Q), out = take(most(a.V, a.C) * Q);
     scores = take(a.S * Q), along = take(a.S * Q);
     near = take(a.sides() * NEAR * SIDE * W), moments = take(triangle(a.C) * Q);
@@ -129,20 +133,27 @@ void from_lanes(const T* lanes, i64 count, i64 width, T* rows) {
     for (i64 c = 0; c < width; ++c) rows[i * width + c] = lanes[c * QUERIES<T> + i];
 }
 
-// Write factor · Σ_c k_c q_c of M keys and all lanes, or of (k_c − q_c)².
-template <bool SQUARES, int M, class T>
-INLINE void compare_keys(T* s, const T* k, const T* q, i64 C, T factor) {
+// How keys and lanes are compared: Σ_c k_c q_c, Σ_c (k_c − q_c)², or Σ_c (k_c − center_c) q_c.
+enum class Compare { products, squares, shifted };
+
+// Write a factor times that of M keys and all lanes.
+template <Compare KIND, int M, class T>
+INLINE void compare_keys(T* s, const T* k, const T* q, i64 C, T factor, const T* center) {
   using X = Vector<T>;
   X sums[M][VECTORS] = {};
   for (i64 c = 0; c < C; ++c) {
     const Lane<T> lanes = Lane<T>::from(q + c * QUERIES<T>);
+    Lane<T> origin;
+    if constexpr (KIND == Compare::shifted) origin = Lane<T>::from(center + c * QUERIES<T>);
     UNROLLED
     for (int m = 0; m < M; ++m) {
       const T x = k[m * C + c];
       EACH_VECTOR {
-        if constexpr (SQUARES) {
+        if constexpr (KIND == Compare::squares) {
           const X d = lanes.x[n] - x;
           sums[m][n] += d * d;
+        } else if constexpr (KIND == Compare::shifted) {
+          sums[m][n] += (x - origin.x[n]) * lanes.x[n];
         } else {
           sums[m][n] += x * lanes.x[n];
         }
@@ -153,21 +164,27 @@ INLINE void compare_keys(T* s, const T* k, const T* q, i64 C, T factor) {
   for (int m = 0; m < M; ++m) EACH_VECTOR store(s + m * QUERIES<T> + n * WIDTH<T>, factor * sums[m][n]);
 }
 
-template <bool SQUARES, class T>
-OUTLINE void compare_lanes(T* s, const T* k, const T* q, i64 C, i64 count, T factor) {
+template <Compare KIND, class T>
+OUTLINE void compare_lanes(T* s, const T* k, const T* q, i64 C, i64 count, T factor, const T* center = nullptr) {
   i64 j = 0;
-  for (; j + KEYS <= count; j += KEYS) compare_keys<SQUARES, KEYS>(s + j * QUERIES<T>, k + j * C, q, C, factor);
-  for (; j < count; ++j) compare_keys<SQUARES, 1>(s + j * QUERIES<T>, k + j * C, q, C, factor);
+  for (; j + KEYS <= count; j += KEYS)
+    compare_keys<KIND, KEYS>(s + j * QUERIES<T>, k + j * C, q, C, factor, center);
+  for (; j < count; ++j) compare_keys<KIND, 1>(s + j * QUERIES<T>, k + j * C, q, C, factor, center);
 }
 
-// Add Σ_j p_j x[j·row + m·STEP] to M features of all lanes.
-template <int M, i64 STEP, class T>
-OUTLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
+// Add Σ_j p_j x[j·row + m·STEP] to M features of all lanes, of which lanes' centers may be subtracted first.
+template <int M, i64 STEP, bool SHIFTS, class T>
+OUTLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count, const T* center) {
   Vector<T> sums[M][VECTORS] = {};
   for (i64 j = 0; j < count; ++j, x += row) {
     const Lane<T> weight = Lane<T>::from(p + j * QUERIES<T>);
     UNROLLED
-    for (int m = 0; m < M; ++m) EACH_VECTOR sums[m][n] += x[m * STEP] * weight.x[n];
+    for (int m = 0; m < M; ++m) EACH_VECTOR {
+      if constexpr (SHIFTS)
+        sums[m][n] += (x[m * STEP] - load<Vector<T>>(center + m * QUERIES<T> + n * WIDTH<T>)) * weight.x[n];
+      else
+        sums[m][n] += x[m * STEP] * weight.x[n];
+    }
   }
   UNROLLED
   for (int m = 0; m < M; ++m) EACH_VECTOR {
@@ -177,16 +194,41 @@ OUTLINE void gather_features(T* o, const T* x, i64 row, const T* p, i64 count) {
 }
 
 // The same of `width` features and up to PARTIAL keys.
-template <i64 STEP = 1, class T>
-INLINE void gather(T* o, const T* x, i64 row, i64 width, const T* p, i64 count) {
+template <i64 STEP = 1, bool SHIFTS = false, class T>
+INLINE void gather(T* o, const T* x, i64 row, i64 width, const T* p, i64 count, const T* center = nullptr) {
   i64 c = 0;
   const auto add = [&](auto M) {
-    for (; c + M <= width; c += M) gather_features<M, STEP>(o + c * QUERIES<T>, x + c * STEP, row, p, count);
+    for (; c + M <= width; c += M) {
+      const i64 at = c * QUERIES<T>;
+      gather_features<M, STEP, SHIFTS>(o + at, x + c * STEP, row, p, count, SHIFTS ? center + at : nullptr);
+    }
   };
   add(std::integral_constant<int, SUMS>{});
   if constexpr (FEW_SUMS < SUMS) add(std::integral_constant<int, FEW_SUMS>{});
   add(std::integral_constant<int, 1>{});
 }
+
+// The keys that a block sees, relative to its centers: the origin, which is subtracted already, or centers of lanes. The
+// difference of a key and a center near it is exact, however far both are from the origin.
+template <class T>
+struct LineKeys {
+  const T *key, *centred, *center;
+  i64 C;
+  bool far;
+
+  INLINE void compare(T* s, i64 j0, const T* x, i64 n) const {
+    if (far)
+      compare_lanes<Compare::shifted>(s, key + j0 * C, x, C, n, T(1), center);
+    else
+      compare_lanes<Compare::products>(s, centred + j0 * C, x, C, n, T(1));
+  }
+  INLINE void gather_into(T* o, i64 j0, const T* p, i64 n) const {
+    if (far)
+      gather<1, true>(o, key + j0 * C, C, C, p, n, center);
+    else
+      gather(o, centred + j0 * C, C, C, p, n);
+  }
+};
 
 // The keys that any lane sees, and those that all see.
 struct LineRange {
@@ -215,12 +257,11 @@ template <class T>
 void line_scores(const Lines<T>& a, i64 head, i64 r0, i64 count, const LineRange& seen, const LineRoom<T>& in, T* s) {
   constexpr i64 Q = QUERIES<T>;
   constexpr T minus = -std::numeric_limits<T>::infinity();
-  const T* key = a.key + (a.kv_head(head) * a.S + seen.first) * a.C;
-  const i64 n = seen.last - seen.first;
+  const i64 at = (a.kv_head(head) * a.S + seen.first) * a.C, n = seen.last - seen.first;
   if (a.gaussian)
-    compare_lanes<true>(s, key, in.place, a.C, n, T(-0.5) * a.scale);
+    compare_lanes<Compare::squares>(s, a.key + at, in.place, a.C, n, T(-0.5) * a.scale);
   else
-    compare_lanes<false>(s, key, in.query, a.C, n, a.scale);
+    compare_lanes<Compare::products>(s, a.centred + at, in.query, a.C, n, a.scale);
   if (a.bias != nullptr) {
     const T* bias = a.bias + head / a.H * a.bias_b + head % a.H * a.bias_h;
     for (i64 i = 0; i < count; ++i) {
@@ -291,9 +332,10 @@ OUTLINE void add_products(T* moments, i64 a, i64 b, i64 C, const T* x, const T* 
   }
 }
 
-// Write √w (k − k̄) of up to NEAR keys for one vector of lanes; answer whether any weight is not 0.
+// Write √w (k − center − k̄) of up to NEAR keys for one vector of lanes; answer whether any weight is not 0.
 template <class T>
-OUTLINE bool differences(T* near, const T* key, const T* mean, const T* weights, Vector<T> share, i64 C, i64 count) {
+OUTLINE bool differences(
+    T* near, const T* key, const T* center, const T* mean, const T* weights, Vector<T> share, i64 C, i64 count) {
   using X = Vector<T>;
   constexpr i64 W = WIDTH<T>;
   X roots[NEAR], any{};
@@ -309,21 +351,24 @@ OUTLINE bool differences(T* near, const T* key, const T* mean, const T* weights,
       for (i64 j = 0; j < count; ++j) store(to + j * SIDE * W, X{});
       continue;
     }
-    const X center = load<X>(mean + c * QUERIES<T>);
-    for (i64 j = 0; j < count; ++j) store(to + j * SIDE * W, (key[j * C + c] - center) * roots[j]);
+    const X origin = load<X>(center + c * QUERIES<T>), rest = load<X>(mean + c * QUERIES<T>);
+    for (i64 j = 0; j < count; ++j) store(to + j * SIDE * W, (key[j * C + c] - origin - rest) * roots[j]);
   }
   return true;
 }
 
-// Sum M of one vector of lanes without its ridge, by differences from means.
+// Sum M of the vector of lanes `at` without its ridge, by differences from means.
 template <class T>
 void sum_differences(
-    const Lines<T>& a, const T* key, i64 count, const T* weights, const T* mean, Vector<T> share, T* moments, T* near) {
+    const Lines<T>& a, const LineKeys<T>& keys, i64 count, const T* weights, i64 at, Vector<T> share,
+    const LineRoom<T>& in) {
   constexpr i64 W = WIDTH<T>;
+  T *moments = in.moments + at, *near = in.near;
   for (i64 c = 0; c < triangle(a.C); ++c) store(moments + c * QUERIES<T>, Vector<T>{});
   for (i64 first = 0; first < count; first += NEAR) {
     const i64 n = least(NEAR, count - first);
-    if (!differences(near, key + first * a.C, mean, weights + first * QUERIES<T>, share, a.C, n)) continue;
+    const T *key = keys.key + first * a.C, *weight = weights + first * QUERIES<T> + at;
+    if (!differences(near, key, in.center + at, in.mean + at, weight, share, a.C, n)) continue;
     for (i64 i = 0; i < a.sides(); ++i)
       for (i64 j = 0; j <= i; ++j)
         add_products(moments, i * SIDE, j * SIDE, a.C, near + i * NEAR * SIDE * W, near + j * NEAR * SIDE * W, n);
@@ -409,11 +454,47 @@ INLINE bool any_lane(const Lane<T>& marks) {
   return sum_of_lanes<T>(any) > T(0);
 }
 
+// Write q and q − k̄, both relative to the centers.
+template <class T>
+OUTLINE void place_lanes(i64 C, const LineRoom<T>& in) {
+  using X = Vector<T>;
+  for (i64 c = 0; c < C; ++c) EACH_VECTOR {
+    const i64 at = c * QUERIES<T> + n * WIDTH<T>;
+    const X here = load<X>(in.place + at) - load<X>(in.center + at);
+    store(in.here + at, here);
+    store(in.slope + at, here - load<X>(in.mean + at));
+  }
+}
+
+// Divide the sums in `mean` by the sum of weights.
+template <class T>
+OUTLINE void finish_mean(i64 C, const Lane<T>& share, T* mean) {
+  const Lane<T> factor = share;
+  for (i64 c = 0; c < C; ++c) EACH_VECTOR {
+    T* place = mean + c * QUERIES<T> + n * WIDTH<T>;
+    store(place, load<Vector<T>>(place) * factor.x[n]);
+  }
+}
+
+// Make each row's mean its center, and compute the mean anew, relative to that.
+template <class T>
+OUTLINE void recenter(const LineRange& seen, const Lane<T>& share, LineKeys<T>& keys, const LineRoom<T>& in) {
+  using X = Vector<T>;
+  const i64 numbers = keys.C * QUERIES<T>;
+  for (i64 c = 0; c < numbers; c += WIDTH<T>)
+    store(in.center + c, load<X>(in.center + c) + load<X>(in.mean + c));
+  keys.far = true;
+  fill(in.mean, numbers, T(0));
+  over_tiles(seen, [&](i64 j0, i64 n) { keys.gather_into(in.mean, j0, in.scores + j0 * QUERIES<T>, n); });
+  finish_mean(keys.C, share, in.mean);
+  place_lanes(keys.C, in);
+}
+
 // Write M without its ridge, and return Σ w |k − q|². `slope` holds q − k̄ so far, and `spread` the trace of M, which has
-// lost digits where means are far from 0.
+// lost digits where means are far from the origin: then rows get centers of their own.
 template <class T>
 Lane<T> line_moments(
-    const Lines<T>& a, const T* key, const LineRange& seen, const Lane<T>& share, const Lane<T>& spread,
+    const Lines<T>& a, const LineRange& seen, const Lane<T>& share, const Lane<T>& spread, LineKeys<T>& keys,
     const LineRoom<T>& in) {
   using X = Vector<T>;
   constexpr i64 W = WIDTH<T>, Q = QUERIES<T>;
@@ -439,10 +520,8 @@ Lane<T> line_moments(
     }
     if (!any_lane(far)) return apart;
   }
-  EACH_VECTOR {
-    const i64 at = n * W;
-    sum_differences(a, key, seen.last - seen.first, in.scores + at, in.mean + at, share.x[n], in.moments + at, in.near);
-  }
+  recenter(seen, share, keys, in);
+  EACH_VECTOR sum_differences(a, keys, seen.last - seen.first, in.scores, n * W, share.x[n], in);
   measure();
   return apart;
 }
@@ -548,8 +627,10 @@ void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T*
     to_lanes(a.place + row * C, count, C, in.place);
     const LineRange seen = line_range(a, head, r0, count);
     const i64 kv = a.kv_head(head);
-    const T *key = a.key + (kv * a.S + seen.first) * C, *value = a.value + (kv * a.S + seen.first) * V;
-    if (known != kv) write_columns(a.key + kv * a.S * C, a.S, C, in.columns, in.squares);
+    const i64 at = kv * a.S + seen.first;
+    const T* value = a.value + at * V;
+    LineKeys<T> keys{a.key + at * C, a.centred + at * C, in.center, C, false};
+    if (known != kv) write_columns(a.centred + kv * a.S * C, a.S, C, in.columns, in.squares);
     known = kv;
     Lane<T> peak = Lane<T>::all(minus), total = Lane<T>::all(T(0)), spread = total, middle = total, share;
     over_tiles(seen, [&](i64 j0, i64 n) {
@@ -563,22 +644,20 @@ void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T*
     over_tiles(seen, [&](i64 j0, i64 n) {
       T* s = in.scores + j0 * Q;
       line_exponentials(s, n, peak, in.squares + seen.first + j0, total, spread);
-      gather(in.mean, key + j0 * C, C, C, s, n);
+      keys.gather_into(in.mean, j0, s, n);
     });
     EACH_VECTOR share.x[n] = share_of_total(total.x[n]);
-    for (i64 c = 0; c < C; ++c) EACH_VECTOR {
-      T* place = in.mean + c * Q + n * W;
-      store(place, load<X>(place) * share.x[n]);
-      store(in.slope + c * Q + n * W, load<X>(in.place + c * Q + n * W) - load<X>(place));  // q − k̄
-    }
+    finish_mean(C, share, in.mean);
+    for (i64 c = 0; c < C; ++c) EACH_VECTOR store(in.center + c * Q + n * W, wide<X>(a.origin[kv * C + c]));
+    place_lanes(C, in);
     const Lane<T> off = inner(in.mean, in.mean, C);
     EACH_VECTOR spread.x[n] = spread.x[n] * share.x[n] - off.x[n];
-    Lane<T> ridge = line_moments(a, key, seen, share, spread, in);
+    Lane<T> ridge = line_moments(a, seen, share, spread, keys, in);
     EACH_VECTOR ridge.x[n] = ridge.x[n] == T(0) ? wide<X>(1) : ridge.x[n] * a.ridge;
     factor(in.moments, C, ridge);
     solve(in.moments, in.slope, C);
     over_tiles(seen, [&](i64 j0, i64 n) {
-      compare_lanes<false>(in.along + j0 * Q, key + j0 * C, in.slope, C, n, T(1));
+      keys.compare(in.along + j0 * Q, j0, in.slope, n);
       add_inner(in.along + j0 * Q, in.scores + j0 * Q, n, middle);
     });
     EACH_VECTOR middle.x[n] *= share.x[n];
@@ -591,9 +670,10 @@ void lines_forward(const i64* numbers, T scale, T ridge, i64 first, i64 last, T*
     if (a.factors == nullptr) continue;
     copy(in.moments, a.factors + item * triangle(C) * Q, triangle(C) * Q);
     copy(in.slope, a.slopes + item * C * Q, C * Q);
+    copy(in.center, a.centers + item * C * Q, C * Q);
     copy(in.mean, a.means + item * C * Q, C * Q);
-    T* state = a.state + item * 3 * Q;
-    peak.to(state), total.to(state + Q), middle.to(state + 2 * Q);
+    T* state = a.state + item * 4 * Q;
+    peak.to(state), total.to(state + Q), middle.to(state + 2 * Q), Lane<T>::all(T(keys.far)).to(state + 3 * Q);
   }
 }
 
@@ -613,6 +693,21 @@ void add_to_keys(T* y, i64 width, const T* rows, const T* coefficients, i64 row,
   for (; j + GROUP <= n; j += GROUP)
     product<GROUP>(y + j * width, width, rows, width, coefficients + j * row, row, 1, steps, width);
   for (; j < n; ++j) product<1>(y + j * width, width, rows, width, coefficients + j * row, row, 1, steps, width);
+}
+
+// Add Σ_i p_i (q_i − k) to the gradient of a key.
+template <class T>
+OUTLINE void add_pulls(const T* p, const T* place, const T* key, i64 C, T* dk) {
+  using X = Vector<T>;
+  const Lane<T> pulls = Lane<T>::from(p);
+  X any{};
+  EACH_VECTOR any = larger(absolute(pulls.x[n]), any);
+  if (sum_of_lanes<T>(any) == T(0)) return;
+  for (i64 c = 0; c < C; ++c) {
+    X sum{};
+    EACH_VECTOR sum += pulls.x[n] * (load<X>(place + c * QUERIES<T> + n * WIDTH<T>) - key[c]);
+    dk[c] += sum_of_lanes<T>(sum);
+  }
 }
 
 // The gradients of places (B, H, L, C), of queries (the same; with the Gaussian, of the logarithm of a width in each row,
@@ -638,50 +733,63 @@ void lines_backward(
       to_lanes(a.place + row * C, count, C, in.place);
       to_lanes(grad + row * V, count, V, in.grad);
       copy(a.slopes + item * C * Q, in.slope, C * Q);
+      copy(a.centers + item * C * Q, in.center, C * Q);
       copy(a.means + item * C * Q, in.mean, C * Q);
+      for (i64 c = 0; c < C * Q; c += W) store(in.here + c, load<X>(in.place + c) - load<X>(in.center + c));
       const LineRange seen = line_range(a, head, r0, count);
       const i64 n_keys = seen.last - seen.first;
-      const T *key = a.key + (kv * a.S + seen.first) * C, *value = a.value + (kv * a.S + seen.first) * V;
-      const T* state = a.state + item * 3 * Q;
+      const i64 at_key = kv * a.S + seen.first;
+      const T *value = a.value + at_key * V, *state = a.state + item * 4 * Q;
+      const LineKeys<T> keys{a.key + at_key * C, a.centred + at_key * C, in.center, C, state[3 * Q] != T(0)};
       const Lane<T> peak = Lane<T>::from(state), middle = Lane<T>::from(state + 2 * Q);
       Lane<T> share = Lane<T>::from(state + Q);
       EACH_VECTOR share.x[n] = share_of_total(share.x[n]);
-      // Weights, and the gradients e of those of lines.
+      // Weights, and the gradients e of those of lines, less their mean. What its rounding leaves of that is subtracted
+      // too: where one key has nearly all weight, the others' small sums are all that the gradient is made of.
       line_scores(a, head, r0, count, seen, in, in.scores);
-      compare_lanes<false>(in.along, value, in.grad, V, n_keys, T(1));
-      fill(in.adjoint, C * Q, T(0));
-      Lane<T> mean_e = Lane<T>::all(T(0));
+      compare_lanes<Compare::products>(in.along, value, in.grad, V, n_keys, T(1));
+      Lane<T> mean_e = Lane<T>::all(T(0)), rest = mean_e;
       for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
         const i64 many = least(PARTIAL, n_keys - j0);
         Lane<T> sum = Lane<T>::all(T(0));
         for (i64 j = 0; j < many; ++j) EACH_VECTOR {
           T* place = in.scores + (j0 + j) * Q + n * W;
           const X weight = exponential(load<X>(place) - peak.x[n]) * share.x[n];
-          const X both = weight * load<X>(in.along + (j0 + j) * Q + n * W);
           store(place, weight);
+          sum.x[n] += weight * load<X>(in.along + (j0 + j) * Q + n * W);
+        }
+        EACH_VECTOR mean_e.x[n] += sum.x[n];
+      }
+      fill(in.adjoint, C * Q, T(0));
+      for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
+        const i64 many = least(PARTIAL, n_keys - j0);
+        Lane<T> sum = Lane<T>::all(T(0));
+        for (i64 j = 0; j < many; ++j) EACH_VECTOR {
+          T* place = in.along + (j0 + j) * Q + n * W;
+          const X e = load<X>(place) - mean_e.x[n], both = load<X>(in.scores + (j0 + j) * Q + n * W) * e;
+          store(place, e);
           store(in.tile + j * Q + n * W, both);
           sum.x[n] += both;
         }
-        EACH_VECTOR mean_e.x[n] += sum.x[n];
-        gather(in.adjoint, key + j0 * C, C, C, in.tile, many);
+        EACH_VECTOR rest.x[n] += sum.x[n];
+        keys.gather_into(in.adjoint, j0, in.tile, many);
       }
       for (i64 c = 0; c < C; ++c) EACH_VECTOR {
         T* place = in.adjoint + c * Q + n * W;
-        store(place, load<X>(place) - mean_e.x[n] * load<X>(in.mean + c * Q + n * W));
+        store(place, load<X>(place) - rest.x[n] * load<X>(in.mean + c * Q + n * W));
       }
       solve(a.factors + item * triangle(C) * Q, in.adjoint, C);
       // y is in.adjoint.
-      const Lane<T> y_mean = inner(in.adjoint, in.mean, C), y_place = inner(in.adjoint, in.place, C);
-      Lane<T> bend = inner(in.adjoint, in.slope, C), delta = Lane<T>::all(T(0));
+      const Lane<T> y_mean = inner(in.adjoint, in.mean, C);
+      Lane<T> bend = inner(in.adjoint, in.slope, C);
       EACH_VECTOR bend.x[n] *= a.ridge;
-      to_lanes(a.output + row * V, count, V, in.out);
-      const Lane<T> read = inner(in.grad, in.out, V);
-      EACH_VECTOR delta.x[n] = read.x[n] - (y_place.x[n] - y_mean.x[n]);
       T* rows = in.rows;
-      to_rows(a.gaussian ? in.place : in.query, C, T(1), rows, wide_C);
+      // Rows' own centers are no common origin: there, differences of places and keys are summed one by one.
+      const T shared = T(!keys.far);
+      to_rows(a.gaussian ? in.here : in.query, C, a.gaussian ? shared : T(1), rows, wide_C);
       to_rows(in.slope, C, T(1), rows + Q * wide_C, wide_C);
       to_rows(in.adjoint, C, T(-1), rows + 2 * Q * wide_C, wide_C);
-      to_rows(in.place, C, T(1), rows + 3 * Q * wide_C, wide_C);
+      to_rows(in.here, C, shared, rows + 3 * Q * wide_C, wide_C);
       T* grads = rows + 4 * Q * wide_C;
       to_rows(in.grad, V, T(1), grads, wide_V);
       fill(in.out, C * Q, T(0));  // from here on Σ ds k
@@ -690,19 +798,21 @@ void lines_backward(
       T along_slope[PARTIAL * Q], along_adjoint[PARTIAL * Q], squares[PARTIAL * Q];
       for (i64 j0 = 0; j0 < n_keys; j0 += PARTIAL) {
         const i64 many = least(PARTIAL, n_keys - j0);
-        compare_lanes<false>(along_slope, key + j0 * C, in.slope, C, many, T(1));
-        compare_lanes<false>(along_adjoint, key + j0 * C, in.adjoint, C, many, T(1));
-        compare_lanes<true>(squares, key + j0 * C, in.place, C, many, T(1));
+        keys.compare(along_slope, j0, in.slope, many);
+        keys.compare(along_adjoint, j0, in.adjoint, many);
+        compare_lanes<Compare::squares>(squares, keys.key + j0 * C, in.place, C, many, T(1));
         Lane<T> part = Lane<T>::all(T(0));
         for (i64 j = 0; j < many; ++j) {
           T* to = coefficients + j * 4 * Q;
           Vector<T> back{};
+          T pulls[Q];
           EACH_VECTOR {
             const i64 at = j * Q + n * W;
             const X weight = load<X>(in.scores + j0 * Q + at), e = load<X>(in.along + j0 * Q + at);
             const X t = load<X>(along_slope + at) - middle.x[n], z = load<X>(along_adjoint + at) - y_mean.x[n];
-            const X f = e - z - mean_e.x[n], square = load<X>(squares + at);
-            const X slope = a.scale * (weight * (e + t * f - bend.x[n] * square - z - delta.x[n]));
+            const X f = e - rest.x[n] - z, square = load<X>(squares + at);
+            // The mean of these is 0: Σ w e is subtracted with f, and Σ w t f = λ u·y, which Σ w |k − q|² has as a factor.
+            const X slope = a.scale * (weight * (f + t * f - bend.x[n] * square));
             const X pull = T(2) * bend.x[n] * weight;
             store(in.tile + at, slope);
             store(to + n * W, slope);
@@ -711,18 +821,24 @@ void lines_backward(
             store(to + 3 * Q + n * W, pull);
             pushed.x[n] += slope;
             part.x[n] += slope * square;
-            back += pull + (a.gaussian ? slope : X{});
+            const X both = pull + (a.gaussian ? slope : X{});
+            back += both;
+            store(pulls + n * W, both);
           }
-          add_scaled(-sum_of_lanes<T>(back), key + (j0 + j) * C, dk + (seen.first + j0 + j) * wide_C, C);
+          T* own = dk + (seen.first + j0 + j) * wide_C;
+          if (keys.far)
+            add_pulls(pulls, in.place, keys.key + (j0 + j) * C, C, own);
+          else
+            add_scaled(-sum_of_lanes<T>(back), keys.centred + (j0 + j) * C, own, C);
         }
         EACH_VECTOR widened.x[n] += part.x[n];
-        gather(in.out, key + j0 * C, C, C, in.tile, many);
+        keys.gather_into(in.out, j0, in.tile, many);
         add_to_keys(dk + (seen.first + j0) * wide_C, wide_C, rows, coefficients, 4 * Q, 4 * Q, many);
         add_to_keys(dv + (seen.first + j0) * wide_V, wide_V, grads, coefficients + 2 * Q, 4 * Q, Q, many);
       }
       for (i64 c = 0; c < C; ++c) EACH_VECTOR {
         const i64 at = c * Q + n * W;
-        const X place = load<X>(in.place + at), own = load<X>(in.adjoint + at) - T(2) * bend.x[n] * (place - load<X>(in.mean + at));
+        const X place = load<X>(in.here + at), own = load<X>(in.adjoint + at) - T(2) * bend.x[n] * (place - load<X>(in.mean + at));
         const X through = load<X>(in.out + at);
         store(in.adjoint + at, a.gaussian ? own + (through - pushed.x[n] * place) : own);
       }

@@ -18,8 +18,9 @@
 
 // Arrays that are read, arrays of integers, and arrays that are written too.
 #define LINES_FIELDS(array, integers, result, number)                                                       \
-  array(query) array(place) array(key) array(value) array(bias) integers(start) integers(stop)              \
-  result(output) result(slopes) result(means) result(factors) result(state)                                 \
+  array(query) array(place) array(key) array(centred) array(origin) array(value) array(bias)                \
+  integers(start) integers(stop)                                                                            \
+  result(output) result(slopes) result(centers) result(means) result(factors) result(state)                 \
   number(B) number(H) number(G) number(L) number(S) number(C) number(V) number(gaussian)                    \
   number(interval_b) number(interval_h) number(interval_r)                                                  \
   number(bias_b) number(bias_h) number(bias_r) number(bias_c)

@@ -169,23 +169,30 @@ def test_far_from_the_origin(engine):
     assert (far - near).abs().max() < 2e-3  # the inputs themselves lose 7 bits
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["gaussian", "gaussian per feature", "dot"])
 @pytest.mark.parametrize("mask", [None, masks.window(190, 60)])
-@pytest.mark.parametrize("spread", [1.0, 0.01])
-def test_products_and_differences_of_keys(spread, mask, dtype):
-    # Wide groups of keys are summed by their products; around narrow ones, far from the mean of all, these lose digits.
-    corner, noise, q_noise, v = drawn((1, 1, 400, 5), (1, 2, 400, 5), (1, 2, 400, 5), (1, 2, 400, 3))
-    given = [t.to(dtype) for t in (corner.sign() + spread * q_noise, corner.sign() + spread * noise, v)]
-    options = {"attn_mask": mask, "score": scores.Gaussian(2 * spread), "order": 1}
-    right = regard.attention(*(t.double() for t in given), engine="reference", **options)
-    error = (regard.attention(*given, engine="fused", **options).double() - right).abs().max()
-    if dtype == torch.float64:
-        limit = 1e-9 * right.abs().max()
-    elif spread == 1:
-        limit = 4 * (regard.attention(*given, engine="reference", **options).double() - right).abs().max()
-    else:  # 50 widths from the mean of all keys, as docs/limits.md says
-        limit = 1e-3 * right.abs().max()
-    assert error < limit
+@pytest.mark.parametrize("spread", [1.0, 0.1, 0.01, 0.001])
+def test_groups_of_keys_far_apart(spread, mask, name):
+    """Wide groups of keys are summed by products; narrow ones, up to 500 widths from the mean of all, by differences."""
+    corner, noise, q_noise, v, grad = drawn((1, 1, 400, 5), *[(1, 2, 400, 5)] * 2, *[(1, 2, 400, 3)] * 2)
+    query = q_noise / spread if name == "dot" else corner.sign() + spread * q_noise
+    given = [t.float() for t in (query, corner.sign() + spread * noise, v)]
+
+    def fitted(engine, dtype):
+        leaves = [t.to(dtype, copy=True).requires_grad_() for t in given]
+        width = torch.full((5,), 2 * spread, dtype=dtype) if name == "gaussian per feature" else 2 * spread
+        score = scores.Dot() if name == "dot" else scores.Gaussian(width)
+        output = regard.attention(*leaves, mask, score=score, engine=engine, order=1)
+        return [t.detach().double() for t in (output, *torch.autograd.grad(output, leaves, grad.to(dtype)))]
+
+    right, eager, narrow = (
+        fitted("reference", torch.float64),
+        *(fitted(e, torch.float32) for e in ("reference", "fused")),
+    )
+    for exact, plain, got, same in zip(right, eager, narrow, fitted("fused", torch.float64)):
+        torch.testing.assert_close(same, exact, atol=1e-9 * float(exact.abs().max()), rtol=0)
+        rounding = torch.finfo(torch.float32).eps * float(exact.abs().max())
+        assert (got - exact).abs().max() < 4 * ((plain - exact).abs().max() + 2 * rounding)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -143,7 +143,7 @@ RECORDS = {
         ("query_part key_part d_end d_start", ""),
     ),
     "lines": _names(
-        ("query place key value bias start stop output slopes means factors state", ""),
+        ("query place key centred origin value bias start stop output slopes centers means factors state", ""),
         ("B H G L S C V gaussian interval_b interval_h interval_r bias_b bias_h bias_r bias_c", ""),
     ),
     "selection": _names(("B H G L S C V K list_b list_h rows words", "")),

@@ -23,8 +23,8 @@ from regard.engines.local_linear import LEAST_RIDGE
 from regard.engines.problem import Problem
 from regard.masks import Dense
 
-#: How many tensors the forward pass keeps: slopes, means, factors and states, block by block.
-_KEPT = 4
+#: How many tensors the forward pass keeps: slopes, centers, means, factors and states, block by block.
+_KEPT = 5
 #: Scores whose rows, as they are compared, lie where a line is fitted.
 _SCORES = (scores.Dot, scores.ScaledDot, scores.General, scores.Cosine, scores.Gaussian)
 
@@ -77,17 +77,18 @@ def _attend(problem: Problem) -> EngineOutput:
         key = torch.where(used, key, 0.0)
     places = score.positions(query, key)
     assert places is not None
-    gaussian, width = isinstance(score, scores.Gaussian), None
-    if isinstance(score, scores.Gaussian) and not (isinstance(score.width, Tensor) and score.width.dim()):
-        # Lines are the same in every unit of length: one width for all features gets its gradient from scores alone.
-        width = score.width if isinstance(score.width, Tensor) else None
-        fixed = score.width if width is None else width.detach()
-        places = places[0] / fixed, places[1] / fixed
     place, key = places
-    # The mean of all keys as the origin, and a unit of length near that of the data; neither changes the result.
-    origin = _center(key.detach(), used)
-    key, place = key - origin, place - origin.repeat_interleave(place.shape[1] // key.shape[1], 1)
+    # A unit of length near that of the data, and the mean of all keys as the origin; neither changes the result.
     unit = _unit(key.detach(), place.detach())
+    place, key = place / unit, key / unit
+    gaussian, scale, width = isinstance(score, scores.Gaussian), problem.scale * unit, None
+    if isinstance(score, scores.Gaussian):
+        scale *= unit
+        if not (isinstance(score.width, Tensor) and score.width.dim()):
+            # Distances are divided by the width, not places, whose differences would lose digits. Lines are the same in
+            # every unit of length, so the width gets its gradient from scores alone.
+            width = score.width if isinstance(score.width, Tensor) else None
+            scale /= float(score.width if width is None else width.detach()) ** 2
     start = stop = bias = None
     if isinstance(mask, Dense):
         bias = mask.values[(None,) * (4 - mask.values.dim())].detach()
@@ -96,10 +97,9 @@ def _attend(problem: Problem) -> EngineOutput:
     elif problem.intervals is not None:
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(*problem.intervals))
     ridge = max(order.ridge / max(key.shape[-1], 1), LEAST_RIDGE * torch.finfo(dtype).eps)
-    scale = problem.scale * (unit * unit if gaussian else unit)
     compared = width if gaussian else score.project(query, problem.key.to(dtype))[0]
-    fit = _Fit(scale, ridge, gaussian, start, stop, bias)
-    output: Tensor = FusedLines.apply(fit, compared, place / unit, key / unit, value)
+    fit = _Fit(scale, ridge, gaussian, _center(key.detach(), used), start, stop, bias)
+    output: Tensor = FusedLines.apply(fit, compared, place, key, value)
     return EngineOutput(output.to(problem.query.dtype))
 
 
@@ -137,6 +137,8 @@ class _Fit:
         λ / D.
     gaussian : bool
         Whether scores are −½ times squared distances of places; else they are dot products of queries and keys.
+    origin : Tensor (B, G, 1, C)
+        The mean of the keys that any query sees.
     start, stop : Tensor (B or 1, H or 1, L or 1), int64, or None
     bias : Tensor (B or 1, H or 1, L or 1, S or 1), or None
         −inf where masked.
@@ -145,16 +147,24 @@ class _Fit:
     scale: float
     ridge: float
     gaussian: bool
+    origin: Tensor
     start: Tensor | None
     stop: Tensor | None
     bias: Tensor | None
 
     def numbers(
-        self, query: Tensor | None, place: Tensor, key: Tensor, value: Tensor, output: Tensor, kept: Sequence[Tensor]
+        self,
+        query: Tensor | None,
+        place: Tensor,
+        key: Tensor,
+        centred: Tensor,
+        value: Tensor,
+        output: Tensor | None,
+        kept: Sequence[Tensor],
     ) -> Tensor:
         """Return the numbers of the kernels: see ``RECORDS``; ``kept`` is empty or all of that."""
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
-        arrays = [query, place, key, value, self.bias, self.start, self.stop, output]
+        arrays = [query, place, key, centred, self.origin, value, self.bias, self.start, self.stop, output]
         pointers = [0 if t is None else t.data_ptr() for t in arrays]
         pointers += [t.data_ptr() for t in kept] or [0] * _KEPT
         intervals = [0, 0, 0] if self.start is None else strides(self.start.shape)
@@ -165,8 +175,8 @@ class _Fit:
 class FusedLines(torch.autograd.Function):
     """Lines at query (B, H, L, C), or with the Gaussian at places alone, through key (B, G, S, C), value (B, G, S, V).
 
-    ``place`` (B, H, L, C) is where the line is read. With the Gaussian ``query`` is the width (), by which places and
-    keys are divided already, or None if that is no tensor or one for each feature.
+    ``place`` (B, H, L, C) is where the line is read. With the Gaussian ``query`` is the width (), by which distances
+    are divided, or None if that is no tensor or one for each feature, in whose units places and keys are.
     """
 
     @staticmethod
@@ -177,10 +187,11 @@ class FusedLines(torch.autograd.Function):
         block, factors, room = _sizes(C, V, S, place.dtype)
         items = B * H * -(-L // block)
         new = place.new_empty
-        sizes = ((C, block), (C, block), (factors,), (3, block))
+        sizes = ((C, block), (C, block), (C, block), (factors,), (4, block))
         kept = [new(items, *size) for size in sizes] if any(ctx.needs_input_grad) else []
         output = new(B, H, L, V)
-        numbers = fit.numbers(query, place, key, value, output, kept)
+        centred = key - fit.origin
+        numbers = fit.numbers(query, place, key, centred, value, output, kept)
         function = library.load("lines.forward", place.dtype)
 
         def run(first: int, last: int) -> None:
@@ -189,12 +200,12 @@ class FusedLines(torch.autograd.Function):
 
         shared(run, items)
         ctx.fit = fit
-        ctx.save_for_backward(query, place, key, value, output, *kept)
+        ctx.save_for_backward(query, place, key, value, *kept)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, place, key, value, output, *kept = ctx.saved_tensors
+        query, place, key, value, *kept = ctx.saved_tensors
         fit: _Fit = ctx.fit
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
         block, _, room = _sizes(C, V, S, place.dtype)
@@ -204,7 +215,8 @@ class FusedLines(torch.autograd.Function):
         d_query = place.new_empty((B, H, L, 1 if fit.gaussian else C))
         d_place = torch.empty_like(place)
         d_key, d_value = (key.new_zeros(shares, B, G, S, width) for width in (wide_C, wide_V))
-        numbers = fit.numbers(query, place, key, value, output, kept)
+        centred = key - fit.origin
+        numbers = fit.numbers(query, place, key, centred, value, None, kept)
         function = library.load("lines.backward", place.dtype)
 
         def run(first: int, last: int) -> None:

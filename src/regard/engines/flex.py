@@ -7,10 +7,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,8 +64,7 @@ Function = Callable[..., Tensor]
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-@dataclass(frozen=True, eq=False)
-class Lowered:
+class Lowered(NamedTuple):
     """What a mask hides, in FlexAttention's form.
 
     Attributes
@@ -186,8 +185,7 @@ def visible(mask: Mask, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> 
 # Scores: dot products of features, and functions of a score and its place ---------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
+class Features(NamedTuple):
     """Query, key and value as the kernel takes them, and what the dot products of the features leave out."""
 
     query: Tensor
@@ -250,8 +248,7 @@ def modified(score: Score, value: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, k
     return answer.to(value.dtype)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """What happens to a score after the dot product and scale: functions of a score, softcap and bias."""
 
     score: Score | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,16 +40,14 @@ FULL_RUN = 4
 MASKED_RUN = 16
 
 
-@dataclass(frozen=True)
-class KeyRange:
+class KeyRange(NamedTuple):
     """Keys that a block reads in one call; ``masked`` if some of the pairs are hidden."""
 
     cols: Span
     masked: bool
 
 
-@dataclass(frozen=True)
-class QueryBlock:
+class QueryBlock(NamedTuple):
     """Queries ``rows`` of sequences and heads ``where``, and the ranges of keys that they see."""
 
     where: tuple[slice, slice]
@@ -93,7 +91,7 @@ def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
                 yield KeyRange(Span(start, min(start + MASKED_RUN * BLOCK, run.stop)), masked=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BlockedRun:
     """The non-differentiable arguments of a blocked run."""
 
@@ -249,7 +247,7 @@ MATRICES = 64 * MATRIX
 KEPT = 8 * MATRIX
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KernelMask:
     """A mask in the form that torch's kernel takes.
 

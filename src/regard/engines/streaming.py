@@ -163,7 +163,7 @@ def _captures(tiles: Tiles) -> bool:
     if not torch.is_grad_enabled():
         return False
     detached = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
-    first = replace(detached.rows[0], stop=detached.rows[0].start + 1), replace(detached.cols[0], stop=1)
+    first = detached.rows[0]._replace(stop=detached.rows[0].start + 1), detached.cols[0]._replace(stop=1)
     corner = Grid([first[0]], [first[1]], None if tiles.states is None else [[MIXED]])
     return replace(detached, grid=corner).scores(0, 0).requires_grad
 
@@ -219,7 +219,7 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
     return output, statistic
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Spec:
     """The non-tensor arguments of the custom function; ``tiles`` is rebuilt around the saved tensors.
 
@@ -271,7 +271,7 @@ class _Streamed(torch.autograd.Function):
         return None, *grads
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Compared:
     """A recomputed tile of the forward pass, and the gradient of its weights.
 
@@ -286,7 +286,7 @@ class _Compared:
     d_weights: Tensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Backward:
     """The backward pass of streamed attention, tile by tile."""
 

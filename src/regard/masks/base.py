@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, final
 
 import torch
 from torch import Tensor
@@ -171,8 +171,7 @@ Diagonals = tuple[int | None, int | None]
 Sizes = tuple[int | None, int | None, int | None, int | None]
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """The size of the score matrices: B sequences, H query heads, L queries, S keys."""
 
     B: int
@@ -181,7 +180,7 @@ class Extent:
     S: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Cover:
     """Tiles of queries, each with a list of keys that holds all that its queries see.
 

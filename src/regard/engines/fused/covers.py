@@ -6,9 +6,9 @@ other problem, on the pairs of the tiles alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ LARGEST = 1 << 25
 TOGETHER = 1 << 22
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
+class Places(NamedTuple):
     """The places of queries and keys among the tiles of a cover.
 
     Attributes

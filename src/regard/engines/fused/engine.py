@@ -192,7 +192,7 @@ def _is_online(problem: Problem) -> bool:
     return rule is not None and rule.kind == SOFTMAX
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Prepared:
     """The data shared by calls of the same structure; None if it depends on tensors of the score or mask.
 
@@ -234,7 +234,7 @@ def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
     return ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Projected:
     """The projected rows of a problem in the compute dtype, the weight (H, C) of its score, and its sinks' logits.
 
@@ -284,7 +284,7 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
     """Return a runner for few queries, whose keys and values are read where they are."""
     fixed = problem.mask is None or problem.mask.is_fixed
     visible = in_place.visible_keys(problem) if fixed else None
-    wants, passes = replace(_wants(problem, request), received=False), Passes()
+    wants, passes = _wants(problem, request)._replace(received=False), Passes()
 
     def attend(problem: Problem) -> EngineOutput:
         seen = in_place.visible_keys(problem) if visible is None else visible

@@ -125,7 +125,7 @@ def _sizes(C: int, V: int, S: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return block, factors, room
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Fit:
     """The constant arguments of a call.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ SHARE = 1 << 21
 ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Partition:
     """The units of one task, and the ranges of heads and key heads that they cover, by :class:`Order`'s places."""
 
@@ -47,8 +47,7 @@ class Partition:
     kv_heads: range
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """The order of the work: blocks that add to the same elements of the bias' gradient follow each other.
 
     A share takes all of them, so that no other thread adds to these elements, and sums do not depend on the threads.
@@ -184,7 +183,7 @@ def _cuts(costs: Tensor, count: int) -> list[int]:
 # Arguments of one unit of work ----------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Arguments:
     """The arguments that belong to one item of work: arrays, numbers, and sizes of these arrays."""
 
@@ -349,8 +348,7 @@ NEAR_TILE = 128
 FEW_VALUES = 12
 
 
-@dataclass(frozen=True)
-class ForwardRequest:
+class ForwardRequest(NamedTuple):
     """The statistics to return with the output of a forward pass.
 
     Attributes
@@ -367,8 +365,7 @@ class ForwardRequest:
     k: int = 0
 
 
-@dataclass(frozen=True)
-class Dropout:
+class Dropout(NamedTuple):
     """Which weights are dropped: those whose 32 random bits are below a threshold.
 
     The bits follow from the seed, the head, the query and the key alone, whatever the threads and tiles.
@@ -403,7 +400,7 @@ class Dropout:
         return torch.where(torch.from_numpy(bits >= np.uint32(self.threshold)), weights * self.kept, 0.0)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ForwardResult:
     """The results of a forward pass; fields that were not requested are None.
 
@@ -465,7 +462,7 @@ class ForwardResult:
         return peak, self.total * (self.peak - safe).exp() + (self.sink - safe).exp()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BiasGradient:
     """The gradient of a bias, which the kernels add to.
 
@@ -545,7 +542,7 @@ class Pass:
         self.memory = Scratch(scratch_sizes(rows, V, backward, lanes, keys), dtype)
         self.tile = tile = _tile(rows, V, S)
         sizes = {
-            **vars(extent), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
+            **extent._asdict(), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
             "two": 2, "three": 3, "intervals": 0 if visible.start is None else visible.start.numel(),
             "items": extent.B * extent.H * -(-extent.L // BLOCK), "scratch_numbers": self.memory.size,
             "bias_numbers": visible.bias_size, "held": held, "held_row": held_row,
@@ -693,7 +690,7 @@ def _run_unit(
     call({**common, **own.arrays}, {"scratch": scratch, **numbers, **own.numbers}, own.sizes)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BackwardResult:
     """The results of a backward pass.
 
@@ -766,7 +763,7 @@ def backward(
     return BackwardResult(Gradients(d_query, d_key, d_weight), d_value, masks)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Sums:
     """The gradient sums of one share of the backward pass, by kernel argument, and by index of a mask's tensor.
 

@@ -25,7 +25,7 @@ _HELD = 1 << 24
 _TASKS = 4
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KeyLists:
     """The keys that the queries of a call see, as lists that are made for some queries at a time."""
 

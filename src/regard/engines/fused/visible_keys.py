@@ -29,7 +29,7 @@ KEPT = 1 << 16
 LARGEST = 1 << 22
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WorkItem:
     """The rows of one kernel call.
 
@@ -46,7 +46,7 @@ class WorkItem:
     columns: Tensor | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class VisibleKeys:
     """The keys that the queries of a problem see.
 
@@ -153,7 +153,7 @@ class VisibleKeys:
         start, stop, bias = (
             t if t is None or t.shape[1] == 1 else t[:, heads].contiguous() for t in (self.start, self.stop, self.bias)
         )
-        return replace(self, extent=replace(self.extent, H=heads.stop - heads.start), start=start, stop=stop, bias=bias)
+        return replace(self, extent=self.extent._replace(H=heads.stop - heads.start), start=start, stop=stop, bias=bias)
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that may get gradients: the bias, then those of ``rest``."""

@@ -475,19 +475,18 @@ class Flex(Engine):
         return False
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         size = problem.query.element_size()
-        read = [problem.query, problem.key, problem.value]
-        read += [] if problem.mask is None else problem.mask.tensors()
-        moved = sum(t.numel() * t.element_size() for t in read)
+        read = [] if problem.mask is None else problem.mask.tensors()
+        moved = problem.bytes_read + sum(t.numel() * t.element_size() for t in read)
         blocks = -(-L // BLOCK) * -(-S // BLOCK)
         lists = 0.0 if problem.mask is None else 18.0 * min(blocks, MOST_BLOCKS) + 16.0 * L
         work = lists + float(B * H * L * (4 + V * size))
         return Cost(B * H * L * S * problem.visible_share * (2 * E + 2 * V + 5), float(moved), work, grows=False)
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        if 0 in problem.extent:
             return dense.attend_nothing
         if problem.query.is_meta:
             return _shaped

@@ -450,7 +450,7 @@ class Sdpa(Engine):
         return bool(problem.dropout_p) and problem.extent.L * problem.extent.S > SMALL
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         size = problem.query.element_size()
         share, mask_bytes, work = 1.0, 0.0, 0.0
@@ -461,10 +461,9 @@ class Sdpa(Engine):
             else:
                 share = problem.visible_share
                 work = float(ROWS * BLOCK * MASKED_RUN * size * (H if mask.has_bias else 1))
-        ends = (problem.query, problem.key, problem.value)
-        moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
+        moved = problem.bytes_read + mask_bytes
         if _widens(problem):
-            work += 4.0 * (sum(t.numel() for t in ends) + B * H * L * V)
+            work += 4.0 * (problem.bytes_read / size + B * H * L * V)
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 

@@ -44,10 +44,10 @@ class Streaming(Engine):
         return False
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         sweeps = 1 if problem.normalizer.online or problem.normalizer.needs_whole_row else 2
-        size = torch.finfo(problem.compute_dtype).bits // 8
+        size = problem.compute_dtype.itemsize
         line = 0 if problem.order is None else problem.order.pair_flops(E)
         flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8 + line)
         pair = problem.score.pair_size(E)
@@ -55,13 +55,12 @@ class Streaming(Engine):
         tile = B * H * min(rows, L) * min(cols, S) * (pair + 4) * size
         if problem.order is not None:
             tile += B * H * min(rows, L) * (4 * S * E + 3 * E * E) * size
-        ends = (problem.query, problem.key, problem.value)
-        moved = sum(t.numel() * t.element_size() for t in ends)
-        kept = sum(t.numel() * size for t in ends) + B * H * L * (V + 4) * size
+        moved = problem.bytes_read
+        kept = moved * size / problem.query.itemsize + B * H * L * (V + 4) * size
         return Cost(float(flops), float(moved), float(tile + kept), grows=self.grows(problem))
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        if 0 in problem.extent:
             return dense.attend_nothing
         fixed, grid = problem.mask is None or problem.mask.is_fixed, None
         traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()

@@ -179,6 +179,11 @@ class Extent(NamedTuple):
     L: int
     S: int
 
+    def indices(self, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (L, 1) and kv_idx (S,) of all pairs, as masks take them."""
+        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in self)
+        return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx
+
 
 @dataclass(eq=False, repr=False)
 class Cover:
@@ -422,10 +427,9 @@ class Mask(Part, ABC):
 
     def _visible_rows(self, extent: Extent) -> Iterator[Tensor]:
         """Yield the visible pairs of the bound mask, (B or 1, H or 1, l, S), in chunks of rows."""
-        device = self._device()
-        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
+        b, h, q_idx, kv_idx = extent.indices(self._device())
         for rows in q_idx.split(ROWS):
-            added = self.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), rows.unsqueeze(1), kv_idx, torch.float32)
+            added = self.matrix(b, h, rows, kv_idx, torch.float32)
             yield added.detach() > -torch.inf
 
     def is_plain_causal(self, extent: Extent) -> bool:

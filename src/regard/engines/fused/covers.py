@@ -6,9 +6,9 @@ other problem, on the pairs of the tiles alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ LARGEST = 1 << 25
 TOGETHER = 1 << 22
 
 
-class Places(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Places:
     """The places of queries and keys among the tiles of a cover.
 
     Attributes

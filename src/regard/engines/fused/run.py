@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -439,6 +439,12 @@ class ForwardResult:
     direct: bool = False
     is_finite: bool | None = None
 
+    def by_row(self, function: Callable[[Tensor], Tensor]) -> ForwardResult:
+        """Return the results with those of rows, (B, H, L, ...), as a function gives them."""
+        names = ("output", "peak", "total", "top", "entropy", "best", "best_key", "sink")
+        found = {name: function(t) for name in names if (t := getattr(self, name)) is not None}
+        return ForwardResult(**found, received=self.received, direct=self.direct, is_finite=self.is_finite)
+
     @property
     def lse(self) -> Tensor:
         """The log-sum-exp (B, H, L) of each row's scores, −inf in empty rows."""
@@ -542,7 +548,8 @@ class Pass:
         self.memory = Scratch(scratch_sizes(rows, V, backward, lanes, keys), dtype)
         self.tile = tile = _tile(rows, V, S)
         sizes = {
-            **extent._asdict(), "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
+            **extent._asdict(),
+            "G": value.shape[1], "C": rows.width, "V": V, "K": K, "tile": tile, "tiles": -(-S // tile),
             "two": 2, "three": 3, "intervals": 0 if visible.start is None else visible.start.numel(),
             "items": extent.B * extent.H * -(-extent.L // BLOCK), "scratch_numbers": self.memory.size,
             "bias_numbers": visible.bias_size, "held": held, "held_row": held_row,

@@ -139,7 +139,7 @@ def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times:
 def _visible(problem: Problem) -> float | None:
     """Return the fraction of pairs that a mask leaves visible, from evenly spaced rows if there are many."""
     mask, extent = problem.mask, problem.extent
-    if mask is None or not mask.hides or 0 in (extent.B, extent.H, extent.L, extent.S):
+    if mask is None or not mask.hides or 0 in extent:
         return 1.0
     if values_unavailable(problem.query):
         return None

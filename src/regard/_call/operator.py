@@ -109,7 +109,7 @@ _LSE = AuxRequest(lse=True)
 _GRAD, _TENSOR = "@grad", "@tensor"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Packed:
     """Serialized parts: a text, plus tensors and (possibly symbolic) numbers."""
 
@@ -308,7 +308,7 @@ def _laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Header:
     """What the text of an operator says of the call, apart from its parts.
 
@@ -343,7 +343,7 @@ class _Header:
         return any(self.wanted)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Run:
     """A call that ran eagerly.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -210,12 +211,11 @@ def with_graph(
     dtype = problem.compute_dtype
     query, key, value, output = (t.to(dtype) for t in (problem.query, problem.key, problem.value, output))
     problem = replace(problem, query=query, key=key, value=value)
-    automatic = (each for each in engines.TABLE.values() if not each.not_automatic(problem))
-    for engine in (first, *automatic):
-        if engine.why_not(problem) is None:
-            made = engine.partial_backward(problem, output, lse, runner if engine is first else None)
-            if made is not None:
-                return made
+    able = (first,) if first.why_not(problem) is None else ()
+    for engine in chain(able, automatic_engines(problem)):
+        made = engine.partial_backward(problem, output, lse, runner if engine is first else None)
+        if made is not None:
+            return made
     return None
 
 
@@ -225,7 +225,7 @@ def differentiable_lse(problem: Problem, lse: Tensor) -> Tensor:
     Its gradient is that of an attention to values of 1 whose output is set to 0: δ then vanishes from
     ``d score = weight · (d output · value − δ)``, which leaves ``weight · d lse``.
     """
-    if 0 in (*problem.query.shape[:3], problem.extent.S):
+    if 0 in problem.extent:
         return dense.attached(lse.detach(), problem)
     ones = problem.value.new_ones((), dtype=lse.dtype).expand(*problem.value.shape[:-1], 1).contiguous()
     counted = replace(problem, value=ones, normalizer=Softmax(), dropout_p=0.0, order=None)
@@ -272,11 +272,16 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # in order of preference
 
 
+def automatic_engines(problem: Problem) -> Iterator[Engine]:
+    """Yield the engines that can run a problem, and do so without being named, in order of preference."""
+    for each in engines.TABLE.values():
+        if each.why_not(problem) is None and each.not_automatic(problem) is None:
+            yield each
+
+
 def engine_candidates(problem: Problem) -> list[Engine]:
     """Return the engines that ``auto`` chooses from, in order of preference if there are no time estimates."""
-    able = [
-        each for each in engines.TABLE.values() if each.why_not(problem) is None and not each.not_automatic(problem)
-    ]
+    able = list(automatic_engines(problem))
     # Compilers cannot trace operator derivatives under ``torch.func``, and some operators have only a first one.
     if functorch_derivatives() > (0 if torch.compiler.is_compiling() else 1):
         able = [candidate for candidate in able if candidate.twice_differentiable]
@@ -309,7 +314,4 @@ def _aux_engine(problem: Problem, request: AuxRequest) -> Engine | None:
     requested = {name for name in FIELDS if getattr(request, name)}
     if is_traced(problem.query):
         return None
-    able = (
-        each for each in engines.TABLE.values() if each.why_not(problem) is None and not each.not_automatic(problem)
-    )
-    return next((each for each in able if requested <= each.fields(problem)), None)
+    return next((each for each in automatic_engines(problem) if requested <= each.fields(problem)), None)

@@ -22,7 +22,7 @@ class RegardWarning(UserWarning):
     """A condition that the caller should know about; the result is still correct."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Rejection:
     """The parts of an error message; the command line formats them in its own way."""
 
@@ -43,7 +43,7 @@ class Rejection:
         return self.worded(self.function, str)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class WithoutEffect(Rejection):
     """The parts of the message for an argument that has no effect, and the argument to set, if any."""
 

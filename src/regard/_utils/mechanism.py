@@ -6,19 +6,17 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from regard._utils.errors import rejected
 
 # References -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """A publication.
 
     Attributes
@@ -95,8 +93,7 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class Mechanism:
+class Mechanism(NamedTuple):
     """One row of the catalogue.
 
     Attributes
@@ -133,7 +130,7 @@ class Mechanism:
     reads: str
     causal: str
     cache: str
-    defined: Any = field(repr=False)
+    defined: Any
 
     @property
     def group(self) -> str:

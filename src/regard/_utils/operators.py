@@ -38,7 +38,8 @@ def define(
     full = f"regard::{name}"
     torch.library.define(full, torch.library.infer_schema(unwrap(function), mutates_args=()), lib=_LIBRARY)
     torch.library.impl(full, devices, function, lib=_LIBRARY)
-    torch.library.register_fake(full, shapes, lib=_LIBRARY)
+    # ``register_fake`` does the same, after a search of all modules for the file that called it.
+    torch.library.impl(full, "Meta", shapes, lib=_LIBRARY)
     if batch is not None:
         torch.library.register_vmap(full, batch, lib=_LIBRARY)
     if backward is not None:

@@ -60,7 +60,7 @@ class AuxRequest:
 FIELDS = tuple(field.name for field in fields(AuxRequest))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TopK:
     """The largest weights of each row: ``weights`` and key ``indices`` (..., H, L, k), padded with 0 and −1."""
 
@@ -68,7 +68,7 @@ class TopK:
     indices: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Aux:
     """The auxiliary outputs requested by an :class:`AuxRequest`; all other fields are None.
 

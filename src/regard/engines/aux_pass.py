@@ -40,7 +40,7 @@ def aux_fields(problem: Problem, outcome: EngineOutput, request: AuxRequest, aux
     if _is_complete(outcome, request):
         return _aux(problem, {name: getattr(outcome, name) for name in FIELDS if getattr(request, name)}, request)
     materialized = request.weights or request.scores
-    whole = materialized or not problem.normalizer.streams or 0 in _sizes(problem) or is_traced(problem.query)
+    whole = materialized or not problem.normalizer.streams or 0 in problem.extent or is_traced(problem.query)
     if outcome.weights is None and not whole:
         return _completed(problem, outcome, request)
     if outcome.weights is None or outcome.scores is None:  # traced calls cannot write to buffers
@@ -87,11 +87,6 @@ def _ranked(problem: Problem, topk: TopK, k: int) -> TopK:
     missing = (0, k - topk.weights.shape[-1])
     weights, indices = (pad(t, missing, value=fill) for t, fill in ((topk.weights, 0.0), (topk.indices, -1)))
     return TopK(problem.restore(weights), problem.restore(indices))
-
-
-def _sizes(problem: Problem) -> tuple[int, int, int, int]:
-    extent = problem.extent
-    return extent.B, extent.H, extent.L, extent.S
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -185,7 +180,7 @@ class _SecondPass:
 
     def __init__(self, problem: Problem, outcome: EngineOutput, request: AuxRequest) -> None:
         self.problem, self.outcome, self.request = problem, outcome, request
-        B, H, L, S = _sizes(problem)
+        B, H, L, S = problem.extent
         rows, cols = self._shape()
         self.tiles = tiles = Tiles.of(problem, dense.needs_care(problem), Grid.of(problem, (rows, cols)))
         self.lifted = tiles.lifted_key()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -43,8 +43,7 @@ class EngineOutput:
     is_finite: bool | None = None
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """The estimated cost of a run.
 
     Attributes

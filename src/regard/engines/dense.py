@@ -131,8 +131,8 @@ def attend(problem: Problem, tiles: Tiles | None = None) -> EngineOutput:
     ``tiles`` is the problem as a single tile, if already computed.
     """
     extent, dtype = problem.extent, problem.query.dtype
-    B, H, L, S = extent.B, extent.H, extent.L, extent.S
-    if 0 in (B, H, L, S):
+    B, H, L, S = extent
+    if 0 in extent:
         empty = problem.query.new_zeros(B, H, L, S, dtype=problem.compute_dtype)
         output = problem.query.new_zeros(B, H, L, problem.value.shape[-1])
         return EngineOutput(attached(output, problem), None, empty, empty)

@@ -7,10 +7,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,8 +64,7 @@ Function = Callable[..., Tensor]
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-@dataclass(frozen=True, eq=False)
-class Lowered:
+class Lowered(NamedTuple):
     """What a mask hides, in FlexAttention's form.
 
     Attributes
@@ -186,8 +185,7 @@ def visible(mask: Mask, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> 
 # Scores: dot products of features, and functions of a score and its place ---------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
+class Features(NamedTuple):
     """Query, key and value as the kernel takes them, and what the dot products of the features leave out."""
 
     query: Tensor
@@ -250,8 +248,7 @@ def modified(score: Score, value: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, k
     return answer.to(value.dtype)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """What happens to a score after the dot product and scale: functions of a score, softcap and bias."""
 
     score: Score | None
@@ -478,19 +475,18 @@ class Flex(Engine):
         return False
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         size = problem.query.element_size()
-        read = [problem.query, problem.key, problem.value]
-        read += [] if problem.mask is None else problem.mask.tensors()
-        moved = sum(t.numel() * t.element_size() for t in read)
+        read = [] if problem.mask is None else problem.mask.tensors()
+        moved = problem.bytes_read + sum(t.numel() * t.element_size() for t in read)
         blocks = -(-L // BLOCK) * -(-S // BLOCK)
         lists = 0.0 if problem.mask is None else 18.0 * min(blocks, MOST_BLOCKS) + 16.0 * L
         work = lists + float(B * H * L * (4 + V * size))
         return Cost(B * H * L * S * problem.visible_share * (2 * E + 2 * V + 5), float(moved), work, grows=False)
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        if 0 in problem.extent:
             return dense.attend_nothing
         if problem.query.is_meta:
             return _shaped

@@ -14,7 +14,7 @@ from regard.engines.problem import Problem
 from regard.engines.tiles import Grid, Tiles, weighed
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LineRow:
     """One row of tiles.
 

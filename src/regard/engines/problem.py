@@ -387,6 +387,11 @@ class Problem:
         return self.query.dtype if self.query.dtype == torch.float64 else torch.float32
 
     @property
+    def bytes_read(self) -> int:
+        """The bytes of query, key and value."""
+        return sum(t.numel() * t.element_size() for t in (self.query, self.key, self.value))
+
+    @property
     def wants_grad(self) -> bool:
         """Whether a backward pass may follow."""
         if not torch.is_grad_enabled():
@@ -414,12 +419,7 @@ class Problem:
     def visible_share(self) -> float:
         """The approximate share of visible pairs; 1 if values are unavailable."""
         extent = self.extent
-        if (
-            self.mask is None
-            or values_unavailable(self.query)
-            or not self.mask.hides
-            or 0 in (*self.query.shape[:3], extent.S)
-        ):
+        if self.mask is None or values_unavailable(self.query) or not self.mask.hides or 0 in extent:
             return 1.0
         if self.intervals is not None:
             start, stop = self.intervals

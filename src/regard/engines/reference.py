@@ -44,13 +44,13 @@ class Reference(Engine):
         return True
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         pair = problem.score.pair_flops(E) + 2 * V + 5 + (0 if problem.order is None else problem.order.pair_flops(E))
-        size = torch.finfo(problem.compute_dtype).bits // 8
+        size = problem.compute_dtype.itemsize
         held = max(problem.score.pair_size(E), 3 if problem.order is None else 4 * E) * size
-        moved = sum(t.numel() * t.element_size() for t in (problem.query, problem.key, problem.value))
-        return Cost(float(B * H * L * S * pair), float(moved), float(B * H * L * S * held), grows=self.grows(problem))
+        pairs = B * H * L * S
+        return Cost(float(pairs * pair), float(problem.bytes_read), float(pairs * held), grows=self.grows(problem))
 
     def run(self, problem: Problem) -> EngineOutput:
         if self.dtype is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,16 +40,14 @@ FULL_RUN = 4
 MASKED_RUN = 16
 
 
-@dataclass(frozen=True)
-class KeyRange:
+class KeyRange(NamedTuple):
     """Keys that a block reads in one call; ``masked`` if some of the pairs are hidden."""
 
     cols: Span
     masked: bool
 
 
-@dataclass(frozen=True)
-class QueryBlock:
+class QueryBlock(NamedTuple):
     """Queries ``rows`` of sequences and heads ``where``, and the ranges of keys that they see."""
 
     where: tuple[slice, slice]
@@ -93,7 +91,7 @@ def _ranges(runs: list[Run]) -> Iterator[KeyRange]:
                 yield KeyRange(Span(start, min(start + MASKED_RUN * BLOCK, run.stop)), masked=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BlockedRun:
     """The non-differentiable arguments of a blocked run."""
 
@@ -249,7 +247,7 @@ MATRICES = 64 * MATRIX
 KEPT = 8 * MATRIX
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KernelMask:
     """A mask in the form that torch's kernel takes.
 
@@ -452,7 +450,7 @@ class Sdpa(Engine):
         return bool(problem.dropout_p) and problem.extent.L * problem.extent.S > SMALL
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         size = problem.query.element_size()
         share, mask_bytes, work = 1.0, 0.0, 0.0
@@ -463,10 +461,9 @@ class Sdpa(Engine):
             else:
                 share = problem.visible_share
                 work = float(ROWS * BLOCK * MASKED_RUN * size * (H if mask.has_bias else 1))
-        ends = (problem.query, problem.key, problem.value)
-        moved = sum(t.numel() * t.element_size() for t in ends) + mask_bytes
+        moved = problem.bytes_read + mask_bytes
         if _widens(problem):
-            work += 4.0 * (sum(t.numel() for t in ends) + B * H * L * V)
+            work += 4.0 * (problem.bytes_read / size + B * H * L * V)
         work += float(B * H * L * S * size) if problem.dropout_p else float(B * H * L * (V + 1) * size)
         return Cost(B * H * L * S * share * (2 * E + 2 * V + 5), float(moved), work, self.grows(problem))
 

@@ -44,10 +44,10 @@ class Streaming(Engine):
         return False
 
     def cost(self, problem: Problem) -> Cost:
-        B, H, L, S = (getattr(problem.extent, name) for name in "BHLS")
+        B, H, L, S = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
         sweeps = 1 if problem.normalizer.online or problem.normalizer.needs_whole_row else 2
-        size = torch.finfo(problem.compute_dtype).bits // 8
+        size = problem.compute_dtype.itemsize
         line = 0 if problem.order is None else problem.order.pair_flops(E)
         flops = B * H * L * S * (sweeps * problem.score.pair_flops(E) + 2 * V + 8 + line)
         pair = problem.score.pair_size(E)
@@ -55,13 +55,12 @@ class Streaming(Engine):
         tile = B * H * min(rows, L) * min(cols, S) * (pair + 4) * size
         if problem.order is not None:
             tile += B * H * min(rows, L) * (4 * S * E + 3 * E * E) * size
-        ends = (problem.query, problem.key, problem.value)
-        moved = sum(t.numel() * t.element_size() for t in ends)
-        kept = sum(t.numel() * size for t in ends) + B * H * L * (V + 4) * size
+        moved = problem.bytes_read
+        kept = moved * size / problem.query.itemsize + B * H * L * (V + 4) * size
         return Cost(float(flops), float(moved), float(tile + kept), grows=self.grows(problem))
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:  # noqa: ARG002
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        if 0 in problem.extent:
             return dense.attend_nothing
         fixed, grid = problem.mask is None or problem.mask.is_fixed, None
         traced = torch.compiler.is_compiling() or in_transform() or is_jit_tracing()
@@ -163,7 +162,7 @@ def _captures(tiles: Tiles) -> bool:
     if not torch.is_grad_enabled():
         return False
     detached = tiles.around(*(t.detach() for t in (tiles.query, tiles.key, tiles.value, *tiles.tensors())))
-    first = replace(detached.rows[0], stop=detached.rows[0].start + 1), replace(detached.cols[0], stop=1)
+    first = detached.rows[0]._replace(stop=detached.rows[0].start + 1), detached.cols[0]._replace(stop=1)
     corner = Grid([first[0]], [first[1]], None if tiles.states is None else [[MIXED]])
     return replace(detached, grid=corner).scores(0, 0).requires_grad
 
@@ -219,7 +218,7 @@ def _swept(tiles: Tiles, row: int, dropout: Dropout) -> tuple[Tensor, Statistic]
     return output, statistic
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Spec:
     """The non-tensor arguments of the custom function; ``tiles`` is rebuilt around the saved tensors.
 
@@ -271,7 +270,7 @@ class _Streamed(torch.autograd.Function):
         return None, *grads
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Compared:
     """A recomputed tile of the forward pass, and the gradient of its weights.
 
@@ -286,7 +285,7 @@ class _Compared:
     d_weights: Tensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Backward:
     """The backward pass of streamed attention, tile by tile."""
 

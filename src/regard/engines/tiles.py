@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ from regard.scores.dot_products import DotLike
 # Block states of a mask -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Consecutive blocks of keys with the same state, EMPTY, MIXED or FULL: keys ``start ≤ k < stop``."""
 
     start: int
@@ -31,7 +31,7 @@ class Run:
     state: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BlockMask:
     """The state of every block of a bound mask.
 
@@ -140,8 +140,7 @@ TILE_SIZE = 1 << 20
 TILE_SIDE = 16
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A range of rows or columns."""
 
     start: int
@@ -180,8 +179,7 @@ def tile_shape(problem: Problem, pair_size: int) -> tuple[int, int]:
     return rows, cols
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """The partition of a problem into tiles, and their states.
 
     Attributes
@@ -208,7 +206,7 @@ class Grid:
         return cls.of(problem, (max(problem.extent.L, 1), max(problem.extent.S, 1)))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Tiles:
     """A problem with projected rows, split into tiles.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Union, final
 
 import torch
 from torch import Tensor
@@ -171,8 +171,7 @@ Diagonals = tuple[int | None, int | None]
 Sizes = tuple[int | None, int | None, int | None, int | None]
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """The size of the score matrices: B sequences, H query heads, L queries, S keys."""
 
     B: int
@@ -180,8 +179,13 @@ class Extent:
     L: int
     S: int
 
+    def indices(self, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return b (B, 1, 1, 1), h (H, 1, 1), q_idx (L, 1) and kv_idx (S,) of all pairs, as masks take them."""
+        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in self)
+        return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False, repr=False)
 class Cover:
     """Tiles of queries, each with a list of keys that holds all that its queries see.
 
@@ -423,10 +427,9 @@ class Mask(Part, ABC):
 
     def _visible_rows(self, extent: Extent) -> Iterator[Tensor]:
         """Yield the visible pairs of the bound mask, (B or 1, H or 1, l, S), in chunks of rows."""
-        device = self._device()
-        b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
+        b, h, q_idx, kv_idx = extent.indices(self._device())
         for rows in q_idx.split(ROWS):
-            added = self.matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), rows.unsqueeze(1), kv_idx, torch.float32)
+            added = self.matrix(b, h, rows, kv_idx, torch.float32)
             yield added.detach() > -torch.inf
 
     def is_plain_causal(self, extent: Extent) -> bool:

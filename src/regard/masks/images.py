@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -221,8 +220,7 @@ def neighbourhood(
     return Neighbourhood(lengths, windows, dilations, causal, border)
 
 
-@dataclass(frozen=True)
-class _Axis:
+class _Axis(NamedTuple):
     """The windows along one axis of a grid."""
 
     length: int

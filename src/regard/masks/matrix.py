@@ -109,7 +109,7 @@ class Dense(Mask):
 
     def fit(self, extent: Extent, device: torch.device) -> Mask:  # noqa: ARG002
         """Check the tensor's sizes."""
-        B, H, L, S = whole = (extent.B, extent.H, extent.L, extent.S)
+        B, H, L, S = whole = tuple(extent)
         got = tuple(self.values.shape)
         fits = all(size in (1, full) for size, full in zip(got, whole[-len(got) :]))
         if fits and not (len(got) == 3 and got[0] == B == H != 1):
@@ -207,7 +207,7 @@ class BlockSparse(Mask):
         """Raise unless the BlockMask was made for these sizes."""
         B, H = self.states.shape[:2]
         if B not in (1, extent.B) or H not in (1, extent.H) or self.lengths != (extent.L, extent.S):
-            wanted, got = (extent.B, extent.H, extent.L, extent.S), (B, H, *self.lengths)
+            wanted, got = tuple(extent), (B, H, *self.lengths)
             expected = f"be made for (B or 1, H or 1, L, S) = {wanted}"
             raise rejected("masks.as_mask", "BlockMask", expected, f"one made for {got}")
         if not isinstance(self.mask_mod, Mask):
@@ -284,7 +284,7 @@ class Submatrix(Mask):
         self.mask = mask
         self.first_query = first_query
         self.first_key = first_key
-        self._sizes = (whole.B, whole.H, whole.L, whole.S)
+        self._sizes = tuple(whole)
 
     @property
     def whole(self) -> Extent:
@@ -330,7 +330,7 @@ class Submatrix(Mask):
         if (extent.B, extent.H) == (B, H) and fits:
             return self
         expected = f"be a slice of (B, H, L, S) = {self._sizes} from ({self.first_query}, {self.first_key})"
-        raise rejected("masks.Submatrix", "mask", expected, f"one of {(extent.B, extent.H, extent.L, extent.S)}")
+        raise rejected("masks.Submatrix", "mask", expected, f"one of {tuple(extent)}")
 
     def as_band(self, extent: Extent) -> Diagonals | None:  # noqa: ARG002
         """Return the shifted band."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from regard._utils.part import Part
 Sweep = Callable[[Callable[[Tensor, Tensor], None]], None]
 
 
-@dataclass(frozen=True)
-class Statistic:
+class Statistic(NamedTuple):
     """The row statistic that, together with its own score, determines each weight.
 
     Attributes

@@ -241,7 +241,7 @@ class _Stated:
 def bias_jacobian(mask: Mask, i: int, extent: Extent) -> Array:
     """Return the derivative of a mask's bias with respect to its i-th tensor: (B · H · L · S, numel)."""
     tensors = [t.detach().double() if t.is_floating_point() else t for t in mask.tensors()]
-    shape = (extent.B, extent.H, extent.L, extent.S)
+    shape = tuple(extent)
     pairs, numel = math.prod(shape), tensors[i].numel()
     if not pairs or not numel:
         return np.zeros((pairs, numel))

@@ -127,7 +127,7 @@ class NumpyCall:
 
 def evaluate_mask(mask: Mask | None, extent: Extent) -> tuple[Array, Array | None]:
     """Return which pairs are visible, and the bias of their scores: (B, H, L, S), by evaluating the mask for each."""
-    shape = (extent.B, extent.H, extent.L, extent.S)
+    shape = tuple(extent)
     if mask is None:
         return np.ones(shape, dtype=bool), None
     index = indices(extent, mask)
@@ -140,8 +140,7 @@ def indices(extent: Extent, mask: Mask | None = None) -> tuple[Tensor, Tensor, T
     """Return b, h, q_idx and kv_idx of every pair, broadcasting against each other."""
     tensors = [] if mask is None else mask.tensors()
     device = tensors[0].device if tensors else torch.device("cpu")
-    b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
-    return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.view(-1, 1), kv_idx
+    return extent.indices(device)
 
 
 def _neighbours(tensor: Tensor, count: int, salt: int) -> Tensor:

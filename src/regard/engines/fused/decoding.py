@@ -7,8 +7,6 @@ numbers of a row, C runs of them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -66,7 +64,7 @@ def read_rows(
             table.data_ptr(), T, counts.data_ptr(), first, last, *sizes, scores.data_ptr(),
         )  # fmt: skip
 
-    _shared(part, R, 2 * H * D * T)
+    pool.shared(part, R, R * 2 * H * D * T // _WORTH)
     return out
 
 
@@ -96,7 +94,7 @@ def log_sums(x: Tensor, run: int, hidden: Tensor | None = None) -> tuple[Tensor,
     def part(first: int, last: int) -> None:
         function(x.data_ptr(), x.stride(0), first, last, N, run, *places, total.data_ptr(), maxima.data_ptr())
 
-    _shared(part, R, N)
+    pool.shared(part, R, R * N // _WORTH)
     return total, maxima
 
 
@@ -142,7 +140,7 @@ def largest_sums(
 
     marked = array("q", (0,))
     at = marked.buffer_info()[0]
-    _shared(part, B, K * N // run)
+    pool.shared(part, B, B * (K * N // run) // _WORTH)
     return found, rows, numbers, not marked[0]
 
 
@@ -153,14 +151,3 @@ def _read_in_torch(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, coun
     return scaled_dot_product_attention(
         query.unsqueeze(2), key, value, visible[:, None, None], scale=scale, enable_gqa=True
     ).squeeze(2)
-
-
-def _shared(part: Callable[[int, int], None], count: int, each: int) -> None:
-    """Let threads have parts of so many rows, where they are worth it."""
-    threads = min(count * each // _WORTH, count)
-    threads = min(threads, torch.get_num_threads()) if threads > 1 else 1
-    if threads < 2:
-        part(0, count)
-        return
-    cuts = pairwise([count * i // threads for i in range(threads + 1)])
-    pool.run([lambda first=first, last=last: part(first, last) for first, last in cuts])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,10 +79,8 @@ class Fused(Engine):
     def cost(self, problem: Problem) -> Cost:
         e = problem.extent
         E, V = problem.query.shape[-1], problem.value.shape[-1]
-        size = torch.finfo(problem.compute_dtype).bits // 8
-        ends = (problem.query, problem.key, problem.value)
-        moved = sum(t.numel() * t.element_size() for t in ends)
-        kept = 2 * sum(t.numel() for t in ends) * size
+        size = problem.compute_dtype.itemsize
+        kept = 2 * problem.bytes_read * size // problem.query.itemsize
         if _rule(problem).kind == ENTMAX:
             held, row = held_scores(e.S)
             kept += torch.get_num_threads() * (held + 3) * row * size
@@ -93,7 +89,7 @@ class Fused(Engine):
             line = problem.order.pair_flops(E)
             kept += e.B * e.H * e.L * (E * E // 2 + 2 * E) * size * problem.wants_grad
         flops = e.B * e.H * e.L * e.S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8 + line)
-        return Cost(float(flops), float(moved), float(kept), grows=False)
+        return Cost(float(flops), float(problem.bytes_read), float(kept), grows=False)
 
     def fields(self, problem: Problem) -> frozenset[str]:
         if not _is_online(problem) or problem.order is not None:
@@ -103,7 +99,7 @@ class Fused(Engine):
         return fields if _is_direct(problem) else fields | {"max"}
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        if 0 in problem.extent:
             return dense.attend_nothing
         if problem.order is not None:
             return lines.prepare(problem)
@@ -188,7 +184,7 @@ def _is_online(problem: Problem) -> bool:
     return rule is not None and rule.kind == SOFTMAX
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Prepared:
     """The data shared by calls of the same structure; None if it depends on tensors of the score or mask.
 
@@ -230,7 +226,7 @@ def _wants(problem: Problem, request: AuxRequest | None) -> ForwardRequest:
     return ForwardRequest(request.max and not _is_direct(problem), request.entropy, request.received, k)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Projected:
     """The projected rows of a problem in the compute dtype, the weight (H, C) of its score, and its sinks' logits.
 
@@ -280,7 +276,7 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
     """Return a runner for few queries, whose keys and values are read where they are."""
     fixed = problem.mask is None or problem.mask.is_fixed
     visible = in_place.visible_keys(problem) if fixed else None
-    wants, passes = replace(_wants(problem, request), received=False), Passes()
+    wants, passes = _wants(problem, request)._replace(received=False), Passes()
 
     def attend(problem: Problem) -> EngineOutput:
         seen = in_place.visible_keys(problem) if visible is None else visible
@@ -289,12 +285,12 @@ def _prepare_in_place(problem: Problem, request: AuxRequest | None) -> Runner:
 
     run = partial(nonfinite.recomputed, attend=attend)
     if request is None and is_simple(problem):
+        rows = in_place.rows_of(problem)
         if visible is not None:
-            run.shortcut = _without_mask(PreparedForward.of(problem, in_place.rows_of(problem), visible, passes))  # type: ignore[attr-defined]
+            run.shortcut = PreparedForward.of(problem, rows, visible, passes)  # type: ignore[attr-defined]
         elif isinstance(problem.mask, Dense):
             bias_of = partial(in_place.bias_of, extent=problem.extent, G=problem.key.shape[1])
-            visible_now = in_place.visible_keys(problem)
-            run.shortcut = _with_bias(PreparedForward.of(problem, in_place.rows_of(problem), visible_now, {}), bias_of)  # type: ignore[attr-defined]
+            run.shortcut = PreparedForward.of(problem, rows, in_place.visible_keys(problem), {}, bias_of)  # type: ignore[attr-defined]
     return run
 
 
@@ -305,23 +301,12 @@ def _shortcut(problem: Problem, fixed: _Prepared) -> Shortcut | None:
     ends = {"query": problem.query, "key_raw": problem.key}
     rows = Rows("dot", problem.query.shape[-1], ends, _rule(problem).numbers, problem.scale, problem.softcap or 0.0)
     if fixed.setting is not None:
-        return _without_mask(PreparedForward.of(problem, rows, fixed.setting.visible, fixed.setting.passes))
+        return PreparedForward.of(problem, rows, fixed.setting.visible, fixed.setting.passes)
     mask, dtype = problem.mask, problem.compute_dtype
     if not isinstance(mask, Dense) or not cost_model.is_small(problem):
         return None
     visible = VisibleKeys(problem.extent, bias=dense.bias_of(mask.values, dtype))
-    return _with_bias(PreparedForward.of(problem, rows, visible, {}), dense.bias_of)
-
-
-def _with_bias(prepared: PreparedForward | None, bias_of: Callable[..., Tensor]) -> Shortcut | None:
-    """Return a shortcut that converts a dense mask by ``bias_of(values, dtype)``."""
-    if prepared is None:
-        return None
-    return lambda query, key, value, attn_mask: prepared(query, key, value, bias_of(attn_mask, query.dtype))
-
-
-def _without_mask(prepared: PreparedForward | None) -> Shortcut | None:
-    return None if prepared is None else lambda query, key, value, attn_mask: prepared(query, key, value)  # noqa: ARG005
+    return PreparedForward.of(problem, rows, visible, {}, dense.bias_of)
 
 
 def _attend(fixed: _Prepared, wants_aux: bool, dropout: Dropout | None, problem: Problem) -> EngineOutput:
@@ -373,21 +358,16 @@ def _attend_in_order(setting: StaticArguments, rows: _Projected) -> ForwardResul
         places = torch.take_along_dim(morton.inverse(by_head), own.clamp(0, S - 1), 2)
         own = torch.where((own >= 0) & (own < S), places, -1)
         setting = replace(setting, visible=replace(visible, own=own))
-    by_row: dict[str, Any]
     if (known := setting.precomputed) is not None:
-        by_row = {name: morton.take(getattr(known, name), q_order) for name in ("output", "peak", "total")}
-        setting = replace(setting, precomputed=ForwardResult(**by_row))
+        setting = replace(setting, precomputed=known.by_row(partial(morton.take, order=q_order)))
     found = attend_differentiably(setting, query, key, value, rows.weight, rows.sink, own_width=own_width)
-    back = morton.inverse(q_order)
-    names = ("output", "peak", "total", "top", "entropy", "best", "best_key")
-    by_row = {name: morton.take(t, back) for name in names if (t := getattr(found, name)) is not None}
-    if "best_key" in by_row:
-        keys = by_row["best_key"]
+    found = found.by_row(partial(morton.take, order=morton.inverse(q_order)))
+    if (keys := found.best_key) is not None:
         named = torch.take_along_dim(by_head, keys.clamp(min=0).flatten(2), 2).view_as(keys)
-        by_row["best_key"] = torch.where(keys < 0, -1, named)
+        found.best_key = torch.where(keys < 0, -1, named)
     if found.received is not None:
-        by_row["received"] = morton.take(found.received.view(by_head.shape), morton.inverse(by_head)).flatten(0, 1)
-    return replace(found, **by_row)
+        found.received = morton.take(found.received.view(by_head.shape), morton.inverse(by_head)).flatten(0, 1)
+    return found
 
 
 def _traced(problem: Problem) -> EngineOutput:
@@ -404,8 +384,7 @@ def _traced(problem: Problem) -> EngineOutput:
         ends = intervals or (None, None)
         output, peak, total = attend(rows.query, rows.key, rows.value, rows.weight, *ends, bias, rows.sink, *constants)
         return _traced_outcome(problem, output, peak, total)
-    b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
-    b, h, q_idx = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1)
+    b, h, q_idx, kv_idx = extent.indices("cpu")
     strips = [span.slice for span in spans(extent.L, TRACED_STRIP)]
     added = [mask.matrix(b, h, q_idx[strip], kv_idx, rows.query.dtype) for strip in strips]
     seen = torch.stack([(matrix > -torch.inf).any(-2) for matrix in added]).any(0)

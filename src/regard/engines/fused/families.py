@@ -50,7 +50,7 @@ def family_of(score: Score) -> str | None:
     return None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Rows:
     """Projected rows in the layout of the kernels.
 
@@ -224,7 +224,7 @@ def _powers(rows: Tensor, weight: Tensor, is_query: bool) -> tuple[Tensor, Tenso
     return powers, classes, [partial(task, i) for i in range(count)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Gradients:
     """Sums from the backward kernels for queries (B, H, L, C), keys in the kernels' layout, and weights."""
 

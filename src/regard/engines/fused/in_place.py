@@ -41,9 +41,8 @@ def visible_keys(problem: Problem) -> VisibleKeys:
     intervals = None if mask.has_bias else problem.intervals
     if intervals is not None:
         return VisibleKeys.between(rows, *(_folded(t, extent, G) for t in intervals))
-    b, h, q_idx, kv_idx = (torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S))
     dtype = problem.compute_dtype
-    added = mask.cast(dtype).matrix(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx, dtype)
+    added = mask.cast(dtype).matrix(*extent.indices("cpu"), dtype)
     return VisibleKeys(rows, bias=_folded(compact(added, 4), extent, G))
 
 
@@ -74,9 +73,4 @@ def forward(problem: Problem, visible: VisibleKeys, wants: ForwardRequest, kept:
     B, H, L, _ = problem.query.shape
     value = problem.value if problem.value.stride(-1) == 1 else problem.value.contiguous()
     found = run.forward(rows_of(problem), value, visible, wants, kept)
-    unfolded = {
-        name: t.view(B, H, L, *t.shape[3:])
-        for name in ("output", "peak", "total", "top", "entropy", "best", "best_key")
-        if (t := getattr(found, name)) is not None
-    }
-    return ForwardResult(**unfolded, is_finite=found.is_finite)
+    return found.by_row(lambda t: t.view(B, H, L, *t.shape[3:]))

@@ -78,13 +78,18 @@ def load(name: str, dtype: torch.dtype) -> Function:
     """
     if _LIBRARY is None:
         raise MissingLibraryError(_PROBLEM)
-    function = getattr(_LIBRARY, f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{processor()}")
+    function = getattr(_LIBRARY, _symbol(name, dtype, processor()))
     real = ctypes.c_double if dtype == torch.float64 else ctypes.c_float
     types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "r": real}
     function.argtypes = [types[each] for each in SIGNATURES.get(name, "pp")]
     function.restype = None
     loaded: Function = function
     return loaded
+
+
+def _symbol(name: str, dtype: torch.dtype, kind: str) -> str:
+    """Return what a kernel is called in the library."""
+    return f"regard_{name.replace('.', '_')}_{_DTYPES[dtype]}_{kind}"
 
 
 def workers() -> tuple[int, int]:
@@ -126,7 +131,7 @@ def _opened() -> tuple[Any, str | None]:
     if not FILE.exists():
         return None, "its compiled kernels are missing; installing regard with a C++ compiler builds them"
     try:
-        if (flaw := _flaw(FILE.read_bytes())) is not None:
+        if (flaw := _flaw(FILE)) is not None:
             raise OSError(flaw)
         library = ctypes.CDLL(str(FILE))
         library.regard_fields.restype = library.regard_records.restype = ctypes.c_char_p
@@ -138,26 +143,27 @@ def _opened() -> tuple[Any, str | None]:
         fits = fits and tuple(library.regard_sizes()[: len(sizes)]) == sizes and hasattr(library, "regard_work_range")
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         return None, f"its compiled kernels cannot be loaded ({error}); install regard again"
-    if not fits:
-        return None, "its compiled kernels are of another version; install regard again"
-    if not hasattr(library, f"regard_dot_forward_float32_{_kinds()[-1]}"):
-        return None, f"its compiled kernels have no code for this processor ({_kinds()[-1]}); install regard again"
-    if not all(hasattr(library, f"regard_{name.replace('.', '_')}_float32_{_kinds()[-1]}") for name in SIGNATURES):
+    kind = _kinds()[-1]
+    if fits and not hasattr(library, _symbol("dot.forward", torch.float32, kind)):
+        return None, f"its compiled kernels have no code for this processor ({kind}); install regard again"
+    if not fits or not all(hasattr(library, _symbol(name, torch.float32, kind)) for name in SIGNATURES):
         return None, "its compiled kernels are of another version; install regard again"
     return library, None
 
 
-def _flaw(data: bytes) -> str | None:
+def _flaw(path: Path) -> str | None:
     """Return what is wrong with an ELF file if loading it could crash the process, or fail without a reason."""
-    if data[:4] != b"\x7fELF":
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head[:4] != b"\x7fELF":
         return None
     # The table of sections comes last.
-    offset = int.from_bytes(data[40:48], "little")
-    size, count = (int.from_bytes(data[at : at + 2], "little") for at in (58, 60))
-    if len(data) < max(offset + size * count, 64):
+    offset = int.from_bytes(head[40:48], "little")
+    size, count = (int.from_bytes(head[at : at + 2], "little") for at in (58, 60))
+    if path.stat().st_size < max(offset + size * count, 64):
         return "the file is cut off"
     machine = _ELF_MACHINES.get(platform.machine().lower())
-    if machine not in (None, int.from_bytes(data[18:20], "little")):
+    if machine not in (None, int.from_bytes(head[18:20], "little")):
         return "they are for another kind of processor"
     return None
 

@@ -17,7 +17,7 @@ from regard.engines import dense, nonfinite
 from regard.engines.base import EngineOutput, Runner
 from regard.engines.fused import library
 from regard.engines.fused.arguments import PAD
-from regard.engines.fused.selected import shared
+from regard.engines.fused.pool import shared
 from regard.engines.fused.visible_keys import compact, strides
 from regard.engines.local_linear import LEAST_RIDGE
 from regard.engines.problem import Problem
@@ -125,7 +125,7 @@ def _sizes(C: int, V: int, S: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return block, factors, room
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Fit:
     """The constant arguments of a call.
 

@@ -22,7 +22,7 @@ from regard.masks.base import Extent
 # The kernels as a differentiable function of projected rows, values, parameters and the mask's tensors ----------------
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StaticArguments:
     """The non-differentiable arguments of a call.
 

@@ -6,7 +6,7 @@ Dimensions: R rows, N outputs, E inputs, P panels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
 from typing import Final, Self
 
 import torch
@@ -93,15 +93,11 @@ class Panels:
                 made.data_ptr() + 4 * first * N, begin, end, room.data_ptr(),
             )  # fmt: skip
 
-        threads = min(torch.get_num_threads(), R * N * E // _WORTH)
-        if threads < 2:
-            part(0, R, 0, P)
-        elif 8 * threads > R:  # few rows: each thread reads its share of the matrix
-            cuts = [P * i // threads for i in range(threads + 1)]
-            pool.run([lambda a=a, b=b: part(0, R, a, b) for a, b in pairwise(cuts) if a < b])
+        most = R * N * E // _WORTH
+        if 8 * min(torch.get_num_threads(), most) > R:  # few rows: each thread reads its share of the matrix
+            pool.shared(partial(part, 0, R), P, most)
         else:
-            cuts = [R * i // threads for i in range(threads + 1)]
-            pool.run([lambda a=a, b=b: part(a, b, 0, P) for a, b in pairwise(cuts)])
+            pool.shared(lambda first, last: part(first, last, 0, P), R, most)
         return made
 
 

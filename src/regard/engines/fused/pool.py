@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,21 @@ def run(tasks: Sequence[Task]) -> None:
             _on_team(team, work, threads, errors)
     if errors:
         raise errors[0]
+
+
+#: Tasks per thread for items of unequal cost, so that no thread waits long for another.
+_TASKS = 4
+
+
+def shared(part: Callable[[int, int], None], count: int, most: int | None = None) -> None:
+    """Let threads run ``part(first, last)`` on parts of a range of so many items: at most ``most``, one per thread.
+
+    By default there are several parts per thread, for items of unequal cost.
+    """
+    tasks = count if most is None else min(most, count)
+    threads = torch.get_num_threads() if tasks > 1 else 1
+    tasks = min(tasks, threads * _TASKS if most is None else threads) if threads > 1 else 1
+    run([partial(part, count * i // tasks, count * (i + 1) // tasks) for i in range(tasks)])
 
 
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)

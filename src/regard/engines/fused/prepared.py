@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def is_simple(problem: Problem) -> bool:
     return problem.query.dtype == problem.compute_dtype
 
 
+#: Makes the bias of a dense mask and a dtype.
+BiasOf = Callable[[Tensor, torch.dtype], Tensor]
 #: Pairs × (features + values) that are worth a thread; and of the largest call, as nothing can interrupt a call.
 WORTH, LARGEST = 1 << 19, 1 << 28
 #: Shares of the work for each thread: another program may take a core from one of them.
@@ -31,7 +34,7 @@ SHARES = 2
 
 
 class PreparedForward:
-    """A forward pass for inputs of one structure, whose mask is intervals and a bias.
+    """A forward pass for inputs of one structure, whose mask is intervals and a bias: a :data:`Shortcut`.
 
     Parameters
     ----------
@@ -40,12 +43,17 @@ class PreparedForward:
         Of an example: "dot", or "rows" if the kernel reads keys and values where they are.
     threads : int
         How many share the work.
+    bias_of : callable or None
+        Makes the bias of a call of its dense mask and a dtype, contiguous and in the shape of the example's; None if
+        all calls have the same mask.
     query, key, value : Tensor (B, H, L, E), (B, G, S, E), (B, G, S, V)
         The example as callers give it; not kept.
     """
 
-    def __init__(self, made: Pass, rows: Rows, threads: int, query: Tensor, key: Tensor, value: Tensor) -> None:
-        call, visible = made.call, made.visible
+    def __init__(
+        self, made: Pass, rows: Rows, threads: int, bias_of: BiasOf | None, query: Tensor, key: Tensor, value: Tensor
+    ) -> None:
+        call, visible, self._bias_of = made.call, made.visible, bias_of
         self._shape = (*query.shape[:3], value.shape[-1])
         self._is_like_query = self._shape == tuple(query.shape)
         self._copies = [not query.is_contiguous(), *(not _is_read(t, rows.in_place) for t in (key, value))]
@@ -71,7 +79,9 @@ class PreparedForward:
         self._arguments.append(0)  # set to 1 by the kernel if the output is not finite
 
     @classmethod
-    def of(cls, problem: Problem, rows: Rows, visible: VisibleKeys, passes: Passes) -> PreparedForward | None:
+    def of(
+        cls, problem: Problem, rows: Rows, visible: VisibleKeys, passes: Passes, bias_of: BiasOf | None = None
+    ) -> PreparedForward | None:
         """Return the prepared pass of a problem; None if it is large, or has a mask that is evaluated by block."""
         (B, H, L, C), S, V = problem.query.shape, problem.extent.S, problem.value.shape[-1]
         work = B * H * L * S * (C + V)
@@ -81,13 +91,11 @@ class PreparedForward:
         threads = max(min(torch.get_num_threads(), work // WORTH, made.call.sizes["items"]), 1)
         if threads * made.memory.size * made.call.dtype.itemsize > KEPT:  # would be allocated in every call
             return None
-        return cls(made, rows, threads, problem.query, problem.key, problem.value)
+        return cls(made, rows, threads, bias_of, problem.query, problem.key, problem.value)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """Return the output; None if it is not finite.
-
-        ``bias`` is contiguous, and has the shape of the one that ``visible`` had.
-        """
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any) -> Tensor | None:
+        """Return the output; None if it is not finite."""
+        bias = None if self._bias_of is None else self._bias_of(attn_mask, query.dtype)
         copies = self._copies
         if copies[0]:
             query = query.contiguous()

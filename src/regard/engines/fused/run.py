@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ SHARE = 1 << 21
 ALONE, ALONE_BACKWARD = 10 << 20, 4 << 20
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Partition:
     """The units of one task, and the ranges of heads and key heads that they cover, by :class:`Order`'s places."""
 
@@ -47,8 +47,7 @@ class Partition:
     kv_heads: range
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """The order of the work: blocks that add to the same elements of the bias' gradient follow each other.
 
     A share takes all of them, so that no other thread adds to these elements, and sums do not depend on the threads.
@@ -197,7 +196,7 @@ def _cuts(costs: Tensor, count: int) -> list[int]:
 # Arguments of one unit of work ----------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Arguments:
     """The arguments that belong to one item of work: arrays, numbers, and sizes of these arrays."""
 
@@ -370,8 +369,7 @@ NEAR_TILE = 128
 FEW_VALUES = 12
 
 
-@dataclass(frozen=True)
-class ForwardRequest:
+class ForwardRequest(NamedTuple):
     """The statistics to return with the output of a forward pass.
 
     Attributes
@@ -388,8 +386,7 @@ class ForwardRequest:
     k: int = 0
 
 
-@dataclass(frozen=True)
-class Dropout:
+class Dropout(NamedTuple):
     """Which weights are dropped: those whose 32 random bits are below a threshold.
 
     The bits follow from the seed, the head, the query and the key alone, whatever the threads and tiles.
@@ -424,7 +421,7 @@ class Dropout:
         return torch.where(torch.from_numpy(bits >= np.uint32(self.threshold)), weights * self.kept, 0.0)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ForwardResult:
     """The results of a forward pass; fields that were not requested are None.
 
@@ -463,6 +460,12 @@ class ForwardResult:
     direct: bool = False
     is_finite: bool | None = None
 
+    def by_row(self, function: Callable[[Tensor], Tensor]) -> ForwardResult:
+        """Return the results with those of rows, (B, H, L, ...), as a function gives them."""
+        names = ("output", "peak", "total", "top", "entropy", "best", "best_key", "sink")
+        found = {name: function(t) for name in names if (t := getattr(self, name)) is not None}
+        return ForwardResult(**found, received=self.received, direct=self.direct, is_finite=self.is_finite)
+
     @property
     def lse(self) -> Tensor:
         """The log-sum-exp (B, H, L) of each row's scores, −inf in empty rows."""
@@ -486,7 +489,7 @@ class ForwardResult:
         return peak, self.total * (self.peak - safe).exp() + (self.sink - safe).exp()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BiasGradient:
     """The gradient of a bias, which the kernels add to.
 
@@ -720,7 +723,7 @@ def _run_unit(
     call({**common, **own.arrays}, {"scratch": scratch, **numbers, **own.numbers}, own.sizes)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BackwardResult:
     """The results of a backward pass.
 
@@ -793,7 +796,7 @@ def backward(
     return BackwardResult(Gradients(d_query, d_key, d_weight), d_value, masks)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Sums:
     """The gradient sums of one share of the backward pass, by kernel argument, and by index of a mask's tensor.
 

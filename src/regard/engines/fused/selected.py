@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.engines.fused import library, pool
+from regard.engines.fused import library
 from regard.engines.fused.arguments import PAD
 from regard.engines.fused.pages import in_large_pages
+from regard.engines.fused.pool import shared
 from regard.masks.base import Extent, Mask
 
 #: Queries that a part has at most, as few as are worth it, and bytes that a thread holds for them.
@@ -23,11 +22,9 @@ _MARKED = 64
 _WORD, _KEYS, _WORDS = 64, 32, 8
 #: Indices of keys, or words of as many bits, that are held at once.
 _HELD = 1 << 24
-#: Tasks per thread, so that none waits long for another.
-_TASKS = 4
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KeyLists:
     """The keys that the queries of a call see, as lists that are made for some queries at a time."""
 
@@ -151,13 +148,3 @@ def _backward(call: _Part, rows: list[Tensor], sums: list[Tensor], *, fresh: boo
 
     shared(run, call.key.shape[0] * call.key.shape[1] * shares)
     return d_query
-
-
-def shared(run: Callable[[int, int], None], items: int) -> None:
-    """Let threads run parts of so many work items."""
-    tasks = min(items, _TASKS * torch.get_num_threads()) if torch.get_num_threads() > 1 else 1
-    cuts = pairwise([items * i // tasks for i in range(tasks + 1)])
-    if tasks == 1:
-        run(0, items)
-    else:
-        pool.run([lambda first=first, last=last: run(first, last) for first, last in cuts])

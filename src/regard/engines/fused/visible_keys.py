@@ -29,7 +29,7 @@ KEPT = 1 << 16
 LARGEST = 1 << 22
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WorkItem:
     """The rows of one kernel call.
 
@@ -46,7 +46,7 @@ class WorkItem:
     columns: Tensor | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class VisibleKeys:
     """The keys that the queries of a problem see.
 
@@ -104,9 +104,7 @@ class VisibleKeys:
         mask = mask.cast(problem.compute_dtype)
         if extent.L * extent.S <= KEPT and mask.calls_a_function() and not learned:
             # For short sequences, evaluating a function on everything costs no more than on one block.
-            index = [torch.arange(n, device="cpu") for n in (extent.B, extent.H, extent.L, extent.S)]
-            b, h, q_idx = index[0].view(-1, 1, 1, 1), index[1].view(-1, 1, 1), index[2].unsqueeze(1)
-            return cls(extent, bias=mask.matrix(b, h, q_idx, index[3], problem.compute_dtype))
+            return cls(extent, bias=mask.matrix(*extent.indices("cpu"), problem.compute_dtype))
         bias, rest = split(mask)
         if bias is None or bool((bias.detach().amin() == -torch.inf).item()):  # tiles that it hides can be skipped
             return cls(extent, mask=mask, rest=rest, bias=bias)

@@ -83,28 +83,18 @@ class Triton(Engine):
         return problem.mask is not None and problem.mask.has_bias and not isinstance(problem.mask, Dense)
 
     def cost(self, problem: Problem) -> Cost:
-        e = problem.extent
-        V = problem.value.shape[-1]
-        ends = (problem.query, problem.key, problem.value)
-        moved = sum(t.numel() * t.element_size() for t in ends)
-        kept = 4 * e.B * e.H * e.L * (V + 2)
-        flops = (
-            e.B
-            * e.H
-            * e.L
-            * e.S
-            * problem.visible_share
-            * (problem.score.pair_flops(problem.query.shape[-1]) + 2 * V + 8)
-        )
+        B, H, L, S = problem.extent
+        E, V = problem.query.shape[-1], problem.value.shape[-1]
+        flops = B * H * L * S * problem.visible_share * (problem.score.pair_flops(E) + 2 * V + 8)
         grows = self.grows(problem)
-        kept += 4 * e.B * e.H * e.L * e.S if grows else 0
-        return Cost(float(flops), float(moved), float(kept), grows)
+        kept = 4 * B * H * L * (V + 2 + (S if grows else 0))
+        return Cost(float(flops), float(problem.bytes_read), float(kept), grows)
 
     def fields(self, problem: Problem) -> frozenset[str]:  # noqa: ARG002
         return frozenset(("lse", "max", "entropy", "topk", "received"))
 
     def prepare(self, problem: Problem, request: AuxRequest | None) -> Runner:
-        if 0 in problem.query.shape[:3] or problem.extent.S == 0:
+        if 0 in problem.extent:
             return dense.attend_nothing
         from regard.engines.triton.attend import attend, visible_keys  # where there is a GPU
 

@@ -73,13 +73,8 @@ class VisibleKeys:
         return replace(self, by_query=listed(states), by_key=listed(states.mT))
 
 
-def _index(extent: Extent, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    b, h, q_idx, kv_idx = (torch.arange(n, device=device) for n in (extent.B, extent.H, extent.L, extent.S))
-    return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.unsqueeze(1), kv_idx
-
-
 def _matrix(mask: Mask, extent: Extent, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return mask.matrix(*_index(extent, device), dtype)
+    return mask.matrix(*extent.indices(device), dtype)
 
 
 def _split(mask: Mask, extent: Extent, device: torch.device, dtype: torch.dtype) -> tuple[Tensor | None, Mask | None]:
@@ -99,7 +94,7 @@ def _split(mask: Mask, extent: Extent, device: torch.device, dtype: torch.dtype)
             added.append(torch.zeros(keep.shape, dtype=dtype, device=device).masked_fill(~keep, -torch.inf))
             continue
         if part.has_bias:
-            found = part.bias(*_index(extent, device))
+            found = part.bias(*extent.indices(device))
             if found is not None:
                 added.append(found.to(dtype)[(None,) * (4 - found.dim())])
         if part.hides:
@@ -166,7 +161,7 @@ def _evaluated(mask: Mask, extent: Extent, tile: tuple[int, int], device: torch.
         return _of_lists(lists, extent, tile)
     states = mask.tiles(extent, rows, cols)
     if not mask.is_structural:  # a function may show each head, and each sequence, other pairs of a mixed tile
-        b, h, q_idx, kv_idx = _index(extent, states.device)
+        b, h, q_idx, kv_idx = extent.indices(states.device)
         first = mask.visible(b, h, q_idx[:1], kv_idx[:1])
         assert first is not None
         states = states.expand(torch.broadcast_shapes(states.shape, (*first.shape[:-2], 1, 1)))

@@ -135,7 +135,7 @@ def combined_mask(
 
 def check_masks(layer: object, padding: Any, attn_mask: MaskLike | None, extent: Extent, appended: int) -> None:
     """Raise if a mask has the wrong type or shape for the call."""
-    name, (B, H, L, S) = type(layer).__name__, (extent.B, extent.H, extent.L, extent.S)
+    name, (B, H, L, S) = type(layer).__name__, extent
     shapes = {"(L, S)": (L, S), "(B·H, L, S)": (B * H, L, S)}
     for argument, mask, fits in (("key_padding_mask", padding, {"(B, S)": (B, S)}), ("attn_mask", attn_mask, shapes)):
         if argument == "attn_mask" and isinstance(mask, Mask):

@@ -48,9 +48,7 @@ class ByQueryAndKey(PositionBias):
         S = self.held.shape[2]
         if not (B == 1 or extent.B == B) or not (H == 1 or extent.H == H) or extent.L != L or extent.S != S:
             expected = "be the query and key of the attention call, with B, H, L, S = "
-            raise rejected(
-                "DisentangledPositions", "query", f"{expected}{(extent.B, extent.H, extent.L, extent.S)}", (B, H, L, S)
-            )
+            raise rejected("DisentangledPositions", "query", f"{expected}{tuple(extent)}", (B, H, L, S))
         return super().fit(extent, device)
 
     def sizes(self) -> Sizes:

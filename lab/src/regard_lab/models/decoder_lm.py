@@ -157,6 +157,9 @@ class DecoderLMConfig(LanguageConfig):
             what = "linear attention, which has no scores" if states else f"attention {self.attention!r}"
             expected = f"be 'learned', 'sinusoidal' or 'none' in {what}"
             raise self.refused("positions", expected, repr(self.positions))
+        if self.positions == "disentangled" and not any(each.scores for each in mixers):
+            expected = f"be others unless a layer is of kind {_named(scores=True)}"
+            raise self.refused("positions", expected, repr(self.positions))
         if self.experts:
             if self.experts_chosen > self.experts:
                 raise self.refused("experts_chosen", f"be at most experts, {self.experts}", self.experts_chosen)
@@ -182,7 +185,7 @@ class DecoderLMConfig(LanguageConfig):
             expected = f"be left out with a window, or with layers other than {_named(scores=True)}"
             raise self.refused("chunk", expected, self.chunk)
         for i, kind in enumerate(self.kinds):
-            if kind not in self.kinds[:i] and kind != "softmax":
+            if kind not in self.kinds[:i] and (kind != "softmax" or self.positions == "disentangled"):
                 meta(self, kind, i)  # raises where its sizes contradict each other
 
     @property
@@ -482,8 +485,8 @@ class DecoderLM(BlockStack):
 
     @property
     def slides(self) -> bool:
-        """Whether a cache may drop tokens outside the window. With ALiBi it may not: its bias depends on distances."""
-        return self.config.window is not None and self.config.positions != "alibi"
+        """Whether a cache may drop tokens outside the window; not where a bias depends on distances."""
+        return self.config.window is not None and self.config.positions not in ("alibi", "disentangled")
 
     def _slot_masks(self, slots: Slots, mask: MaskLike | None) -> Masks:
         """Return the masks for one new token in each of several sequences of different lengths."""

@@ -138,6 +138,11 @@ class SlotCache:
         self.slots, self.prefix = slots, prefix
         self._buffers: list[Tensor] | None = None
 
+    @property
+    def offset(self) -> Tensor:
+        """Number of keys (B,) before the step begun, with the prefix."""
+        return self.slots.offsets + self.slots.prefix
+
     def __len__(self) -> int:
         """Return the steps of the longest sequence, with the prefix."""
         return self.slots.prefix + max(self.slots.lengths, default=0)

@@ -137,5 +137,5 @@ def test_disentangled_positions_that_cannot_be(changes: dict[str, Any], message:
     for config in (EncoderLMConfig, DecoderLMConfig):
         with pytest.raises(ValueError, match=message):
             config(9, **{"positions": "disentangled", "width": 16, **changes})
-    with pytest.raises(ValueError, match="positions must be others unless a layer is of kind softmax.* or order1"):
+    with pytest.raises(ValueError, match=r"positions must be others unless a layer is of kind softmax.* or order1"):
         DecoderLMConfig(9, positions="disentangled", attention="mla,gated-delta", width=16)

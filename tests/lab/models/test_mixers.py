@@ -170,7 +170,7 @@ def test_positions_of_layers_that_cannot_be(changes, message) -> None:
         model(**{"kind": changes.pop("attention", "softmax"), **changes})
 
 
-# Disentangled positions of DeBERTa --------------------------------------------------------------------------------------
+# Disentangled positions of DeBERTa ------------------------------------------------------------------------------------
 
 
 _DISTANT: dict[str, Any] = {"positions": "disentangled", "distance_buckets": 8, "max_distance": 6, "kv_heads": 2}
@@ -233,7 +233,7 @@ def test_decoders_have_the_distances_of_deberta() -> None:
 def test_texts_of_other_lengths_know_their_distances(window) -> None:
     made = distant("softmax", window=window, share_keys_values=2)
     start = tokens(70, 1)[0].tolist()  # long enough to be stored once
-    prompts = [start + [3, 1, 4], start + [1], start[:66] + [5] * 9]
+    prompts = [[*start, 3, 1, 4], [*start, 1], start[:66] + [5] * 9]
     options = GenerationOptions(max_new_tokens=4)
     together = generate(made, prompts, options, log_probabilities=True)
     for prompt, found in zip(prompts, together):

@@ -299,7 +299,8 @@ class DecoderLM(BlockStack):
         logits = W N(x)
 
     The config selects a GPT-2 architecture (learned positions, layer norm, GELU), a Llama architecture (rotary
-    positions, RMSNorm, SwiGLU, grouped-query attention) or a mix of both, with any score and normalizer.
+    positions, RMSNorm, SwiGLU, grouped-query attention) or a mix of both, with any score and normalizer. Positions may
+    also be those of DeBERTa (:class:`regard.nn.DisentangledPositions`), with embeddings of each layer's own.
 
     Parameters
     ----------

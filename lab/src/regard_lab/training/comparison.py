@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
+import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -128,7 +130,7 @@ def compare(
     reported: set[str] = set()
     for name, options in variants.items():
         # A separate process each, so that memory is measured per model.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_end_with_parent) as pool:
             compared, messages = pool.submit(_run, kind, name, options, folder / name).result()
         for line in messages:
             if line not in reported:  # the data is the same for all
@@ -142,6 +144,18 @@ def compare(
 
 def _shared(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in options.flat().items() if not name.startswith(_OWN)}
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone: the pool's queues would keep it forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a pool starts it"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
@@ -200,6 +214,7 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
     """Write a PNG file with the metric (named ``label``) by step, the speed, and the cache size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     bars = {f"{runs[0].unit} per second in training": [each.per_second for each in runs]}
     if all(each.cache_per_token is not None for each in runs):
@@ -211,6 +226,7 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
         if each.curve:
             quality.plot(*zip(*each.curve), marker=".", label=each.name)
     quality.set(xlabel="step", ylabel=label)
+    quality.xaxis.set_major_locator(MaxNLocator(integer=True))
     quality.legend(frameon=False)
     for axes, (heading, lengths) in zip(others, bars.items()):
         axes.barh([each.name for each in runs], lengths, color=[f"C{i}" for i in range(len(runs))])
@@ -218,7 +234,7 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
         axes.set(xlabel=heading)
         for row, each in enumerate(runs):
             if lengths[row] == 0 and each.cache_fixed:  # a state of one size in place of keys
-                text = f"none; {each.cache_fixed:,.0f} bytes in all"
+                text = f"0, and {each.cache_fixed:,.0f} per sequence"
                 where: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
                 axes.annotate(text, (0, row), **where, fontsize="small")
     for axes in (quality, *others):

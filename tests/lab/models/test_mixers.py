@@ -326,10 +326,3 @@ def test_sequences_of_other_lengths_are_refused() -> None:
             slot.load(row, *cache.sequence(0))
     with pytest.raises(ValueError, match=r"DecoderLM: caches must be sequences of one length with native sparse"):
         made(tokens(1), caches=caches)
-
-
-def test_the_planner_refuses_what_it_does_not_count() -> None:
-    from regard_lab.planner.shapes import shape_of
-
-    with pytest.raises(ValueError, match=r"plan: attention must be one of those whose work is planned \(softmax"):
-        shape_of(model("nsa").config, "model")

@@ -314,15 +314,14 @@ def test_shared_keys_are_planned_and_saved(tmp_path) -> None:
     assert '"share_keys_values": "2"' in (tmp_path / "config.json").read_text()
 
 
-@torch.no_grad()
-def test_sequences_of_other_lengths_are_refused() -> None:
-    made, slots = model("nsa"), Slots()
-    slots.lengths = [3, 2]
-    caches = made.slot_caches(slots)
-    for row, length in enumerate(slots.lengths):
-        own = made.caches()
-        made(tokens(length, 1), caches=own)
-        for slot, cache in zip(caches, own):
-            slot.load(row, *cache.sequence(0))
-    with pytest.raises(ValueError, match=r"DecoderLM: caches must be sequences of one length with native sparse"):
-        made(tokens(1), caches=caches)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if MIXERS[kind].causal])
+def test_texts_of_other_lengths_are_written_as_alone(kind) -> None:
+    made, start = model(kind), tokens(70, 1)[0].tolist()  # long enough to be stored once
+    options = GenerationOptions(max_new_tokens=5)
+    for prompts in ([[*start, 3, 1, 4], [*start, 1], start[:66] + [5] * 4], [[7, 7, 7], [1], [2, 3, 4]]):
+        together = generate(made, prompts, options, log_probabilities=True)
+        for prompt, found in zip(prompts, together):
+            whole = made(torch.tensor([prompt + found.numbers]))[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            assert found.numbers == whole.argmax(-1).tolist()
+            right = whole.gather(1, torch.tensor(found.numbers)[:, None])[:, 0].detach()
+            torch.testing.assert_close(torch.tensor(found.log_probabilities), right, check_dtype=False)

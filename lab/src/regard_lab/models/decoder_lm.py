@@ -438,7 +438,7 @@ class DecoderLM(BlockStack):
             turned = rotation if mixer.rotary and self.config.turning[i] else None
             if turned is not None and mixer.halved:
                 turned = tuple(waves[..., ::2] for waves in turned)
-            how = (self._seen(i, seen, slots), turned, own.get(i), return_aux)
+            how = (self._seen(i, seen), turned, own.get(i), return_aux)
             loss = index_loss if mixer.indexed else None
             made = block(x, *how, shared.get(source), self.config.sources.count(i) > 1, loss)
             x = made.rows
@@ -529,15 +529,12 @@ class DecoderLM(BlockStack):
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
-    def _seen(self, layer: int, seen: Masks, slots: Slots | None) -> MaskLike | None:
+    def _seen(self, layer: int, seen: Masks) -> MaskLike | None:
         """Return the mask that a layer takes."""
         mixer = self.mixers[layer]
         if not mixer.causal:
             chunked = self.config.chunk is not None and self.config.turning[layer]
             return seen.state if mixer.state else seen.chunk if chunked else seen.scores
-        if slots is not None and slots.visible is not None:
-            expected = f"be sequences of one length with {mixer.text}: decode others one by one"
-            raise rejected("DecoderLM", "caches", expected, f"lengths {slots.lengths}")
         if seen.state is not None:
             expected = f"be None with {mixer.text}, which makes its mask itself: train on a stream (data.rows)"
             raise rejected("DecoderLM", "mask", expected, type(seen.state).__name__)

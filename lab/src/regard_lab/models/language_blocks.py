@@ -17,6 +17,7 @@ from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
 from regard.nn import DisentangledPositions, FeedForward, KeysValues, KVCache, LinearCache, Rotary, SinusoidalPositions
+from regard.nn.heads.causal import CausalSelfAttention
 from regard.nn.heads.self_attention import SequenceContext
 from regard.nn.positions.rotary import Rotation
 from regard.nn.positions.rotary_scaling import RotaryScaling
@@ -280,10 +281,16 @@ class Block(nn.Module):
         # What some kinds of attention do not know is passed only where it is requested.
         asked: dict[str, Any] = {"return_aux": return_aux, "return_keys": return_keys or None, "loss": loss}
         asked = {name: each for name, each in asked.items() if each is not None}
-        if keys is None:
-            found: Any = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
+        if keys is not None:
+            found: Any = self.attention(read, keys, mask, rotation=rotation, **asked)
+        elif (
+            isinstance(self.attention, CausalSelfAttention)
+            and isinstance(cache, SlotCache)
+            and cache.slots.visible is not None
+        ):
+            found = self._by_length(read, rotation, cache)
         else:
-            found = self.attention(read, keys, mask, rotation=rotation, **asked)
+            found = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
         added, *rest = found if isinstance(found, tuple) else (found,)
         given = {_FIELDS[name]: each for name, each in zip(asked, rest, strict=True)}
         x = self._sum(x, added, self.attention_norm)
@@ -291,6 +298,14 @@ class Block(nn.Module):
             read = self.feed_forward_norm(x) if self.place == "before" else x
             x = self._sum(x, self.feed_forward(read), self.feed_forward_norm)
         return BlockOutput(x, **given)
+
+    def _by_length(self, read: Tensor, rotation: Rotation | None, cache: SlotCache) -> Tensor:
+        """Return what attention that makes its masks itself adds to a step (B, 1, E) of sequences of several lengths."""
+        groups, found = cache.by_length(), torch.empty_like(read)
+        for each in groups:
+            turned = None if rotation is None else tuple(waves[each.rows] for waves in rotation)
+            found[each.rows] = self.attention(read[each.rows], rotation=turned, cache=each)
+        return found
 
     def _sum(self, x: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
         """Return the sum of rows and what is added to them, with the norm of either."""

@@ -300,7 +300,7 @@ class Block(nn.Module):
         return BlockOutput(x, **given)
 
     def _by_length(self, read: Tensor, rotation: Rotation | None, cache: SlotCache) -> Tensor:
-        """Return what attention that makes its masks itself adds to a step (B, 1, E) of sequences of several lengths."""
+        """Return what attention that makes its masks itself adds to a step (B, 1, E) of several lengths."""
         groups, found = cache.by_length(), torch.empty_like(read)
         for each in groups:
             turned = None if rotation is None else tuple(waves[each.rows] for waves in rotation)

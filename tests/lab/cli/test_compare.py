@@ -167,6 +167,7 @@ def test_language_models_of_equal_size(regard, tmp_path, monkeypatch) -> None:
     for each in (first, second):
         assert [step for step, _ in each["curve"]] == [3, 6]
         assert each["scores"]["loss"] == pytest.approx(each["curve"][-1][1], rel=1e-4)
+        assert each["per_second"] > 0  # though there are few steps
     assert (
         "cached bytes" in result.out
         and "128/token" in result.out

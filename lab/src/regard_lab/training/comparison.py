@@ -27,7 +27,7 @@ from regard_lab.training.run import RunFolder
 
 
 RESULTS = "compared.json"
-#: Batches to leave out of the speed, because kernels are compiled or loaded in them.
+#: Batches to leave out of the speed, because kernels are compiled or loaded in them; at most half of all.
 _FIRST = 5
 #: Options in which compared runs may differ.
 _OWN = ("kind", "preset", "model.")
@@ -173,7 +173,7 @@ def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[Compa
         sum(parameter.numel() for parameter in run.module(made).parameters()),
         ended.steps,
         options.training.unit,
-        meter.count / max(meter.seconds, 1e-9),
+        meter.per_second,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
@@ -193,16 +193,20 @@ def _meter() -> Any:
     class Meter(Callback):
         """Counts the tokens or images, and the seconds, of training steps, without the first few, which compile."""
 
-        count, seconds, began = 0, 0.0, 0.0
+        def __init__(self) -> None:
+            self.began, self.steps = 0.0, list[tuple[int, float]]()
 
         def on_train_batch_start(self, *_: Any) -> None:
             self.began = time.monotonic()
 
         def on_train_batch_end(self, *given: Any) -> None:
-            *_, batch, number = given
-            if number >= _FIRST:
-                self.seconds += time.monotonic() - self.began
-                self.count += batch.count
+            *_, batch, _ = given
+            self.steps.append((batch.count, time.monotonic() - self.began))
+
+        @property
+        def per_second(self) -> float:
+            counts, seconds = zip(*self.steps[min(_FIRST, len(self.steps) // 2) :])
+            return float(sum(counts) / max(sum(seconds), 1e-9))
 
     return Meter()
 

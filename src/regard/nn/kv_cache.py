@@ -18,9 +18,12 @@ class StepCache(Protocol):
     ----------
     prefix : (Tensor, Tensor) or None
         Keys and values (1, G, P, D) of a prefix shared by all sequences.
+    offset : Tensor (B,) of int or None
+        Number of keys before the step that was appended last, the prefix included; None if it is the last one.
     """
 
     prefix: tuple[Tensor, Tensor] | None
+    offset: Tensor | None
 
     def __len__(self) -> int:
         """Return the number of steps, including the prefix."""
@@ -85,8 +88,8 @@ class KVCache:
     (True, 5)
     """
 
-    #: There is no shared prefix.
-    prefix = None
+    #: There is no shared prefix, and the last steps are the last keys.
+    prefix = offset = None
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, sinks: int = 0) -> None:
         for name, steps in {"capacity": capacity, "window": window}.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from concurrent.futures import Future
 
@@ -116,7 +118,7 @@ LANGUAGE = [
 class Here:
     """A pool that runs in this process: one of its own measures memory, which is another test's."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def __enter__(self) -> Here:
@@ -129,6 +131,22 @@ class Here:
         done: Future = Future()
         done.set_result(function(*arguments))
         return done
+
+
+def test_a_worker_ends_with_the_process_that_started_it() -> None:
+    code = (
+        "import multiprocessing, os, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from regard_lab.training.comparison import _end_with_parent\n"
+        "if __name__ == '__main__':\n"
+        "    pool = ProcessPoolExecutor(1, multiprocessing.get_context('spawn'), initializer=_end_with_parent)\n"
+        "    pool.submit(print, 'ready', flush=True).result()\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.stdout.read() == ""  # the end of the stream: the worker, which also holds it, is gone
 
 
 def test_language_models_of_equal_size(regard, tmp_path, monkeypatch) -> None:
@@ -149,6 +167,7 @@ def test_language_models_of_equal_size(regard, tmp_path, monkeypatch) -> None:
     for each in (first, second):
         assert [step for step, _ in each["curve"]] == [3, 6]
         assert each["scores"]["loss"] == pytest.approx(each["curve"][-1][1], rel=1e-4)
+        assert each["per_second"] > 0  # though there are few steps
     assert (
         "cached bytes" in result.out
         and "128/token" in result.out

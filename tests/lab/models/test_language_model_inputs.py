@@ -134,7 +134,8 @@ def test_an_encoder_with_disentangled_positions(shared: bool, tmp_path: Path) ->
     ],
 )
 def test_disentangled_positions_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EncoderLMConfig(9, **{"positions": "disentangled", "width": 16, **changes})
-    with pytest.raises(ValueError, match="positions must be one of"):
-        DecoderLMConfig(9, positions="disentangled")
+    for config in (EncoderLMConfig, DecoderLMConfig):
+        with pytest.raises(ValueError, match=message):
+            config(9, **{"positions": "disentangled", "width": 16, **changes})
+    with pytest.raises(ValueError, match=r"positions must be others unless a layer is of kind softmax.* or order1"):
+        DecoderLMConfig(9, positions="disentangled", attention="mla,gated-delta", width=16)

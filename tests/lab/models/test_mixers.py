@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard import AuxRequest, masks
+from regard_lab.generation import GenerationOptions, generate
 from regard_lab.models import DecoderLM, DecoderLMConfig, load, save
 from regard_lab.models.mixers import MIXERS
 from regard_lab.models.slot_cache import Slots
@@ -168,6 +170,81 @@ def test_positions_of_layers_that_cannot_be(changes, message) -> None:
         model(**{"kind": changes.pop("attention", "softmax"), **changes})
 
 
+# Disentangled positions of DeBERTa ------------------------------------------------------------------------------------
+
+
+_DISTANT: dict[str, Any] = {"positions": "disentangled", "distance_buckets": 8, "max_distance": 6, "kv_heads": 2}
+
+
+def distant(kind: str, **changes: Any) -> DecoderLM:
+    made = model(kind, **_DISTANT, **changes)
+    for each in made.parameters():
+        each.data.copy_(0.3 * torch.randn(each.shape))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("softmax", {}), ("softmax", {"window": 5, "sinks": 1}), ("softmax", {"share_keys_values": 2}),
+        ("order1", {}), ("laser", {}), ("gated-delta,softmax", {}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_steps_with_disentangled_positions_are_the_whole(kind, changes) -> None:
+    made, text = distant(kind, **changes), tokens(13)
+    whole = made(text)
+    other = text.clone()
+    other[:, 9:] = (other[:, 9:] + 1) % 50
+    torch.testing.assert_close(made(other)[:, :9], whole[:, :9])
+    assert made.keeps_all == (kind != "gated-delta,softmax")
+    with torch.no_grad():
+        caches = made.caches(sliding=True)
+        steps = [made(part, caches=caches) for part in text.split([6, 1, 1, 1, 4], 1)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    made.train()(text).square().sum().backward()
+    assert all(torch.isfinite(each.grad).all() for each in made.parameters())
+    assert all(name.grad.count_nonzero() for name in made.blocks[-1].attention.disentangled.parameters())
+
+
+def test_decoders_have_the_distances_of_deberta() -> None:
+    """The first layer, its scores written out."""
+    made, text = distant("softmax"), tokens(11)
+    block, x = made.blocks[0], made.embedding(text)
+    q, k, v = block.attention.qkv(block.attention_norm(x)).unflatten(-1, (-1, 8)).transpose(1, 2).split([4, 2, 2], 1)
+    k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+    places = block.attention.disentangled
+    asked, held = (
+        torch.nn.functional.linear(places.weight, *pair).unflatten(-1, (4, 8)).transpose(0, 1)
+        for pair in ((places.key_weight, places.key_bias), (places.query_weight, places.query_bias))
+    )
+    scores = torch.full((2, 4, 11, 11), -torch.inf, dtype=torch.float64)
+    for i in range(11):
+        for j in range(i + 1):
+            n = places.bucket(i - j)
+            pairs = (q[:, :, i], k[:, :, j]), (q[:, :, i], asked[:, n]), (k[:, :, j], held[:, n])
+            scores[:, :, i, j] = sum((a * b).sum(-1) for a, b in pairs) / 24**0.5
+    x = x + block.attention.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    x = x + block.feed_forward(block.feed_forward_norm(x))
+    torch.testing.assert_close(made.blocks[0](made.embedding(text), masks.causal(), None).rows, x)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_texts_of_other_lengths_know_their_distances(window) -> None:
+    made = distant("softmax", window=window, share_keys_values=2)
+    start = tokens(70, 1)[0].tolist()  # long enough to be stored once
+    prompts = [[*start, 3, 1, 4], [*start, 1], start[:66] + [5] * 9]
+    options = GenerationOptions(max_new_tokens=4)
+    together = generate(made, prompts, options, log_probabilities=True)
+    for prompt, found in zip(prompts, together):
+        (alone,) = generate(made, [prompt], options, log_probabilities=True)
+        assert found.numbers == alone.numbers
+        for each in (found, alone):
+            whole = made(torch.tensor([prompt + found.numbers]))[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            right = whole.gather(1, torch.tensor(found.numbers)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(each.log_probabilities).double(), right.detach(), check_dtype=False)
+
+
 # Keys and values that layers share ------------------------------------------------------------------------------------
 
 
@@ -237,22 +314,14 @@ def test_shared_keys_are_planned_and_saved(tmp_path) -> None:
     assert '"share_keys_values": "2"' in (tmp_path / "config.json").read_text()
 
 
-@torch.no_grad()
-def test_sequences_of_other_lengths_are_refused() -> None:
-    made, slots = model("nsa"), Slots()
-    slots.lengths = [3, 2]
-    caches = made.slot_caches(slots)
-    for row, length in enumerate(slots.lengths):
-        own = made.caches()
-        made(tokens(length, 1), caches=own)
-        for slot, cache in zip(caches, own):
-            slot.load(row, *cache.sequence(0))
-    with pytest.raises(ValueError, match=r"DecoderLM: caches must be sequences of one length with native sparse"):
-        made(tokens(1), caches=caches)
-
-
-def test_the_planner_refuses_what_it_does_not_count() -> None:
-    from regard_lab.planner.shapes import shape_of
-
-    with pytest.raises(ValueError, match=r"plan: attention must be one of those whose work is planned \(softmax"):
-        shape_of(model("nsa").config, "model")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if MIXERS[kind].causal])
+def test_texts_of_other_lengths_are_written_as_alone(kind) -> None:
+    made, start = model(kind), tokens(70, 1)[0].tolist()  # long enough to be stored once
+    options = GenerationOptions(max_new_tokens=5)
+    for prompts in ([[*start, 3, 1, 4], [*start, 1], start[:66] + [5] * 4], [[7, 7, 7], [1], [2, 3, 4]]):
+        together = generate(made, prompts, options, log_probabilities=True)
+        for prompt, found in zip(prompts, together):
+            whole = made(torch.tensor([prompt + found.numbers]))[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            assert found.numbers == whole.argmax(-1).tolist()
+            right = whole.gather(1, torch.tensor(found.numbers)[:, None])[:, 0].detach()
+            torch.testing.assert_close(torch.tensor(found.log_probabilities), right, check_dtype=False)

@@ -22,6 +22,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "untied": {"tied": False, "head_width": 4},
 }
 B, L = 2, 48
+#: Kinds whose products all see every earlier key.
+DENSE = ("differential", "fox", "gta", "laser", "mfa", "mla", "tpa")
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_torchs_counter_agrees_on_other_kinds(kind: str) -> None:
+    config = DecoderLMConfig(101, width=32, layers=2, heads=4, kv_heads=2, positions="rotary", attention=kind)
+    shape, model = shape_of(config), DecoderLM(config)
+    for module in model.modules():
+        if hasattr(module, "engine"):
+            module.engine = "reference"
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(B, L, dtype=torch.long))
+    once, attention = forward_flops(shape, L), shape.stacks[0].layer.attentions[0]
+    own, share = 2 * attention.token, L * L / visible_pairs(L, attention)
+    assert counter.get_total_flops() == pytest.approx(B * L * (once.total + (share - 1) * (once.attention - own)))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 11, 20])
+def test_pairs_of_blocks(size: int) -> None:
+    for keys, chosen in ((4, 1), (4, 3), (3, 9), (30, 2)):
+        seen = [i % keys + 1 + keys * min(chosen - 1, i // keys) for i in range(size)]
+        assert visible_pairs(size, AttentionShape(1, 1, 8, causal=True, block=keys, chosen=chosen)) == sum(seen)
+        ended = [(i + 1) // keys for i in range(size)]
+        assert visible_pairs(size, AttentionShape(1, 1, 8, causal=True, means=keys)) == sum(ended)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from regard_lab.models import DecoderLM, DecoderLMConfig
 from regard_lab.training.sharded import CheckpointError, load_sharded, make_mesh, materialize, parallelize, save_sharded
@@ -118,6 +120,17 @@ class TestDamage:
             with pytest.raises(CheckpointError) as info:
                 load_sharded(tmp_path / f"cut{cut}", model)
             assert "\n" not in str(info.value)
+
+    def test_numbers_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, _ = plain()
+        save_sharded(tmp_path / "whole", model)
+
+        def fails(*_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(HuggingFaceStorageReader, "read_data", fails)
+        with pytest.raises(CheckpointError, match=r"load_sharded: .* is damaged: Input/output error\.$"):
+            load_sharded(tmp_path / "whole", model)
 
     def test_no_pickle_is_read(self, tmp_path: Path) -> None:
         import torch.distributed.checkpoint as dcp

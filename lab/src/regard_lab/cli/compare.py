@@ -81,7 +81,7 @@ def run(
         console.print()
         sequences = kind is Experiment
         console.print(_table(runs, 2 if sequences else 4))
-        label = f"{metric} of a validation{' (greedy)' * sequences}"
+        label = f"validation {metric}{' (greedy)' * sequences}"
         console.print(f"\nPicture: {picture(runs, label, out / 'compared.png')}")
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from regard._utils.errors import rejected
 from regard._utils.files import display_name, read_bytes
 from regard_lab.models.folders import brief, file_error, read_json
-from regard_lab.models.hugging_face.hosted import refuses_folder
+from regard_lab.models.hugging_face.hosted import reading_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -281,15 +281,10 @@ class ImageProcessor:
         if not isinstance(described, dict) or named:
             expected = "describe how images are read, without auto_map, which names code that is never run"
             raise file_error(path, expected, brief(named or described))
-        try:
+        with reading_folder(path, "describe an image processor that transformers has for Pillow"):
             processor = AutoImageProcessor.from_pretrained(
                 folder, backend="pil", local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:
-            if not refuses_folder(error):
-                raise
-            got = " ".join(str(error).split())[:200]
-            raise file_error(path, "describe an image processor that transformers has for Pillow", got) from None
         return cls(processor, path)
 
     def transform(self, image: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ from regard_lab.models.language_blocks import (
     norm,
     rotary,
 )
-from regard_lab.models.mixers import MIXERS, kinds_of, meta
+from regard_lab.models.mixers import MIXERS, Mixer, kinds_of, meta
 from regard_lab.models.pooling import OF_DECODERS, pooled
 from regard_lab.models.slot_cache import LinearSlotCache, SlotCache, Slots
 
@@ -134,56 +134,73 @@ class DecoderLMConfig(LanguageConfig):
         if len(names) > self.layers:
             raise self.refused("attention", f"name at most one kind for each of {self.layers} layers", self.attention)
         mixers = [MIXERS[kind] for kind in set(self.kinds)]
-        states = all(each.state for each in mixers)
-        usual: dict[str, Any] = {"window": None} if states or any(each.causal for each in mixers) else {}
+        self._check_usual(mixers)
+        self._check_positions(mixers)
+        self._check_experts()
+        self._check_shared()
+        self._check_turning(mixers)
+        for i, kind in enumerate(self.kinds):
+            if kind not in self.kinds[:i] and (kind != "softmax" or self.positions == "disentangled"):
+                meta(self, kind, i)  # raises where its sizes contradict each other
+
+    def _check_usual(self, mixers: Sequence[Mixer]) -> None:
+        """Raise unless fields that no layer heeds have their usual values."""
+        one_of_mla = bool({"mla", "dsa"} & set(self.kinds))
+        usual: dict[str, Any] = {}
+        if all(each.state for each in mixers) or any(each.causal for each in mixers):
+            usual["window"] = None
         if not any(each.scores for each in mixers):
             usual |= {"score": "scaled_dot", "normalizer": "softmax", "qk_norm": "none", "output_gate": False}
-            usual |= {} if {"mla", "dsa"} & set(self.kinds) else {"attention_dropout": 0.0}
+            usual |= {} if one_of_mla else {"attention_dropout": 0.0}
         for name, value in usual.items():
             if getattr(self, name) != value:
                 what = "linear attention" if self.feature_map != "none" else f"attention {self.attention!r}"
                 raise self.refused(name, f"be {value!r} in {what}, which has none", getattr(self, name))
-        if (
-            {"mla", "dsa"} & set(self.kinds)
-            and self.positions == "rotary"
-            and self.latent_shared_width not in (0, self.head)
-        ):
+        if one_of_mla and self.positions == "rotary" and self.latent_shared_width not in (0, self.head):
             expected = f"be 0 with rotary positions, where it is a head's, {self.head}"
             raise self.refused("latent_shared_width", expected, self.latent_shared_width)
+
+    def _check_positions(self, mixers: Sequence[Mixer]) -> None:
+        """Raise unless some layer has these positions, and none contradicts them."""
+        states, shown = all(each.state for each in mixers), repr(self.positions)
         if self.positions == "alibi" and (owner := next((each for each in mixers if each.causal), None)):
-            raise self.refused("positions", f"be others with {owner.text}, which makes its mask itself", "'alibi'")
+            raise self.refused("positions", f"be others with {owner.text}, which makes its mask itself", shown)
         turned = self.positions == "rotary" and not any(each.rotary for each in mixers)
         if turned or (self.positions == "alibi" and states):
             what = "linear attention, which has no scores" if states else f"attention {self.attention!r}"
-            expected = f"be 'learned', 'sinusoidal' or 'none' in {what}"
-            raise self.refused("positions", expected, repr(self.positions))
-        if self.experts:
-            if self.experts_chosen > self.experts:
-                raise self.refused("experts_chosen", f"be at most experts, {self.experts}", self.experts_chosen)
-            if (self.activation, self.gated) != ("silu", True):
-                raise self.refused("experts", "be 0 unless activation is 'silu' and gated is True", self.experts)
-            if wrong := set(self.expert_layers.split(",")) - {"experts", "dense"}:
-                raise self.refused("expert_layers", "name 'experts' and 'dense'", repr(min(wrong)))
-        if "retention" in self.kinds:
-            shape = (self.positions, self.rotary_fraction, self.head * self.heads)
-            if shape != ("rotary", 1.0, self.width):
-                expected = "be 'rotary' with retention, whose heads all of width E/H turn as a whole"
-                raise self.refused("positions", expected, repr(self.positions))
-        self._check_shared()
+            raise self.refused("positions", f"be 'learned', 'sinusoidal' or 'none' in {what}", shown)
+        if self.positions == "disentangled" and not any(each.scores for each in mixers):
+            raise self.refused("positions", f"be others unless a layer is of kind {_named(scores=True)}", shown)
+        whole = ("rotary", 1.0, self.head * self.heads)
+        if "retention" in self.kinds and (self.positions, self.rotary_fraction, self.width) != whole:
+            expected = "be 'rotary' with retention, whose heads all of width E/H turn as a whole"
+            raise self.refused("positions", expected, shown)
+
+    def _check_experts(self) -> None:
+        """Raise unless the mixtures of experts can be made."""
+        if not self.experts:
+            return
+        if self.experts_chosen > self.experts:
+            raise self.refused("experts_chosen", f"be at most experts, {self.experts}", self.experts_chosen)
+        if (self.activation, self.gated) != ("silu", True):
+            raise self.refused("experts", "be 0 unless activation is 'silu' and gated is True", self.experts)
+        if wrong := set(self.expert_layers.split(",")) - {"experts", "dense"}:
+            raise self.refused("expert_layers", "name 'experts' and 'dense'", repr(min(wrong)))
+
+    def _check_turning(self, mixers: Sequence[Mixer]) -> None:
+        """Raise unless the layers that rotate, and see their chunk alone, can."""
         if wrong := set(self.rotary_layers.split(",")) - {"rotary", "none"}:
             raise self.refused("rotary_layers", "name 'rotary' and 'none'", repr(min(wrong)))
         if self.positions != "rotary" and (self.chunk is not None or self.rotary_layers != "rotary"):
             name = "rotary_layers" if self.chunk is None else "chunk"
             raise self.refused(name, "be left out unless positions is 'rotary'", repr(getattr(self, name)))
-        if self.rotary_layers != "rotary" and any(not each.scores for each in mixers):
+        others = any(not each.scores for each in mixers)
+        if self.rotary_layers != "rotary" and others:
             expected = f"be 'rotary' unless all layers are of kind {_named(scores=True)}"
             raise self.refused("rotary_layers", expected, repr(self.rotary_layers))
-        if self.chunk is not None and (self.window is not None or any(not each.scores for each in mixers)):
+        if self.chunk is not None and (self.window is not None or others):
             expected = f"be left out with a window, or with layers other than {_named(scores=True)}"
             raise self.refused("chunk", expected, self.chunk)
-        for i, kind in enumerate(self.kinds):
-            if kind not in self.kinds[:i] and kind != "softmax":
-                meta(self, kind, i)  # raises where its sizes contradict each other
 
     @property
     def turning(self) -> tuple[bool, ...]:
@@ -296,7 +313,8 @@ class DecoderLM(BlockStack):
         logits = W N(x)
 
     The config selects a GPT-2 architecture (learned positions, layer norm, GELU), a Llama architecture (rotary
-    positions, RMSNorm, SwiGLU, grouped-query attention) or a mix of both, with any score and normalizer.
+    positions, RMSNorm, SwiGLU, grouped-query attention) or a mix of both, with any score and normalizer. Positions may
+    also be those of DeBERTa (:class:`regard.nn.DisentangledPositions`), with embeddings of each layer's own.
 
     Parameters
     ----------
@@ -420,7 +438,7 @@ class DecoderLM(BlockStack):
             turned = rotation if mixer.rotary and self.config.turning[i] else None
             if turned is not None and mixer.halved:
                 turned = tuple(waves[..., ::2] for waves in turned)
-            how = (self._seen(i, seen, slots), turned, own.get(i), return_aux)
+            how = (self._seen(i, seen), turned, own.get(i), return_aux)
             loss = index_loss if mixer.indexed else None
             made = block(x, *how, shared.get(source), self.config.sources.count(i) > 1, loss)
             x = made.rows
@@ -482,8 +500,8 @@ class DecoderLM(BlockStack):
 
     @property
     def slides(self) -> bool:
-        """Whether a cache may drop tokens outside the window. With ALiBi it may not: its bias depends on distances."""
-        return self.config.window is not None and self.config.positions != "alibi"
+        """Whether a cache may drop tokens outside the window; not where a bias depends on distances."""
+        return self.config.window is not None and self.config.positions not in ("alibi", "disentangled")
 
     def _slot_masks(self, slots: Slots, mask: MaskLike | None) -> Masks:
         """Return the masks for one new token in each of several sequences of different lengths."""
@@ -511,15 +529,12 @@ class DecoderLM(BlockStack):
         window = masks.window(self.config.window - 1, 0, **where)
         return window | masks.sinks(self.config.sinks) if self.config.sinks else window
 
-    def _seen(self, layer: int, seen: Masks, slots: Slots | None) -> MaskLike | None:
+    def _seen(self, layer: int, seen: Masks) -> MaskLike | None:
         """Return the mask that a layer takes."""
         mixer = self.mixers[layer]
         if not mixer.causal:
             chunked = self.config.chunk is not None and self.config.turning[layer]
             return seen.state if mixer.state else seen.chunk if chunked else seen.scores
-        if slots is not None and slots.visible is not None:
-            expected = f"be sequences of one length with {mixer.text}: decode others one by one"
-            raise rejected("DecoderLM", "caches", expected, f"lengths {slots.lengths}")
         if seen.state is not None:
             expected = f"be None with {mixer.text}, which makes its mask itself: train on a stream (data.rows)"
             raise rejected("DecoderLM", "mask", expected, type(seen.state).__name__)

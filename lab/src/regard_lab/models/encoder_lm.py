@@ -19,12 +19,10 @@ from regard import masks
 from regard._utils.errors import described, rejected, shape
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import Mask, MaskLike
-from regard.nn import DisentangledPositions
 from regard.nn.transformer import ACTIVATIONS
 from regard_lab._options import option
 from regard_lab.models.attending import DEEPEST, size
 from regard_lab.models.language_blocks import (
-    POSITIONS,
     Block,
     BlockStack,
     LanguageConfig,
@@ -48,13 +46,6 @@ class EncoderLMConfig(LanguageConfig):
     layers: int = option(4, "blocks, one after the other; without any, rows are those of the embedding", ge=0,
                          le=2 * DEEPEST)  # fmt: skip
     norm_first: bool = option(False, "whether what enters a block is normalized, or each sum")
-    #: He 2021, arXiv 2006.03654.
-    positions: str = option("learned", "what tells positions", choices=(*POSITIONS, "disentangled"))
-    distance_buckets: int | None = option(None, "buckets of distances between tokens with disentangled positions; one "
-                                          "for each distance by default", kind=int, ge=8, le=1 << 16)  # fmt: skip
-    max_distance: int | None = size(
-        None, "distance from which on tokens share a bucket; max_length by default", 1 << 20
-    )
     segments: int = option(2, "kinds of segments that a token may belong to; 0 for none", ge=0, le=1 << 16)
     #: Lan 2019, arXiv 1909.11942; also the next option.
     embedding_width: int | None = size(None, "width W of the embeddings, which are projected to E; E by default")
@@ -76,18 +67,6 @@ class EncoderLMConfig(LanguageConfig):
         if self.positions == "disentangled":
             with torch.device("meta"):
                 softmax(self)  # raises where its sizes contradict each other
-            return
-        for name in ("distance_buckets", "max_distance"):
-            if getattr(self, name) is not None:
-                raise self.refused(name, "be left out unless positions is 'disentangled'", getattr(self, name))
-
-    @property
-    def distances(self) -> DisentangledPositions | None:
-        """New disentangled positions for a layer; None with other positions."""
-        if self.positions != "disentangled":
-            return None
-        reach = self.max_length if self.max_distance is None else self.max_distance
-        return DisentangledPositions(self.heads, self.head, reach, self.distance_buckets, embed_dim=self.width)
 
     @property
     def embedded(self) -> int:

@@ -17,6 +17,7 @@ from regard._utils.tracing import values_unavailable
 from regard.engines.aux import Aux, AuxRequest
 from regard.masks import MaskLike
 from regard.nn import DisentangledPositions, FeedForward, KeysValues, KVCache, LinearCache, Rotary, SinusoidalPositions
+from regard.nn.heads.causal import CausalSelfAttention
 from regard.nn.heads.self_attention import SequenceContext
 from regard.nn.positions.rotary import Rotation
 from regard.nn.positions.rotary_scaling import RotaryScaling
@@ -30,7 +31,8 @@ from regard_lab.models.transformer import NORMALIZERS
 # What the configs of decoder-only and encoder-only language models share ----------------------------------------------
 
 
-NORMS, POSITIONS = ("layer", "rms", "rms_zero"), ("learned", "rotary", "sinusoidal", "alibi", "none")
+NORMS = ("layer", "rms", "rms_zero")
+POSITIONS = ("learned", "rotary", "sinusoidal", "alibi", "disentangled", "none")
 #: Maximum vocabulary size.
 VOCABULARY = 1 << 24
 #: A default hidden width is rounded up to a multiple of this.
@@ -58,6 +60,12 @@ class LanguageConfig(Options, ABC):
     rotary_original: int | None = size(None, "positions trained on, where only slow waves are divided", 1 << 24)
     rotary_low: float = option(1.0, "turns within rotary_original below which a wave is slow", gt=0)
     rotary_high: float = option(4.0, "turns within rotary_original above which a wave is kept", gt=0)
+    #: He 2021, arXiv 2006.03654; also the next option.
+    distance_buckets: int | None = option(None, "buckets of distances between tokens with disentangled positions; one "
+                                          "for each distance by default", kind=int, ge=8, le=1 << 16)  # fmt: skip
+    max_distance: int | None = size(
+        None, "distance from which on tokens share a bucket; max_length by default", 1 << 20
+    )
     norm: str = option("layer", "layer normalization, or of root mean squares alone, with a scale that is stored as it "
                        "is or less 1 (Gemma, Qwen3-Next)", choices=NORMS)  # fmt: skip
     norm_eps: float = option(1e-5, "added to the variance", gt=0)
@@ -102,6 +110,11 @@ class LanguageConfig(Options, ABC):
             raise self.refused("rotary_high", f"be above rotary_low, {self.rotary_low:g}", self.rotary_high)
         if self.hidden > LARGEST << 4:
             raise self.refused("feedforward", f"be at most {LARGEST << 4:,}", self.hidden)
+        if self.positions == "disentangled":
+            return
+        for name in ("distance_buckets", "max_distance"):
+            if getattr(self, name) is not None:
+                raise self.refused(name, "be left out unless positions is 'disentangled'", getattr(self, name))
 
     @property
     def head(self) -> int:
@@ -120,8 +133,11 @@ class LanguageConfig(Options, ABC):
 
     @property
     def distances(self) -> DisentangledPositions | None:
-        """New biases of the distance between tokens for a layer, if the model has them."""
-        return None
+        """New disentangled positions for a layer; None with other positions."""
+        if self.positions != "disentangled":
+            return None
+        reach = self.max_length if self.max_distance is None else self.max_distance
+        return DisentangledPositions(self.heads, self.head, reach, self.distance_buckets, embed_dim=self.width)
 
     @property
     def turning(self) -> Sequence[bool]:
@@ -265,10 +281,16 @@ class Block(nn.Module):
         # What some kinds of attention do not know is passed only where it is requested.
         asked: dict[str, Any] = {"return_aux": return_aux, "return_keys": return_keys or None, "loss": loss}
         asked = {name: each for name, each in asked.items() if each is not None}
-        if keys is None:
-            found: Any = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
+        if keys is not None:
+            found: Any = self.attention(read, keys, mask, rotation=rotation, **asked)
+        elif (
+            isinstance(self.attention, CausalSelfAttention)
+            and isinstance(cache, SlotCache)
+            and cache.slots.visible is not None
+        ):
+            found = self._by_length(read, rotation, cache)
         else:
-            found = self.attention(read, keys, mask, rotation=rotation, **asked)
+            found = self.attention(read, mask, rotation=rotation, cache=cache, **asked)
         added, *rest = found if isinstance(found, tuple) else (found,)
         given = {_FIELDS[name]: each for name, each in zip(asked, rest, strict=True)}
         x = self._sum(x, added, self.attention_norm)
@@ -276,6 +298,14 @@ class Block(nn.Module):
             read = self.feed_forward_norm(x) if self.place == "before" else x
             x = self._sum(x, self.feed_forward(read), self.feed_forward_norm)
         return BlockOutput(x, **given)
+
+    def _by_length(self, read: Tensor, rotation: Rotation | None, cache: SlotCache) -> Tensor:
+        """Return what attention that makes its masks itself adds to a step (B, 1, E) of several lengths."""
+        groups, found = cache.by_length(), torch.empty_like(read)
+        for each in groups:
+            turned = None if rotation is None else tuple(waves[each.rows] for waves in rotation)
+            found[each.rows] = self.attention(read[each.rows], rotation=turned, cache=each)
+        return found
 
     def _sum(self, x: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
         """Return the sum of rows and what is added to them, with the norm of either."""
@@ -333,7 +363,7 @@ class BlockStack(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """Add learned or sinusoidal position embeddings; nothing for rotary, ALiBi or no positions.
+    """Add learned or sinusoidal position embeddings; nothing for positions of another kind.
 
     Parameters
     ----------

@@ -138,6 +138,11 @@ class SlotCache:
         self.slots, self.prefix = slots, prefix
         self._buffers: list[Tensor] | None = None
 
+    @property
+    def offset(self) -> Tensor:
+        """Number of keys (B,) before the step begun, with the prefix."""
+        return self.slots.offsets + self.slots.prefix
+
     def __len__(self) -> int:
         """Return the steps of the longest sequence, with the prefix."""
         return self.slots.prefix + max(self.slots.lengths, default=0)
@@ -154,6 +159,20 @@ class SlotCache:
             keys[slots.rows, :, slots.place] = key[:, :, 0]
             values[slots.rows, :, slots.place] = value[:, :, 0]
         return keys[:B, :, : slots.keys], values[:B, :, : slots.keys]
+
+    def by_length(self) -> list[SlotGroup]:
+        """Return the sequences in groups of one length, for the step that was begun."""
+        lengths = self.slots.lengths
+        rows = {each: [row for row, length in enumerate(lengths) if length == each] for each in sorted(set(lengths))}
+        return [SlotGroup(self, torch.tensor(own, device=self.slots.device), length) for length, own in rows.items()]
+
+    def append_to(self, rows: Tensor, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a step (R, G, 1, D) of sequences of this length; return their keys and values (R, G, S, D)."""
+        both = self._with_room(key, value, len(self.slots.lengths), self.slots.keys)
+        for buffer, new in zip(both, (key, value)):
+            buffer[rows, :, length] = new[:, :, 0]
+        keys, values = (buffer[:, :, : length + 1].index_select(0, rows) for buffer in both)
+        return keys, values
 
     def load(self, slot: int, key: Tensor, value: Tensor) -> None:
         """Put a sequence into a slot.
@@ -195,6 +214,34 @@ class SlotCache:
             new[: before.shape[0], :, : before.shape[2]] = before
         self._buffers = made
         return made
+
+
+class SlotGroup:
+    """Sequences of one length in a :class:`SlotCache` without a window, as layers see them that make their own masks.
+
+    Attributes
+    ----------
+    rows : Tensor (R,) of int
+        Their slots.
+    """
+
+    #: The last step is the last key.
+    offset = None
+
+    def __init__(self, cache: SlotCache, rows: Tensor, length: int) -> None:
+        self.rows, self.prefix = rows, cache.prefix
+        self._cache, self._length = cache, length
+
+    def __len__(self) -> int:
+        """Return the steps of each sequence, with the prefix."""
+        return self._cache.slots.prefix + self._length
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the step that was begun and return all keys and values (R, G, S, D), without the prefix."""
+        return self._cache.append_to(self.rows, self._length, key, value)
+
+    def truncate(self, length: int) -> None:
+        """Do nothing: a step that failed is written again, where it was."""
 
 
 class LinearSlotCache(LinearCache):

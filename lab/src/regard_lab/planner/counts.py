@@ -110,6 +110,14 @@ def _document_pairs(size: int, attention: AttentionShape, sinks: int) -> int:
     """Return the visible pairs of one document, whose first ``sinks`` keys every later query sees."""
     if not attention.causal:
         return size * size
+    if attention.means is not None:
+        ended, rest = divmod(size, attention.means)
+        return attention.means * _triangle(ended - 1) + ended * (rest + 1)
+    if attention.block is not None:
+        C, others = attention.block, attention.chosen - 1
+        blocks, rest = divmod(size, C)
+        own = blocks * _triangle(C) + _triangle(rest)
+        return own + C * (C * _ramp(max(blocks - 1, 0), others) + rest * min(others, blocks))
     window = size if attention.window is None else min(attention.window, size)
     beyond = size - window  # queries from which some earlier key is hidden by the window
     return _triangle(window) + beyond * window + _ramp(beyond, sinks)
@@ -131,7 +139,8 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     A head's scores take 2·D FLOPs for every visible pair, and its weighted values the same; a weight matrix of n
     entries takes 2·n per token (Kaplan 2020, arXiv 2001.08361, table 1). In linear attention, each token updates a
     head's state matrix with 2·D·V FLOPs, counted as scores, and reads it with the same number, counted as values; both
-    once for each key that it writes.
+    once for each key that it writes. What else an attention takes counts as scores: comparing with keys that are not
+    chosen, products of factors, systems of equations.
 
     Parameters
     ----------
@@ -150,16 +159,26 @@ def forward_flops(shape: Shape, length: int | None = None, documents: Sequence[i
     (True, True, True)
     """
     L = shape.max_length if length is None else length
-    layers = scores = 0.0
+    layers = scores = values = 0.0
     for stack in shape.stacks:
         layers += stack.depth * sum(each.flops for each in stack.layer.weights)
         for attention in stack.layer.attentions:
-            pairs = (
-                attention.steps * attention.values if attention.linear else visible_pairs(L, attention, documents) / L
-            )
-            scores += stack.depth * 2 * attention.heads * attention.head_width * pairs
+            for each in (attention, *attention.also):
+                of_scores, of_values = _attention_flops(each, L, documents)
+                scores += stack.depth * of_scores
+                values += stack.depth * of_values
     head = sum(each.flops / (L if each.multiplies == "sequences" else 1) for each in shape.rest)
-    return Flops(layers, head, scores, scores)
+    return Flops(layers, head, scores, values)
+
+
+def _attention_flops(attention: AttentionShape, length: int, documents: Sequence[int] | None) -> tuple[float, float]:
+    """Return the operations of a token that make scores, and those that read values."""
+    H, D, V = attention.heads, attention.head_width, attention.values
+    if attention.linear:
+        each = 2.0 * H * D * V * attention.steps
+        return each + attention.token, each
+    pairs = visible_pairs(length, attention, documents) / length
+    return H * pairs * (2 * D + attention.pair) + attention.token, 2 * H * pairs * V
 
 
 def training_flops(shape: Shape, length: int | None = None, documents: Sequence[int] | None = None) -> Flops:
@@ -359,7 +378,7 @@ def layer_activations(layer: Layer, recipe: Recipe, attended: int | None = None)
         H = attention.heads
         weight = 2 * element + 1 if layer.attention_dropout else element
         if attention.linear:
-            found += 4 * H * attention.steps * _linear_numbers(attention.head_width)
+            found += 4 * H * _linear_numbers(attention.head_width) if attention.kept is None else 0.0
         else:
             found += H * S * weight if recipe.keeps_scores else 4 * H
     return found
@@ -368,7 +387,8 @@ def layer_activations(layer: Layer, recipe: Recipe, attended: int | None = None)
 def _attention_rows(attention: AttentionShape) -> int:
     """Return how many numbers an attention keeps of each token."""
     H, G, D = attention.heads, 0 if attention.shares else attention.kv_heads, attention.head_width
-    return (2 * H + 2 * G) * D + ((H + G) * D if attention.rotary else 0)
+    kept = (2 * H + 2 * G) * D if attention.kept is None else attention.kept
+    return kept + ((H + G) * D if attention.rotary else 0)
 
 
 def _linear_numbers(width: int) -> float:
@@ -482,7 +502,6 @@ def cache_memory(shape: Shape, tokens: int, element: int = 2) -> float:
     for stack in shape.stacks:
         if stack.layer.attentions[0].causal:
             for each in stack.layer.attentions:
-                D = each.head_width
-                kept = each.state * 4 if each.linear else 2 * each.kv_heads * D * tokens * element
+                kept = each.state * 4 if each.linear else each.numbers * tokens * element
                 found += 0 if each.shares else stack.depth * kept
     return float(found)

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from regard import LocalLinear
 from regard._utils.errors import described, rejected
-from regard.nn import LinearCache, RecurrentAttention
+from regard.nn import LinearCache, MesaNet, RecurrentAttention
 from regard_lab.models.attending import scorer
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
@@ -90,6 +91,17 @@ class AttentionShape:
         Keys and values that a token adds to it.
     shares : bool
         Whether keys and values are those of an earlier layer, which projects and caches them.
+    cached, kept : int, optional
+        Numbers of each token that a cache keeps, 2·G·D by default, and about how many the backward pass needs.
+    block, chosen : int, optional
+        Keys of a block, and how many blocks a query sees, its own included.
+    means : int, optional
+        Keys of a block where the mean of each one that has ended stands for its keys.
+    pair, token : int
+        Operations of each pair and head, and of each token, beside those that D, V and the weights of the layer tell.
+    also : tuple of AttentionShape
+        What else compares these queries with keys, to choose some of them or to add what it reads. Of these only the
+        operations are counted.
     """
 
     heads: int
@@ -104,11 +116,24 @@ class AttentionShape:
     state: int = 0
     steps: int = 1
     shares: bool = False
+    cached: int | None = None
+    kept: int | None = None
+    block: int | None = None
+    chosen: int = 0
+    means: int | None = None
+    pair: int = 0
+    token: int = 0
+    also: tuple[AttentionShape, ...] = ()
 
     @property
     def values(self) -> int:
         """Width V of a value."""
         return self.head_width if self.value_width is None else self.value_width
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of each token a cache keeps."""
+        return 2 * self.kv_heads * self.head_width if self.cached is None else self.cached
 
 
 @dataclass(frozen=True)
@@ -231,34 +256,91 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
-#: Kinds that solve a system for each token, whose operations are not counted.
-_SOLVING = ("mesa",)
+#: Kinds whose operations depend on how they are computed.
+_UNCOUNTED = ("path", "path-fox")
 
 
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:
     """Return the layer of a decoder with this kind of attention, perhaps experts, and perhaps another layer's keys."""
     D = config.head
-    planned = [each for each, mixer in MIXERS.items() if each == "softmax" or (mixer.state and each not in _SOLVING)]
-    if kind not in planned:
-        raise rejected("plan", "attention", f"be one of those whose work is planned ({', '.join(planned)})", repr(kind))
-    if kind in ("softmax", "linear"):
+    if kind in _UNCOUNTED:
+        expected = f"be none of {', '.join(_UNCOUNTED)}, whose operations are not counted"
+        raise rejected("plan", "attention", expected, repr(kind))
+    if MIXERS[kind].scores or kind == "linear":
         state = config.heads * D * (D + 1)
         seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}
         seen |= {"linear": True, "state": state} if kind == "linear" else {"shares": shares}
+        rows = 2 * (config.heads + config.groups) * D
+        if kind == "order1":  # sums of products of positions, and a system of equations for each query
+            seen |= {"pair": LocalLinear().pair_flops(D), "token": config.heads * D**3 // 3}
+            seen["kept"] = rows + config.heads * (D + 1) * (D + 2) // 2
+        elif kind == "laser":  # exponentials of values, and logarithms of what is read
+            seen["kept"] = 3 * rows
         return _language_layer(config, replace(_attention(config), **seen), sparse=sparse)
-    layer = cast(RecurrentAttention, meta(config, kind, config.kinds.index(kind)))
-    with torch.device("meta"):
-        cache = LinearCache()
-        layer(torch.empty(1, 1, config.width), cache=cache)
-    (_, *heads, K, V), state = cache.state.matrix.shape, sum(each.numel() for each in cache.state)
-    H = math.prod(heads)  # a level of a log-linear layer is a head of its recurrence
-    attention = AttentionShape(H, H, K, causal=True, linear=True, value_width=V, state=state, steps=layer.num_steps)
+    layer = meta(config, kind, config.kinds.index(kind))
+    attention = _recurrence(config, layer) if isinstance(layer, RecurrentAttention) else _keyed(config, kind, layer)
     names = [name for name, each in layer.named_modules() if isinstance(each, nn.Linear)]
     weights = []
     for name, each in layer.named_parameters():
         multiplies = name.rpartition(".")[0] in names and each.dim() == 2
         weights.append(Weight("attention", tuple(each.shape), "tokens" if multiplies else "nothing"))
     return _language_layer(config, attention, weights, sparse)
+
+
+def _recurrence(config: DecoderLMConfig, layer: RecurrentAttention) -> AttentionShape:
+    with torch.device("meta"):
+        cache = LinearCache()
+        layer(torch.empty(1, 1, config.width), cache=cache)
+    held: Any = cache.state
+    (_, *heads, K, V), state = held.matrix.shape, sum(each.numel() for each in held)
+    H = math.prod(heads)  # a level of a log-linear layer is a head of its recurrence
+    seen: dict[str, Any] = {"causal": True, "linear": True, "value_width": V, "state": state, "steps": layer.num_steps}
+    # Features, what convolutions and norms read, and what the recurrence needs: fitted to what torch keeps.
+    seen["kept"] = round(3.7 * (_made(layer) - config.width + H * V * layer.num_steps))
+    if isinstance(layer, MesaNet):  # a factorization of a matrix (D, D) for each head, and two triangular systems
+        seen["token"] = H * (K**3 // 3 + 2 * K**2)
+    return AttentionShape(H, H, K, **seen)
+
+
+def _made(layer: nn.Module) -> int:
+    """Return how many numbers of each token the linear layers make."""
+    return sum(each.out_features for each in layer.modules() if isinstance(each, nn.Linear))
+
+
+def _keyed(config: DecoderLMConfig, kind: str, layer: Any) -> AttentionShape:
+    """Return the attention of a layer that keeps keys of its own kind."""
+    H, D, V = config.heads, config.head, layer.value_dim if kind in ("mla", "dsa") else config.head
+    G = config.groups if kind in ("differential", "fox", "gta", "moba", "nsa") else 1 if kind == "mfa" else H
+    width = D + layer.rotary_dim if kind in ("mla", "dsa") else D
+    seen: dict[str, Any] = {"causal": True, "rotary": config.positions == "rotary", "value_width": V}
+    seen["kept"] = kept = _made(layer) - config.width + H * V
+    # Chosen keys are kept as lists, of each head and in several forms; the factors are fitted to what torch keeps.
+    listed = 5 * H * (config.keys_chosen if kind == "dsa" else config.block * config.blocks_chosen)
+    if kind == "differential":
+        seen |= {"value_width": 2 * D, "cached": 2 * G * D}
+    elif kind == "fox":
+        seen |= {"cached": 2 * G * D + H, "kept": 2 * kept}
+    elif kind == "gta":
+        seen["cached"] = G * D + D // 2
+    elif kind == "tpa":  # of products of factors for heads and for columns
+        ranks = config.query_rank + 2 * config.key_rank
+        seen |= {"cached": 2 * config.key_rank * (H + D), "token": 2 * ranks * H * D}
+    elif kind == "moba":
+        choice = AttentionShape(H, G, D, causal=True, means=config.block, value_width=0)
+        seen |= {"block": config.block, "chosen": config.blocks_chosen, "also": (choice,), "kept": 2 * kept + listed}
+    elif kind == "nsa":
+        means = AttentionShape(H, G, D, causal=True, means=config.block)
+        near = AttentionShape(H, G, D, causal=True, window=layer.window)
+        seen |= {"block": config.block, "chosen": config.blocks_chosen, "kept": 3 * kept + listed}
+        seen["also"] = (means, replace(means, value_width=0), near)
+    elif kind in ("mla", "dsa"):
+        seen["cached"] = layer.latent_dim + layer.rotary_dim
+        if kind == "dsa":
+            index = layer.indexer
+            choice = AttentionShape(index.num_heads, 1, index.head_dim, causal=True, value_width=0)
+            seen |= {"window": config.keys_chosen, "also": (choice,), "cached": seen["cached"] + index.head_dim}
+            seen["kept"] = 2 * kept + listed
+    return AttentionShape(H, G, width, **seen)
 
 
 @shape_of.register

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
+import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -25,7 +27,7 @@ from regard_lab.training.run import RunFolder
 
 
 RESULTS = "compared.json"
-#: Batches to leave out of the speed, because kernels are compiled or loaded in them.
+#: Batches to leave out of the speed, because kernels are compiled or loaded in them; at most half of all.
 _FIRST = 5
 #: Options in which compared runs may differ.
 _OWN = ("kind", "preset", "model.")
@@ -128,7 +130,7 @@ def compare(
     reported: set[str] = set()
     for name, options in variants.items():
         # A separate process each, so that memory is measured per model.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_end_with_parent) as pool:
             compared, messages = pool.submit(_run, kind, name, options, folder / name).result()
         for line in messages:
             if line not in reported:  # the data is the same for all
@@ -142,6 +144,18 @@ def compare(
 
 def _shared(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in options.flat().items() if not name.startswith(_OWN)}
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone: the pool's queues would keep it forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a pool starts it"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[ComparedRun, list[str]]:
@@ -159,7 +173,7 @@ def _run(kind: Any, name: str, options: RunOptions, folder: Path) -> tuple[Compa
         sum(parameter.numel() for parameter in run.module(made).parameters()),
         ended.steps,
         options.training.unit,
-        meter.count / max(meter.seconds, 1e-9),
+        meter.per_second,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
         time.monotonic() - began,
         _curve(folder / "log" / "metrics.csv", f"valid_{options.training.metric}"),
@@ -179,16 +193,20 @@ def _meter() -> Any:
     class Meter(Callback):
         """Counts the tokens or images, and the seconds, of training steps, without the first few, which compile."""
 
-        count, seconds, began = 0, 0.0, 0.0
+        def __init__(self) -> None:
+            self.began, self.steps = 0.0, list[tuple[int, float]]()
 
         def on_train_batch_start(self, *_: Any) -> None:
             self.began = time.monotonic()
 
         def on_train_batch_end(self, *given: Any) -> None:
-            *_, batch, number = given
-            if number >= _FIRST:
-                self.seconds += time.monotonic() - self.began
-                self.count += batch.count
+            *_, batch, _ = given
+            self.steps.append((batch.count, time.monotonic() - self.began))
+
+        @property
+        def per_second(self) -> float:
+            counts, seconds = zip(*self.steps[min(_FIRST, len(self.steps) // 2) :])
+            return float(sum(counts) / max(sum(seconds), 1e-9))
 
     return Meter()
 
@@ -200,6 +218,7 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
     """Write a PNG file with the metric (named ``label``) by step, the speed, and the cache size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     bars = {f"{runs[0].unit} per second in training": [each.per_second for each in runs]}
     if all(each.cache_per_token is not None for each in runs):
@@ -211,6 +230,7 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
         if each.curve:
             quality.plot(*zip(*each.curve), marker=".", label=each.name)
     quality.set(xlabel="step", ylabel=label)
+    quality.xaxis.set_major_locator(MaxNLocator(integer=True))
     quality.legend(frameon=False)
     for axes, (heading, lengths) in zip(others, bars.items()):
         axes.barh([each.name for each in runs], lengths, color=[f"C{i}" for i in range(len(runs))])
@@ -218,7 +238,7 @@ def picture(runs: list[ComparedRun], label: str, path: str | Path) -> Path:
         axes.set(xlabel=heading)
         for row, each in enumerate(runs):
             if lengths[row] == 0 and each.cache_fixed:  # a state of one size in place of keys
-                text = f"none; {each.cache_fixed:,.0f} bytes in all"
+                text = f"0, and {each.cache_fixed:,.0f} per sequence"
                 where: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
                 axes.annotate(text, (0, row), **where, fontsize="small")
     for axes in (quality, *others):

@@ -90,7 +90,7 @@ class CrossLayerAttention(SelfAttention):
             :meth:`Rotary.rotation` of the rows' positions. By default, the rows are the last ones that have keys.
         """
         x = floats(self, "x", x, "B", "L", self.embed_dim)
-        key, value, prefix = self._keys(keys, x)
+        key, value, prefix, offset = self._keys(keys, x)
         before = key.shape[2] - x.shape[1] + (0 if prefix is None else prefix[0].shape[2])
         rotation = self._rotation(x, rotation, before)
         projection = self.qkv.get_submodule("q") if isinstance(self.qkv, SplitProjection) else self.qkv
@@ -99,7 +99,8 @@ class CrossLayerAttention(SelfAttention):
         query = query if self.qk_norm is None else self.qk_norm.of_queries(query)
         if self.rotary is not None and rotation is not None:
             query = self.rotary.turn(query, rotation)
-        output = self._read(self._scaled(query), KeysValues(key, value, prefix), attn_mask, is_causal, return_aux)
+        given = KeysValues(key, value, prefix, offset)
+        output = self._read(self._scaled(query), given, attn_mask, is_causal, return_aux)
         found: Tensor | tuple[Tensor, Aux] = self._returned(output, value[:, :, -x.shape[1] :], x, return_aux)
         return found
 

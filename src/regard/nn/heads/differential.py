@@ -128,13 +128,20 @@ class DifferentialAttention(SelfAttention):
         return False
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: MaskLike | None,
+        is_causal: bool,
+        request: AuxRequest | None,
+        offset: Tensor | None = None,
     ) -> Any:
         """Return the pairs' outputs (B, H/2, L, 2·D), and the requested auxiliary outputs."""
         values = torch.cat([self._split(v, 0), self._split(v, 1)], -1)
         if self.pairing == "adjacent":
             q, k = (torch.cat([self._split(rows, 0), self._split(rows, 1)], 1) for rows in (q, k))
-        answer = super()._attend(q, k, values.repeat(1, 2, 1, 1), mask, is_causal, request)
+        answer = super()._attend(q, k, values.repeat(1, 2, 1, 1), mask, is_causal, request, offset)
         both, aux = (answer, None) if request is None else answer
         first, second = both.to(wide(both.dtype)).chunk(2, 1)
         rows = first - self.lambda_.to(first.dtype) * second

@@ -70,7 +70,7 @@ class LaserAttention(SelfAttention):
         """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
         dtype = q.dtype
         prefix = None if keys.prefix is None else (keys.prefix[0].to(wide(dtype)), _exponential(keys.prefix[1]))
-        powers = KeysValues(keys.key.to(wide(dtype)), _exponential(keys.value), prefix)
+        powers = KeysValues(keys.key.to(wide(dtype)), _exponential(keys.value), prefix, keys.offset)
         with autocast_suspended(q.device.type):  # it would narrow exponentials
             answer = super()._read(q.to(wide(dtype)), powers, mask, is_causal, request)
         sums, aux = (answer, None) if request is None else answer

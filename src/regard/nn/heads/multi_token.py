@@ -87,7 +87,14 @@ class MultiTokenAttention(SelfAttention):
         return False
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: MaskLike | None,
+        is_causal: bool,
+        request: AuxRequest | None,
+        offset: Tensor | None = None,
     ) -> Any:
         """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
         name = type(self).__name__
@@ -96,7 +103,7 @@ class MultiTokenAttention(SelfAttention):
             raise rejected(name, "x", "be a whole sequence, as scores of earlier queries are needed", got)
         if self.mixing is not None and self.normalizer != "softmax":
             raise rejected(name, "normalizer", "be 'softmax' with a head_kernel above 1", repr(self.normalizer))
-        found = super()._attend(q, k, v, mask, is_causal, _SCORES)
+        found = super()._attend(q, k, v, mask, is_causal, _SCORES, offset)
         scores = found[1].scores
         assert scores is not None, "they were asked for"
         hidden = scores == -torch.inf

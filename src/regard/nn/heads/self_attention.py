@@ -31,7 +31,7 @@ from regard.nn.heads.options import (
     ValueResidual,
 )
 from regard.nn.heads.scored import ScoredAttention
-from regard.nn.kv_cache import StepCache, cached_steps
+from regard.nn.kv_cache import KVCache, StepCache, cached_steps
 from regard.nn.positions.disentangled import DisentangledPositions
 from regard.nn.positions.rotary import HeadPositions, Rotation
 from regard.normalizers import NormalizerLike
@@ -206,11 +206,14 @@ class KeysValues(NamedTuple):
         With norms and positions.
     prefix : (Tensor, Tensor), optional
         Those (1, G, P, D) of a prefix that all sequences share.
+    offset : Tensor (B,) of int, optional
+        Number of keys before the first query, those of a prefix included; by default, queries are the last keys.
     """
 
     key: Tensor
     value: Tensor
     prefix: tuple[Tensor, Tensor] | None = None
+    offset: Tensor | None = None
 
 
 class HeadOptions(ProjectionOptions, total=False):
@@ -428,11 +431,14 @@ class SelfAttention(PartLayer, GroupedProjections):
         if cache is not None and self.context is not None:
             raise rejected(type(self).__name__, "cache", "be None under context parallelism", cache)
         before = cached_steps(self, cache)
+        if self.disentangled is not None and isinstance(cache, KVCache) and cache.window is not None:
+            expected = "have no window with disentangled positions, which depend on the distance of each key"
+            raise rejected(type(self).__name__, "cache", expected, cache.window)
         q, k, v = self._projected(x, self._rotation(x, rotation, before))
         v = own = self._mixed(v, first_values)
         if cache is not None:
             k, v = cache.append(k, v)
-        keys = KeysValues(k, v, None if cache is None else cache.prefix)
+        keys = KeysValues(k, v) if cache is None else KeysValues(k, v, cache.prefix, cache.offset)
         try:
             output = self._read(q, keys, attn_mask, is_causal, return_aux)
         except BaseException:
@@ -460,14 +466,14 @@ class SelfAttention(PartLayer, GroupedProjections):
         self, q: Tensor, keys: KeysValues, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
     ) -> Any:
         """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
-        k, v, prefix = keys
+        k, v, prefix, offset = keys
         if self._is_plain_step(q, mask, is_causal, request):
             return _step(q, k, v, mask, prefix)
         if prefix is not None:
             k, v = (torch.cat([first.expand(q.shape[0], -1, -1, -1), own], 2) for first, own in zip(prefix, (k, v)))
             if isinstance(mask, Tensor):  # it does not cover the prefix
                 mask = F.pad(mask, (prefix[0].shape[2], 0), value=True)
-        return self._attend(q, k, v, mask, is_causal, request)
+        return self._attend(q, k, v, mask, is_causal, request, offset)
 
     def _returned(self, output: Any, own: Tensor, x: Tensor, request: AuxRequest | None) -> Any:
         """Return rows (B, L, E), and the requested auxiliary outputs."""
@@ -549,9 +555,19 @@ class SelfAttention(PartLayer, GroupedProjections):
         return q.shape[2] == 1 and plain and marked and alone
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, is_causal: bool, request: AuxRequest | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: MaskLike | None,
+        is_causal: bool,
+        request: AuxRequest | None,
+        offset: Tensor | None = None,
     ) -> Any:
-        """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs."""
+        """Return the heads' outputs (B, H, L, D), and the requested auxiliary outputs.
+
+        ``offset`` (B,) is the number of keys before the first query, if queries are not the last keys.
+        """
         score = resolve_part(self.score.score() if isinstance(self.score, ScoredAttention) else self.score)
         order: dict[str, Any] = {} if self.order == 0 else {"order": self.order}
         if order and self.context is not None:
@@ -560,7 +576,7 @@ class SelfAttention(PartLayer, GroupedProjections):
             if self.context is not None:
                 got = type(self.disentangled).__name__
                 raise rejected(type(self).__name__, "disentangled", "be None under context parallelism", got)
-            biases = self.disentangled(q, k, align="lower_right")
+            biases = self.disentangled(q, k, offset, align=None if offset is not None else "lower_right")
             mask = biases if mask is None else as_mask(mask) & biases
         attend = attention if self.context is None else self.context.attend
         return attend(

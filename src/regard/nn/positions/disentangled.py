@@ -13,7 +13,8 @@ from regard._utils.constraints import Integer, floats, integer, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
-from regard.masks import Extent, Mask
+from regard._utils.tracing import is_symbolic
+from regard.masks import Extent, Mask, dense
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes, lookup
 from regard.masks.biases import PositionBias
@@ -92,7 +93,8 @@ class DisentangledPositions(Layer):
     ``sign(d) (m/2 + ⌈(m/2 − 1) ln(2|d|/m) / ln(2(R − 1)/m)⌉)`` with R = ``max_distance``.
 
     The bias is computed per query and bucket, and per key and bucket: tensors (B, H, L, N) and (B, H, S, N), not of
-    pairs.
+    pairs. For one query of a known place, as in decoding, it is computed per key. Each call projects the embeddings of
+    the distances that occur, so a step is much faster with few buckets.
 
     Parameters
     ----------
@@ -177,24 +179,44 @@ class DisentangledPositions(Layer):
         Returns
         -------
         Mask
-            Its tensors are (B, H, L, N) and (B, H, S, N).
+            Its tensors are (B, H, L, N) and (B, H, S, N); that of one query is (B, H, 1, S).
         """
         query = floats(self, "query", query, "B", self.num_heads, "L", self.head_dim)
         key = floats(self, "key", key, query.shape[0], "G", "S", self.head_dim)
         if self.num_heads % max(key.shape[1], 1):
             expected = f"have a number of heads that divides {self.num_heads}"
             raise rejected("DisentangledPositions", "key", expected, key.shape[1])
-        key = finite(key).repeat_interleave(self.num_heads // max(key.shape[1], 1), 1)
-        asked = self._numbers(query.to(wide(query.dtype)), self.key_weight, self.key_bias)
-        held = self._numbers(key, self.query_weight, self.query_bias)
-        return ByQueryAndKey(
-            asked, held, self.buckets.to(query.device), *checked("disentangled_positions", align, offset)
-        )
+        query, key = query.to(wide(query.dtype)), finite(key)
+        align, offset = checked("disentangled_positions", align, offset)
+        if query.shape[2] == 1 and (align is not None or offset is not None):
+            known = key.shape[2] - 1 if align == "lower_right" else 0
+            return self._of_one(query, key, known if offset is None else offset)
+        key = key.repeat_interleave(self.num_heads // max(key.shape[1], 1), 1)
+        asked = (query * self.scale) @ self._table(query, self.weight, self.key_weight, self.key_bias).mT
+        held = (key * self.scale) @ self._table(key, self.weight, self.query_weight, self.query_bias).mT
+        return ByQueryAndKey(asked, held, self.buckets.to(query.device), align, offset)
 
-    def _numbers(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return the scaled dot products (B, H, L, N) of rows with the projected embeddings."""
-        table = nn.functional.linear(self.weight.to(rows.dtype), weight.to(rows.dtype), bias.to(rows.dtype))
-        return (rows * self.scale) @ table.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)
+    def _table(self, like: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return projected embeddings (H, N, D)."""
+        table = nn.functional.linear(*(each.to(like.dtype) for each in (embeddings, weight, bias)))
+        return table.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+
+    def _of_one(self, query: Tensor, key: Tensor, place: int | Tensor) -> Mask:
+        """Return the biases (B, H, 1, S) of one query, which is at key ``place``."""
+        (B, G, S, _), R = key.shape, self.max_distance
+        place = place.view(-1, 1) if isinstance(place, Tensor) else place
+        gaps = torch.arange(S, device=key.device) - place  # (S) or (B or 1, S)
+        buckets = self.buckets.to(key.device)
+        embeddings: Tensor = self.weight
+        if isinstance(place, int) and not is_symbolic(S):  # embeddings of distances that occur, which are neighbours
+            first, last = self._bucket(place - S + 1), self._bucket(place)
+            buckets, embeddings = buckets - first, embeddings[first : last + 1]
+        bucket = buckets[gaps.clamp(-R, R) + R].view(-1, 1, S)
+        asked = (query * self.scale) @ self._table(query, embeddings, self.key_weight, self.key_bias).mT
+        asked = asked.squeeze(2).gather(2, bucket.expand(B, self.num_heads, S))
+        table = self._table(key, embeddings, self.query_weight, self.query_bias)
+        held = table[:, bucket.squeeze(1)].transpose(0, 1).unflatten(1, (G, -1)) * (key * self.scale).unsqueeze(2)
+        return dense((asked + held.sum(-1).flatten(1, 2)).unsqueeze(2))
 
     def bucket(self, distance: int) -> int:
         """Return the bucket (row of ``weight``) of a distance q − k.

@@ -12,7 +12,8 @@ from __future__ import annotations
 import inspect
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -425,7 +426,7 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
         try:
             module, found = made.from_pretrained(folder, attn_implementation=attention, **options)
         except Exception as error:
-            if not refuses_folder(error):
+            if not _refuses_folder(error):
                 raise
             kind = "KeyError: " if isinstance(error, KeyError) else ""  # its message is only the key
             refused.append(kind + " ".join(str(error).split())[:200])
@@ -447,19 +448,31 @@ def load_module(folder: Path, auto: str | None = None, dtype: torch.dtype | None
     raise file_error(folder, "be a model that transformers loads", refused[-1])
 
 
-def refuses_folder(error: Exception) -> bool:
+@contextmanager
+def reading_folder(path: Path, expected: str) -> Iterator[None]:
+    """Raise a ModelFileError for what transformers refuses about a folder; other errors pass."""
+    try:
+        yield
+    except Exception as error:  # filtered: an inconsistent folder can cause any type
+        if not _refuses_folder(error, callers=2):
+            raise
+        raise file_error(path, expected, " ".join(str(error).split())[:200]) from None
+
+
+def _refuses_folder(error: Exception, callers: int = 1) -> bool:
     """Return whether an error of transformers is about the folder or the requested attention.
 
     transformers raises such errors for missing or damaged files, unknown models, missing packages, and attention that
     a class does not support. An inconsistent config can cause any exception type, raised where transformers builds the
-    model. Errors in regard's functions, invalid calls and full memory do not count.
+    model. Errors in regard's functions, invalid calls and full memory do not count. The first ``callers`` frames are
+    those that call transformers.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     if is_memory_error(error):
         return False
-    called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    called = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)][callers:]
     raising = [name for name in called if name.startswith(("regard.", "regard_lab.", "transformers."))][-1:]
     if any(name.startswith(("regard.", "regard_lab.")) for name in raising):
         return isinstance(error, ValueError)  # raised for layers that do not support regard's attention

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard_lab.models.folders import CONFIG, file_error, read_json
-from regard_lab.models.hugging_face.hosted import refuses_folder
+from regard_lab.models.hugging_face.hosted import reading_folder
 
 #: Files in which a processor is described.
 _FILES = ("processor_config.json", "preprocessor_config.json")
@@ -29,7 +29,7 @@ def load_processor(folder: Path) -> Any:
         expected = f"hold a processor, {' or '.join(_FILES)} (processor.save_pretrained writes it)"
         raise file_error(folder, expected, "neither file")
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with reading_folder(folder, "hold a processor that transformers loads"):
         made = None if find_spec("torchvision") is not None else _without_video(folder, transformers)
         if made is None:
             return transformers.AutoProcessor.from_pretrained(folder, **options)
@@ -38,11 +38,6 @@ def load_processor(folder: Path) -> Any:
         described, _ = made.get_processor_dict(folder, **options)
         described = {name: each for name, each in described.items() if name not in made.get_attributes()}
         return made.from_args_and_dict([image_processor, tokenizer, None], described)
-    except Exception as error:
-        if not refuses_folder(error):
-            raise
-        got = " ".join(str(error).split())[:200]
-        raise file_error(folder, "hold a processor that transformers loads", got) from None
 
 
 def load_feature_extractor(folder: Path) -> Any:
@@ -55,13 +50,8 @@ def load_feature_extractor(folder: Path) -> Any:
     """
     import transformers
 
-    try:
+    with reading_folder(folder, "hold a feature extractor that transformers loads"):
         return transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        if not refuses_folder(error):
-            raise
-        got = " ".join(str(error).split())[:200]
-        raise file_error(folder, "hold a feature extractor that transformers loads", got) from None
 
 
 def _without_video(folder: Path, transformers: Any) -> Any:

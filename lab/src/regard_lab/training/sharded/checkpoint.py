@@ -104,7 +104,7 @@ def load_sharded(folder: str | Path, model: nn.Module, optimizer: torch.optim.Op
     try:
         with _quiet():
             load(state, storage_reader=reader, no_dist=not dist.is_initialized())
-    except Exception as error:
+    except (CheckpointException, OSError, RuntimeError) as error:
         raise CheckpointError(f"load_sharded: {folder} is damaged: {_cause(error)}.") from error
 
 

@@ -260,7 +260,7 @@ wheel-check: wheel
 	$(CHECKED)
 	$(MAKE) pure-installed
 	PIP_CONSTRAINT=$(CONSTRAINTS) "$(FRESH_BIN)/python" -m pip install --quiet --only-binary :all: dist/regard_lab-*.whl
-	cd / && "$(FRESH_BIN)/regard" demo
+	cd "$(FRESH)" && "$(FRESH_BIN)/regard" demo  # which writes pictures there
 
 # The same of the wheel without kernels alone: where there is no compiler for them, as on Windows.
 pure-check: pure

@@ -128,7 +128,8 @@ def forgetting(log_gates: Tensor, align: str | None = None, offset: Offset = Non
     Parameters
     ----------
     log_gates : Tensor (S,), (H, S) or (B, H, S), float
-        Logarithms of the forget gates, at most 0, as of ``logsigmoid``. H may be 1. Gets gradients.
+        Logarithms of the forget gates, at most 0 and finite, as of ``logsigmoid``. H may be 1. Gets gradients. A gate
+        that forgets everything is a mask: :func:`~regard.masks.document`.
     align, offset
         See :func:`~regard.masks.causal`.
 
@@ -138,7 +139,7 @@ def forgetting(log_gates: Tensor, align: str | None = None, offset: Offset = Non
         If ``log_gates`` is not a float tensor.
     ValueError
         If it has another number of dimensions or, when used, sizes that do not match the call. On the CPU also if a log
-        gate is above 0.
+        gate is above 0 or −inf.
 
     References
     ----------
@@ -153,15 +154,15 @@ def forgetting(log_gates: Tensor, align: str | None = None, offset: Offset = Non
     >>> mask.bias(b, h, torch.tensor(2), torch.arange(3))
     tensor([-3., -2.,  0.])
     """
-    expected = "be a float tensor (S,), (H, S) or (B, H, S) of numbers that are at most 0"
+    expected = "be a float tensor (S,), (H, S) or (B, H, S) of finite numbers that are at most 0"
     if not isinstance(log_gates, Tensor) or not log_gates.is_floating_point():
         raise rejected("masks.forgetting", "log_gates", expected, described(log_gates), TypeError)
     if log_gates.dim() not in (1, 2, 3):
         raise rejected("masks.forgetting", "log_gates", expected, shape(log_gates))
     if log_gates.is_cpu and log_gates.numel() and not values_unavailable(log_gates):
-        greatest = float(log_gates.detach().amax())
-        if greatest > 0:
-            raise rejected("masks.forgetting", "log_gates", expected, greatest)
+        least, greatest = (float(x) for x in log_gates.detach().aminmax())
+        if greatest > 0 or least == -torch.inf:  # differences of sums of −inf would be NaN
+            raise rejected("masks.forgetting", "log_gates", expected, greatest if greatest > 0 else least)
     total = log_gates.to(torch.float64).cumsum(-1)[(None,) * (3 - log_gates.dim())]
     dtype = torch.promote_types(log_gates.dtype, torch.float32)
     return Forgetting(total, dtype, *checked("forgetting", align, offset))

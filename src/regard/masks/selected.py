@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard._utils.constraints import size
+from regard._utils.constraints import INTEGERS, size
 from regard._utils.errors import described, rejected, shape
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
@@ -57,10 +57,10 @@ def selected(indices: Tensor, block_size: int = 1) -> Mask:
     2 ··██
     3 ····
     """
-    if not isinstance(indices, Tensor) or indices.dtype == torch.bool or indices.is_floating_point():
+    if not isinstance(indices, Tensor) or indices.dtype not in INTEGERS:
         expected = "be an integer tensor of key indices, −1 for none"
         raise rejected("masks.selected", "indices", expected, described(indices), TypeError)
-    if indices.is_nested or indices.layout != torch.strided or indices.is_complex():
+    if indices.is_nested or indices.layout != torch.strided:
         raise rejected("masks.selected", "indices", "be a dense tensor of integers", described(indices), TypeError)
     if indices.dim() not in (2, 3, 4):
         raise rejected("masks.selected", "indices", "have shape (L, K), (H, L, K) or (B, H, L, K)", shape(indices))
@@ -110,9 +110,11 @@ class Selected(Mask):
                 )
                 expected = f"hold indices of {what} = {extent.S}, or −1 for none"
                 raise rejected("masks.selected", "indices", expected, wrong)
+        # No engine need know of keys that a block would have behind the last.
+        block_size = min(self.block_size, max(extent.S, 1))
         if heads in (1, extent.H):
-            return self
-        return Selected(self.indices.repeat_interleave(extent.H // heads, 1), self.block_size)
+            return self if block_size == self.block_size else Selected(self.indices, block_size)
+        return Selected(self.indices.repeat_interleave(extent.H // heads, 1), block_size)
 
     def key_lists(self, extent: Extent, first: int = 0, last: int | None = None) -> Tensor | None:
         """Return the keys of each list."""

@@ -97,6 +97,14 @@ def test_unlisted_keys_do_not_leak(bad):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_a_block_larger_than_all_keys_is_all_keys():
+    """In time that does not follow its size."""
+    query, key, value, _ = ends(torch.Generator().manual_seed(0), 1, 2, 2, 3, 5, 4, 4)
+    for engine in ("fused", "streaming", "reference"):
+        found = regard.attention(query, key, value, masks.selected(torch.zeros(3, 1).long(), 1 << 40), engine=engine)
+        torch.testing.assert_close(found, regard.attention(query, key, value))
+
+
 def test_a_second_derivative_raises():
     query, key, value, _ = ends(torch.Generator().manual_seed(3), 1, 1, 1, 2, 40, 4, 4)
     query.requires_grad_()

@@ -78,6 +78,12 @@ CONSTRUCTION = [
         "(5,).",
     ),
     (
+        lambda: masks.selected(torch.zeros(4, 3, dtype=torch.uint16)),
+        TypeError,
+        "masks.selected: indices must be an integer tensor of key indices, −1 for none, got a uint16 tensor of shape "
+        "(4, 3).",
+    ),
+    (
         lambda: masks.selected(INTS[0]),
         ValueError,
         "masks.selected: indices must have shape (L, K), (H, L, K) or (B, H, L, K), got (5,).",

@@ -95,6 +95,7 @@ def test_narrow_types(dtype: torch.dtype) -> None:
         (torch.zeros(3).long(), TypeError, "masks.forgetting: log_gates must be a float tensor"),
         (torch.zeros(()), ValueError, r"masks.forgetting: log_gates must be a float tensor .*, got \(\)"),
         (torch.tensor([-1.0, 0.5]), ValueError, r"numbers that are at most 0, got 0\.5"),
+        (torch.tensor([-torch.inf, 0.0]), ValueError, r"finite numbers that are at most 0, got -inf"),
         (torch.zeros(3, 6), ValueError, r"have shape \(B or 1, H or 1, S\) with \(B, H, S\) = \(1, 2, 5\)"),
     ],
 )

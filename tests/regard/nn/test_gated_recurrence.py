@@ -376,6 +376,21 @@ def test_the_state_after_padding_is_that_after_the_last_valid_step(form: str, ki
     assert found[0][:, :, 23:].eq(0).all()
 
 
+def test_documents_of_a_single_padded_sequence() -> None:
+    tensors, options = call("retention", 1, 1, 2, 40, 5, 4)
+    documents = torch.arange(40) // 10
+    found = gated_recurrence(*tensors, valid_lens=torch.tensor([23]), documents=documents, **options)
+    right = gated_recurrence(*tensors, documents=documents, **options)
+    close(found[:, :, :23], right[:, :, :23])
+    assert found[:, :, 23:].eq(0).all()
+
+
+def test_no_steps_have_gradients() -> None:
+    tensors = [torch.zeros(1, 2, 0, 3, requires_grad=True) for _ in range(3)]
+    gated_recurrence(*tensors).sum().backward()
+    assert tensors[2].grad is not None
+
+
 # Gradients --------------------------------------------------------------------------------------------------------------
 
 

@@ -181,6 +181,13 @@ def test_padding_on_either_side(name: str) -> None:
     assert nothing.isfinite().all()
 
 
+@pytest.mark.parametrize("layer", [nn.Mamba(8, bias=True, dtype=F64), nn.Mamba2(8, 2, bias=True, dtype=F64)])
+def test_a_bias_before_the_convolution_is_not_read_from_padding(layer: nn.Mamba | nn.Mamba2) -> None:
+    torch.nn.init.ones_(layer.proj.bias)
+    x = rows(1, 6, 8)
+    close(layer(x, masks.key_padding(torch.arange(6)[None] >= 2))[:, 2:], layer(x[:, 2:]))
+
+
 @every_layer
 def test_what_is_not_finite_changes_no_earlier_row(name: str) -> None:
     layer, x = made(name), rows(2, 9, 8)

@@ -138,13 +138,13 @@ def zero_padding(
 
 
 def real_rows(function: str, valid_lens: Any, rows: Tensor) -> Tensor:
-    """Return which rows (B, ..., S, C) lie within their sequence: bool, broadcasting with the rows."""
+    """Return which rows (B, ..., S, C) lie within their sequence: bool (B, 1, ..., S, 1)."""
     valid_lens = lengths(function, "valid_lens", valid_lens, rows.shape[0], rows.shape[-2])
     b = torch.arange(rows.shape[0], device=rows.device).view(-1, *[1] * (rows.dim() - 1))
     kv_idx = torch.arange(rows.shape[-2], device=rows.device).unsqueeze(-1)
     visible = masks.padding(valid_lens).visible(b, b, b, kv_idx)
     assert visible is not None, "padding masks hide"
-    return visible
+    return visible.expand(*b.shape[:-2], *kv_idx.shape)  # that of a single sequence does not follow b
 
 
 def features(
@@ -255,7 +255,7 @@ def _computed(steps: Steps, state: Tensor | None, form: str, chunk: int, functio
         check_ranges(function, steps)
     state = _start(steps, state)
     if length == 0:
-        return torch.zeros_like(steps.value), state
+        return steps.value.clone(), state
     if form == "recurrent" or (form == "auto" and length == 1):
         return _recurrent(steps, state)
     # An exported program cannot loop over chunks whose number it does not know.

@@ -103,11 +103,12 @@ class ShortConvolution(Layer):
         """
         x = floats(self, "x", x, "B", "L", self.channels)
         layout = layout_of(self, x, None, valid_lens, documents)
-        rows, past = self.run(layout.clear(x), state, layout)
+        rows, past = self.run(x, state, layout)
         return (rows, past) if return_state else rows
 
     def run(self, x: Tensor, past: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Return the convolved rows (B, L, C) of rows without padding, and the rows (B, w − 1, C) that come next."""
+        """Return the convolved rows (B, L, C), and the rows (B, w − 1, C) that come next; padding counts as zeros."""
+        x = layout.clear(x)  # a projection's bias, of rows of zeros
         B, length, before = x.shape[0], x.shape[1], self.width - 1
         if past is None:
             past = x.new_zeros(B, before, self.channels)

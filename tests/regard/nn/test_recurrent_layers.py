@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.regard.nn.layer_samples.recurrent import LAYERS
+from tests.regard.nn.layer_samples import recurrent, trained
 from torch import Tensor
 
 from regard import AuxRequest, masks, nn
@@ -15,8 +15,10 @@ from regard.nn.linear.log_linear import log_linear_recurrence
 from regard.nn.linear.recurrent_attention import RecurrentAttention
 
 F64 = torch.float64
+LAYERS = recurrent.LAYERS | trained.LAYERS
 NAMES = [name for name in LAYERS if name != "ShortConvolution"]
 every_layer = pytest.mark.parametrize("name", NAMES)
+linear_layer = pytest.mark.parametrize("name", [name for name in NAMES if name not in trained.LAYERS])
 close = torch.testing.assert_close
 
 
@@ -222,7 +224,7 @@ def test_no_steps_and_no_sequences(name: str) -> None:
     assert layer(rows(0, 5, 8)).shape == (0, 5, 8)
 
 
-@every_layer
+@linear_layer
 @pytest.mark.parametrize("documents", [None, torch.tensor([0, 0, 0, 1, 1, 1, 1])])
 def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documents: Tensor | None) -> None:
     layer, x, read = made(name), rows(2, 7, 8), []

@@ -111,6 +111,12 @@ def steps_after(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E),), {"valid_lens": lengths(B, L), "documents": torch.arange(L) // 3}
 
 
+def few_steps(new: Any, B: int, L: int) -> LayerCall:
+    """Return calls of layers that loop over blocks."""
+    T = L // 3 + 1
+    return (new(B, T, E),), {"valid_lens": lengths(B, T)}
+
+
 def points(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), new(B, L, 3), lengths(B, L)), {}
 
@@ -128,6 +134,7 @@ RECURRENT = (
     "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "HGRN2", "KimiDeltaAttention", "LightningAttention",
     "LogLinearGatedDeltaNet", "LogLinearMamba2", "Mamba2", "MesaNet", "RWKV6Attention", "RWKV7Attention", "Retention",
 )  # fmt: skip
+TRAINED = ("TTTLinear", "TTTMLP", "TitansMemory")
 IMAGES = ("CBAM", "ChannelAttention", "ECA", "MultiheadConvAttention", "SelfAttention2d", "SqueezeExcitation")
 CASES = [
     *(Case(name, lambda name=name: getattr(layers, name)(E), image) for name in IMAGES),
@@ -314,6 +321,10 @@ CASES = [
     Case("AlibiBias", lambda: Read(layers.AlibiBias(3, learn=True)), padded_ends),
     *(Case(name, lambda name=name: getattr(layers, name)(E, H), steps_after) for name in RECURRENT),
     Case("Mamba", lambda: layers.Mamba(E, state_dim=3), steps_after),
+    *(
+        Case(name, lambda name=name: getattr(layers, name)(E, H, block_size=3), few_steps, loops=True)
+        for name in TRAINED
+    ),
     Case("ShortConvolution", lambda: layers.ShortConvolution(E), steps_after),
     Case("AgentAttention", lambda: layers.AgentAttention(E, H, num_agents=3), padded_rows()),
     Case("AttentionFree", lambda: layers.AttentionFree(E, LONGEST, rank=3), padded_rows(is_causal=True)),

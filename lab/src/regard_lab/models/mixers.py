@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.nn import (
     HGRN2,
+    TTTMLP,
     CrossLayerAttention,
     DeepSeekSparseAttention,
     DeltaNet,
@@ -44,6 +45,8 @@ from regard.nn import (
     RWKV7Attention,
     SelfAttention,
     TensorProductAttention,
+    TitansMemory,
+    TTTLinear,
 )
 from regard_lab.models.attending import scorer
 from regard_lab.models.language_blocks import LanguageConfig, norm, rotary
@@ -249,6 +252,19 @@ def _mesa(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     )
 
 
+def _trained(config: DecoderLMConfig) -> dict[str, Any]:
+    return {"head_dim": config.recurrent_key_width, "conv_size": config.convolution}
+
+
+def _ttt(config: DecoderLMConfig, layer: int, kind: type[TTTLinear | TTTMLP] = TTTLinear) -> nn.Module:  # noqa: ARG001
+    return kind(config.width, config.recurrent_heads or config.heads, **_trained(config))
+
+
+def _titans(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    heads, eps = config.recurrent_heads or config.heads, config.recurrent_eps
+    return TitansMemory(config.width, heads, norm_eps=eps, **_trained(config))
+
+
 def _retention(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return Retention(config.width, config.heads, norm_eps=config.recurrent_eps)
 
@@ -363,7 +379,10 @@ MIXERS: Mapping[str, Mixer] = {
     "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
     "rwkv6": Mixer(_rwkv6, "RWKV-6's time mixing"),
     "rwkv7": Mixer(_rwkv7, "RWKV-7's time mixing, without value residuals"),
+    "titans": Mixer(_titans, "Titans' neural memory"),
     "tpa": Mixer(_tensor_product, "tensor product attention (TPA)", state=False, rotary=True, causal=True),
+    "ttt": Mixer(_ttt, "TTT-Linear"),
+    "ttt-mlp": Mixer(partial(_ttt, kind=TTTMLP), "TTT-MLP"),
 }
 
 

@@ -231,14 +231,14 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
-#: Kinds that solve a system for each token, whose operations are not counted.
-_SOLVING = ("mesa",)
+#: Kinds that solve a system for each token or train a network, whose operations are not counted.
+_UNCOUNTED = ("mesa", "titans", "ttt", "ttt-mlp")
 
 
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:
     """Return the layer of a decoder with this kind of attention, perhaps experts, and perhaps another layer's keys."""
     D = config.head
-    planned = [each for each, mixer in MIXERS.items() if each == "softmax" or (mixer.state and each not in _SOLVING)]
+    planned = [each for each, mixer in MIXERS.items() if each == "softmax" or (mixer.state and each not in _UNCOUNTED)]
     if kind not in planned:
         raise rejected("plan", "attention", f"be one of those whose work is planned ({', '.join(planned)})", repr(kind))
     if kind in ("softmax", "linear"):

@@ -146,7 +146,8 @@ class _TTT(TrainedMemory):
             norm=norm,
             norm_eps=self.norm_eps,
         )
-        read, end = trained(query, key, terms.value, self.initial, how, layout, state or None)  # type: ignore[arg-type]
+        earlier = (state[0], state[1]) if state else None
+        read, end = trained(query, key, terms.value, self.initial, how, layout, earlier)
         unit = F.layer_norm(read, read.shape[-1:], eps=self.norm_eps)
         rows = query + unit * norm[0].unsqueeze(1) + norm[1].unsqueeze(1)
         return layout.clear(rows.transpose(1, 2)).transpose(1, 2), end

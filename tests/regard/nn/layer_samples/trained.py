@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.regard.nn.layer_samples.recurrent import DOCUMENTS, LENGTHS, Read, heads, merged, times
+from tests.regard.nn.layer_samples.recurrent import DOCUMENTS, LENGTHS, Read, heads, merged, rms, silu, times, unit
 from tests.regard.nn.layer_samples.sample import Array, Padded, array, sample
 from torch import Tensor
 
@@ -82,35 +83,49 @@ def _turned(row: Tensor, place: int) -> Tensor:
 
 
 def ttt(layer: Any, x: Tensor, **kwargs: Any) -> Array:
-    read, H, C = Read(x, **kwargs), layer.num_heads, layer.block_size
-    rows = times(read.x, layer.qk)
-    q, k = (
-        read.conv(layer.conv, torch.cat([_double(rows)] * 2, -1).numpy())
-        .reshape(*rows.shape[:2], 2, H, -1)
-        .swapaxes(0, 2)
-        .swapaxes(1, 2)
+    read, H, D = Read(x, **kwargs), layer.num_heads, layer.head_dim
+    rows = np.tile(times(read.x, layer.qk), 2)
+    q, k = (heads(each, H) for each in np.split(read.conv(layer.conv, rows), 2, -1))
+    share = (1 / np.arange(1, layer.block_size + 1) + array(layer.share)).clip(0)
+    rate = layer.learning_rate / D * _sigmoid(times(read.x, layer.rate))
+    scale, shift, weight, bias = (
+        _double(array(each)) for each in (layer.scale, layer.shift, layer.norm.weight, layer.norm.bias)
     )
-    v, D = heads(times(read.x, layer.value), H), layer.head_dim
-    rate = layer.learning_rate / D * array(torch.sigmoid(_double(times(read.x, layer.rate))))
-    scale, shift = _double(array(layer.scale)), _double(array(layer.shift))
 
     def normed(row: Tensor, h: int) -> Tensor:
-        return F.layer_norm(row, row.shape, scale[h], shift[h], layer.norm.eps)
+        return F.layer_norm(row, row.shape, scale[h], shift[h], layer.norm_eps)
 
     found = learning(
-        read, layer, q, k, v, rate, [array(each) for each in layer.initial], bias=True, turn=layer.rotary is not None,
+        read, layer, q, k, heads(times(read.x, layer.value), H), rate, [array(each) for each in layer.initial],
+        bias=True, turn=layer.rotary is not None, share=share,
         loss=lambda row, k, v, h: 0.5 * (k + normed(row, h) - v).square().sum(),
         answer=lambda q, row, h: q + normed(row, h),
-        share=(1 / torch.arange(1, C + 1).double() + _double(array(layer.share))).clamp(min=0).numpy(),
     )  # fmt: skip
-    rows = F.layer_norm(
-        _double(merged(found)),
-        (H * D,),
-        *map(_double, (array(layer.norm.weight), array(layer.norm.bias))),
-        layer.norm.eps,
-    )
+    answer = array(F.layer_norm(_double(merged(found)), (H * D,), weight, bias, layer.norm_eps))
     gate = 1 if layer.gate is None else array(F.gelu(_double(times(read.x, layer.gate)), approximate="tanh"))
-    return times(array(rows) * gate, layer.out)
+    return times(answer * gate, layer.out)
+
+
+def _sigmoid(rows: Array) -> Array:
+    return array(torch.sigmoid(_double(rows)))
+
+
+def remember(layer: Any, read: Read, x: Array, q: Array, k: Array, v: Array) -> Array:
+    """Return what the heads of Titans' memory read (B, L, H, D), with gates of rows x."""
+    rate, forget, momentum = (_sigmoid(each) for each in np.split(times(x, layer.rates), 3, -1))
+    return learning(
+        read, layer, q, k, v, rate, [array(each) for each in layer.initial], bias=False, keep=1 - forget,
+        momentum=momentum, loss=lambda row, k, v, h: (row - v).square().sum(), answer=lambda q, row, h: row,
+    )  # fmt: skip
+
+
+def titans(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read = Read(x, **kwargs)
+    q, k, v = (
+        heads(each, layer.num_heads) for each in np.split(read.conv(layer.conv, times(read.x, layer.qkv)), 3, -1)
+    )
+    found = rms(remember(layer, read, read.x, unit(q), unit(k), v), array(layer.norm.weight), layer.norm.eps)
+    return times(merged(found) * silu(times(read.x, layer.gate)), layer.out)
 
 
 def _made(kind: type[Any], *sizes: int, **options: Any) -> Callable[..., Any]:
@@ -132,6 +147,13 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
             "plain": _made(nn.TTTLinear, 2, head_dim=3, block_size=4, rotary=False, output_gate=False, conv_size=2),
         },
         ttt,
+    ),
+    "TitansMemory": (
+        {
+            "": _made(nn.TitansMemory, 2, block_size=3),
+            "deep": _made(nn.TitansMemory, 2, head_dim=3, block_size=4, depth=2, conv_size=2),
+        },
+        titans,
     ),
     "TTTMLP": ({"": _made(nn.TTTMLP, 2, block_size=4)}, ttt),
 }

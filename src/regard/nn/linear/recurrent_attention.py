@@ -59,6 +59,7 @@ class Terms(NamedTuple):
     bonus: Tensor | None = None  # (H, K)
     levels: Tensor | None = None  # (B, H, L, N), weights of log-linear layers
     log_momentum: Tensor | None = None  # (B, H, L), of Titans
+    attended: tuple[Tensor, Tensor, Tensor] | None = None  # (B, H, L, D) each, of Titans with attention
 
     def cleared(self, layout: Layout) -> Terms:
         """Return the terms with zeros in padding, which then neither writes nor decays nor erases."""

@@ -84,6 +84,12 @@ class Trained(NamedTuple):
         start, current = (tuple(a + b for a, b in zip(row, initial)) for row in rows[:2])
         return cls(start, current, rows[2] if momentum else None)
 
+    def opened(self, initial: Sequence[Tensor], fresh: Tensor | None) -> Trained:
+        """Return these weights, and the initial ones for the sequences (B,) that begin a document."""
+        if fresh is None:
+            return self
+        return Trained.unpacked(initial, len(fresh), self.momentum is not None, None).where(fresh, self)
+
     def packed(self, initial: Sequence[Tensor]) -> Tensor:
         """Return the state (B, H, 2 or 3, P)."""
         rows = [[a - b for a, b in zip(row, initial)] for row in (self.start, self.current)]
@@ -153,7 +159,7 @@ def _gradients(weights: Weights, key: Tensor, value: Tensor, how: Training) -> l
 # What the steps of a block add up to ----------------------------------------------------------------------------------
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """A and S after none, one, … and all C steps of a block, from those before it, written a and s, and gradients g.
 
     ``A_t = kept_t a + carried_t s − Σ_j written_tj g_j`` and ``S_t = left_t s − Σ_j pushed_tj g_j``.
@@ -165,14 +171,14 @@ class _Sums(NamedTuple):
     left: Tensor | None = None
     pushed: Tensor | None = None
 
-    def of(self, n: int) -> _Sums:
+    def of(self, n: int) -> Sums:
         """Return those of one block."""
-        return _Sums(*(None if each is None else each[:, :, n] for each in self))  # type: ignore[arg-type]
+        return Sums(*(None if each is None else each[:, :, n] for each in self))  # type: ignore[arg-type]
 
-    def at(self, step: Tensor | None) -> _Sums:
+    def at(self, step: Tensor | None) -> Sums:
         """Return those after so many steps (B,), with one row; None is all of them."""
         if step is None:
-            return _Sums(*(None if each is None else each[:, :, -1:] for each in self))  # type: ignore[arg-type]
+            return Sums(*(None if each is None else each[:, :, -1:] for each in self))  # type: ignore[arg-type]
         place = step.view(-1, 1, 1)
         found = []
         for each in self:
@@ -180,7 +186,7 @@ class _Sums(NamedTuple):
                 wide = place if each.dim() == 3 else place.unsqueeze(-1)
                 each = each.gather(2, wide.expand(*each.shape[:2], 1, *each.shape[3:]))
             found.append(each)
-        return _Sums(*found)  # type: ignore[arg-type]
+        return Sums(*found)  # type: ignore[arg-type]
 
 
 def _spans(log: Tensor) -> Tensor:
@@ -191,7 +197,7 @@ def _spans(log: Tensor) -> Tensor:
     return torch.where(ones.tril(), total.exp(), 0.0)
 
 
-def _sums(rate: Tensor, log_decay: Tensor | None, log_momentum: Tensor | None) -> _Sums:
+def sums_of(rate: Tensor, log_decay: Tensor | None, log_momentum: Tensor | None) -> Sums:
     """Return the sums of blocks with these rates, decays and momenta (B, H, N, C)."""
 
     def begun(each: Tensor, value: float) -> Tensor:  # with the row of no step
@@ -199,7 +205,7 @@ def _sums(rate: Tensor, log_decay: Tensor | None, log_momentum: Tensor | None) -
 
     pushed = rate.unsqueeze(-2) * (torch.ones_like(rate).diag_embed() if log_momentum is None else _spans(log_momentum))
     decay = torch.ones_like(pushed).tril() if log_decay is None else _spans(log_decay)
-    made = _Sums(begun(pushed.cumsum(-2) if log_decay is None else decay @ pushed, 0.0))
+    made = Sums(begun(pushed.cumsum(-2) if log_decay is None else decay @ pushed, 0.0))
     if log_decay is not None:
         made = made._replace(kept=begun(log_decay.cumsum(-1).exp(), 1.0))
     if log_momentum is not None:
@@ -299,8 +305,11 @@ class Blocks:
         steps = self.steps(n)
         if steps is None:
             return None
-        begun = self._before if n == 0 and self._before is not None else 0
-        return steps + begun == self.block
+        return steps + self.begun(n) == self.block
+
+    def begun(self, n: int) -> Tensor:
+        """Return the number of earlier steps (B,) of a block, which the state knows."""
+        return self._before if n == 0 and self._before is not None else torch.zeros_like(self.count)
 
     def fresh(self, n: int) -> Tensor | None:
         """Return whether a block begins a document (B,) and the state is not its own; None if none does."""
@@ -335,7 +344,7 @@ def finite(layout: Layout, *rows: Tensor | None) -> tuple[list[Tensor | None], T
     return cleared, latest >= first
 
 
-def trained(
+def trained_recurrence(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -368,15 +377,14 @@ def trained(
     key, value, *gates = (None if each is None else blocks.split(each) for each in given)  # type: ignore[assignment]
     rate, log_decay, log_momentum, share = gates
     assert rate is not None
-    sums, queries = _sums(rate, log_decay, log_momentum), blocks.split(query)
+    sums, queries = sums_of(rate, log_decay, log_momentum), blocks.split(query)
     initial = [each.to(query.dtype) for each in initial]
     memory = Trained.unpacked(initial, len(query), log_momentum is not None, None if state is None else state[0])
     found = []
     for n in range(blocks.number):
-        part = None if share is None else share[:, :, n]
-        read, memory = learned(
-            memory, initial, queries[:, :, n], key[:, :, n], value[:, :, n], sums.of(n), part, how, blocks, n
-        )
+        memory = memory.opened(initial, blocks.fresh(n))
+        rows = queries[:, :, n], key[:, :, n], value[:, :, n]
+        read, memory = learned(memory, *rows, sums.of(n), None if share is None else share[:, :, n], how, blocks, n)
         found.append(read)
     output, matrix = blocks.joined(found, query), memory.packed(initial)
     if spoiled is not None and query.shape[2]:
@@ -387,20 +395,17 @@ def trained(
 
 def learned(
     memory: Trained,
-    initial: Sequence[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sums: _Sums,
+    sums: Sums,
     share: Tensor | None,
     how: Training,
     blocks: Blocks,
     n: int,
 ) -> tuple[Tensor, Trained]:
     """Return what the steps of block n read (B, H, C, D), and the weights after them."""
-    fresh, steps, ends = blocks.fresh(n), blocks.steps(n), blocks.ends(n)
-    if fresh is not None:
-        memory = Trained.unpacked(initial, len(key), memory.momentum is not None, None).where(fresh, memory)
+    steps, ends = blocks.steps(n), blocks.ends(n)
     pairs = _gradients(memory.start, key, value, how)
     read = _read(memory, query, pairs, sums, share, how.bias)
     current, momentum = _moved(memory, pairs, sums.at(steps))
@@ -417,7 +422,7 @@ def learned(
 
 
 def _read(
-    memory: Trained, rows: Tensor, pairs: list[tuple[Tensor, Tensor]], sums: _Sums, share: Tensor | None, bias: bool
+    memory: Trained, rows: Tensor, pairs: list[tuple[Tensor, Tensor]], sums: Sums, share: Tensor | None, bias: bool
 ) -> Tensor:
     written = sums.written[:, :, 1:]
     for i, (inputs, grad) in enumerate(pairs):
@@ -433,7 +438,7 @@ def _read(
     return rows
 
 
-def _moved(memory: Trained, pairs: list[tuple[Tensor, Tensor]], sums: _Sums) -> tuple[Weights, Weights | None]:
+def _moved(memory: Trained, pairs: list[tuple[Tensor, Tensor]], sums: Sums) -> tuple[Weights, Weights | None]:
     """Return the weights and the momentum after the steps that the sums (B, H, 1, ...) end with."""
 
     def factor(each: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
 from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, heads
 from regard.nn.linear.short_convolution import ShortConvolution
-from regard.nn.linear.trained_state import Training, trained
+from regard.nn.linear.trained_state import Training, trained_recurrence
 from regard.nn.positions.rotary import Rotary, Rotation
 
 
@@ -45,7 +45,7 @@ class TrainedState(NamedTuple):
 class TrainedMemory(RecurrentAttention):
     """What layers share whose state is a network: its initial weights, and no effective weights."""
 
-    state_type = TrainedState
+    state_type: type[Any] = TrainedState
 
     def reset_parameters(self) -> None:
         """Draw the matrices by Glorot's rule, the network's from N(0, 0.02²), and set scales to 1, biases to 0."""
@@ -147,7 +147,7 @@ class _TTT(TrainedMemory):
             norm_eps=self.norm_eps,
         )
         earlier = (state[0], state[1]) if state else None
-        read, end = trained(query, key, terms.value, self.initial, how, layout, earlier)
+        read, end = trained_recurrence(query, key, terms.value, self.initial, how, layout, earlier)
         unit = F.layer_norm(read, read.shape[-1:], eps=self.norm_eps)
         rows = query + unit * norm[0].unsqueeze(1) + norm[1].unsqueeze(1)
         return layout.clear(rows.transpose(1, 2)).transpose(1, 2), end

@@ -45,6 +45,9 @@ from regard.nn import (
     RWKV7Attention,
     SelfAttention,
     TensorProductAttention,
+    TitansMAC,
+    TitansMAG,
+    TitansMAL,
     TitansMemory,
     TTTLinear,
 )
@@ -252,17 +255,24 @@ def _mesa(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     )
 
 
-def _trained(config: DecoderLMConfig) -> dict[str, Any]:
-    return {"head_dim": config.recurrent_key_width, "conv_size": config.convolution}
-
-
 def _ttt(config: DecoderLMConfig, layer: int, kind: type[TTTLinear | TTTMLP] = TTTLinear) -> nn.Module:  # noqa: ARG001
-    return kind(config.width, config.recurrent_heads or config.heads, **_trained(config))
+    heads, width = config.recurrent_heads or config.heads, config.recurrent_key_width
+    return kind(config.width, heads, head_dim=width, conv_size=config.convolution)
 
 
 def _titans(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    heads, eps = config.recurrent_heads or config.heads, config.recurrent_eps
-    return TitansMemory(config.width, heads, norm_eps=eps, **_trained(config))
+    heads, width = config.recurrent_heads or config.heads, config.recurrent_key_width
+    how: dict[str, Any] = {"conv_size": config.convolution, "norm_eps": config.recurrent_eps}
+    return TitansMemory(config.width, heads, head_dim=width, **how)
+
+
+def _titans_near(config: DecoderLMConfig, layer: int, kind: type[TitansMAG | TitansMAL]) -> nn.Module:  # noqa: ARG001
+    how: dict[str, Any] = {"conv_size": config.convolution, "norm_eps": config.recurrent_eps}
+    return kind(config.width, config.heads, window=config.block, **how)
+
+
+def _titans_context(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return TitansMAC(config.width, config.heads, segment=config.block, norm_eps=config.recurrent_eps)
 
 
 def _retention(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
@@ -380,6 +390,9 @@ MIXERS: Mapping[str, Mixer] = {
     "rwkv6": Mixer(_rwkv6, "RWKV-6's time mixing"),
     "rwkv7": Mixer(_rwkv7, "RWKV-7's time mixing, without value residuals"),
     "titans": Mixer(_titans, "Titans' neural memory"),
+    "titans-mac": Mixer(_titans_context, "Titans with memory as context (MAC)"),
+    "titans-mag": Mixer(partial(_titans_near, kind=TitansMAG), "Titans with memory as a gate (MAG)"),
+    "titans-mal": Mixer(partial(_titans_near, kind=TitansMAL), "Titans with memory as a layer (MAL)"),
     "tpa": Mixer(_tensor_product, "tensor product attention (TPA)", state=False, rotary=True, causal=True),
     "ttt": Mixer(_ttt, "TTT-Linear"),
     "ttt-mlp": Mixer(partial(_ttt, kind=TTTMLP), "TTT-MLP"),

@@ -232,7 +232,7 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
 
 
 #: Kinds that solve a system for each token or train a network, whose operations are not counted.
-_UNCOUNTED = ("mesa", "titans", "ttt", "ttt-mlp")
+_UNCOUNTED = ("mesa", "titans", "titans-mac", "titans-mag", "titans-mal", "ttt", "ttt-mlp")
 
 
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:

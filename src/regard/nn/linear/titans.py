@@ -413,7 +413,8 @@ class TitansMAL(_Combined):
         """Return what attention reads (B, H, L, D), and the state after the last step."""
         read, end = super().recur(terms, layout, before, *state)
         assert terms.gate is not None
-        rows = self.memory_out(self.normed(read.transpose(1, 2).to(terms.gate.dtype)) * terms.gate)
+        dtype = self.memory_out.weight.dtype  # autocast is off
+        rows = self.memory_out(self.normed(read.transpose(1, 2).to(dtype)) * terms.gate.to(dtype))
         near, last = self._near(self._attended(rows), self.window, layout, state[2] if state else None)
         return near, (*end, last)
 
@@ -424,7 +425,7 @@ class TitansMAL(_Combined):
 
 
 @mechanism(
-    formula="h = M(q(x)); y = Attn([p ‖ h ‖ x of the segment]); M learns y; o = (norm(y) ⊙ σ(norm(M(q(y))))) · W_O",
+    formula="h = norm(M(q(x))); y = Attn([p ‖ h ‖ x of a segment]); M learns y; o = (norm(y) ⊙ σ(norm(M(q(y))))) · W_O",
     sources=("behrouz2024",),
     learned=f"{_LEARNED}, W_Y, W_O (E, E), norms",
     cost="O(L·E² + L·E·(D + C))",
@@ -434,10 +435,11 @@ class TitansMAL(_Combined):
 class TitansMAC(_Gated):
     """Titans with memory as context: attention within a segment, to what the memory recalls for it (Behrouz 2024).
 
-    A segment of C steps is a block of the memory (arXiv 2501.00663). The memory before the segment recalls ``h = M(q)``
-    for each row; a step attends to persistent keys and values, to its segment so far, and to what was recalled for the
-    steps so far; the memory then learns from attention's output y, and answers y: ``norm(y) ⊙ σ(norm(M(q(y))))``. With
-    the causal mask on what was recalled, and the answer from the memory after this step, no step knows a later one.
+    A segment of C steps is a block of the memory (arXiv 2501.00663). The memory before the segment recalls
+    ``h = norm(M(q))`` for each row; a step attends to persistent keys and values, to its segment so far, and to what
+    was recalled for the steps so far; the memory then learns from attention's output y, and answers it: the output is
+    ``norm(y) ⊙ σ(norm(M(q(y))))``. As attention to what was recalled is causal, too, and each step is answered by the
+    memory that has learned the steps up to it, no step knows a later one.
 
     The gates of the memory are maps of y. In place of short convolutions, queries, keys and values pass SiLU alone.
     Attention has rotary positions within the segment.
@@ -479,6 +481,7 @@ class TitansMAC(_Gated):
         super().__init__(embed_dim, num_heads, depth, length, num_persistent, norm_eps, where)
         self._add_norms(where)
         self.attended_out = nn.Linear(self.embed_dim, self.embed_dim, bias=False, **where)
+        self.recalled_norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
         self.reset_parameters()
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
@@ -499,6 +502,7 @@ class TitansMAC(_Gated):
         blocks = Blocks(layout, terms.key, self.block_size, state[1] if state else None)
         given, spoiled = finite(layout, terms.query, *terms.attended)
         recalling, *attended = (blocks.split(each) for each in given if each is not None)
+        attended = [each.to(self.out.weight.dtype) for each in attended]  # autocast is off
         wide = recalling.dtype
         initial = [each.to(wide) for each in self.initial]
         memory = Trained.unpacked(initial, len(recalling), True, state[0] if state else None)
@@ -532,7 +536,8 @@ class TitansMAC(_Gated):
         """
         (query, key, value), C, H = attended, self.block_size, self.num_heads
         B, own, begun = len(query), torch.arange(C, device=query.device), blocks.begun(n).unsqueeze(-1)
-        _, *others = self._attended(recalled.transpose(1, 2).flatten(2).to(query.dtype))
+        recalled = recalled.transpose(1, 2).flatten(2).to(self.attended.weight.dtype)
+        _, *others = self._attended(self.recalled_norm(recalled))
         rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, C, 4, E)
         place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, C, C), rows
         places = place

@@ -99,11 +99,11 @@ def ttt(layer: Any, x: Tensor, **kwargs: Any) -> Array:
             if _begins(read, b, t):
                 learner.reset()
             if read.real[b, t]:
-                rows = [_double(each[b, t, h]) for each in (q, k, v)]
+                query, key, value = (_double(each[b, t, h]) for each in (q, k, v))
                 if layer.rotary is not None:
-                    rows[:2] = (_turned(each, learner.place) for each in rows[:2])
-                answer = learner.step(*rows, rate[b, t, h], share=share[learner.place])
-                found[b, t, h] = array(rows[0] + normed(answer, h))
+                    query, key = _turned(query, learner.place), _turned(key, learner.place)
+                seen = learner.step(query, key, value, rate[b, t, h], share=share[learner.place])
+                found[b, t, h] = array(query + normed(seen, h))
     answer = array(F.layer_norm(_double(merged(found)), (H * D,), weight, bias, layer.norm_eps))
     gate = 1 if layer.gate is None else array(F.gelu(_double(times(read.x, layer.gate)), approximate="tanh"))
     return times(answer * gate, layer.out)
@@ -141,8 +141,8 @@ def _remembered(layer: Any, read: Read) -> Array:
             if _begins(read, b, t):
                 memories[h].reset()
             if read.real[b, t]:
-                rows = [_double(each[b, t, h]) for each in (q, k, v)]
-                found[b, t, h] = array(memories[h].step(*rows, *(each[b, t, h] for each in gates)))
+                query, key, value = (_double(each[b, t, h]) for each in (q, k, v))
+                found[b, t, h] = array(memories[h].step(query, key, value, *(each[b, t, h] for each in gates)))
     return found
 
 
@@ -194,7 +194,7 @@ def titans_mac(layer: Any, x: Tensor, **kwargs: Any) -> Array:
         return [each.reshape(H, -1) for each in np.split(times(row, linear), 3, -1)]
 
     for b in range(len(read.x)):
-        memories, pairs = _memories(layer), []
+        memories, pairs = _memories(layer), list[tuple[Array, Array]]()
         for t in range(read.L):
             if _begins(read, b, t):
                 for each in memories:

@@ -237,12 +237,15 @@ BASELINES: dict[str, tuple[Row, ...]] = {
         Row(
             "Titans, LMM",
             ("nn.TitansMemory",),
-            "the paper's loss; the references of others norm its outputs, as TTT does",
+            "the paper's loss; other libraries norm the memory's output, as TTT does",
         ),
         Row(
-            "Titans: MAC, MAG, MAL", ("nn.TitansMAC", "nn.TitansMAG", "nn.TitansMAL"), "causal in what is recalled, too"
+            "Titans: MAC, MAG, MAL",
+            ("nn.TitansMAC", "nn.TitansMAG", "nn.TitansMAL"),
+            "what is recalled has a causal mask, too",
         ),
-        Row("ATLAS, LaCT", why=_STEPPED),
+        Row("ATLAS", why="it orthogonalizes each token's step (Muon), so the steps of a block do not add up"),
+        Row("LaCT", why="its network learns once per chunk of thousands of tokens, which read it as it was before"),
         Row("Mamba, S6", ("nn.Mamba",)),
     ),
     "softmax attention": (

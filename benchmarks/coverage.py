@@ -237,7 +237,7 @@ BASELINES: dict[str, tuple[Row, ...]] = {
         Row(
             "Titans, LMM",
             ("nn.TitansMemory",),
-            "the paper's loss; other libraries norm the memory's output, as TTT does",
+            "the paper's loss; others norm the memory's output, as TTT does",
         ),
         Row(
             "Titans: MAC, MAG, MAL",

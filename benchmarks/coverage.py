@@ -64,7 +64,6 @@ _ONLY = "the recurrence, not the layer"
 _NEW = "no published comparison uses it so far"
 _SLOTS = "two recurrences with a softmax between; no layer"
 _CONJUGATE = "exact, or with `iterations=`, the paper's conjugate gradients"
-_TRAINED = "its state is the weights of a network that blocks of tokens train, so it is not linear in what it holds"
 
 #: Layers of flash-linear-attention.
 LAYERS = (
@@ -234,7 +233,19 @@ BASELINES: dict[str, tuple[Row, ...]] = {
         Row("Based", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),
         Row("Log-Linear Attention", ("nn.LogLinearMamba2", "nn.LogLinearGatedDeltaNet")),
         Row("MesaNet", ("nn.MesaNet",), _CONJUGATE),
-        Row("TTT, Titans, ATLAS", why=_TRAINED),
+        Row("TTT, TTT-Linear, TTT-MLP", ("nn.TTTLinear", "nn.TTTMLP"), "the layer of its Mamba backbone"),
+        Row(
+            "Titans, LMM",
+            ("nn.TitansMemory",),
+            "the paper's loss; others norm the memory's output, as TTT does",
+        ),
+        Row(
+            "Titans: MAC, MAG, MAL",
+            ("nn.TitansMAC", "nn.TitansMAG", "nn.TitansMAL"),
+            "what is recalled has a causal mask, too",
+        ),
+        Row("ATLAS", why="it orthogonalizes each token's step (Muon), so the steps of a block do not add up"),
+        Row("LaCT", why="its network learns once per chunk of thousands of tokens, which read it as it was before"),
         Row("Mamba, S6", ("nn.Mamba",)),
     ),
     "softmax attention": (

@@ -98,6 +98,14 @@ from regard.nn.linear.rwkv import RWKV7Attention as RWKV7Attention
 from regard.nn.linear.self_attention import LinearCache as LinearCache
 from regard.nn.linear.self_attention import LinearSelfAttention as LinearSelfAttention
 from regard.nn.linear.short_convolution import ShortConvolution as ShortConvolution
+from regard.nn.linear.titans import TitansMAC as TitansMAC
+from regard.nn.linear.titans import TitansMAG as TitansMAG
+from regard.nn.linear.titans import TitansMAL as TitansMAL
+from regard.nn.linear.titans import TitansMemory as TitansMemory
+from regard.nn.linear.titans import WindowState as WindowState
+from regard.nn.linear.ttt import TTTMLP as TTTMLP
+from regard.nn.linear.ttt import TrainedState as TrainedState
+from regard.nn.linear.ttt import TTTLinear as TTTLinear
 from regard.nn.memory.addressing import ContentAddressing as ContentAddressing
 from regard.nn.memory.addressing import MemoryMaps as MemoryMaps
 from regard.nn.memory.dnc import DifferentiableNeuralComputer as DifferentiableNeuralComputer

@@ -35,6 +35,8 @@ from regard.nn import (
     Mamba2,
     MesaNet,
     Retention,
+    TitansMemory,
+    TTTLinear,
     gated_recurrence,
     gated_recurrence_weights,
 )
@@ -176,6 +178,16 @@ def test_our_recurrent_layers(name: str) -> None:
         expected = expected - torch.diag_embed(layer.D.detach()[:, None].expand(-1, L))
     assert torch.equal(alone, together) and record.coverage.complete
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("kind", [TTTLinear, TitansMemory])
+def test_networks_that_learn_are_reported(kind: type[TTTLinear] | type[TitansMemory], asked: bool) -> None:
+    layer, x = nn.Sequential(kind(16, 2)), torch.randn(2, L, 16)
+    expected = rf"0 \({kind.__name__}\): it is a network that learns as it reads, which has no effective weights"
+    with pytest.warns(RegardWarning, match=expected), torch.no_grad(), capture(layer, recurrences=asked) as record:
+        layer(x)
+    assert not len(record) and not record.coverage.complete
 
 
 @pytest.mark.parametrize("causal", [False, True])

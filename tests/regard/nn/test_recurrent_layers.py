@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.regard.nn.layer_samples.recurrent import LAYERS
+from tests.regard.nn.layer_samples import recurrent, trained
 from torch import Tensor
 
 from regard import AuxRequest, masks, nn
@@ -15,8 +15,10 @@ from regard.nn.linear.log_linear import log_linear_recurrence
 from regard.nn.linear.recurrent_attention import RecurrentAttention
 
 F64 = torch.float64
+LAYERS = recurrent.LAYERS | trained.LAYERS
 NAMES = [name for name in LAYERS if name != "ShortConvolution"]
 every_layer = pytest.mark.parametrize("name", NAMES)
+linear_layer = pytest.mark.parametrize("name", [name for name in NAMES if name not in trained.LAYERS])
 close = torch.testing.assert_close
 
 
@@ -119,6 +121,31 @@ def test_second_derivatives_of_mesa_net(iterations: int | None) -> None:
     torch.manual_seed(0)
     layer = nn.MesaNet(2, 1, iterations=iterations, dtype=F64)
     torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
+
+
+def test_titans_memory_generalizes_the_delta_rule() -> None:
+    layer, x = nn.TitansMemory(8, 2, block_size=1, dtype=F64), rows(2, 7, 8)
+    terms, _ = layer.terms(x, None, Layout(), None)
+    terms = terms._replace(log_decay=torch.zeros_like(terms.rate), log_momentum=torch.full_like(terms.rate, -1e4))
+    with torch.no_grad():
+        layer.memory[0].zero_()
+    found, _ = layer.recur(terms, Layout(), 0)
+    close(found, nn.gated_recurrence(terms.query, terms.key, terms.value, rate=terms.rate, delta=True, scale=1.0))
+
+
+@pytest.mark.parametrize("name", ["TTTLinear", "TTTMLP", "TitansMemory"])
+def test_second_derivatives_of_a_network_that_learns(name: str) -> None:
+    kind = getattr(nn, name)
+    torch.manual_seed(0)
+    layer = kind(2, 1, block_size=2, dtype=F64)
+    torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
+
+
+@pytest.mark.parametrize("name", trained.LAYERS)
+def test_a_network_that_learns_has_no_effective_weights(name: str) -> None:
+    message = f"{name}: return_aux must be None, as a network that learns has no effective weights of steps"
+    with pytest.raises(ValueError, match=message):
+        made(name)(rows(2, 5, 8), return_aux=AuxRequest(weights=True))
 
 
 def test_a_row_that_is_not_finite_does_not_look_like_one_that_is() -> None:
@@ -229,7 +256,7 @@ def test_no_steps_and_no_sequences(name: str) -> None:
     assert layer(rows(0, 5, 8)).shape == (0, 5, 8)
 
 
-@every_layer
+@linear_layer
 @pytest.mark.parametrize("documents", [None, torch.tensor([0, 0, 0, 1, 1, 1, 1])])
 def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documents: Tensor | None) -> None:
     layer, x, read = made(name), rows(2, 7, 8), []
@@ -320,6 +347,11 @@ def test_wrong_sizes_are_refused() -> None:
         (lambda: nn.MesaNet(8, 2, least_ridge=1.0), "MesaNet: least_ridge must be"),
         (lambda: nn.MesaNet(8, 3), "MesaNet: num_heads must divide embed_dim 8, got 3"),
         (lambda: nn.Mamba(8, state_dim=0), "Mamba: state_dim must be"),
+        (lambda: nn.TTTLinear(8, 2, block_size=0), "TTTLinear: block_size must be"),
+        (lambda: nn.TTTLinear(8, 2, head_dim=3), "TTTLinear: head_dim must be even with rotary positions, got 3"),
+        (lambda: nn.TTTMLP(8, 2, learning_rate=0.0), "TTTMLP: learning_rate must be"),
+        (lambda: nn.TTTMLP(8, 3), "TTTMLP: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.TitansMemory(8, 2, depth=0), "TitansMemory: depth must be"),
         (lambda: nn.HGRN2(8, 2, lower_bound=1.0), "HGRN2: lower_bound must be"),
         (lambda: nn.ShortConvolution(8, 0), "ShortConvolution: width must be"),
         (lambda: nn.ShortConvolution(8)(rows(2, 3, 8), state=rows(2, 2, 8)), "state must be a tensor of shape"),

@@ -111,6 +111,12 @@ def steps_after(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E),), {"valid_lens": lengths(B, L), "documents": torch.arange(L) // 3}
 
 
+def few_steps(new: Any, B: int, L: int) -> LayerCall:
+    """Return calls of a layer that loops over blocks, with one block."""
+    T = L // 3 + 1
+    return (new(B, T, E),), {"valid_lens": lengths(B, T)}
+
+
 def points(new: Any, B: int, L: int) -> LayerCall:
     return (new(B, L, E), new(B, L, 3), lengths(B, L)), {}
 
@@ -314,6 +320,7 @@ CASES = [
     Case("AlibiBias", lambda: Read(layers.AlibiBias(3, learn=True)), padded_ends),
     *(Case(name, lambda name=name: getattr(layers, name)(E, H), steps_after) for name in RECURRENT),
     Case("Mamba", lambda: layers.Mamba(E, state_dim=3), steps_after),
+    Case("TTTLinear", lambda: layers.TTTLinear(E, H), few_steps, loops=True),
     Case("ShortConvolution", lambda: layers.ShortConvolution(E), steps_after),
     Case("AgentAttention", lambda: layers.AgentAttention(E, H, num_agents=3), padded_rows()),
     Case("AttentionFree", lambda: layers.AttentionFree(E, LONGEST, rank=3), padded_rows(is_causal=True)),
@@ -424,6 +431,10 @@ def trained(run: Any, layer: nn.Module, case: Case, B: int, L: int) -> list[Tens
 #: Layers that the table leaves out, and why.
 OF_ONE_SIZE = {
     "LightningIndexer": "a part of DeepSeek's layer that returns indices, without a gradient",
+    **dict.fromkeys(
+        ("TTTMLP", "TitansMAC", "TitansMAG", "TitansMAL", "TitansMemory"),
+        "pass for each size, but compiling their loops for unknown sizes takes minutes",
+    ),
     "LSHAttention": "passes, but compiling its sorted chunks for unknown sizes takes minutes",
 }
 

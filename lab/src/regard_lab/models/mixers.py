@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.nn import (
     HGRN2,
+    TTTMLP,
     CrossLayerAttention,
     DeepSeekSparseAttention,
     DeltaNet,
@@ -44,6 +45,11 @@ from regard.nn import (
     RWKV7Attention,
     SelfAttention,
     TensorProductAttention,
+    TitansMAC,
+    TitansMAG,
+    TitansMAL,
+    TitansMemory,
+    TTTLinear,
 )
 from regard_lab.models.attending import scorer
 from regard_lab.models.language_blocks import LanguageConfig, norm, rotary
@@ -249,6 +255,26 @@ def _mesa(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     )
 
 
+def _ttt(config: DecoderLMConfig, layer: int, kind: type[TTTLinear | TTTMLP] = TTTLinear) -> nn.Module:  # noqa: ARG001
+    heads, width = config.recurrent_heads or config.heads, config.recurrent_key_width
+    return kind(config.width, heads, head_dim=width, conv_size=config.convolution)
+
+
+def _titans(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    heads, width = config.recurrent_heads or config.heads, config.recurrent_key_width
+    how: dict[str, Any] = {"conv_size": config.convolution, "norm_eps": config.recurrent_eps}
+    return TitansMemory(config.width, heads, head_dim=width, **how)
+
+
+def _titans_near(config: DecoderLMConfig, layer: int, kind: type[TitansMAG | TitansMAL]) -> nn.Module:  # noqa: ARG001
+    how: dict[str, Any] = {"conv_size": config.convolution, "norm_eps": config.recurrent_eps}
+    return kind(config.width, config.heads, window=config.block, **how)
+
+
+def _titans_context(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return TitansMAC(config.width, config.heads, segment=config.block, norm_eps=config.recurrent_eps)
+
+
 def _retention(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return Retention(config.width, config.heads, norm_eps=config.recurrent_eps)
 
@@ -363,7 +389,13 @@ MIXERS: Mapping[str, Mixer] = {
     "retention": Mixer(_retention, "retention (RetNet)", rotary=True),
     "rwkv6": Mixer(_rwkv6, "RWKV-6's time mixing"),
     "rwkv7": Mixer(_rwkv7, "RWKV-7's time mixing, without value residuals"),
+    "titans": Mixer(_titans, "Titans' neural memory"),
+    "titans-mac": Mixer(_titans_context, "Titans with memory as context (MAC)"),
+    "titans-mag": Mixer(partial(_titans_near, kind=TitansMAG), "Titans with memory as a gate (MAG)"),
+    "titans-mal": Mixer(partial(_titans_near, kind=TitansMAL), "Titans with memory as a layer (MAL)"),
     "tpa": Mixer(_tensor_product, "tensor product attention (TPA)", state=False, rotary=True, causal=True),
+    "ttt": Mixer(_ttt, "TTT-Linear"),
+    "ttt-mlp": Mixer(partial(_ttt, kind=TTTMLP), "TTT-MLP"),
 }
 
 

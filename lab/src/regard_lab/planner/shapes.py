@@ -256,8 +256,8 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
-#: Kinds whose operations depend on how they are computed.
-_UNCOUNTED = ("path", "path-fox")
+#: Kinds whose operations depend on how they are computed, or that train a network, whose operations are not counted.
+_UNCOUNTED = ("path", "path-fox", "titans", "titans-mac", "titans-mag", "titans-mal", "ttt", "ttt-mlp")
 
 
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:

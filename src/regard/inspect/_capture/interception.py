@@ -38,7 +38,7 @@ from regard._utils.torch_private import (
 from regard._utils.tracing import observing_calls
 from regard.inspect._capture.products import FEATURES, PARTS, ProductObserver, Read, kernels, matrices
 from regard.inspect._capture.record import Record
-from regard.inspect._capture.recurrences import NOT_ASKED, Weights, recurrences
+from regard.inspect._capture.recurrences import NOT_ASKED, Weights, of_trained, recurrences
 from regard.inspect._capture.running import ModuleCalls, Observing, Running, in_compiled_code, thread
 from regard.inspect._record.calls import (
     AttentionCall,
@@ -449,7 +449,7 @@ def _wrapped_recurrence(function: Callable[..., Any], *, weights: Weights) -> Ca
                 record.ledger.skip(_TRACED if is_proxied() else _WITHOUT_VALUES)
                 thread.recorded += 1
                 return answer
-            found = weights(function, *args, **kwargs) if record.recurrences else NOT_ASKED
+            found = weights(function, *args, **kwargs) if record.recurrences or weights is of_trained else NOT_ASKED
         if isinstance(found, Tensor):
             _record_call(record, AttentionCall.of_weights(found.float()), reads="linear")
             return answer

@@ -19,6 +19,7 @@ from torch import Tensor
 #: What is not recorded, and why: the steps before a state have no weights.
 STATE = "a recurrence that continues a state, whose earlier steps have no weights"
 NOT_ASKED = "a recurrence, whose effective weights capture(…, recurrences=True) records"
+TRAINED = "a network that learns as it reads, which has no effective weights"
 #: The names of functions in the modeling files of transformers; each family has copies of its own. They are private to
 #: transformers: tests/regard/inspect/test_recurrences.py fails if they change.
 _NAMED = {
@@ -43,11 +44,18 @@ def recurrences() -> Iterator[tuple[Callable[..., Any], Weights]]:
     for name, functions in _OURS.items():
         if (module := sys.modules.get(name)) is not None:
             yield from ((getattr(module, each), _of_ours) for each in functions)
+    if (module := sys.modules.get("regard.nn.linear.trained_state")) is not None:
+        yield module.trained_recurrence, of_trained
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and ".modeling_" in name:
             for each, kind in _NAMED.items():
                 if (function := vars(module).get(each)) is not None:
                     yield function, _KINDS[kind]
+
+
+def of_trained(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:  # noqa: ARG001
+    """Return why a network that learns has no weights: its outputs are not linear in the values."""
+    return TRAINED
 
 
 @torch.no_grad()

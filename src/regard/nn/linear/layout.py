@@ -44,6 +44,23 @@ class Layout(NamedTuple):
             return self
         return Layout(*(None if each is None else each.repeat_interleave(times, 1) for each in self))
 
+    def places(self, rows: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the number of each step (B, L) within its document, and the length (B,) of the last document.
+
+        Padding does not count. ``rows`` (B, H, L, D) tells sizes, and ``length`` (B,) is that of earlier steps.
+        """
+        B, _, L, _ = rows.shape
+        length = torch.zeros(B, dtype=torch.long, device=rows.device) if length is None else length
+        ones = torch.ones(B, L, dtype=torch.long, device=rows.device) if self.real is None else self.real.long()
+        place = ones.cumsum(1) - ones
+        starts = document_starts("Layout", self.runs, rows)
+        if starts is None or self.runs is None:
+            place = place + length.unsqueeze(1)
+        else:
+            place = place - torch.where(starts, place, 0).cummax(1).values
+            place = place + torch.where(self.runs == 0, length.unsqueeze(1), 0)
+        return place, torch.cat([length.unsqueeze(1), place + ones], 1)[:, -1]
+
     def last(self, rows: Tensor, count: int) -> Tensor:
         """Return what the next steps see of the past: ``count`` rows that end with the last real step.
 

@@ -20,7 +20,6 @@ from regard.nn.linear.gated_delta import GatedDeltaNet, OneStepOptions
 from regard.nn.linear.layout import Layout
 from regard.nn.linear.mamba2 import Mamba2, Mamba2Options
 from regard.nn.linear.operator import recur
-from regard.nn.linear.recurrence import document_starts
 from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, heads
 from regard.nn.linear.steps import Steps
 from regard.nn.positions.rotary import Rotation
@@ -101,7 +100,7 @@ def _read(
     return_state: bool = False,
 ) -> Any:  # fmt: skip
     (B, H, L, V), (_, G, _, K), most = value.shape, key.shape, levels.shape[-1] - 1
-    place, length = _places(layout, key, None if state is None else state[1])
+    place, length = layout.places(key, None if state is None else state[1])
     # Sums of the levels that are read, and one for all others, which are the same so far.
     used = most if is_symbolic(L) else min(most, (before + L - 1).bit_length())
     count = min(used + 1, most) if return_state else max(used, 1)
@@ -130,21 +129,6 @@ def _read(
     end = end.unflatten(1, (H, count))
     others = end[:, :, -1:].expand(B, H, most - count, K, V)
     return output, (torch.cat([end, others], 2), length)
-
-
-def _places(layout: Layout, rows: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the number of each step (B, L) within its document, and the length (B,) of the last document."""
-    B, _, L, _ = rows.shape
-    length = torch.zeros(B, dtype=torch.long, device=rows.device) if length is None else length
-    ones = torch.ones(B, L, dtype=torch.long, device=rows.device) if layout.real is None else layout.real.long()
-    place = ones.cumsum(1) - ones
-    starts = document_starts("log_linear_recurrence", layout.runs, rows)
-    if starts is None or layout.runs is None:
-        place = place + length.unsqueeze(1)
-    else:
-        place = place - torch.where(starts, place, 0).cummax(1).values
-        place = place + torch.where(layout.runs == 0, length.unsqueeze(1), 0)
-    return place, torch.cat([length.unsqueeze(1), place + ones], 1)[:, -1]
 
 
 class _LogLinear(RecurrentAttention):

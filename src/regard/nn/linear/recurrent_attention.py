@@ -58,6 +58,8 @@ class Terms(NamedTuple):
     erase: tuple[Tensor, Tensor] | None = None  # (B, H, L, K) each
     bonus: Tensor | None = None  # (H, K)
     levels: Tensor | None = None  # (B, H, L, N), weights of log-linear layers
+    log_momentum: Tensor | None = None  # (B, H, L), of Titans
+    attended: tuple[Tensor, Tensor, Tensor] | None = None  # (B, H, L, D) each, of Titans with attention
 
     def cleared(self, layout: Layout) -> Terms:
         """Return the terms with zeros in padding, which then neither writes nor decays nor erases."""
@@ -125,7 +127,7 @@ class RecurrentAttention(Layer, ABC):
         """Draw the matrices by Glorot's rule, and reset the convolution and the norm."""
         draw_linear(self)
         for each in self.children():
-            if isinstance(each, ShortConvolution | nn.RMSNorm | nn.GroupNorm):
+            if isinstance(each, ShortConvolution | nn.RMSNorm | nn.GroupNorm | nn.LayerNorm):
                 each.reset_parameters()
 
     @abstractmethod

@@ -15,6 +15,7 @@ from tests.regard.nn.layer_samples import (
     scored,
     sets,
     sparse,
+    trained,
 )
 from tests.regard.nn.layer_samples.sample import SAMPLES, Sample, sample
 
@@ -36,4 +37,5 @@ __all__ = [
     "scored",
     "sets",
     "sparse",
+    "trained",
 ]

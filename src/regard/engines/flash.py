@@ -12,7 +12,7 @@ from regard._utils.torch_private import flash_attention as kernel
 from regard.engines.dense import is_finite, square_sum
 from regard.normalizers import Softmax
 
-#: With fewer keys (less than a SIMD vector), the kernel treats a row of NaN as a row without visible keys.
+#: With fewer keys (less than a SIMD vector), the kernel treats a row of NaN and −inf as a row without visible keys.
 FEW_KEYS = 16
 #: Block size of the kernel. If a masked score in a block is NaN, a row may lose the whole block.
 BLOCK_OF_KEYS = 512
@@ -48,8 +48,8 @@ def flash_attention(
     """
     output, lse = kernel(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
     few = min(key.shape[2], query.shape[2]) if causal else key.shape[2]
-    if few < FEW_KEYS and not is_finite(query):
-        output = output.masked_fill(query.isnan().any(-1, keepdim=True), torch.nan)
+    if few < FEW_KEYS and not (is_finite(query) and is_finite(key)):
+        output = output.masked_fill(_sees_nan(query, key, causal, added), torch.nan)
     if added is None:
         return output, lse
     if not (fits or _lost_nothing(key, lse) or scores_fit(query, key, scale)):
@@ -63,6 +63,16 @@ def flash_attention(
     if not bool(lost.any()):
         return output, lse
     return _recovered(query, key, value, causal, added, scale, output, lost), lse
+
+
+def _sees_nan(query: Tensor, key: Tensor, causal: bool, added: Tensor | None) -> Tensor:
+    """Return which rows (B, H, L, 1) have a visible score that is NaN."""
+    found = (query.detach() @ key.detach().mT).isnan()
+    if causal:
+        found = found & (_later(query, key, slice(0, query.shape[2])) == 0)
+    if added is not None:
+        found = found & (added != -torch.inf)
+    return found.any(-1, keepdim=True)
 
 
 def _lost_nothing(key: Tensor, lse: Tensor) -> bool:

@@ -82,6 +82,25 @@ def test_a_query_that_is_nan_gives_nan_however_few_keys_there_are(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("keys", [1, 5, 16])
+@pytest.mark.parametrize("mask", [None, masks.causal(align="upper_left"), "zeros"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_minus_infinity_are_zeros_and_of_nan_are_nan(
+    engine: str, keys: int, mask: Any, dtype: torch.dtype
+) -> None:
+    query, key, value = Q.clone(), K[:, :, :keys].abs() + 1, V[:, :, :keys]
+    query[:, :, :2, 1:] = 0
+    query[:, :, :2, 0] = -torch.inf
+    query[:, :, 1, 1] = torch.inf  # −inf + inf
+    added = torch.zeros(16, keys, dtype=dtype) if mask == "zeros" else mask
+    output = regard.attention(*(t.to(dtype) for t in (query, key, value)), added, engine=engine)
+    assert not output[:, :, 0].any() and output[:, :, 1].isnan().all() and output[:, :, 2:].isfinite().all()
+    # Zeros times infinite keys: none of the rows sees another key.
+    output = regard.attention(*(t.to(dtype) for t in (Q * 0, key + torch.inf, value)), added, engine=engine)
+    assert output.isnan().all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(5, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_large_values_do_not_overflow(engine: str, mask: Any, dtype: torch.dtype) -> None:

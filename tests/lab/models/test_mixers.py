@@ -91,6 +91,15 @@ def test_masks_that_would_be_ignored_are_refused(kind) -> None:
             model(kind, **changes)
 
 
+@pytest.mark.parametrize("kind", ["mla", "dsa"])
+def test_layers_that_would_ignore_a_context_refuse_it(kind) -> None:
+    made = model(f"softmax,{kind}")
+    made.set_context(None)
+    with pytest.raises(ValueError, match=r"DecoderLM: context must be None with \w+, which needs the whole sequence"):
+        made.set_context(object())
+    assert made.context is None and made.blocks[0].attention.context is None
+
+
 def test_a_warm_up_of_indexers_teaches_nothing_else() -> None:
     made, losses = model("dsa,softmax").train(), []
     made.features(tokens(13), losses=losses, index_loss="all")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
-from regard_lab.models.decoder_lm import DecoderLMConfig
+from regard_lab.models.decoder_lm import DecoderLM, DecoderLMConfig
+from regard_lab.models.mixers import MIXERS
 from regard_lab.models.transformer import TransformerConfig
 from regard_lab.planner import GB, Cluster, Layout, Recipe, best, choices, executed_flops, shape_of, training_step
 from regard_lab.planner.parallelism import KINDS, refusal
+from regard_lab.planner.shapes import _UNCOUNTED
+from regard_lab.training.sharded.parallelize import check_divisible
 
 GPT2, GPT3 = (shape_of(DecoderLMConfig.preset(name)) for name in ("gpt2", "gpt3"))
 CLUSTER = Cluster(1024, memory=80, peak=312, share=0.5, bandwidth=300, network=25, node=8)
@@ -79,6 +84,27 @@ def test_more_refusals() -> None:
     assert odd == "2,052 tokens cannot be cut in 8"
     both = shape_of(TransformerConfig.preset("vaswani2017-base", 100, 100))
     assert "no row of layers" in refusal(both, RECIPE, replace(CLUSTER, devices=2), Layout(pipeline=2), 64)
+
+
+CUTS: list[tuple[str, dict[str, Any]]] = [(kind, {}) for kind in sorted(MIXERS) if kind not in _UNCOUNTED]
+CUTS += [("softmax", {"positions": "disentangled"}), ("order1", {"qk_norm": "head"}), ("laser", {"output_gate": True})]
+
+
+@pytest.mark.parametrize(("kind", "changes"), CUTS, ids=str)
+def test_heads_are_cut_where_training_cuts_them(kind: str, changes: dict[str, Any]) -> None:
+    positions = "rotary" if MIXERS[kind].rotary else "none"
+    config = DecoderLMConfig(50, **{"width": 32, "heads": 4, "attention": kind, "positions": positions} | changes)
+    reason = refusal(shape_of(config), RECIPE, replace(CLUSTER, devices=2), Layout(tensor=2), 64)
+    try:
+        with torch.device("meta"):
+            check_divisible(DecoderLM(config), 2)
+    except ValueError:
+        assert reason == "this kind of attention is not cut by heads"
+    else:  # of latents, each device computes all
+        assert bool(reason) == (kind in ("mla", "dsa"))
+    reason = refusal(shape_of(config), RECIPE, replace(CLUSTER, devices=2), Layout(context=2), 64)
+    whole = changes == {"positions": "disentangled"} or kind not in ("softmax", "laser", "differential")
+    assert reason == ("this kind of attention needs all tokens of a sequence on one device" if whole else "")
 
 
 def test_gpt3_needs_more_than_copies() -> None:

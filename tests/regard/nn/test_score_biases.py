@@ -164,6 +164,33 @@ def test_a_step_with_disentangled_positions() -> None:
     torch.testing.assert_close(step, whole[:, :, 6:])
 
 
+@pytest.mark.parametrize("where", [{"offset": torch.tensor([3, 6])}, {"offset": 2}, {"align": "lower_right"}], ids=str)
+def test_one_query_has_the_biases_of_several(where: dict[str, Any]) -> None:
+    torch.manual_seed(2)
+    layer = DisentangledPositions(4, 8, 12, 16).double()
+    torch.nn.init.normal_(layer.weight)
+    query, key = rows(2, 4, 1, 8).requires_grad_(), rows(2, 2, 7, 8).requires_grad_()
+    offset = 6 if "align" in where else where["offset"]
+
+    def step(query: Tensor, key: Tensor) -> Tensor:
+        return regard.attention(query, key, key, layer(query, key, **where), scale=layer.scale, enable_gqa=True)
+
+    twice = torch.cat([query, query], 2)
+    several = regard.attention(twice, key, key, layer(twice, key, offset), scale=layer.scale, enable_gqa=True)
+    answers = [step(query, key), several[:, :, :1]]
+    for a, b in zip(*(torch.autograd.grad(each.square().sum(), [query, key, *layer.parameters()]) for each in answers)):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*answers)
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query, key), answers[0])
+
+
+def test_a_window_of_a_cache_has_no_distances() -> None:
+    layer = SelfAttention(8, 2, disentangled=DisentangledPositions(2, 4, 9))
+    with pytest.raises(ValueError, match="SelfAttention: cache must have no window with disentangled positions"):
+        layer(rows(1, 1, 8).float(), cache=KVCache(window=3))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

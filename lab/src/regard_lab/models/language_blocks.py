@@ -336,10 +336,21 @@ class BlockStack(nn.Module):
             For example :class:`regard.distributed.ContextParallel`. Pass this process's slice of the tokens (and of
             positions, if given), but masks for the whole sequence. Parameter gradients then cover only this process's
             tokens; ``context.sum_gradients`` adds them up.
+
+        Raises
+        ------
+        ValueError
+            If a layer needs the whole sequence.
         """
+        attentions = [block.attention for block in self.blocks]
+        whole = [each for each in attentions if not hasattr(each, "context")]
+        if context is not None and whole:
+            expected = f"be None with {type(whole[0]).__name__}, which needs the whole sequence"
+            raise rejected(type(self).__name__, "context", expected, type(context).__name__)
         self.context = context
-        for block in self.blocks:
-            block.attention.context = context
+        for each in attentions:
+            if each not in whole:
+                each.context = context
 
     @property
     def checkpoint_activations(self) -> bool:

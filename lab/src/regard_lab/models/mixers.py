@@ -2,7 +2,7 @@
 
 A kind is one entry of :data:`MIXERS`: how its layer is built from the config, and what the layer needs. A layer is
 called as :class:`regard.nn.SelfAttention` is, ``layer(x, mask, rotation=…, cache=…, return_aux=…)``; its last
-projection is called ``out``, and it has ``reset_parameters`` and the attribute ``context``.
+projection is called ``out``, and it has ``reset_parameters``, and the attribute ``context`` if it heeds or refuses one.
 """
 
 from __future__ import annotations

@@ -181,7 +181,12 @@ def refusal(shape: Shape, recipe: Recipe, cluster: Cluster, layout: Layout, sequ
         return f"{layout.devices:,} devices are not {cluster.devices:,}"
     if layout.tensor > cluster.node:
         return f"a node has {cluster.node} devices"
-    heads = [each.kv_heads for stack in shape.stacks for each in stack.layer.attentions]
+    attentions = [each for stack in shape.stacks for each in stack.layer.attentions]
+    if layout.tensor > 1 and not all(each.cut_heads for each in attentions):
+        return "this kind of attention is not cut by heads"
+    if layout.context > 1 and not all(each.cut_tokens for each in attentions):
+        return "this kind of attention needs all tokens of a sequence on one device"
+    heads = [each.kv_heads for each in attentions]
     if any(each % layout.tensor for each in heads):
         return f"{heads[0]} heads cannot be cut in {layout.tensor}"
     if layout.pipeline > 1 and len(shape.stacks) > 1:

@@ -99,6 +99,8 @@ class AttentionShape:
         Keys of a block where the mean of each one that has ended stands for its keys.
     pair, token : int
         Operations of each pair and head, and of each token, beside those that D, V and the weights of the layer tell.
+    cut_heads, cut_tokens : bool
+        Whether devices can share its heads, or the tokens of a sequence.
     also : tuple of AttentionShape
         What else compares these queries with keys, to choose some of them or to add what it reads. Of these only the
         operations are counted.
@@ -123,6 +125,8 @@ class AttentionShape:
     means: int | None = None
     pair: int = 0
     token: int = 0
+    cut_heads: bool = True
+    cut_tokens: bool = True
     also: tuple[AttentionShape, ...] = ()
 
     @property
@@ -271,6 +275,7 @@ def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: boo
         seen: dict[str, Any] = {"causal": True, "window": config.window, "sinks": config.sinks}
         seen |= {"linear": True, "state": state} if kind == "linear" else {"shares": shares}
         rows = 2 * (config.heads + config.groups) * D
+        seen |= {} if kind in ("softmax", "laser") else {"cut_tokens": False}
         if kind == "order1":  # sums of products of positions, and a system of equations for each query
             seen |= {"pair": LocalLinear().pair_flops(D), "token": config.heads * D**3 // 3}
             seen["kept"] = rows + config.heads * (D + 1) * (D + 2) // 2
@@ -295,6 +300,7 @@ def _recurrence(config: DecoderLMConfig, layer: RecurrentAttention) -> Attention
     (_, *heads, K, V), state = held.matrix.shape, sum(each.numel() for each in held)
     H = math.prod(heads)  # a level of a log-linear layer is a head of its recurrence
     seen: dict[str, Any] = {"causal": True, "linear": True, "value_width": V, "state": state, "steps": layer.num_steps}
+    seen |= {"cut_heads": False, "cut_tokens": False}
     # Features, what convolutions and norms read, and what the recurrence needs: fitted to what torch keeps.
     seen["kept"] = round(3.7 * (_made(layer) - config.width + H * V * layer.num_steps))
     if isinstance(layer, MesaNet):  # a factorization of a matrix (D, D) for each head, and two triangular systems
@@ -313,6 +319,7 @@ def _keyed(config: DecoderLMConfig, kind: str, layer: Any) -> AttentionShape:
     G = config.groups if kind in ("differential", "fox", "gta", "moba", "nsa") else 1 if kind == "mfa" else H
     width = D + layer.rotary_dim if kind in ("mla", "dsa") else D
     seen: dict[str, Any] = {"causal": True, "rotary": config.positions == "rotary", "value_width": V}
+    seen |= {"cut_heads": kind == "moba", "cut_tokens": kind == "differential"}
     seen["kept"] = kept = _made(layer) - config.width + H * V
     # Chosen keys are kept as lists, of each head and in several forms; the factors are fitted to what torch keeps.
     listed = 5 * H * (config.keys_chosen if kind == "dsa" else config.block * config.blocks_chosen)
@@ -394,7 +401,13 @@ def linear(part: str, inputs: int, outputs: int, bias: bool, multiplies: Multipl
 
 
 def _attention(config: LanguageConfig) -> AttentionShape:
-    return AttentionShape(config.heads, config.groups, config.head, rotary=config.positions == "rotary")
+    # Devices that share heads would need other slopes of ALiBi, and parts of what all heads learn together.
+    together = config.qk_norm != "none" or config.output_gate or _scorer(config.score, config.head, config.max_length)
+    cuts: dict[str, Any] = {
+        "cut_heads": not together and config.positions not in ("alibi", "disentangled"),
+        "cut_tokens": config.positions != "disentangled",
+    }
+    return AttentionShape(config.heads, config.groups, config.head, rotary=config.positions == "rotary", **cuts)
 
 
 def _language_layer(
@@ -459,7 +472,7 @@ def _positions(config: LanguageConfig, rows: int, width: int) -> list[Weight]:
     return [Weight("embeddings", (rows, width))] if config.positions == "learned" else []
 
 
-def _scorer(score: str, width: int, max_length: int) -> Iterable[Weight]:
+def _scorer(score: str, width: int, max_length: int) -> list[Weight]:
     """Return what a score learns; its products, if there are any, are not counted."""
     if score == "scaled_dot":
         return []

@@ -13,7 +13,7 @@ from regard._utils.constraints import Integer, floats, integer, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard._utils.part import brief
-from regard._utils.tracing import is_symbolic
+from regard._utils.tracing import is_traced
 from regard.masks import Extent, Mask, dense
 from regard.masks.band import Offset, checked
 from regard.masks.base import Sizes, lookup
@@ -208,7 +208,7 @@ class DisentangledPositions(Layer):
         gaps = torch.arange(S, device=key.device) - place  # (S) or (B or 1, S)
         buckets = self.buckets.to(key.device)
         embeddings: Tensor = self.weight
-        if isinstance(place, int) and not is_symbolic(S):  # embeddings of distances that occur, which are neighbours
+        if isinstance(place, int) and not is_traced(key):  # embeddings of distances that occur, which are neighbours
             first, last = self._bucket(place - S + 1), self._bucket(place)
             buckets, embeddings = buckets - first, embeddings[first : last + 1]
         bucket = buckets[gaps.clamp(-R, R) + R].view(-1, 1, S)

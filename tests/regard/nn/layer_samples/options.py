@@ -170,7 +170,7 @@ sample(
 
 def _across(layer: Any, x: Tensor, keys: Any, is_causal: bool) -> Array:
     """Return attention to given keys and values, head by head: a row sees all keys but those after its own."""
-    L, D, (key, value, _) = x.shape[1], layer.head_dim, keys
+    L, D, (key, value, *_) = x.shape[1], layer.head_dim, keys
     rows = array(x) @ array(layer.qkv.weight).T + (0 if layer.qkv.bias is None else array(layer.qkv.bias))
     visible, heads = np.tril(np.ones((1, L, key.shape[2]), bool)), []
     for h in range(4):

@@ -431,8 +431,8 @@ def _backward_batch(  # type: ignore[no-untyped-def]
 # a gradient a node that leads to all its inputs, so that a second derivative raises, but only if autograd has recorded
 # nothing inside it; hence ``no_grad``.
 _without_grad = torch.no_grad()
-fused_forward = define("fused_forward", _without_grad(_forward), _forward_shapes, "cpu", _forward_batch)
-fused_backward = define("fused_backward", _without_grad(_backward), _backward_shapes, "cpu", _backward_batch)
+fused_forward = define("fused_forward", _without_grad(_forward), _forward_shapes, "CPU", _forward_batch)
+fused_backward = define("fused_backward", _without_grad(_backward), _backward_shapes, "CPU", _backward_batch)
 
 
 class Traced(torch.autograd.Function):

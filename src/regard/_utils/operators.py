@@ -16,7 +16,7 @@ def define(
     name: str,
     function: Callable[..., Any],
     shapes: Callable[..., Any],
-    devices: str = "default",
+    keys: str = "CompositeExplicitAutograd",
     batch: Callable[..., Any] | None = None,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
@@ -28,18 +28,19 @@ def define(
     name : str
     function, shapes : callable
         The implementation, whose annotations are the operator's schema, and one for tensors without values.
-    devices : str
-        A type of devices; by default all.
+    keys : str
+        The dispatch keys of its devices, with spaces between them; by default those of all.
     batch : callable, optional
         For ``vmap``.
     backward, setup_context : callable, optional
         The derivative.
     """
     full = f"regard::{name}"
-    torch.library.define(full, torch.library.infer_schema(unwrap(function), mutates_args=()), lib=_LIBRARY)
-    torch.library.impl(full, devices, function, lib=_LIBRARY)
+    _LIBRARY.define(name + torch.library.infer_schema(unwrap(function), mutates_args=()))
+    for key in keys.split():
+        _LIBRARY.impl(name, function, key)
     # ``register_fake`` does the same, after a search of all modules for the file that called it.
-    torch.library.impl(full, "Meta", shapes, lib=_LIBRARY)
+    _LIBRARY.impl(name, shapes, "Meta")
     if batch is not None:
         torch.library.register_vmap(full, batch, lib=_LIBRARY)
     if backward is not None:

@@ -115,7 +115,7 @@ def rows_of(
     scale: float,
     softcap: float,
     kind: int,
-    direct: bool,
+    plain: bool,
     rule: Rule,
     inverse: tuple[Tensor, Tensor] | None = None,
     own_width: Tensor | None = None,
@@ -123,8 +123,7 @@ def rows_of(
     """Convert projected rows (B, H, L, C) and (B, G, S, C) to the layout of the kernels.
 
     ``weight`` (H, C) is w_v of the additive score, or the widths of a distance score, with their optional ``inverse``.
-    ``direct`` says that a compact kernel's weights are computed without logarithms. ``own_width`` (B, H, L) multiplies
-    the widths of each query.
+    ``plain`` says that no finite bias is added to scores. ``own_width`` (B, H, L) multiplies the widths of each query.
     """
     if family == "dot":
         arrays = {"query": query.contiguous(), "key_raw": key.contiguous()}
@@ -135,7 +134,8 @@ def rows_of(
         if own_width is not None:
             factor = 1 / (own_width if kind == LAPLACIAN else own_width.square())
             arrays["factor"] = factor.clamp(max=torch.finfo(factor.dtype).max).contiguous()
-        numbers = {"kind": kind, "direct": int(direct), "weight_head": query.shape[-1], **rule.numbers}
+        direct = int(is_direct(kind, scale, softcap, plain, rule))
+        numbers = {"kind": kind, "direct": direct, "weight_head": query.shape[-1], **rule.numbers}
         return Rows(family, query.shape[-1], arrays, numbers, scale, softcap)
     return _additive(query, key, weight if scale == 1.0 else weight * scale, softcap, rule)
 

@@ -69,7 +69,7 @@ class StaticArguments:
             self.scale,
             self.softcap,
             self.kind,
-            self.is_direct,
+            self.visible.plain,
             self.rule,
             self.inverse,
             own_width,
@@ -213,9 +213,8 @@ def _forward(
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output (B, H, L, V), and peak and total (B, H, L) of :class:`ForwardResult`."""
-    visible, rule = _visible_keys(query, key, start, stop, added), Rule(normalizer, alpha)
-    direct = is_direct(kind, scale, softcap, visible.plain, rule)
-    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct, rule)
+    visible = _visible_keys(query, key, start, stop, added)
+    rows = rows_of(family, query, key, weight, scale, softcap, kind, visible.plain, Rule(normalizer, alpha))
     found = run.forward(rows, value.contiguous(), visible, ForwardRequest(), {}, sink)
     return found.output, found.peak, found.total
 
@@ -247,11 +246,10 @@ def _backward(
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, weight, added (empty if not needed) and sink (empty without one)."""
-    visible, rule = _visible_keys(query, key, start, stop, added), Rule(normalizer, alpha)
-    direct = is_direct(kind, scale, softcap, visible.plain, rule)
-    rows = rows_of(family, query, key, weight, scale, softcap, kind, direct, rule)
+    visible = _visible_keys(query, key, start, stop, added)
+    rows = rows_of(family, query, key, weight, scale, softcap, kind, visible.plain, Rule(normalizer, alpha))
     logits = None if sink is None else sink.expand(peak.shape)
-    found = ForwardResult(output.contiguous(), peak, total, sink=logits, direct=direct)
+    found = ForwardResult(output.contiguous(), peak, total, sink=logits, direct=rows.is_direct)
     share = found.sink_share
     d_sink = value.new_empty(0) if share is None else _to_sink(share, grad, output)
     peak, total = (t.contiguous() for t in found.shares)
@@ -354,8 +352,8 @@ def _backward_batch(  # type: ignore[no-untyped-def]
 # a gradient a node that leads to all its inputs, so that a second derivative raises, but only if autograd has recorded
 # nothing inside it; hence ``no_grad``.
 _without_grad = torch.no_grad()
-fused_forward = define("fused_forward", _without_grad(_forward), _forward_shapes, "cpu", _forward_batch)
-fused_backward = define("fused_backward", _without_grad(_backward), _backward_shapes, "cpu", _backward_batch)
+fused_forward = define("fused_forward", _without_grad(_forward), _forward_shapes, "CPU", _forward_batch)
+fused_backward = define("fused_backward", _without_grad(_backward), _backward_shapes, "CPU", _backward_batch)
 
 
 class Traced(torch.autograd.Function):

@@ -79,6 +79,11 @@ def run(tasks: Sequence[Task]) -> None:
 _TASKS = 4
 
 
+def split(part: Callable[[int, int], None], count: int, tasks: int) -> None:
+    """Run ``part(first, last)`` on so many parts of a range of ``count`` items."""
+    run([partial(part, count * i // tasks, count * (i + 1) // tasks) for i in range(tasks)])
+
+
 def shared(part: Callable[[int, int], None], count: int, most: int | None = None) -> None:
     """Let threads run ``part(first, last)`` on parts of a range of so many items: at most ``most``, one per thread.
 
@@ -86,8 +91,7 @@ def shared(part: Callable[[int, int], None], count: int, most: int | None = None
     """
     tasks = count if most is None else min(most, count)
     threads = torch.get_num_threads() if tasks > 1 else 1
-    tasks = min(tasks, threads * _TASKS if most is None else threads) if threads > 1 else 1
-    run([partial(part, count * i // tasks, count * (i + 1) // tasks) for i in range(tasks)])
+    split(part, count, min(tasks, threads * _TASKS if most is None else threads) if threads > 1 else 1)
 
 
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)

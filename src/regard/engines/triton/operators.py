@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._utils.operators import define
 from regard.engines.triton.decoding import is_step, run_step
 from regard.engines.triton.families import row_shape
 from regard.engines.triton.launch import Setting, run_backward, run_fields, run_forward
@@ -196,22 +197,13 @@ def _backward_batch(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
     return tuple(results), tuple(dims)
 
 
-def defined(name: str, function: Any, shapes: Any, batch: Any = None) -> Any:
-    """Define an operator, of all devices; without ``batch`` it has no ``vmap``.
-
-    ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
-    """
-    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-    torch.library.impl(name, ("cpu", "cuda", "xpu"), torch.no_grad()(function))
-    torch.library.register_fake(name, shapes)
-    if batch is not None:
-        torch.library.register_vmap(name, batch)
-    return getattr(torch.ops.regard, name.split("::")[1])
-
-
-triton_forward = defined("regard::triton_forward", _forward, _forward_shapes, _forward_batch)
-triton_fields = defined("regard::triton_fields", _computed_fields, _fields_shapes, _fields_batch)
-triton_backward = defined("regard::triton_backward", _backward, _backward_shapes, _backward_batch)
+#: The dispatch keys of devices that have Triton; the CPU's is for the interpreter.
+KEYS = "CPU CUDA XPU"
+# ``custom_op`` does not work: its autograd does not support ``torch.func`` transforms.
+_without_grad = torch.no_grad()
+triton_forward = define("triton_forward", _without_grad(_forward), _forward_shapes, KEYS, _forward_batch)
+triton_fields = define("triton_fields", _without_grad(_computed_fields), _fields_shapes, KEYS, _fields_batch)
+triton_backward = define("triton_backward", _without_grad(_backward), _backward_shapes, KEYS, _backward_batch)
 
 
 class Attend(torch.autograd.Function):

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._utils.operators import define
 from regard.engines.problem import Problem
 from regard.engines.triton.decoding import MOST_QUERIES, Pages, run_step
 from regard.engines.triton.families import DOT, RULES, SOFTMAX, Rows, family_of
 from regard.engines.triton.launch import Setting, is_interpreted
-from regard.engines.triton.operators import defined
+from regard.engines.triton.operators import KEYS
 from regard.engines.triton.visible import VisibleKeys
 from regard.scores import Score
 
@@ -73,4 +74,4 @@ def _shapes(query, key, value, *rest):  # type: ignore[no-untyped-def]  # noqa: 
     return value.new_empty(*query.shape[:3], value.shape[-1]), value.new_empty(query.shape[:3], dtype=wide)
 
 
-_operator: Any = defined("regard::triton_paged", _forward, _shapes)
+_operator: Any = define("triton_paged", torch.no_grad()(_forward), _shapes, KEYS)

@@ -356,11 +356,7 @@ class _Call:
 
         threads = torch.get_num_threads() if items * each > _WORTH else 1
         tasks = min(items, max(_TASKS * threads // together, threads)) if threads > 1 else 1
-        if tasks == 1:
-            part(0, items)
-            return
-        cuts = pairwise([items * i // tasks for i in range(tasks + 1)])
-        pool.run([lambda first=first, last=last: part(first, last) for first, last in cuts])
+        pool.split(part, items, tasks)
 
 
 def _room(k: int, v: int, chunks: int) -> int:

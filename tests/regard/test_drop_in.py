@@ -470,6 +470,16 @@ def test_a_default_dtype_or_device_changes_nothing() -> None:
             torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("engine", ["fused", "streaming"])
+def test_dropout_draws_the_same_under_another_default_device(engine: str) -> None:
+    args = triple((1, 2), 6, 6)
+    torch.manual_seed(0)
+    plain = regard.attention(*args, dropout_p=0.5, engine=engine)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        assert torch.equal(regard.attention(*args, dropout_p=0.5, engine=engine), plain)
+
+
 PARTS: list[tuple[str, Any]] = [
     *(("score", kind.sample(8, 8, 7, torch.Generator().manual_seed(0))) for kind in SCORES.values()),
     *(("normalizer", kind.sample(torch.Generator().manual_seed(0))) for kind in NORMALIZERS.values()),

@@ -475,3 +475,18 @@ def test_masks_that_are_views_of_negatives_add_what_they_show(engine: str) -> No
     if engine != "sdpa":  # which has no gradient to a bias
         given = torch._neg_view(-bias).requires_grad_()
         torch.testing.assert_close(regard.attention(query, query, query, given, engine=engine), expected)
+
+
+def test_kernels_of_lines_and_of_lists_read_negatives_as_they_show() -> None:
+    rows, bias, grad = normal(1, 2, 20, 8), normal(20, 20, seed=1), normal(1, 2, 20, 8, seed=2)
+    lines: dict[str, Any] = {"order": 1, "engine": "fused"}
+    found = regard.attention(rows, rows, rows, torch._neg_view(-bias), **lines)
+    torch.testing.assert_close(found, regard.attention(rows, rows, rows, bias, **lines))
+    lists: dict[str, Any] = {"attn_mask": masks.selected(torch.arange(20).view(20, 1)), "engine": "fused"}
+    for call in (lines, lists):
+        leaf = rows.clone().requires_grad_()
+        output = regard.attention(leaf, leaf, leaf, **call)
+        wanted, given = (
+            torch.autograd.grad(output, leaf, each, retain_graph=True) for each in (grad, torch._neg_view(-grad))
+        )
+        torch.testing.assert_close(given, wanted)

@@ -148,7 +148,7 @@ def _seeded_dropout(p: float, seed: int) -> Dropout:
 
 
 def _draw_seed() -> int:
-    return int(torch.randint(2**62, ()))
+    return int(torch.randint(2**62, (), device="cpu"))
 
 
 def _lists_its_tensors(problem: Problem) -> bool:

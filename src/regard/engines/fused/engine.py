@@ -118,7 +118,8 @@ class Fused(Engine):
         differentiated = problem.wants_grad and problem.mask is not None
 
         def run(problem: Problem) -> EngineOutput:
-            dropout = Dropout(int(torch.randint(2**62, ())), problem.dropout_p) if problem.dropout_p else None
+            seed = int(torch.randint(2**62, (), device="cpu")) if problem.dropout_p else 0
+            dropout = Dropout(seed, problem.dropout_p) if problem.dropout_p else None
             attend = partial(_attend, fixed, request is not None, dropout)
             drop = None if dropout is None else dropout.drop
             # A backward pass multiplies hidden values by 0, which leaks NaN.

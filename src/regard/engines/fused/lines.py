@@ -93,7 +93,7 @@ def _attend(problem: Problem) -> EngineOutput:
     if isinstance(mask, Dense):
         bias = mask.values[(None,) * (4 - mask.values.dim())].detach()
         bias = torch.where(bias, 0.0, -torch.inf).to(dtype) if bias.dtype == torch.bool else bias.to(dtype)
-        bias = compact(bias, 4).contiguous()
+        bias = compact(bias, 4).resolve_neg().contiguous()
     elif problem.intervals is not None:
         start, stop = (t.contiguous() for t in torch.broadcast_tensors(*problem.intervals))
     ridge = max(order.ridge / max(key.shape[-1], 1), LEAST_RIDGE * torch.finfo(dtype).eps)
@@ -209,7 +209,7 @@ class FusedLines(torch.autograd.Function):
         fit: _Fit = ctx.fit
         (B, H, L, C), (_, G, S, V) = place.shape, value.shape
         block, _, room = _sizes(C, V, S, place.dtype)
-        grad = grad.contiguous()
+        grad = grad.resolve_neg().contiguous()
         shares = min(-(-torch.get_num_threads() // (B * G)), H // G * -(-L // block))
         wide_C, wide_V = (-(-width // PAD) * PAD for width in (C, V))
         d_query = place.new_empty((B, H, L, 1 if fit.gaussian else C))

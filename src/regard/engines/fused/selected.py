@@ -67,6 +67,7 @@ class SelectedKeys(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors[:5]
+        grad = grad.resolve_neg()
         rows = grad, lse, (grad * output).sum(-1)
         heads = key.shape[0] * key.shape[1]
         shares = min(-(-torch.get_num_threads() // heads), -(-query.shape[2] // _FEW_ROWS))

@@ -110,7 +110,7 @@ def computed(problem: Problem, visible: VisibleKeys, known: tuple[Tensor, Tensor
     rows = Rows.of(problem)
     family = family_of(problem.score)
     assert family is not None
-    seed = int(torch.randint(2**62, ())) if problem.dropout_p else 0
+    seed = int(torch.randint(2**62, (), device="cpu")) if problem.dropout_p else 0
     rule, kind = RULES[type(problem.normalizer)], KINDS.get(type(problem.score), 0)
     alpha = getattr(problem.normalizer, "alpha", 0.0)
     setting = Setting(family, kind, rule, problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, alpha)

@@ -133,6 +133,13 @@ def test_titans_memory_generalizes_the_delta_rule() -> None:
     close(found, nn.gated_recurrence(terms.query, terms.key, terms.value, rate=terms.rate, delta=True, scale=1.0))
 
 
+@pytest.mark.parametrize("name", trained.LAYERS)
+def test_a_network_learns_each_document_anew(name: str) -> None:
+    layer, x = made(name), rows(2, 6, 8)
+    how = {"valid_lens": recurrent.LENGTHS, "documents": recurrent.DOCUMENTS}
+    close(layer(x, **how), torch.tensor(LAYERS[name][1](layer, x, **how)))
+
+
 @pytest.mark.parametrize("name", ["TTTLinear", "TTTMLP", "TitansMemory"])
 def test_second_derivatives_of_a_network_that_learns(name: str) -> None:
     kind = getattr(nn, name)

@@ -535,32 +535,35 @@ class TitansMAC(_Gated):
         These are (B, C, 4, E), of what was recalled and of the rows; None if the segment is complete.
         """
         (query, key, value), C, H = attended, self.block_size, self.num_heads
-        B, own, begun = len(query), torch.arange(C, device=query.device), blocks.begun(n).unsqueeze(-1)
+        B, _, W, _ = query.shape  # W ≤ C
+        own, slots = (torch.arange(each, device=query.device) for each in (W, C))
+        begun = blocks.begun(n).unsqueeze(-1)
         recalled = recalled.transpose(1, 2).flatten(2).to(self.attended.weight.dtype)
         _, *others = self._attended(self.recalled_norm(recalled))
-        rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, C, 4, E)
-        place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, C, C), rows
+        rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, W, 4, E)
+        place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, W, W), rows
         places = place
         if n == 0 and context is not None:  # the segment began before
-            known, places = torch.cat([context, rows], 1), torch.cat([own.expand(B, C), place], 1)
-            seen = torch.cat([(own < begun).unsqueeze(1).expand(B, C, C), seen], -1)
+            known, places = torch.cat([context, rows], 1), torch.cat([slots.expand(B, C), place], 1)
+            seen = torch.cat([(slots < begun).unsqueeze(1).expand(B, W, C), seen], -1)
         keys = self.rotary.rotation(places, query.dtype)
         pairs = [heads(each, H) for each in known.unbind(2)]
         first = [each.to(query.dtype).expand(B, -1, -1, -1) for each in self.persistent]
         key = torch.cat([first[0], *(self.rotary.turn(each, keys) for each in pairs[::2])], 2)
         value = torch.cat([first[1], *pairs[1::2]], 2)
         query = self.rotary.turn(query, self.rotary.rotation(place, query.dtype))
-        mask = torch.cat([seen.new_ones(B, C, self.num_persistent), seen, seen], -1)
+        mask = torch.cat([seen.new_ones(B, W, self.num_persistent), seen, seen], -1)
         read = attention(query, key, value, mask.unsqueeze(1))
         output = self.attended_out(read.transpose(1, 2).flatten(2))
         steps, ends = blocks.steps(n), blocks.ends(n)
         if steps is None or ends is None:
             return output, None
-        until = begun + steps.unsqueeze(-1)
+        rows = F.pad(rows, (0, 0, 0, 0, 0, C - W))
         if n == 0 and context is not None:
-            index = torch.where(own < begun, own, C + own - begun)
+            index = torch.where(slots < begun, slots, C + slots - begun).clamp(max=C + W - 1)
             rows = known.gather(1, index.view(B, C, 1, 1).expand_as(rows))
-        rows = torch.where(((own < until) & ~ends.unsqueeze(-1)).view(B, C, 1, 1), rows, 0.0)
+        held = (slots < begun + steps.unsqueeze(-1)) & ~ends.unsqueeze(-1)
+        rows = torch.where(held.view(B, C, 1, 1), rows, 0.0)
         if context is not None:
             rows = torch.where(steps.view(-1, 1, 1, 1) > 0, rows, context)
         return output, rows

@@ -257,7 +257,7 @@ class Blocks:
         ordinal = begins.cumsum(1) if before is None else begins.cumsum(1) + (before > 0).unsqueeze(1)
         ordinal = (ordinal - 1).clamp(min=0)  # of each step's block
         if layout.runs is None:
-            self.number = -(-(L + (0 if before is None else block - 1)) // block)
+            self.number = -(-(L + (0 if before is None else block - 1)) // block) if L else 0
         elif is_traced(rows):
             self.number = L  # as many as there can be
         else:

@@ -90,7 +90,10 @@ class _Titans(TrainedMemory):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"{super().extra_repr()}, head_dim={self.head_dim}, depth={self.depth}, block_size={self.block_size}"
+        return f"{super().extra_repr()}, head_dim={self.head_dim}, depth={self.depth}, {self._steps_repr()}"
+
+    def _steps_repr(self) -> str:
+        return f"block_size={self.block_size}"
 
 
 @mechanism(
@@ -336,6 +339,9 @@ class TitansMAG(_Gated):
         self.conv = ShortConvolution(3 * self.embed_dim, conv_size, **where)
         self.reset_parameters()
 
+    def _steps_repr(self) -> str:
+        return f"{super()._steps_repr()}, window={self.window}"
+
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
         terms, past = super().terms(x, past, layout, rotation)
@@ -403,6 +409,9 @@ class TitansMAL(_Combined):
         self.norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps, **where)
         self.memory_out = nn.Linear(E, E, bias=False, **where)
         self.reset_parameters()
+
+    def _steps_repr(self) -> str:
+        return f"{super()._steps_repr()}, window={self.window}"
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
@@ -483,6 +492,9 @@ class TitansMAC(_Gated):
         self.attended_out = nn.Linear(self.embed_dim, self.embed_dim, bias=False, **where)
         self.recalled_norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
         self.reset_parameters()
+
+    def _steps_repr(self) -> str:
+        return f"segment={self.block_size}"
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence: of attention, and the queries of what is recalled."""

@@ -53,14 +53,14 @@ class _Titans(TrainedMemory):
         self.memory = nn.ParameterList(parameter(H, a, b, **where) for a, b in pairwise(widths))
 
     def reset_parameters(self) -> None:
-        """Draw the matrices by Glorot's rule and the network's from normal numbers; begin with small steps."""
+        """Draw the matrices by Glorot's rule, deep networks from normal numbers; begin with small steps."""
         super().reset_parameters()
         with torch.no_grad():
-            # A block's steps add up: large ones along one key would overshoot.
-            for part, start in zip(self.rates.bias.chunk(3), (-4.0, -5.0, 0.0)):
+            # The steps of a block add up: even 16 along one key do not overshoot.
+            for part, start in zip(self.rates.bias.chunk(3), (-3.0, -5.0, -2.0)):
                 part.fill_(start)
-            for each in self.initial if self.depth > 1 else ():
-                each.normal_(0, each.shape[1] ** -0.5)
+            for each in self.initial:  # a matrix learns from 0, as that of the delta rule does; layers could not
+                each.normal_(0, each.shape[1] ** -0.5 if self.depth > 1 else 0)
 
     @property
     def initial(self) -> tuple[nn.Parameter, ...]:

@@ -255,8 +255,8 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     "TitansMAL": ({"": _made(nn.TitansMAL, 2, window=3, block_size=4, num_persistent=2)}, titans_mal),
     "TitansMAC": (
         {
-            "": _made(nn.TitansMAC, 2, segment=2, num_persistent=3),
-            "deep": _made(nn.TitansMAC, 2, segment=4, depth=2),
+            "": _made(nn.TitansMAC, 2, segment=4, num_persistent=3),
+            "deep": _made(nn.TitansMAC, 2, segment=6, depth=2),
         },
         titans_mac,
     ),

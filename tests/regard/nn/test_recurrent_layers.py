@@ -133,6 +133,19 @@ def test_titans_memory_generalizes_the_delta_rule() -> None:
     close(found, nn.gated_recurrence(terms.query, terms.key, terms.value, rate=terms.rate, delta=True, scale=1.0))
 
 
+@pytest.mark.parametrize("name", trained.LAYERS)
+def test_a_network_learns_each_document_anew(name: str) -> None:
+    layer, x = made(name), rows(2, 6, 8)
+    how = {"valid_lens": recurrent.LENGTHS, "documents": recurrent.DOCUMENTS}
+    close(layer(x, **how), torch.tensor(LAYERS[name][1](layer, x, **how)))
+
+
+def test_layers_that_learn_print_their_blocks() -> None:
+    assert repr(nn.TTTLinear(8, 2)).startswith("TTTLinear(\n  8, num_heads=2, head_dim=4, block_size=16\n")
+    assert "head_dim=4, depth=2, block_size=16, window=64\n" in repr(nn.TitansMAG(8, 2, depth=2))
+    assert "head_dim=4, depth=1, segment=5\n" in repr(nn.TitansMAC(8, 2, segment=5))
+
+
 @pytest.mark.parametrize("name", ["TTTLinear", "TTTMLP", "TitansMemory"])
 def test_second_derivatives_of_a_network_that_learns(name: str) -> None:
     kind = getattr(nn, name)
@@ -352,6 +365,9 @@ def test_wrong_sizes_are_refused() -> None:
         (lambda: nn.TTTMLP(8, 2, learning_rate=0.0), "TTTMLP: learning_rate must be"),
         (lambda: nn.TTTMLP(8, 3), "TTTMLP: num_heads must divide embed_dim 8, got 3"),
         (lambda: nn.TitansMemory(8, 2, depth=0), "TitansMemory: depth must be"),
+        (lambda: nn.TitansMAC(8, 2, segment=0), "TitansMAC: segment must be"),
+        (lambda: nn.TitansMAG(8, 2, window=0), "TitansMAG: window must be"),
+        (lambda: nn.TitansMAL(6, 2), "TitansMAL: num_heads must give heads of an even width, .*, got 3"),
         (lambda: nn.HGRN2(8, 2, lower_bound=1.0), "HGRN2: lower_bound must be"),
         (lambda: nn.ShortConvolution(8, 0), "ShortConvolution: width must be"),
         (lambda: nn.ShortConvolution(8)(rows(2, 3, 8), state=rows(2, 2, 8)), "state must be a tensor of shape"),

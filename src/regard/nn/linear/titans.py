@@ -53,14 +53,14 @@ class _Titans(TrainedMemory):
         self.memory = nn.ParameterList(parameter(H, a, b, **where) for a, b in pairwise(widths))
 
     def reset_parameters(self) -> None:
-        """Draw the matrices by Glorot's rule and the network's from normal numbers; begin with small steps."""
+        """Draw the matrices by Glorot's rule, deep networks from normal numbers; begin with small steps."""
         super().reset_parameters()
         with torch.no_grad():
-            # A block's steps add up: large ones along one key would overshoot.
-            for part, start in zip(self.rates.bias.chunk(3), (-4.0, -5.0, 0.0)):
+            # The steps of a block add up: even 16 along one key do not overshoot.
+            for part, start in zip(self.rates.bias.chunk(3), (-3.0, -5.0, -2.0)):
                 part.fill_(start)
-            for each in self.initial if self.depth > 1 else ():
-                each.normal_(0, each.shape[1] ** -0.5)
+            for each in self.initial:  # a matrix learns from 0, as that of the delta rule does; layers could not
+                each.normal_(0, each.shape[1] ** -0.5 if self.depth > 1 else 0)
 
     @property
     def initial(self) -> tuple[nn.Parameter, ...]:
@@ -90,7 +90,10 @@ class _Titans(TrainedMemory):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"{super().extra_repr()}, head_dim={self.head_dim}, depth={self.depth}, block_size={self.block_size}"
+        return f"{super().extra_repr()}, head_dim={self.head_dim}, depth={self.depth}, {self._steps_repr()}"
+
+    def _steps_repr(self) -> str:
+        return f"block_size={self.block_size}"
 
 
 @mechanism(
@@ -336,6 +339,9 @@ class TitansMAG(_Gated):
         self.conv = ShortConvolution(3 * self.embed_dim, conv_size, **where)
         self.reset_parameters()
 
+    def _steps_repr(self) -> str:
+        return f"{super()._steps_repr()}, window={self.window}"
+
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
         terms, past = super().terms(x, past, layout, rotation)
@@ -403,6 +409,9 @@ class TitansMAL(_Combined):
         self.norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps, **where)
         self.memory_out = nn.Linear(E, E, bias=False, **where)
         self.reset_parameters()
+
+    def _steps_repr(self) -> str:
+        return f"{super()._steps_repr()}, window={self.window}"
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
@@ -484,6 +493,9 @@ class TitansMAC(_Gated):
         self.recalled_norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
         self.reset_parameters()
 
+    def _steps_repr(self) -> str:
+        return f"segment={self.block_size}"
+
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence: of attention, and the queries of what is recalled."""
         query, key, value = self._attended(x)
@@ -535,32 +547,35 @@ class TitansMAC(_Gated):
         These are (B, C, 4, E), of what was recalled and of the rows; None if the segment is complete.
         """
         (query, key, value), C, H = attended, self.block_size, self.num_heads
-        B, own, begun = len(query), torch.arange(C, device=query.device), blocks.begun(n).unsqueeze(-1)
+        B, _, W, _ = query.shape  # W ≤ C
+        own, slots = (torch.arange(each, device=query.device) for each in (W, C))
+        begun = blocks.begun(n).unsqueeze(-1)
         recalled = recalled.transpose(1, 2).flatten(2).to(self.attended.weight.dtype)
         _, *others = self._attended(self.recalled_norm(recalled))
-        rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, C, 4, E)
-        place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, C, C), rows
+        rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, W, 4, E)
+        place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, W, W), rows
         places = place
         if n == 0 and context is not None:  # the segment began before
-            known, places = torch.cat([context, rows], 1), torch.cat([own.expand(B, C), place], 1)
-            seen = torch.cat([(own < begun).unsqueeze(1).expand(B, C, C), seen], -1)
+            known, places = torch.cat([context, rows], 1), torch.cat([slots.expand(B, C), place], 1)
+            seen = torch.cat([(slots < begun).unsqueeze(1).expand(B, W, C), seen], -1)
         keys = self.rotary.rotation(places, query.dtype)
         pairs = [heads(each, H) for each in known.unbind(2)]
         first = [each.to(query.dtype).expand(B, -1, -1, -1) for each in self.persistent]
         key = torch.cat([first[0], *(self.rotary.turn(each, keys) for each in pairs[::2])], 2)
         value = torch.cat([first[1], *pairs[1::2]], 2)
         query = self.rotary.turn(query, self.rotary.rotation(place, query.dtype))
-        mask = torch.cat([seen.new_ones(B, C, self.num_persistent), seen, seen], -1)
+        mask = torch.cat([seen.new_ones(B, W, self.num_persistent), seen, seen], -1)
         read = attention(query, key, value, mask.unsqueeze(1))
         output = self.attended_out(read.transpose(1, 2).flatten(2))
         steps, ends = blocks.steps(n), blocks.ends(n)
         if steps is None or ends is None:
             return output, None
-        until = begun + steps.unsqueeze(-1)
+        rows = F.pad(rows, (0, 0, 0, 0, 0, C - W))
         if n == 0 and context is not None:
-            index = torch.where(own < begun, own, C + own - begun)
+            index = torch.where(slots < begun, slots, C + slots - begun).clamp(max=C + W - 1)
             rows = known.gather(1, index.view(B, C, 1, 1).expand_as(rows))
-        rows = torch.where(((own < until) & ~ends.unsqueeze(-1)).view(B, C, 1, 1), rows, 0.0)
+        held = (slots < begun + steps.unsqueeze(-1)) & ~ends.unsqueeze(-1)
+        rows = torch.where(held.view(B, C, 1, 1), rows, 0.0)
         if context is not None:
             rows = torch.where(steps.view(-1, 1, 1, 1) > 0, rows, context)
         return output, rows

@@ -237,14 +237,15 @@ class Blocks:
         The number of each step within its block.
     count : Tensor (B,)
         Steps of the last block, from 0 to C − 1.
-    number : int
-        Number N of blocks.
+    number, width : int
+        Number N of blocks, and most steps C of one in this call.
     """
 
     def __init__(self, layout: Layout, rows: Tensor, block: int, before: Tensor | None) -> None:
         L = rows.shape[2]
         place, length = layout.places(rows, before)
         self.block, self.length, self.place, self.count = block, L, place % block, length % block
+        self.width = width = min(block, L)
         self._source: Tensor | None = None
         self._fresh: Tensor | None = None
         self._before = before
@@ -256,16 +257,16 @@ class Blocks:
         ordinal = begins.cumsum(1) if before is None else begins.cumsum(1) + (before > 0).unsqueeze(1)
         ordinal = (ordinal - 1).clamp(min=0)  # of each step's block
         if layout.runs is None:
-            self.number = -(-(L + (0 if before is None else block - 1)) // block)
+            self.number = -(-(L + (0 if before is None else block - 1)) // block) if L else 0
         elif is_traced(rows):
             self.number = L  # as many as there can be
         else:
             self.number = int(ordinal.max()) + 1 if ordinal.numel() else 0
         B, N = rows.shape[0], self.number
         skipped = 0 if before is None else torch.where(ordinal == 0, before.unsqueeze(1), 0)
-        self._target = torch.where(real, ordinal * block + self.place - skipped, N * block)
+        self._target = torch.where(real, ordinal * width + self.place - skipped, N * width)
         steps = torch.arange(L, device=rows.device).expand(B, L)
-        self._source = torch.full((B, N * block + 1), L, device=rows.device).scatter(1, self._target, steps)[:, :-1]
+        self._source = torch.full((B, N * width + 1), L, device=rows.device).scatter(1, self._target, steps)[:, :-1]
         held, none = torch.where(real, ordinal, N), torch.zeros(B, N + 1, dtype=torch.long, device=rows.device)
         self._steps = none.scatter_add(1, held, torch.ones_like(held))
         if layout.runs is not None:
@@ -277,12 +278,12 @@ class Blocks:
         """Return rows (B, H, L, ...) by block, (B, H, N, C, ...); zeros in the places of no step."""
         rest = rows.shape[3:]
         if self._source is None:
-            missing = self.number * self.block - self.length
+            missing = self.number * self.width - self.length
             rows = F.pad(rows, (*[0, 0] * len(rest), 0, missing))
         else:
             rows = F.pad(rows, (*[0, 0] * len(rest), 0, 1))
             rows = rows.gather(2, _like(self._source, rows))
-        return rows.unflatten(2, (self.number, self.block))
+        return rows.unflatten(2, (self.number, self.width))
 
     def joined(self, blocks: list[Tensor], rows: Tensor) -> Tensor:
         """Return the rows (B, H, L, D) of blocks (B, H, C, D), which are like ``rows``; zeros in padding."""

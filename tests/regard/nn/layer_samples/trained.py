@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.regard.nn.layer_samples.recurrent import DOCUMENTS, LENGTHS, Read, heads, merged, rms, silu, times, unit
+from tests.regard.nn.layer_samples.recurrent import LENGTHS, Read, heads, merged, rms, silu, times, unit
 from tests.regard.nn.layer_samples.sample import Array, Padded, array, sample, softmax
 from torch import Tensor
 
@@ -255,8 +255,8 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     "TitansMAL": ({"": _made(nn.TitansMAL, 2, window=3, block_size=4, num_persistent=2)}, titans_mal),
     "TitansMAC": (
         {
-            "": _made(nn.TitansMAC, 2, segment=2, num_persistent=3),
-            "deep": _made(nn.TitansMAC, 2, segment=4, depth=2),
+            "": _made(nn.TitansMAC, 2, segment=4, num_persistent=3),
+            "deep": _made(nn.TitansMAC, 2, segment=6, depth=2),
         },
         titans_mac,
     ),
@@ -264,6 +264,6 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
 }
 for name, (variants, formula) in LAYERS.items():
     for variant, build in variants.items():
-        call: dict[str, Tensor] = {"valid_lens": LENGTHS} | ({} if variant else {"documents": DOCUMENTS})
-        padded = Padded((0,), LENGTHS)
-        sample(name, build, lambda new, call=call: ((new(2, 6, 8),), call), formula, padded, variant)
+        sample(
+            name, build, lambda new: ((new(2, 6, 8),), {"valid_lens": LENGTHS}), formula, Padded((0,), LENGTHS), variant
+        )

@@ -48,8 +48,9 @@ def flash_attention(
     """
     output, lse = kernel(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
     few = min(key.shape[2], query.shape[2]) if causal else key.shape[2]
-    if few < FEW_KEYS and not (is_finite(query) and is_finite(key)):
-        output = output.masked_fill(_sees_nan(query, key, causal, added), torch.nan)
+    # Of few keys the kernel takes rows of NaN for empty ones, in 16 bits also rows of infinity.
+    if (few < FEW_KEYS or query.itemsize < 4) and not (is_finite(query) and (few >= FEW_KEYS or is_finite(key))):
+        output = output.masked_fill(_is_nan(query, key, causal, added), torch.nan)
     if added is None:
         return output, lse
     if not (fits or _lost_nothing(key, lse) or scores_fit(query, key, scale)):
@@ -65,14 +66,21 @@ def flash_attention(
     return _recovered(query, key, value, causal, added, scale, output, lost), lse
 
 
-def _sees_nan(query: Tensor, key: Tensor, causal: bool, added: Tensor | None) -> Tensor:
-    """Return which rows (B, H, L, 1) have a visible score that is NaN."""
-    found = (query.detach() @ key.detach().mT).isnan()
-    if causal:
-        found = found & (_later(query, key, slice(0, query.shape[2])) == 0)
-    if added is not None:
-        found = found & (added != -torch.inf)
-    return found.any(-1, keepdim=True)
+def _is_nan(query: Tensor, key: Tensor, causal: bool, added: Tensor | None) -> Tensor:
+    """Return which rows (B, H, L, 1) are NaN: those with a visible score that is NaN or infinity."""
+    strips: list[Tensor] = []
+    wide = torch.promote_types(query.dtype, torch.float32)  # in which 16-bit numbers have finite products
+    features = key.detach().mT.to(wide)
+    for rows in query.detach().split(ROWS, 2):
+        found = ~(rows.to(wide) @ features < torch.inf)
+        if causal:
+            first = sum(each.shape[2] for each in strips)
+            found = found & (_later(query, key, slice(first, first + rows.shape[2])) == 0)
+        if added is not None:
+            seen = added != -torch.inf
+            found = found & (seen if added.shape[-2] == 1 else seen.split(ROWS, -2)[len(strips)])
+        strips.append(found.any(-1, keepdim=True))
+    return torch.cat(strips, 2)
 
 
 def _lost_nothing(key: Tensor, lse: Tensor) -> bool:

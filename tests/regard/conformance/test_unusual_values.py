@@ -92,9 +92,10 @@ def test_rows_of_minus_infinity_are_zeros_and_of_nan_are_nan(
     query[:, :, :2, 1:] = 0
     query[:, :, :2, 0] = -torch.inf
     query[:, :, 1, 1] = torch.inf  # −inf + inf
+    query[:, :, 2, 0] = torch.inf
     added = torch.zeros(16, keys, dtype=dtype) if mask == "zeros" else mask
     output = regard.attention(*(t.to(dtype) for t in (query, key, value)), added, engine=engine)
-    assert not output[:, :, 0].any() and output[:, :, 1].isnan().all() and output[:, :, 2:].isfinite().all()
+    assert not output[:, :, 0].any() and output[:, :, 1:3].isnan().all() and output[:, :, 3:].isfinite().all()
     # Zeros times infinite keys: none of the rows sees another key.
     output = regard.attention(*(t.to(dtype) for t in (Q * 0, key + torch.inf, value)), added, engine=engine)
     assert output.isnan().all()

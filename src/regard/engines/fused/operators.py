@@ -141,7 +141,7 @@ def _inputs(
     """Return the rows and values that the kernels take."""
     if setting.visible.query_rows is not None:
         weight = weight.repeat(query.shape[0], 1)
-    query, key, value = (setting.together(t) for t in (query, key, value))
+        query, key, value = (setting.together(t) for t in (query, key, value))
     return setting.rows(query, key, weight, own_width), value.contiguous()
 
 

@@ -26,13 +26,13 @@
   }
 
 #define KERNELS(type, real)                                              \
-  KERNEL(dot_forward, type, real, gathered_forward<Dot>)                        \
-  KERNEL(dot_backward, type, real, gathered_backward<Dot>)                      \
-  KERNEL(radial_forward, type, real, gathered_forward<Radial>)                  \
-  KERNEL(radial_backward, type, real, gathered_backward<Radial>)                \
+  KERNEL(dot_forward, type, real, gathered_forward<Dot>)                 \
+  KERNEL(dot_backward, type, real, gathered_backward<Dot>)               \
+  KERNEL(radial_forward, type, real, gathered_forward<Radial>)           \
+  KERNEL(radial_backward, type, real, gathered_backward<Radial>)         \
   KERNEL(additive_prepare, type, real, prepare)                          \
-  KERNEL(additive_forward, type, real, gathered_forward<Additive>)              \
-  KERNEL(additive_backward, type, real, gathered_backward<Additive>)            \
+  KERNEL(additive_forward, type, real, gathered_forward<Additive>)       \
+  KERNEL(additive_backward, type, real, gathered_backward<Additive>)     \
   EXPORTED SYMBOL(decoding_read_rows, type)(                             \
       const real* q, int64_t q_row, const real* k, const real* v, int64_t kv_row, const int64_t* which,          \
       const int64_t* table, int64_t table_row, const int64_t* counts, int64_t first, int64_t last, int64_t H,    \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter, is_not
 from typing import Any
@@ -125,9 +125,7 @@ def _computed(
     found = run.forward(*inputs, setting.visible, setting.wants, setting.passes, sink, setting.dropout)
     if setting.visible.query_rows is None or sequences == 1:
         return found
-    named = {each.name: getattr(found, each.name) for each in fields(found)}
-    names = [name for name, each in named.items() if isinstance(each, Tensor) and name != "received"]
-    return replace(found, **{name: named[name].squeeze(0).unflatten(0, (sequences, -1)) for name in names})
+    return found.by_row(lambda rows: rows.squeeze(0).unflatten(0, (sequences, -1)))
 
 
 def _inputs(

@@ -5,6 +5,7 @@ Dimensions: B batch, L steps, E width, H heads, D width of a head, C steps of a 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from regard.nn.linear.trained_state import (
     finite,
     learned,
     network,
+    spoil,
     sums_of,
     trained_recurrence,
 )
@@ -263,7 +265,7 @@ class _Gated(_Combined):
 
     memory_norm: nn.RMSNorm
 
-    def _add_norms(self, where: dict[str, Any]) -> None:
+    def _add_own(self, where: dict[str, Any]) -> None:
         self.norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
         self.memory_norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
 
@@ -272,6 +274,38 @@ class _Gated(_Combined):
         near, memory = (each.flatten(-2) for each in read.chunk(2, -1))
         rows: Tensor = self.out(self.norm(near) * torch.sigmoid(self.memory_norm(memory)))
         return rows
+
+
+class _Windowed(_Combined):
+    """A combination with attention to a window of steps, beside or after the memory."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        window: int = 64,
+        depth: int = 1,
+        block_size: int = 16,
+        conv_size: int = 4,
+        num_persistent: int = 4,
+        norm_eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, depth, block_size, num_persistent, norm_eps, where)
+        self.window = size(self, "window", window)
+        self.conv = ShortConvolution(3 * self.embed_dim, conv_size, **where)
+        self._add_own(where)
+        self.reset_parameters()
+
+    @abstractmethod
+    def _add_own(self, where: dict[str, Any]) -> None:
+        """Set the parameters that the combination has of its own."""
+
+    def _steps_repr(self) -> str:
+        return f"{super()._steps_repr()}, window={self.window}"
 
 
 _LEARNED = "W_QKV, W'_QKV (3·E, E), w (3·H, E), M, persistent keys and values (2·N·E)"
@@ -285,7 +319,7 @@ _LEARNED = "W_QKV, W'_QKV (3·E, E), w (3·H, E), M, persistent keys and values 
     causal="yes",
     cache="3·H·D² and 2·w·E",
 )
-class TitansMAG(_Gated):
+class TitansMAG(_Gated, _Windowed):
     """Titans with memory as a gate: attention to a window, gated by the memory of everything before (Behrouz 2024).
 
     Each step attends to the last ``window`` steps, itself included, and to persistent keys and values, which are
@@ -318,30 +352,6 @@ class TitansMAG(_Gated):
     True
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        window: int = 64,
-        depth: int = 1,
-        block_size: int = 16,
-        conv_size: int = 4,
-        num_persistent: int = 4,
-        norm_eps: float = 1e-5,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        where = {"device": device, "dtype": dtype}
-        super().__init__(embed_dim, num_heads, depth, block_size, num_persistent, norm_eps, where)
-        self._add_norms(where)
-        self.window = size(self, "window", window)
-        self.conv = ShortConvolution(3 * self.embed_dim, conv_size, **where)
-        self.reset_parameters()
-
-    def _steps_repr(self) -> str:
-        return f"{super()._steps_repr()}, window={self.window}"
-
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
         terms, past = super().terms(x, past, layout, rotation)
@@ -363,7 +373,7 @@ class TitansMAG(_Gated):
     causal="yes",
     cache="3·H·D² and 2·w·E",
 )
-class TitansMAL(_Combined):
+class TitansMAL(_Windowed):
     """Titans with memory as a layer: attention to a window of what the memory makes of each step (Behrouz 2024).
 
     The rows pass :class:`TitansMemory`, and its output attention to the last ``window`` steps and to persistent keys
@@ -387,31 +397,11 @@ class TitansMAL(_Combined):
     True
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        window: int = 64,
-        depth: int = 1,
-        block_size: int = 16,
-        conv_size: int = 4,
-        num_persistent: int = 4,
-        norm_eps: float = 1e-5,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        where = {"device": device, "dtype": dtype}
-        super().__init__(embed_dim, num_heads, depth, block_size, num_persistent, norm_eps, where)
-        E, self.window = self.embed_dim, size(self, "window", window)
-        self.conv = ShortConvolution(3 * E, conv_size, **where)
+    def _add_own(self, where: dict[str, Any]) -> None:
+        E = self.embed_dim
         self.gate = nn.Linear(E, E, bias=False, **where)
         self.norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps, **where)
         self.memory_out = nn.Linear(E, E, bias=False, **where)
-        self.reset_parameters()
-
-    def _steps_repr(self) -> str:
-        return f"{super()._steps_repr()}, window={self.window}"
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:
         """Return the terms of the recurrence."""
@@ -488,7 +478,7 @@ class TitansMAC(_Gated):
         where = {"device": device, "dtype": dtype}
         length = size(self, "segment", segment)
         super().__init__(embed_dim, num_heads, depth, length, num_persistent, norm_eps, where)
-        self._add_norms(where)
+        self._add_own(where)
         self.attended_out = nn.Linear(self.embed_dim, self.embed_dim, bias=False, **where)
         self.recalled_norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
         self.reset_parameters()
@@ -531,12 +521,9 @@ class TitansMAC(_Gated):
             read, memory = learned(memory, query, key, value, sums, None, how, blocks, n)
             found.append(torch.cat([heads(rows, self.num_heads).to(wide), read], -1))
         output = blocks.joined(found, terms.query.repeat(1, 1, 1, 2))
-        matrix = memory.packed(initial)
+        output, matrix = spoil(output, memory.packed(initial), spoiled)
         if context is None:
             context = terms.value.new_zeros(len(output), self.block_size, 4, self.embed_dim)
-        if spoiled is not None and output.shape[2]:
-            output = torch.where(spoiled.unsqueeze(-1), torch.nan, output)
-            matrix = torch.where(spoiled[:, :, -1, None, None], torch.nan, matrix)
         return output, (matrix, blocks.count, context.flatten(-2))
 
     def _segment(

@@ -387,11 +387,16 @@ def trained_recurrence(
         rows = queries[:, :, n], key[:, :, n], value[:, :, n]
         read, memory = learned(memory, *rows, sums.of(n), None if share is None else share[:, :, n], how, blocks, n)
         found.append(read)
-    output, matrix = blocks.joined(found, query), memory.packed(initial)
-    if spoiled is not None and query.shape[2]:
-        output = torch.where(spoiled.unsqueeze(-1), torch.nan, output)
-        matrix = torch.where(spoiled[:, :, -1, None, None], torch.nan, matrix)
+    output, matrix = spoil(blocks.joined(found, query), memory.packed(initial), spoiled)
     return output, (matrix, blocks.count)
+
+
+def spoil(output: Tensor, matrix: Tensor, steps: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return an output (B, H, L, D) and a state that are NaN from the first of some steps (B, H, L) on."""
+    if steps is None or not output.shape[2]:
+        return output, matrix
+    output = torch.where(steps.unsqueeze(-1), torch.nan, output)
+    return output, torch.where(steps[:, :, -1, None, None], torch.nan, matrix)
 
 
 def learned(

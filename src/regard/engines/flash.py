@@ -49,9 +49,9 @@ def flash_attention(
     output, lse = kernel(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
     few = (min(key.shape[2], query.shape[2]) if causal else key.shape[2]) < FEW_KEYS
     # Of few keys the kernel takes rows of NaN for empty ones, in 16 bits also rows of infinity.
-    if few or query.itemsize < 4:
-        if not (_lost_nothing(key, lse) or is_finite(query) and (not few or is_finite(key))):
-            output = output.masked_fill(_is_nan(query, key, causal, added), torch.nan)
+    doubtful = (few or query.itemsize < 4) and not _lost_nothing(key, lse)
+    if doubtful and not (is_finite(query) and (not few or is_finite(key))):
+        output = output.masked_fill(_is_nan(query, key, causal, added), torch.nan)
     if added is None:
         return output, lse
     if not (fits or _lost_nothing(key, lse) or scores_fit(query, key, scale)):

@@ -24,14 +24,14 @@ from regard._call.operator import (
     why_not_operator,
     without_tracer_warnings,
 )
-from regard._call.plan import Plan, cached_plan, differentiable_lse, plan_call
+from regard._call.plan import Plan, cached_plan, differentiable_lse, is_torch_call, plan_call
 from regard._utils.keywords import unexpected
-from regard._utils.torch_private import in_forward_mode, in_functorch, is_dispatched, is_eager, is_jit_tracing
+from regard._utils.torch_private import in_functorch, is_dispatched, is_eager, is_jit_tracing
 from regard._utils.tracing import autocast_suspended
-from regard.engines import EngineLike, EngineOutput, aux_pass, flops, nonfinite
+from regard.engines import EngineLike, EngineOutput, aux_pass, flops
 from regard.engines.aux import Aux, AuxRequest
 from regard.engines.local_linear import LocalLinear
-from regard.engines.problem import DTYPES, Call, Problem, check_request, is_narrow_step, structure_of, unbound_mask
+from regard.engines.problem import Call, Problem, check_request, unbound_mask
 from regard.masks import MaskLike
 from regard.masks.band import Band
 from regard.normalizers import NormalizerLike
@@ -165,26 +165,17 @@ def attention(
     eager = is_eager()
     if not eager and not torch.compiler.is_compiling() and is_dispatched():
         flops.register()  # an active mode may be a FLOP counter
-    if (
-        score is None
-        and (attn_mask is None or (eager and _is_of_last_query(attn_mask, query)))
-        and is_causal is False
-        and not (eager and enable_gqa)
-        and return_aux is None
-        and softcap is None
-        and type(order) is int
-        and order == 0
-        and engine == "auto"
-        and type(dropout_p) in (float, int)
-        and dropout_p == 0
-        and type(normalizer) is str
-        and normalizer == "softmax"
-        and _is_torch_call(query, key, value, scale, eager)
-    ):
-        # Fast path: torch's own call, without building a Problem.
+    if eager and attn_mask is not None and _is_of_last_query(attn_mask, query):
+        attn_mask = None
+    call = Call(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
+        return_aux, order,
+    )  # fmt: skip
+    on_cpu = isinstance(query, Tensor) and query.is_cpu
+    if not (eager and on_cpu) and is_torch_call(call, eager):
+        # Compilers know torch's function, and other devices must not wait for a plan.
         output = torch_attention(query, key, value, scale=scale)
-        if not eager or not output.is_cpu or nonfinite.is_settled(query, key, output):
-            return forbid_second_derivative(output, "sdpa") if output.requires_grad else output
+        return forbid_second_derivative(output, "sdpa") if output.requires_grad else output
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if not tensors and has_torch_function((query, key, value)):
         # Tensor-like objects, such as proxies of torch.fx, handle the call themselves.
@@ -194,19 +185,12 @@ def attention(
         )  # fmt: skip
     structure = None
     if eager:
-        structure = structure_of(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
-            return_aux, order,
-        )  # fmt: skip
+        structure = call.structure()
         known = cached_plan(structure)
         if known is not None and known.shortcut is not None:
             found = known.shortcut(query, key, value, attn_mask)
             if found is not None:
                 return forbid_second_derivative(found, known.engine.name) if found.requires_grad else found
-    call = Call(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
-        return_aux, order,
-    )  # fmt: skip
     if not eager and is_recorded(query):
         recorded = _recorded(call)
         if recorded is not None:
@@ -271,7 +255,7 @@ def explain(call: Call) -> Explanation:
     check_request(call.return_aux)
     problem = Problem.of(call)
     mask = unbound_mask(call.attn_mask, call.is_causal, problem.query, problem.key, problem.lead)
-    return build_explanation(problem, mask, call.engine)
+    return build_explanation(problem, mask, call)
 
 
 def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
@@ -299,35 +283,3 @@ def _recorded(call: Call) -> Tensor | tuple[Tensor, Aux] | None:
 def _is_of_last_query(mask: object, query: Tensor) -> bool:
     """Whether a mask is the causal mask of a single query at the last key, which sees every key."""
     return type(mask) is Band and mask.ends_at_last and isinstance(query, Tensor) and query.shape[-2:-1] == (1,)
-
-
-def _is_torch_call(query: Tensor, key: Tensor, value: Tensor, scale: float | None, eager: bool) -> bool:
-    """Whether torch's function accepts these tensors unchanged and gives the same result."""
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
-        return False
-    if query.dtype not in DTYPES or query.is_nested or query.layout is not torch.strided:
-        return False
-    shape, q_shape = key.shape, query.shape
-    return (
-        len(shape) == len(q_shape) == 4
-        and shape == value.shape
-        and (q_shape == shape or (q_shape[3] == shape[3] and q_shape[:2] == shape[:2] and q_shape[2] > 0))
-        and query.dtype == key.dtype == value.dtype
-        and query.device == key.device == value.device
-        and query.stride(3) == key.stride(3) == value.stride(3) == 1
-        and 0 not in shape
-        and shape[2] > 1
-        and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
-        and (eager or not (in_forward_mode() or in_functorch()))
-        and not is_narrow_step(query, key)
-        and not (torch.is_grad_enabled() and _has_narrow_gradients(query, key, value))
-    )
-
-
-def _has_narrow_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a backward pass may follow in 16 bits on a CPU: engine "sdpa" computes in float32, which is faster."""
-    if query.itemsize == 8 or not query.is_cpu:
-        return False
-    if query.itemsize == 4 and not torch.is_autocast_enabled("cpu"):
-        return False
-    return query.requires_grad or key.requires_grad or value.requires_grad

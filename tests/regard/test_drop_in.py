@@ -236,14 +236,15 @@ def test_layouts_in_memory(layout: str, named: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", list(CLOSE))
 def test_bit_for_bit_where_the_same_kernel_runs(dtype: torch.dtype) -> None:
     query, key, value = triple((2, 4), 7, 9, dtype=dtype)
-    for named in ({}, {"score": "scaled_dot"}, {"engine": "sdpa"}):
-        assert torch.equal(regard.attention(query, key, value, **named), sdpa(query, key, value))
-    assert torch.equal(regard.attention(query, key, value, scale=0.3), sdpa(query, key, value, scale=0.3))
+    attention = partial(regard.attention, engine="sdpa")
+    for named in ({}, {"score": "scaled_dot"}):
+        assert torch.equal(attention(query, key, value, **named), sdpa(query, key, value))
+    assert torch.equal(attention(query, key, value, scale=0.3), sdpa(query, key, value, scale=0.3))
     for L, S in ((9, 7), (7, 7)):  # of more keys than queries, ours reads only those that some query sees
         args = triple((2, 4), L, S, dtype=dtype)
-        assert torch.equal(regard.attention(*args, is_causal=True, engine="sdpa"), sdpa(*args, is_causal=True))
+        assert torch.equal(attention(*args, is_causal=True), sdpa(*args, is_causal=True))
     strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in triple((2, 4), 7, 7, dtype=dtype)]
-    assert torch.equal(regard.attention(*strided), sdpa(*strided))
+    assert torch.equal(attention(*strided), sdpa(*strided))
 
 
 @pytest.mark.parametrize("named", [{}, {"is_causal": True}, {"attn_mask": normal(7, 7) > -0.5}])

@@ -16,9 +16,10 @@ from torch import Tensor
 
 import regard
 from regard import AuxRequest, engines, masks, scores
-from regard.engines import Engine, EngineOutput
+from regard._call.plan import clear_plans, is_torch_call
+from regard.engines import Engine, EngineOutput, cost_model
+from regard.engines.problem import Call
 from regard.engines.sdpa import SMALL
-from regard.functional import _is_torch_call
 from regard.normalizers.base import TABLE as NORMALIZERS
 
 
@@ -101,12 +102,37 @@ REASONS: list[tuple[dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("named", "chosen", "other", "reason"), REASONS)
-def test_reasons(named: dict[str, Any], chosen: str, other: str, reason: str) -> None:
+def test_reasons(named: dict[str, Any], chosen: str, other: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "multiplies_slowly", lambda _: False)
     plan = regard.explain(Q, Q, Q, **named)
     assert plan.engine.name == chosen
     assert re.sub(r"[\d.,e+-]+(×| ms)", r"#\1", plan.others[other]) == reason
     assert set(plan.others) == set(engines.TABLE) - {chosen}
     assert f"  {other}: {plan.others[other]}" in str(plan)
+
+
+def test_products_that_torch_computes_slowly_are_left_to_the_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "multiplies_slowly", lambda query: query.itemsize >= 4)
+    plan = regard.explain(Q, Q, Q)
+    assert plan.engine.name == "fused" and plan.compiled.startswith("sdpa, torch's own function")
+    assert re.fullmatch(r"not chosen, estimated [\d.]+× slower \([\d.]+ ms\)", plan.others["sdpa"])
+    assert regard.explain(Q.bfloat16(), Q.bfloat16(), Q.bfloat16()).engine.name == "sdpa"
+
+
+def test_only_amd_processors_with_avx_512_are_known_to_multiply_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    for name, wide, slow in (
+        ("AMD EPYC", True, True),
+        ("AMD Ryzen 7 5800X", False, False),
+        ("Intel Xeon", True, False),
+        (None, None, False),
+    ):
+        monkeypatch.setattr(
+            cost_model, "_capabilities", lambda name=name, wide=wide: {"cpu_name": name, "avx512_f": wide}
+        )
+        assert cost_model.multiplies_slowly(Q) is slow
+        assert not cost_model.multiplies_slowly(Q.bfloat16())
+    assert not cost_model.multiplies_slowly(Q.to("meta"))
 
 
 def test_a_gradient_that_nobody_wants_is_no_reason() -> None:
@@ -188,6 +214,8 @@ class Told(Engine):
 @pytest.mark.parametrize("return_aux", [None, AuxRequest(weights=True, lse=True), AuxRequest(topk=2)])
 def test_what_is_explained_is_what_runs(return_aux: AuxRequest | None, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
+    monkeypatch.setattr(cost_model, "multiplies_slowly", lambda _: False)
+    clear_plans()
     for name, engine in list(engines.TABLE.items()):
         monkeypatch.setitem(engines.TABLE, name, Told(engine, ran))
     for named, chosen, _, _ in REASONS:
@@ -197,10 +225,11 @@ def test_what_is_explained_is_what_runs(return_aux: AuxRequest | None, monkeypat
         ran.clear()
         regard.attention(Q, Q, Q, **named, return_aux=return_aux)
         assert plan.engine.name == chosen
-        assert ran == [chosen] or (not ran and return_aux is None and named == {})
+        assert ran == [chosen]
+    clear_plans()
 
 
-def test_the_plainest_call_is_torchs_own() -> None:
+def test_the_plainest_call_is_torchs_own_in_a_compiler() -> None:
     for shape, layout in (
         ((2, 3, 5, 8), "plain"),
         ((2, 3, 5, 8), "strided"),
@@ -208,7 +237,7 @@ def test_the_plainest_call_is_torchs_own() -> None:
         ((2, 3, 0, 8), "plain"),
     ):
         query = normal(*shape) if layout == "plain" else normal(*shape, 2)[..., 0]
-        assert _is_torch_call(query, query, query, None, True) == (
+        assert is_torch_call(Call(query, query, query), eager=False) == (
             len(shape) == 4 and 0 not in shape and layout == "plain"
         )
 

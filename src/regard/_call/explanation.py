@@ -8,10 +8,18 @@ import torch
 
 from regard import engines
 from regard._call.operator import why_not_operator
-from regard._call.plan import SDPA, choose_engine, engine_candidates, estimated_seconds, is_plain_sdpa, resolve_engine
+from regard._call.plan import (
+    SDPA,
+    choose_engine,
+    engine_candidates,
+    estimated_seconds,
+    is_left_to_torch,
+    is_torch_call,
+    resolve_engine,
+)
 from regard._utils.tracing import values_unavailable
 from regard.engines import Cost, Engine, cost_model
-from regard.engines.problem import Problem
+from regard.engines.problem import Call, Problem
 from regard.masks import Mask
 
 #: Number of pairs sampled to estimate the fraction that a mask leaves visible.
@@ -93,8 +101,9 @@ def _time(seconds: float) -> str:
     return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{1e3 * seconds:,.0f} ms"
 
 
-def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Explanation:
+def build_explanation(problem: Problem, mask: Mask | None, call: Call) -> Explanation:
     """Return the chosen engine and the reasons; ``mask`` is the problem's mask before it was bound to a size."""
+    engine = call.engine
     chosen = choose_engine(problem, engine)
     named = resolve_engine(engine) is not None
     able = [each for each in engines.TABLE.values() if each.why_not(problem) is None]
@@ -110,7 +119,7 @@ def build_explanation(problem: Problem, mask: Mask | None, engine: object) -> Ex
         _visible(problem),
         chosen.cost(problem),
         others,
-        _compiled(problem, mask, engine, chosen),
+        _compiled(problem, mask, call, chosen),
         _describe(problem),
         cost_model.basis(problem.query.device) if times else "",
         _left_out(problem) if times else "",
@@ -128,7 +137,7 @@ def _reason(problem: Problem, other: Engine, chosen: Engine, named: bool, times:
         return f"not chosen, {reserve}"
     if other.grows(problem) and not chosen.grows(problem):
         return "not chosen, its workspace grows with L×S"
-    if chosen.name == SDPA and is_plain_sdpa(problem):
+    if chosen.name == SDPA and is_left_to_torch(problem):
         return "not chosen, torch's own kernel runs this call"
     if other.name in times and times.get(chosen.name):  # an empty call takes no time
         ratio = times[other.name] / times[chosen.name]
@@ -155,8 +164,11 @@ def _visible(problem: Problem) -> float | None:
     )
 
 
-def _compiled(problem: Problem, mask: Mask | None, engine: object, chosen: Engine) -> str:
+def _compiled(problem: Problem, mask: Mask | None, call: Call, chosen: Engine) -> str:
     """Describe what runs under ``torch.compile``, and why; empty if the same engine runs."""
+    if chosen.name != SDPA and is_torch_call(call, eager=False):
+        return f"{SDPA}, torch's own function, as compilers know it"
+    engine = call.engine
     obstacle = why_not_operator(problem, mask, engine)
     able = [each for each in engine_candidates(problem) if each.drops_when_traced or not problem.dropout_p]
     traced = chosen if resolve_engine(engine) is not None else able[0]

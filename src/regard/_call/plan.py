@@ -14,13 +14,14 @@ from torch.nn import Parameter
 
 from regard import engines
 from regard._utils.errors import described, rejected, unknown_name
-from regard._utils.torch_private import functorch_derivatives
+from regard._utils.torch_private import functorch_derivatives, in_forward_mode, in_functorch
 from regard._utils.tracing import autocast_cast, autocast_is_active, is_traced, values_unavailable
 from regard.engines import Engine, cost_model, dense
 from regard.engines.aux import FIELDS, AuxRequest
 from regard.engines.base import EngineOutput, KernelError, Runner, Shortcut
 from regard.engines.local_linear import LocalLinear
 from regard.engines.problem import (
+    DTYPES,
     Call,
     Problem,
     as_normalizer,
@@ -261,13 +262,13 @@ def choose_engine(problem: Problem, engine: object) -> Engine:
     flat = engine_candidates(problem)
     if len(flat) < 2:
         return flat[0]
-    if engines.TABLE[SDPA] in flat and is_plain_sdpa(problem):
-        return engines.TABLE[SDPA]
     if cost_model.is_tiny(problem):
         prepared = cost_model.is_prepared(problem) and not is_traced(problem.query)
         names = (FUSED, SDPA) if prepared else (SDPA,)
         if (lean := next((engines.TABLE[name] for name in names if engines.TABLE[name] in flat), None)) is not None:
             return lean
+    if engines.TABLE[SDPA] in flat and is_left_to_torch(problem):
+        return engines.TABLE[SDPA]
     times = estimated_seconds(flat, problem)
     return engines.TABLE[min(times, key=times.__getitem__)] if times else flat[0]  # in order of preference
 
@@ -288,18 +289,67 @@ def engine_candidates(problem: Problem) -> list[Engine]:
     return [candidate for candidate in able if not candidate.grows(problem)] or able  # reference supports everything
 
 
-def is_plain_sdpa(problem: Problem) -> bool:
-    """Whether torch's function computes the same thing; the output is then bit-identical, with or without aux.
+def is_left_to_torch(problem: Problem) -> bool:
+    """Whether torch's own function runs a call, whatever the estimates are, as it computes the same thing.
 
-    Not for 16-bit gradients on a CPU, which engine "sdpa" computes in float32, and for steps of decoding in 16 bits.
+    Not on CPUs where torch multiplies slowly; for 16-bit gradients on a CPU, which engine "sdpa" computes in float32;
+    and for steps of decoding in 16 bits.
     """
     if is_narrow_step(problem.query, problem.key):
+        return False
+    if not is_traced(problem.query) and cost_model.multiplies_slowly(problem.query):
         return False
     if problem.wants_grad and problem.query.device.type == "cpu" and problem.query.dtype in cost_model.NARROW:
         return False
     plain = problem.mask is None and problem.softcap is None and not problem.dropout_p
     parts = type(problem.score) is ScaledDot and problem.is_softmax
     return plain and parts and problem.query.shape[1] == problem.key.shape[1]
+
+
+def is_torch_call(call: Call, eager: bool) -> bool:
+    """Whether torch's function takes the arguments of a call as they are and gives the same result.
+
+    That is asked of calls that are traced, and of eager ones on other devices than CPUs.
+    """
+    query, key, value, scale = call.query, call.key, call.value, call.scale
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return False
+    if call.score is not None or call.attn_mask is not None or call.is_causal is not False or call.softcap is not None:
+        return False
+    if call.return_aux is not None or call.engine != "auto" or (eager and call.enable_gqa):
+        return False
+    if type(call.order) is not int or call.order != 0:
+        return False
+    if type(call.dropout_p) not in (float, int) or call.dropout_p != 0:
+        return False
+    if type(call.normalizer) is not str or call.normalizer != "softmax":
+        return False
+    if query.dtype not in DTYPES or query.is_nested or query.layout is not torch.strided:
+        return False
+    shape, q_shape = key.shape, query.shape
+    return (
+        len(shape) == len(q_shape) == 4
+        and shape == value.shape
+        and (q_shape == shape or (q_shape[3] == shape[3] and q_shape[:2] == shape[:2] and q_shape[2] > 0))
+        and query.dtype == key.dtype == value.dtype
+        and query.device == key.device == value.device
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
+        and 0 not in shape
+        and shape[2] > 1
+        and (scale is None or (type(scale) is float and -torch.inf < scale < torch.inf))
+        and (eager or not (in_forward_mode() or in_functorch()))
+        and not is_narrow_step(query, key)
+        and not (torch.is_grad_enabled() and _has_narrow_gradients(query, key, value))
+    )
+
+
+def _has_narrow_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a backward pass may follow in 16 bits on a CPU: engine "sdpa" computes in float32, which is faster."""
+    if query.itemsize == 8 or not query.is_cpu:
+        return False
+    if query.itemsize == 4 and not torch.is_autocast_enabled("cpu"):
+        return False
+    return query.requires_grad or key.requires_grad or value.requires_grad
 
 
 def estimated_seconds(among: list[Engine], problem: Problem) -> dict[str, float]:

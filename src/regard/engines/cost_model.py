@@ -18,6 +18,7 @@ from operator import mul
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard import masks, normalizers, scores
 from regard.engines.problem import Problem
@@ -213,9 +214,24 @@ def basis(device: torch.device) -> str:
 
 
 @cache
+def _capabilities() -> dict[str, Any]:
+    """Return what torch knows of this CPU; nothing where it does not say."""
+    return dict(getattr(torch.cpu, "get_capabilities", dict)())
+
+
 def _has_amx() -> bool:
-    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(able.get("amx_bf16"))
+    return bool(_capabilities().get("amx_bf16"))
+
+
+def multiplies_slowly(query: Tensor) -> bool:
+    """Whether torch's products of such tensors stay far below the peak: those of MKL do on AMD's CPUs with AVX-512.
+
+    With AVX2 alone, engine "fused" is about as fast as torch's kernel there.
+    """
+    if not query.is_cpu or query.itemsize < 4 or not torch.backends.mkl.is_available():
+        return False
+    able = _capabilities()
+    return bool(able.get("avx512_f")) and str(able.get("cpu_name")).startswith("AMD")
 
 
 def seconds(names: list[str], problem: Problem) -> dict[str, float]:

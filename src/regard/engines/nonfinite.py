@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.engines import dense
 from regard.engines.base import EngineOutput
-from regard.engines.flash import FEW_KEYS
 from regard.engines.problem import Problem
 from regard.engines.tiles import is_harmless
 
@@ -19,14 +18,6 @@ SHRUNK = 2.0**-32
 
 #: Runs a problem on a fast kernel; None if masked values might leak undetected.
 Attend = Callable[[Problem], EngineOutput | None]
-
-
-def is_settled(query: Tensor, key: Tensor, output: Tensor) -> bool:
-    """Whether the output of torch's kernel without a mask is right: no overflow, and no row of NaN was lost."""
-    if not dense.is_finite(output):
-        return False
-    few, narrow = key.shape[2] < FEW_KEYS, query.itemsize < 4  # there, rows of which it makes zeros
-    return not (few or narrow) or (dense.is_finite(query) and (not few or dense.is_finite(key)))
 
 
 def recomputed(problem: Problem, attend: Attend, drop: dense.Drop | None = None) -> EngineOutput:

@@ -208,76 +208,57 @@ class Call(NamedTuple):
     order: Any = 0
 
     def structure(self) -> Hashable | None:
-        """Return the key of the plan cache, None if the call cannot be cached: see :func:`structure_of`."""
-        return structure_of(*self)
-
-
-def structure_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Any,
-    dropout_p: Any,
-    is_causal: Any,
-    scale: Any,
-    enable_gqa: Any,
-    score: Any,
-    normalizer: Any,
-    softcap: Any,
-    engine: Any,
-    return_aux: Any,
-    order: Any,
-) -> Hashable | None:
-    """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached.
-
-    A function of the arguments, because every call needs it, and most calls need no :class:`Call`.
-    """
-    if not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS):
-        return None
-    if query.is_neg() or key.is_neg() or value.is_neg():  # a plan reads the memory as it is
-        return None
-    if type(dropout_p) not in _NUMBERS or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
-        return None
-    if type(is_causal) is not bool or type(enable_gqa) is not bool:
-        return None
-    if type(engine) is not str and not hasattr(engine, "refusal"):
-        return None
-    if return_aux is not None and type(return_aux) is not AuxRequest:
-        return None
-    if attn_mask is not None:
-        attn_mask = attn_mask.structure() if isinstance(attn_mask, Part) else _structure_of_mask(attn_mask)
-        if attn_mask is None:
+        """Return the key of the plan cache: everything a plan depends on. None if the call cannot be cached."""
+        (
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine,
+            return_aux, order,
+        ) = self  # fmt: skip
+        if not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS):
             return None
-    if score is not None:
-        # Names are resolved, as their registration may change.
-        score = score.structure() if isinstance(score, Part) else SCORES.get(score) if type(score) is str else None
-        if score is None:
+        if query.is_neg() or key.is_neg() or value.is_neg():  # a plan reads the memory as it is
             return None
-    if type(normalizer) is str:
-        normalizer = NORMALIZERS.get(normalizer)
-    elif isinstance(normalizer, Part):
-        normalizer = normalizer.structure()
-    else:
-        return None
-    if normalizer is None:
-        return None
-    if type(order) is not int and (order := order.structure() if type(order) is LocalLinear else None) is None:
-        return None
-    autocast = None
-    if is_autocast_enabled() and autocast_is_active(query.device.type):
-        autocast = torch.get_autocast_dtype(query.device.type)
-    try:
-        return (
-            query.shape, query.stride(), query.dtype, query.layout, query.requires_grad,
-            key.shape, key.stride(), key.dtype, key.layout, key.requires_grad,
-            value.shape, value.stride(), value.dtype, value.layout, value.requires_grad,
-            # A bool is faster to hash and to compare than a device.
-            query.is_cpu or query.device, key.is_cpu or key.device, value.is_cpu or value.device,
-            attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine, return_aux, order,
-            autocast, _is_grad_enabled(), _get_num_threads(),
-        )  # fmt: skip
-    except RuntimeError:  # a nested tensor has no shape, and a compressed one no strides
-        return None
+        if type(dropout_p) not in _NUMBERS or type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
+            return None
+        if type(is_causal) is not bool or type(enable_gqa) is not bool:
+            return None
+        if type(engine) is not str and not hasattr(engine, "refusal"):
+            return None
+        if return_aux is not None and type(return_aux) is not AuxRequest:
+            return None
+        if attn_mask is not None:
+            attn_mask = attn_mask.structure() if isinstance(attn_mask, Part) else _structure_of_mask(attn_mask)
+            if attn_mask is None:
+                return None
+        if score is not None:
+            # Names are resolved, as their registration may change.
+            score = score.structure() if isinstance(score, Part) else SCORES.get(score) if type(score) is str else None
+            if score is None:
+                return None
+        if type(normalizer) is str:
+            normalizer = NORMALIZERS.get(normalizer)
+        elif isinstance(normalizer, Part):
+            normalizer = normalizer.structure()
+        else:
+            return None
+        if normalizer is None:
+            return None
+        if type(order) is not int and (order := order.structure() if type(order) is LocalLinear else None) is None:
+            return None
+        autocast = None
+        if is_autocast_enabled() and autocast_is_active(query.device.type):
+            autocast = torch.get_autocast_dtype(query.device.type)
+        try:
+            return (
+                query.shape, query.stride(), query.dtype, query.layout, query.requires_grad,
+                key.shape, key.stride(), key.dtype, key.layout, key.requires_grad,
+                value.shape, value.stride(), value.dtype, value.layout, value.requires_grad,
+                # A bool is faster to hash and to compare than a device.
+                query.is_cpu or query.device, key.is_cpu or key.device, value.is_cpu or value.device,
+                attn_mask, dropout_p, is_causal, scale, enable_gqa, score, normalizer, softcap, engine, return_aux,
+                order, autocast, _is_grad_enabled(), _get_num_threads(),
+            )  # fmt: skip
+        except RuntimeError:  # a nested tensor has no shape, and a compressed one no strides
+            return None
 
 
 def _structure_of_mask(mask: Any) -> Hashable | None:

@@ -199,7 +199,8 @@ def test_transforms_inside_what_is_compiled(transform: Callable[..., Any]) -> No
 def test_explain_says_what_a_compiled_call_runs() -> None:
     query, key, value = ends()
     assert regard.explain(query, key, value, masks.causal(), score="gaussian").compiled == ""
-    assert "compiled    the same engine" in str(regard.explain(query, key, value))
+    assert "compiled    the same engine" in str(regard.explain(query, key, value, masks.causal()))
+    assert "compiled    sdpa, torch's own function" in str(regard.explain(query, key, value))
 
 
 def test_fx_records_a_call() -> None:
@@ -238,10 +239,12 @@ def test_every_score_and_mask_compiles_to_the_plan_of_an_eager_call(score: str, 
         return regard.attention(*given, MASKS[mask], score=SCORES[score])
 
     output = torch.compile(call, fullgraph=True, backend=watch)(*ends())
-    assert torch.equal(output, call(*ends()))
-    plainest = score == "scaled_dot" and mask == "none"  # is torch's own function, compiled or not
+    plainest = score == "scaled_dot" and mask == "none"  # is torch's own function, if compiled
+    right = regard.attention(*ends(), engine="sdpa") if plainest else call(*ends())
+    assert torch.equal(output, right)
     assert any(("scaled_dot_product_attention" if plainest else "regard.attend") in name for name in recorded)
-    assert regard.explain(*ends(), MASKS[mask], score=SCORES[score]).compiled == ""
+    told = regard.explain(*ends(), MASKS[mask], score=SCORES[score])
+    assert told.compiled.partition(",")[0] == ("sdpa" if plainest and told.engine.name != "sdpa" else "")
 
 
 def gradients(function: Callable[..., Tensor], given: list[Tensor], times: int = 1) -> list[tuple[Tensor, ...]]:

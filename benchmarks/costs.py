@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import least_squares, nnls
 
 import regard
 from benchmarks.machine import facts
@@ -31,7 +32,7 @@ from regard.engines.problem import Call, Problem
 
 TARGET = Path(cost_model.__file__).with_name("costs.json")
 #: Pairs times features beyond which a call would take too long to measure.
-LARGEST = 2.5e9
+LARGEST = 1e9
 #: Seconds that a sample lasts at least, and samples of each call.
 FLOOR, SAMPLES = 0.004, 3
 #: Seconds between writes of a device's file.
@@ -80,12 +81,18 @@ def settings() -> Iterator[Setting]:
         *((1, 8, 8), (1, 64, 64), (1, 1, 512), (1, 256, 256), (1, 1024, 1024), (1, 64, 2048), (1, 4096, 4096)),
         *((128, 12, 12), (32, 50, 50)),
     )
-    several = ((128, 12, 12), (32, 50, 50), (64, 1, 128), (8, 256, 256), (4, 1024, 512))
-    cases = [(mask, size) for mask in ("all", "structure", "bias", "matrix") for size in sizes]
-    cases += [("ragged", size) for size in several]
+    several = (
+        *((2, 12, 12), (2, 64, 64), (1, 256, 256), (128, 12, 12), (32, 50, 50)),
+        *((64, 1, 128), (8, 256, 256), (4, 1024, 512)),
+    )
+    cases = [(mask, size) for mask in ("all", "structure", "causal", "bias", "alibi", "matrix") for size in sizes]
+    cases += [("function", (B, L, S)) for B, L, S in sizes if L * S <= cost_model.SHORT]
+    cases += [(mask, size) for mask in ("ragged", "causal ragged", "documents") for size in several]
     for score, (mask, (B, L, S)), backward in itertools.product(
         ("dot", "additive", "gaussian", "compact"), cases, (False, True)
     ):
+        if score != "dot" and mask in ("causal", "alibi", "causal ragged", "documents"):
+            continue
         widths = {
             "dot": ((16, 16), (64, 64), (128, 128), (64, 256)),
             "additive": ((16, 64), (64, 16), (128, 64), (256, 256)),
@@ -94,9 +101,12 @@ def settings() -> Iterator[Setting]:
             H = 8 if score == "dot" else 1
             if B * H * L * S * max(C, V) <= LARGEST / (4 if score != "dot" else 1):
                 yield Setting(score, mask, B, L, S, H, C, V, backward)
-    steps = ((1, 1, 64), (1, 1, 1024), (1, 1, 8192), (8, 1, 512), (4, 1, 2048), (1, 4, 1024))
+    steps = (
+        *((1, 1, 64), (1, 1, 1024), (1, 1, 8192), (8, 1, 512), (4, 1, 2048), (1, 4, 1024)),
+        *((8, 1, 4096), (32, 1, 256)),
+    )
     for mask, (B, L, S), C, group in itertools.product(
-        ("all", "structure", "bias", "matrix", "ragged"), steps, (64, 128), (1, 4)
+        ("all", "structure", "bias", "function", "matrix", "ragged"), steps, (16, 64, 128), (1, 4)
     ):
         yield Setting("step", mask, B, L, S, 8, C, C, False, group)
 
@@ -108,6 +118,7 @@ def other_settings() -> Iterator[Setting]:
     """
     sizes = ((1, 8, 8), (1, 1, 2048), (1, 64, 512), (1, 256, 256), (1, 1024, 1024), (32, 12, 12))
     cases = [(mask, size) for mask in ("all", "structure", "bias", "matrix") for size in sizes]
+    cases += [("function", size) for size in ((1, 8, 8), (1, 64, 512), (1, 256, 256))]
     cases += [("ragged", size) for size in ((32, 12, 12), (64, 1, 128), (4, 256, 256), (2, 512, 512))]
     for normalizer, (mask, (B, L, S)), backward, width in itertools.product(
         ("entmax15", "sigmoid"), cases, (False, True), (16, 64)
@@ -131,12 +142,22 @@ def made(s: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) ->
     elif s.score not in ("dot", "step"):
         score = scores.Gaussian(1.0) if s.score == "gaussian" else scores.Epanechnikov(1.5 * s.C**0.5)
     window = masks.window(s.S // 4, 0, align="lower_right")
+    causal = masks.causal(align="lower_right")
+    slopes = torch.rand(s.group * s.H, generator=generator, device=device)
+    alibi = masks.alibi(slopes, align="lower_right")
+    padding = masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator, device=device))
+    past, part, keys = s.S - s.L, s.S // 4 + 1, torch.arange(s.S, device=device)
     mask = {
         "all": None,
-        "structure": masks.causal(align="lower_right") & window,
-        "bias": masks.causal(align="lower_right")
-        & masks.alibi(torch.rand(s.group * s.H, generator=generator, device=device), align="lower_right"),
-        "ragged": masks.padding(torch.randint(s.S // 2, s.S + 1, (s.B,), generator=generator, device=device)),
+        "structure": causal & window,
+        "causal": causal,
+        "bias": causal & alibi,
+        "alibi": alibi,
+        "ragged": padding,
+        "causal ragged": causal & padding,
+        "documents": causal
+        & masks.document((keys[-1] - torch.arange(s.L, device=device).flip(0)) // part, keys // part),
+        "function": masks.as_mask(lambda _b, _h, q_idx, kv_idx: kv_idx <= q_idx + past),
         "matrix": None,
     }[s.mask]
     if s.mask == "matrix":  # made only where it is wanted: it is large
@@ -220,17 +241,20 @@ def on_device(device: str, share: float, until: float, clock: Callable[[], float
 
 
 def fitted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
-    """Return the non-negative rates with the least squared relative errors."""
+    """Return the non-negative rates whose predictions are off by the smallest factors.
+
+    Factors are compared by their logarithms, where twice and half as long are equally wrong; of calls that are far off,
+    each counts by its logarithm alone, not by the square.
+    """
     a = np.array(rows) / np.array(seconds)[:, None]
-    active = list(range(a.shape[1]))
-    while True:
-        found = np.linalg.lstsq(a[:, active], np.ones(len(a)), rcond=None)[0]
-        if (found >= 0).all():
-            break
-        del active[int(found.argmin())]
-    rates = np.zeros(a.shape[1])
-    rates[active] = found
-    return [float(f"{rate:.3g}") for rate in rates]
+    unit = a.max(0) + 1e-300
+    scaled = a / unit
+    begin = np.maximum(nnls(scaled, np.ones(len(a)))[0], 1e-6)
+    found = least_squares(
+        lambda rates: np.log(scaled @ rates), begin, lambda rates: scaled / (scaled @ rates)[:, None],
+        bounds=(1e-12, np.inf), loss="soft_l1", f_scale=0.2,
+    ).x  # fmt: skip
+    return [float(f"{rate:.3g}") if rate * size > 1e-6 else 0.0 for rate, size in zip(found / unit, unit)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -290,20 +314,15 @@ def _write_rates(options: argparse.Namespace, argv: Sequence[str]) -> None:
     for lane, rates in lanes.items():
         ratios = np.array(rows[lane]) @ np.array(rates) / np.array(times[lane])
         print(f"{lane:36} {len(ratios):3} calls, predicted / measured {ratios.min():.2f} to {ratios.max():.2f}")
-    body: dict[str, Any]
-    if options.score is not None:
+    where = facts() | {
+        "command": " ".join(["python -m benchmarks.costs", *argv]),
+        "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
+    }
+    body: dict[str, Any] = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
+    if options.score is not None or options.others:
+        what = "other normalizers" if options.others else f"score {options.score}"
         body = json.loads(TARGET.read_text(encoding="utf-8"))
-        body |= {"lanes": dict(sorted((body["lanes"] | lanes).items()))}
-    else:
-        where = facts() | {
-            "command": " ".join(["python -m benchmarks.costs", *argv]),
-            "took": f"{(time.monotonic() - began) / 60:.1f} minutes",
-        }
-        body = {"machine": where, "terms": cost_model.TERMS, "lanes": lanes}
-        if options.others:
-            body = json.loads(TARGET.read_text(encoding="utf-8"))
-            kept = {key: rates for key, rates in body["lanes"].items() if key not in lanes}
-            body |= {"machine of other normalizers": where, "lanes": dict(sorted((kept | lanes).items()))}
+        body |= {f"machine of {what}": where, "lanes": dict(sorted((body["lanes"] | lanes).items()))}
     options.out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

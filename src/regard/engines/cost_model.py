@@ -90,12 +90,14 @@ def cost_key(problem: Problem) -> str:
     mask = problem.mask
     if mask is None:
         kind = "all"
-    elif isinstance(mask, masks.Dense) or (mask.calls_a_function() and problem.extent.L * problem.extent.S <= SHORT):
-        kind = "matrix"  # functions are materialized for short sequences
+    elif isinstance(mask, masks.Dense):
+        kind = "matrix"
+    elif mask.calls_a_function() and problem.extent.L * problem.extent.S <= SHORT:
+        kind = "function"  # is evaluated as a whole
     elif mask.has_bias:
         kind = "bias"
-    else:  # masks that differ per sequence, such as padding, may have to be applied one sequence at a time
-        kind = "ragged" if mask.sizes()[0] not in (None, 1) else "structure"
+    else:  # masks with tensors, such as padding, are read in every call, and may differ per sequence
+        kind = "structure" if mask.is_fixed else "ragged"
     return f"{family(problem)}{normalizer_family(problem)}/{kind}/{'backward' if problem.wants_grad else 'forward'}"
 
 
@@ -110,6 +112,8 @@ def terms(problem: Problem, share: float | None = None) -> tuple[float, ...]:
         pairs *= share
     elif reads_mask_values(problem):
         pairs *= problem.visible_share
+    elif problem.query.is_cpu:
+        pairs *= problem.fixed_share
     numbers = e.B * (e.H * e.L * (C + V) + problem.key.shape[1] * e.S * (C + V))
     return 1.0, float(e.B), pairs, pairs * C, pairs * V, float(numbers)
 
@@ -141,7 +145,9 @@ def is_tiny(problem: Problem) -> bool:
     mask = problem.mask
     if type(problem.score) is not scores.ScaledDot or problem.query.itemsize < 4 or not problem.query.is_cpu:
         return False
-    if problem.wants_grad or problem.dropout_p or not (mask is None or isinstance(mask, masks.Dense) or mask.is_fixed):
+    if problem.wants_grad or problem.dropout_p:
+        return False
+    if not (mask is None or isinstance(mask, masks.Dense) or (mask.is_fixed and not mask.calls_a_function())):
         return False
     return is_small(problem)
 

@@ -23,7 +23,7 @@ from regard._utils.torch_private import is_autocast_enabled
 from regard._utils.tracing import autocast_cast, autocast_is_active, values_unavailable
 from regard.engines.aux import AuxRequest
 from regard.engines.local_linear import LocalLinear, as_order
-from regard.masks.base import EMPTY, Extent, Mask, MaskLike
+from regard.masks.base import EMPTY, AndMask, Extent, Mask, MaskLike
 from regard.normalizers import Softmax
 from regard.normalizers.base import TABLE as NORMALIZERS
 from regard.normalizers.base import Normalizer
@@ -411,6 +411,16 @@ class Problem:
             return min(cover.pairs / (extent.L * extent.S), 1.0)
         kinds = self.mask.tiles(extent, SHARE_TILE, SHARE_TILE)
         return float((kinds != EMPTY).double().mean())
+
+    @cached_property
+    def fixed_share(self) -> float:
+        """The share of pairs that masks without tensors leave visible; 1 if they have no intervals."""
+        parts = self.mask.masks if isinstance(self.mask, AndMask) else (self.mask,)
+        fixed = tuple(part for part in parts if part is not None and part.is_fixed and part.hides)
+        if not fixed or 0 in self.extent:
+            return 1.0
+        intervals = (AndMask(fixed) if len(fixed) > 1 else fixed[0]).intervals(self.extent)
+        return 1.0 if intervals is None else float((intervals[1] - intervals[0]).double().mean()) / self.extent.S
 
     def snapshot(self) -> Problem:
         """Return the problem with copies of its parts, unaffected by later changes of settings; tensors are shared."""

@@ -148,6 +148,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "MesaNet, approximate": lambda: layers.MesaNet(E, H, iterations=5),
     "Retention": lambda: layers.Retention(E, H),
     "GatedLinearAttention": lambda: layers.GatedLinearAttention(E, H),
+    "GatedSlotAttention": lambda: layers.GatedSlotAttention(E, H, num_slots=4),
     "HGRN2": lambda: layers.HGRN2(E, H),
     "LightningAttention": lambda: layers.LightningAttention(E, H),
     "RWKV6Attention": lambda: layers.RWKV6Attention(E, H),

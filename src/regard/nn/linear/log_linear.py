@@ -171,7 +171,7 @@ class _LogLinear(RecurrentAttention):
         )
         return found
 
-    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:  # noqa: ARG002
         """Return the effective weights (B, H, L, L)."""
         B, H, L, _ = terms.value.shape
         each = torch.eye(L, dtype=terms.value.dtype, device=terms.value.device).expand(B, H, L, L)

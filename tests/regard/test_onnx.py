@@ -137,6 +137,7 @@ def test_scores() -> None:
 E, H = 12, 2
 #: Layers with states, latents, chosen keys and gates.
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "Comba": lambda: layers.Comba(E, H),
     "DeltaNet": lambda: layers.DeltaNet(E, H),
     "GatedDeltaNet": lambda: layers.GatedDeltaNet(E, H),
     "KimiDeltaAttention": lambda: layers.KimiDeltaAttention(E, H),

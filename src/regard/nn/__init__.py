@@ -75,6 +75,7 @@ from regard.nn.linear.efficient import EfficientAttention as EfficientAttention
 from regard.nn.linear.fast_weights import FastWeights as FastWeights
 from regard.nn.linear.fast_weights import fast_weights as fast_weights
 from regard.nn.linear.gated import gated_recurrence as gated_recurrence
+from regard.nn.linear.gated_delta import Comba as Comba
 from regard.nn.linear.gated_delta import DeltaNet as DeltaNet
 from regard.nn.linear.gated_delta import GatedDeltaNet as GatedDeltaNet
 from regard.nn.linear.gated_delta import KimiDeltaAttention as KimiDeltaAttention

@@ -20,6 +20,7 @@ from regard._utils.errors import RegardWarning
 from regard.inspect import Record, capture
 from regard.nn import (
     HGRN2,
+    Comba,
     DeltaNet,
     FastWeights,
     GatedDeltaNet,
@@ -151,6 +152,7 @@ def test_the_gated_delta_rule_by_our_own_formula(monkeypatch: pytest.MonkeyPatch
 
 
 LAYERS: dict[str, Callable[[], Any]] = {
+    "Comba": lambda: Comba(16, 2),
     "DeltaNet": lambda: DeltaNet(16, 2),
     "GatedDeltaNet": lambda: GatedDeltaNet(16, 2),
     "KimiDeltaAttention": lambda: KimiDeltaAttention(16, 2),

@@ -146,7 +146,8 @@ class GatedSlotAttention(RecurrentAttention):
         scores, end = recur(steps, keys, form="auto", chunk=64)
         slots = self.num_heads, self.num_slots
         scores, end = (each.squeeze(-1).unflatten(1, slots) for each in (scores, end))
-        return scores.transpose(2, 3).softmax(-1), end
+        # The inspector takes a softmax for attention to keys; here it is the query of a recurrence, which it records.
+        return scores.transpose(2, 3).log_softmax(-1).exp(), end
 
     def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:
         """Return the effective weights (B, H, L, L): outputs are linear in the values."""

@@ -200,6 +200,17 @@ def gated_delta(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
 
 
+def comba(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, each = Read(x, **kwargs), layer.num_heads // layer.num_key_heads
+    q, k, v = _qkv(layer, read)
+    rate, decay = np.split(times(read.x, layer.rates), 2, -1)
+    rate, decay = sigmoid(rate), -np.exp(array(layer.A_log)) * softplus(decay + array(layer.dt_bias))
+    b, d = array(layer.feedback)[:, None], array(layer.correction)[:, None]
+    erase = rate[..., None] * np.repeat(k, each, 2), np.repeat(sigmoid(b) * k, each, 2)
+    found = read.recur(q - d * k, k, v, layer.key_dim**-0.5, decay, rate, erase=erase)
+    return times(merged(_normed(layer, found)) * sigmoid(times(read.x, layer.gate)), layer.out)
+
+
 def kimi(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     read = Read(x, **kwargs)
     q, k, v = _qkv(layer, read)
@@ -383,6 +394,13 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
             "product": _made(nn.GatedDeltaNet, 4, num_key_heads=2, num_steps=3, negative_eigenvalues=True),
         },
         gated_delta,
+    ),
+    "Comba": (
+        {
+            "": _made(nn.Comba, 4, num_key_heads=2),
+            "wide": _made(nn.Comba, 2, key_dim=3, value_dim=5, conv_size=2, correction=0.02),
+        },
+        comba,
     ),
     "KimiDeltaAttention": (
         {"": _made(nn.KimiDeltaAttention, 2), "wide": _made(nn.KimiDeltaAttention, 2, head_dim=3)},

@@ -84,6 +84,8 @@ from regard.nn.linear.gated_linear import GatedLinearAttention as GatedLinearAtt
 from regard.nn.linear.gated_linear import LightningAttention as LightningAttention
 from regard.nn.linear.gated_linear import Retention as Retention
 from regard.nn.linear.gated_slots import GatedSlotAttention as GatedSlotAttention
+from regard.nn.linear.lact import ChunkState as ChunkState
+from regard.nn.linear.lact import LaCT as LaCT
 from regard.nn.linear.log_linear import LogLinearGatedDeltaNet as LogLinearGatedDeltaNet
 from regard.nn.linear.log_linear import LogLinearMamba2 as LogLinearMamba2
 from regard.nn.linear.log_linear import LogLinearState as LogLinearState

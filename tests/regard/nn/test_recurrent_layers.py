@@ -154,6 +154,15 @@ def test_second_derivatives_of_a_network_that_learns(name: str) -> None:
     torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
 
 
+@pytest.mark.parametrize("layer", [nn.LaCT(4, 2, num_memories=1, chunk_size=2, window=2, dtype=F64)])
+def test_gradients_through_orthogonal_steps(layer: nn.LaCT) -> None:
+    x = rows(1, 5, 4).requires_grad_()
+    with torch.no_grad():  # rates that make a difference
+        layer.rates.bias.fill_(0.5)
+    weights = [*layer.initial, *layer.rates.parameters()]
+    torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *weights))
+
+
 @pytest.mark.parametrize("name", trained.LAYERS)
 def test_a_network_that_learns_has_no_effective_weights(name: str) -> None:
     message = f"{name}: return_aux must be None, as a network that learns has no effective weights of steps"

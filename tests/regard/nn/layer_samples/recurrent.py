@@ -397,7 +397,7 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     ),
     "Comba": (
         {
-            "": _made(nn.Comba, 4, num_key_heads=2),
+            "": _made(nn.Comba, 4, num_key_heads=2, key_dim=3),
             "wide": _made(nn.Comba, 2, key_dim=3, value_dim=5, conv_size=2, correction=0.02),
         },
         comba,

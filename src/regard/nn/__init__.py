@@ -69,6 +69,8 @@ from regard.nn.latents.perceiver import GatedCrossAttention as GatedCrossAttenti
 from regard.nn.latents.perceiver import PerceiverAttention as PerceiverAttention
 from regard.nn.latents.perceiver import PerceiverResampler as PerceiverResampler
 from regard.nn.latents.slots import SlotAttention as SlotAttention
+from regard.nn.linear.atlas import Atlas as Atlas
+from regard.nn.linear.atlas import AtlasState as AtlasState
 from regard.nn.linear.attention import LinearAttention as LinearAttention
 from regard.nn.linear.attention import linear_attention as linear_attention
 from regard.nn.linear.efficient import EfficientAttention as EfficientAttention

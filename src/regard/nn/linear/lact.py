@@ -21,15 +21,12 @@ from regard._utils.tracing import is_traced
 from regard.functional import attention
 from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
+from regard.nn.linear.networks import Weights, added, chosen, packed, unpacked
 from regard.nn.linear.orthogonal import orthogonalized
 from regard.nn.linear.recurrent_attention import Made, Terms, heads, unit
 from regard.nn.linear.trained_state import Blocks
 from regard.nn.linear.ttt import TrainedMemory
 from regard.nn.positions.rotary import Rotary, Rotation
-
-#: The matrices (B, H, D, F), (B, H, D, F) and (B, H, F, D) of the network ``(SiLU(x W₁) ⊙ (x W₂)) W₃``, or their changes.
-Weights = tuple[Tensor, ...]
-
 
 class ChunkState(NamedTuple):
     """The state of :class:`LaCT` after earlier steps.
@@ -57,27 +54,17 @@ class ChunkState(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """The networks within a chunk: their weights, the gradients and gates so far, and the momentum of chunks before."""
+    """The networks within a chunk: weights, gradients so far and perhaps a momentum; and the sum (B, H) of gates."""
 
-    weights: Weights
-    sums: Weights
+    rows: list[Weights]
     gates: Tensor
-    momentum: Weights | None
 
-    def where(self, chosen: Tensor | None, other: _Memory) -> _Memory:
+    def where(self, which: Tensor | None, other: _Memory) -> _Memory:
         """Return this memory for the sequences (B,) that are chosen, None for all, and another one for the rest."""
-        if chosen is None:
+        if which is None:
             return self
-        one = chosen.view(-1, 1, 1, 1)
-
-        def mixed(a: Weights, b: Weights) -> Weights:
-            return tuple(torch.where(one, x, y) for x, y in zip(a, b))
-
-        momentum = None
-        if self.momentum is not None and other.momentum is not None:
-            momentum = mixed(self.momentum, other.momentum)
-        gates = torch.where(chosen.unsqueeze(-1), self.gates, other.gates)
-        return _Memory(mixed(self.weights, other.weights), mixed(self.sums, other.sums), gates, momentum)
+        gates = torch.where(which.unsqueeze(-1), self.gates, other.gates)
+        return _Memory([chosen(which, a, b) for a, b in zip(self.rows, other.rows)], gates)
 
 
 def _applied(weights: Weights, rows: Tensor) -> Tensor:
@@ -231,54 +218,47 @@ class LaCT(TrainedMemory):
         query, key, value, rates = (blocks.split(each) for each in (terms.query, terms.key, terms.value, terms.rate))
         gates = rates[..., 0] if terms.log_momentum is None else blocks.split(terms.log_momentum.exp())
         initial = [each.to(query.dtype) for each in self.initial]
-        memory, found = self._unpacked(initial, len(query), state), []
+        first, found = self._first(initial, len(query)), list[Tensor]()
+        memory = first
+        if state:
+            (weights, *others), begun = unpacked(state[0], initial), state[1]
+            memory = _Memory([added(weights, initial), *others], begun)
         for n in range(blocks.number):
             fresh = blocks.fresh(n)
-            if fresh is not None:
-                memory = self._unpacked(initial, len(query), ()).where(fresh, memory)
-            found.append(_applied(memory.weights, query[:, :, n]))
-            more = _slopes(memory.weights, key[:, :, n], value[:, :, n], rates[:, :, n])
-            sums = tuple(a + b for a, b in zip(memory.sums, more))
-            memory = memory._replace(sums=sums, gates=memory.gates + gates[:, :, n].sum(-1))
+            memory = memory if fresh is None else first.where(fresh, memory)
+            weights, sums, *others = memory.rows
+            found.append(_applied(weights, query[:, :, n]))
+            sums = added(sums, _slopes(weights, key[:, :, n], value[:, :, n], rates[:, :, n]))
+            memory = _Memory([weights, sums, *others], memory.gates + gates[:, :, n].sum(-1))
             ends = blocks.ends(n)
             if ends is None or is_traced(query) or bool(ends.any()):  # Muon costs more than a step
                 memory = self._learned(memory, initial).where(ends, memory)
         read = blocks.joined(found, terms.query)
         read = torch.cat([near, layout.clear(read.transpose(1, 2)).transpose(1, 2)], -1)
-        return read, (self._packed(memory, initial), memory.gates, blocks.count, window)
+        weights, *others = memory.rows
+        matrix = packed([added(weights, initial, -1.0), *others])
+        return read, (matrix, memory.gates, blocks.count, window)
+
+    def _first(self, initial: list[Tensor], batch: int) -> _Memory:
+        """Return the networks before the first step of a document."""
+        weights = tuple(each.expand(batch, *each.shape) for each in initial)
+        none = tuple(torch.zeros_like(each) for each in weights)
+        rows = [weights, none] if self.momentum is None else [weights, none, none]
+        return _Memory(rows, initial[0].new_zeros(batch, self.num_memories))
 
     def _learned(self, memory: _Memory, initial: list[Tensor]) -> _Memory:
         """Return the networks after a chunk."""
-        step = memory.sums
-        if memory.momentum is not None:
+        weights, step, *momentum = memory.rows
+        for before in momentum:
             kept = (memory.gates / self.chunk_size).unsqueeze(-1).unsqueeze(-1)
-            step = tuple(a + kept * b for a, b in zip(step, memory.momentum))
+            step = tuple(a + kept * b for a, b in zip(step, before))
         moved = []
-        for weights, change, first in zip(memory.weights, step, initial):
-            new = weights + (orthogonalized(change) if self.muon else change)
+        for matrix, change, begin in zip(weights, step, initial):
+            new = matrix + (orthogonalized(change) if self.muon else change)
             norm = torch.linalg.vector_norm(new, dim=-2, keepdim=True) + 1e-5
-            moved.append(new / norm * torch.linalg.vector_norm(first, dim=-2, keepdim=True))
+            moved.append(new / norm * torch.linalg.vector_norm(begin, dim=-2, keepdim=True))
         none = tuple(torch.zeros_like(each) for each in step)
-        return _Memory(tuple(moved), none, torch.zeros_like(memory.gates), memory.momentum and step)
-
-    def _unpacked(self, initial: list[Tensor], batch: int, state: tuple[Tensor, ...]) -> _Memory:
-        first = tuple(each.expand(batch, *each.shape) for each in initial)
-        if not state:
-            none = tuple(torch.zeros_like(each) for each in first)
-            gates = initial[0].new_zeros(batch, self.num_memories)
-            return _Memory(first, none, gates, None if self.momentum is None else none)
-        sizes = [each[0].numel() for each in initial]
-        weights, *others = (
-            tuple(part.unflatten(-1, each.shape[1:]) for part, each in zip(row.split(sizes, -1), initial))
-            for row in state[0].unbind(2)
-        )
-        weights = tuple(a + b for a, b in zip(weights, first))
-        return _Memory(weights, others[0], state[1], None if self.momentum is None else others[1])
-
-    def _packed(self, memory: _Memory, initial: list[Tensor]) -> Tensor:
-        rows = [tuple(a - b for a, b in zip(memory.weights, initial)), memory.sums]
-        rows += [] if memory.momentum is None else [memory.momentum]
-        return torch.stack([torch.cat([each.flatten(-2) for each in row], -1) for row in rows], 2)
+        return _Memory([tuple(moved), none, *[step for _ in momentum]], torch.zeros_like(memory.gates))
 
     def _near(
         self, attended: tuple[Tensor, Tensor, Tensor], layout: Layout, past: Tensor | None

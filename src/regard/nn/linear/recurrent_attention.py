@@ -51,7 +51,7 @@ class Terms(NamedTuple):
     key: Tensor  # (B, G, L, K)
     value: Tensor  # (B, H, L, V)
     log_decay: Tensor | None = None  # (B, H, L) or (B, H, L, K)
-    rate: Tensor | None = None  # (B, H, L)
+    rate: Tensor | None = None  # (B, H, L); of LaCT and Atlas several for each step
     delta: bool = False
     scale: float | None = None
     gate: Tensor | None = None  # (B, L, H · V)

@@ -123,6 +123,22 @@ def test_second_derivatives_of_mesa_net(iterations: int | None) -> None:
     torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
 
 
+def test_atlas_without_its_own_parts_is_titans_memory() -> None:
+    titans, x = nn.TitansMemory(8, 2, block_size=3, dtype=F64), rows(2, 7, 8)
+    atlas = nn.Atlas(8, 2, degree=1, window=1, muon=False, block_size=3, dtype=F64)
+    with torch.no_grad():
+        atlas.coefficients[0] = 0
+        titans.rates.weight[:2] = 0  # one rate for all steps: there it is that of what enters the momentum
+        for ours, theirs in zip(atlas.initial, titans.initial):
+            ours[:, 1:] = theirs.normal_()
+        atlas.rates.weight[:6], atlas.rates.bias[:6] = titans.rates.weight, titans.rates.bias
+        atlas.rates.weight[6:], atlas.rates.bias[6:] = 0, 50  # γ = 1
+        for name in ("qkv", "gate", "out"):
+            getattr(atlas, name).load_state_dict(getattr(titans, name).state_dict())
+        atlas.conv.load_state_dict(titans.conv.state_dict())
+    close(atlas(x), titans(x))
+
+
 def test_titans_memory_generalizes_the_delta_rule() -> None:
     layer, x = nn.TitansMemory(8, 2, block_size=1, dtype=F64), rows(2, 7, 8)
     terms, _ = layer.terms(x, None, Layout(), None)
@@ -154,8 +170,15 @@ def test_second_derivatives_of_a_network_that_learns(name: str) -> None:
     torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
 
 
-@pytest.mark.parametrize("layer", [nn.LaCT(4, 2, num_memories=1, chunk_size=2, window=2, dtype=F64)])
-def test_gradients_through_orthogonal_steps(layer: nn.LaCT) -> None:
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LaCT(4, 2, num_memories=1, chunk_size=2, window=2, dtype=F64),
+        nn.Atlas(4, 1, key_dim=1, value_dim=2, window=2, block_size=2, depth=2, dtype=F64),
+    ],
+    ids=["LaCT", "Atlas"],
+)
+def test_gradients_through_orthogonal_steps(layer: nn.LaCT | nn.Atlas) -> None:
     x = rows(1, 5, 4).requires_grad_()
     with torch.no_grad():  # rates that make a difference
         layer.rates.bias.fill_(0.5)

@@ -432,7 +432,7 @@ def trained(run: Any, layer: nn.Module, case: Case, B: int, L: int) -> list[Tens
 OF_ONE_SIZE = {
     "LightningIndexer": "a part of DeepSeek's layer that returns indices, without a gradient",
     **dict.fromkeys(
-        ("LaCT", "TTTMLP", "TitansMAC", "TitansMAG", "TitansMAL", "TitansMemory"),
+        ("Atlas", "LaCT", "TTTMLP", "TitansMAC", "TitansMAG", "TitansMAL", "TitansMemory"),
         "pass for each size, but compiling their loops for unknown sizes takes minutes",
     ),
     "LSHAttention": "passes, but compiling its sorted chunks for unknown sizes takes minutes",

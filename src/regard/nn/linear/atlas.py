@@ -90,8 +90,8 @@ class Atlas(TrainedMemory):
     θ, α, η and γ are between 0 and 1, per head and step. The gradients of a block of C steps are all taken at the
     weights before the block. φ are all products of at most p columns, those of d columns times a learned a_d, which is
     1/d! at first. Queries, keys and values pass a short convolution with SiLU, queries and keys are divided by their
-    norm; each head's output passes an RMS norm, times a gate SiLU(W_G x). With a window of 1 step, ``degree=1`` and
-    ``muon=False``, this is the rule of :class:`TitansMemory`; without Muon it is the paper's OmegaNet.
+    norm; each head's output passes an RMS norm, times a gate SiLU(W_G x). Without Muon it is the paper's OmegaNet; and
+    with a window of 1 step and ``degree=1``, too, :class:`TitansMemory`, but that η there weighs what enters S.
 
     Implementations differ: some raise each column to a power in place of all products, some give γ to pairs of steps or
     fix the gates. Here γ belongs to the step that is learned.
@@ -251,7 +251,7 @@ class Atlas(TrainedMemory):
             start = current if ends is None else chosen(ends, current, memory[0])
             memory = [start, current, pushed]
             places = last.unsqueeze(-1) + torch.arange(self.window - 1, device=last.device)
-            window = known.gather(2, places.view(len(last), 1, -1, 1).expand(-1, *window.shape[1:]))
+            window = known.gather(2, places[:, None, :, None].expand(-1, *window.shape[1:]))
         *weights, momentum = memory
         matrix = packed([*(added(each, initial, -1.0) for each in weights), momentum])
         output, matrix = spoil(blocks.joined(found, terms.value), matrix, spoiled)

@@ -298,6 +298,49 @@ def lact(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return times(merged(near) + merged(found), layer.out)
 
 
+def _products(layer: Any, row: Array) -> Array:
+    """Return all products of at most p columns, by degree, with their coefficients."""
+    found = []
+    for d, a in enumerate(array(layer.coefficients)):
+        places = [p for p in np.ndindex(*d * [len(row)]) if list(p) == sorted(p)]
+        found += [a * np.prod(row[list(p)]) for p in places]
+    return np.array(found)
+
+
+def atlas(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, H = Read(x, **kwargs), layer.num_heads
+    rows, D = read.conv(layer.conv, times(read.x, layer.qkv)), H * layer.key_dim
+    q, k, v = (heads(each, H) for each in np.split(rows, [D, 2 * D], -1))
+    q, k = (np.apply_along_axis(lambda row: _products(layer, row), -1, unit(each)) for each in (q, k))
+    rate, forget, theta, gamma = np.split(_sigmoid(times(read.x, layer.rates)), 4, -1)
+
+    def applied(weights: list[Tensor], row: Tensor) -> Tensor:
+        for i, w in enumerate(weights):
+            row = (F.silu(row) if i else row) @ w
+        return row
+
+    found = np.zeros_like(v)
+    for b, h in np.ndindex(len(q), H):
+        for t in range(read.L):
+            if _begins(read, b, t):
+                start = current = [_double(array(each)[h]) for each in layer.initial]
+                pushed, pairs = [torch.zeros_like(each) for each in start], list[tuple[Tensor, Tensor, float]]()
+            if not read.real[b, t]:
+                continue
+            pairs.append((_double(k[b, t, h]), _double(v[b, t, h]), float(gamma[b, t, h])))
+            with torch.enable_grad():
+                leaves = [each.clone().requires_grad_() for each in start]
+                losses = [g * (applied(leaves, key) - value).square().sum() for key, value, g in pairs[-layer.window :]]
+                grads = torch.autograd.grad(torch.stack(losses).sum(), leaves)
+            pushed = [float(theta[b, t, h]) * s + grad for s, grad in zip(pushed, grads)]
+            steps = [_double(orthogonal(array(each))) if layer.muon else each for each in pushed]
+            kept, eta = 1 - float(forget[b, t, h]), float(rate[b, t, h])
+            current = [kept * each - eta * step for each, step in zip(current, steps)]
+            start = start if len(pairs) % layer.block_size else current
+            found[b, t, h] = array(applied(current, _double(q[b, t, h])))
+    return times(_gated(layer, read, found), layer.out)
+
+
 def _made(kind: type[Any], *sizes: int, **options: Any) -> Callable[..., Any]:
     def build(**where: Any) -> Any:
         layer = kind(8, *sizes, **options, **where)
@@ -333,6 +376,14 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
             "deep": _made(nn.TitansMAC, 2, segment=6, depth=2),
         },
         titans_mac,
+    ),
+    "Atlas": (
+        {
+            "": _made(nn.Atlas, 2, key_dim=2, window=2, block_size=3, muon=False),
+            "muon": _made(nn.Atlas, 2, key_dim=2, value_dim=2, degree=1, window=3, block_size=2, conv_size=2),
+            "deep": _made(nn.Atlas, 2, key_dim=2, value_dim=3, degree=3, window=1, block_size=4, depth=2, muon=False),
+        },
+        atlas,
     ),
     "LaCT": (
         {

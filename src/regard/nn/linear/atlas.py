@@ -7,7 +7,7 @@ window, C of a block, P numbers of a head's network.
 from __future__ import annotations
 
 import math
-from itertools import combinations_with_replacement, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -134,7 +134,6 @@ class Atlas(TrainedMemory):
     """
 
     state_type: type[Any] = AtlasState
-    columns: Tensor
 
     def __init__(
         self,
@@ -157,7 +156,8 @@ class Atlas(TrainedMemory):
         super().__init__(embed_dim, num_heads)
         E, H, V = self.embed_dim, self.num_heads, self.head_width("value_dim", value_dim)
         self.value_dim = V
-        self.key_dim = D = min(16, self.head_width("key_dim", None)) if key_dim is None else size(self, "key_dim", key_dim)
+        D = self.head_width("key_dim", key_dim)
+        self.key_dim = D = min(16, D) if key_dim is None else D
         self.degree, self.window = size(self, "degree", degree), size(self, "window", window)
         self.depth, self.muon = size(self, "depth", depth), flag(self, "muon", muon)
         self.block_size = size(self, "block_size", block_size)
@@ -165,11 +165,7 @@ class Atlas(TrainedMemory):
         self.conv = ShortConvolution(sum(self._widths), conv_size, **where)
         self.rates = nn.Linear(E, 4 * H, **where)  # of η, α, θ and γ
         self.coefficients = parameter(self.degree + 1, **where)
-        # Column D of a row is 1, and fills products of fewer columns up.
-        products = [p for d in range(self.degree + 1) for p in combinations_with_replacement(range(D), d)]
-        filled = [[*p, *[D] * (self.degree - len(p))] for p in products]
-        self.register_buffer("columns", torch.tensor(filled, device=device), persistent=False)
-        widths = [len(products), *[4 * V] * (self.depth - 1), V]
+        widths = [math.comb(D + self.degree, self.degree), *[4 * V] * (self.depth - 1), V]
         self.memory = nn.ParameterList(parameter(H, a, b, **where) for a, b in pairwise(widths))
         self.gate = nn.Linear(E, H * V, bias=False, **where)
         self.norm = nn.RMSNorm(V, eps=positive(self, "norm_eps", norm_eps), **where)
@@ -200,12 +196,14 @@ class Atlas(TrainedMemory):
 
     def features(self, rows: Tensor) -> Tensor:
         """Return the products (..., F) of at most p columns of rows (..., D), with their coefficients."""
-        rows, columns = F.pad(rows, (0, 1), value=1.0), self.columns.unbind(-1)
-        found = rows[..., columns[0]]
-        for each in columns[1:]:
-            found = found * rows[..., each]
-        degrees = (self.columns < self.key_dim).sum(-1)
-        return found * self.coefficients.to(rows.dtype)[degrees]
+        columns, coefficients = rows.split(1, -1), self.coefficients.to(rows.dtype)
+        products, found = torch.ones_like(columns[0]), [coefficients[:1].expand_as(columns[0])]
+        for d in range(1, self.degree + 1):
+            # Each column times the products, one shorter, of itself and later ones: those are the last.
+            counts = [math.comb(len(columns) - i + d - 2, d - 1) for i in range(len(columns))]
+            products = torch.cat([each * products[..., -n:] for each, n in zip(columns, counts)], -1)
+            found.append(coefficients[d] * products)
+        return torch.cat(found, -1)
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence; the rates (B, H, L, 2) are η and γ."""

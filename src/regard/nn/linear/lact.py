@@ -218,7 +218,7 @@ class LaCT(TrainedMemory):
         query, key, value, rates = (blocks.split(each) for each in (terms.query, terms.key, terms.value, terms.rate))
         gates = rates[..., 0] if terms.log_momentum is None else blocks.split(terms.log_momentum.exp())
         initial = [each.to(query.dtype) for each in self.initial]
-        first, found = self._first(initial, len(query)), list[Tensor]()
+        first, found = self._first(initial, len(query)), []
         memory = first
         if state:
             (weights, *others), begun = unpacked(state[0], initial), state[1]

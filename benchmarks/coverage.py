@@ -244,7 +244,11 @@ BASELINES: dict[str, tuple[Row, ...]] = {
             ("nn.TitansMAC", "nn.TitansMAG", "nn.TitansMAL"),
             "what is recalled has a causal mask, too",
         ),
-        Row("ATLAS, OmegaNet", ("nn.Atlas",), "OmegaNet is `muon=False`; the memory without windowed attention beside it"),
+        Row(
+            "ATLAS, OmegaNet",
+            ("nn.Atlas",),
+            "OmegaNet is `muon=False`; the memory without windowed attention beside it",
+        ),
         Row("LaCT", ("nn.LaCT",), "the memory has no positions"),
         Row("Mamba, S6", ("nn.Mamba",)),
     ),

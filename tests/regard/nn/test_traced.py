@@ -132,7 +132,8 @@ def on_maps(new: Any, B: int, L: int) -> LayerCall:
 SIZED: dict[str, Any] = {"batch_first": True, "dropout": 0.0, "dim_feedforward": 10}
 RECURRENT = (
     "Comba", "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "GatedSlotAttention", "HGRN2", "KimiDeltaAttention",
-    "LightningAttention", "LogLinearGatedDeltaNet", "LogLinearMamba2", "Mamba2", "MesaNet", "RWKV6Attention", "RWKV7Attention", "Retention",
+    "LightningAttention", "LogLinearGatedDeltaNet", "LogLinearMamba2", "Mamba2", "MesaNet", "RWKV6Attention",
+    "RWKV7Attention", "Retention",
 )  # fmt: skip
 IMAGES = ("CBAM", "ChannelAttention", "ECA", "MultiheadConvAttention", "SelfAttention2d", "SqueezeExcitation")
 CASES = [

@@ -292,13 +292,13 @@ def _lact(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
 
 
 def _atlas(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    how = {"key_dim": config.recurrent_key_width, "value_dim": config.recurrent_value_width}
+    how: dict[str, Any] = {"key_dim": config.recurrent_key_width, "value_dim": config.recurrent_value_width}
     how |= {"conv_size": config.convolution}
     return Atlas(config.width, config.recurrent_heads or config.heads, norm_eps=config.recurrent_eps, **how)
 
 
 def _slots(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
-    how = {"key_dim": config.recurrent_key_width, "value_dim": config.recurrent_value_width}
+    how: dict[str, Any] = {"key_dim": config.recurrent_key_width, "value_dim": config.recurrent_value_width}
     heads = config.recurrent_heads or config.heads
     return GatedSlotAttention(config.width, heads, norm_eps=config.recurrent_eps, **how)
 

@@ -7,6 +7,7 @@ window, C of a block, P numbers of a head's network.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -70,8 +71,119 @@ def _gradients(weights: Weights, key: Tensor, value: Tensor) -> list[tuple[Tenso
     return list(zip(inputs, reversed(found)))
 
 
+class Learning(NamedTuple):
+    """How the network learns: steps w of a window, steps C of a block, and whether steps are orthogonalized."""
+
+    window: int
+    block: int
+    muon: bool
+
+
+def omega_recurrence(
+    rows: tuple[Tensor, Tensor, Tensor],
+    rates: Tensor,
+    log_decay: Tensor,
+    log_momentum: Tensor,
+    initial: Sequence[Tensor],
+    how: Learning,
+    layout: Layout,
+    state: tuple[Tensor, Tensor, Tensor] | None,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Return what each step reads in the network that has learned its window, and the state.
+
+    Parameters
+    ----------
+    rows : tuple of Tensor (B, H, L, F), (B, H, L, F) and (B, H, L, V)
+        Queries, keys and values.
+    rates : Tensor (B, H, L, 2)
+        η and γ.
+    log_decay, log_momentum : Tensor (B, H, L)
+    initial : sequence of Tensor (H, K, V)
+        The weights before the first step of a document.
+    how : Learning
+    layout : Layout
+        Padding, which neither counts nor is learned, and documents.
+    state : tuple of Tensor (B, H, 3, P), (B,) and (B, H, w − 1, F + V + 1), or None
+        After earlier steps; see :class:`AtlasState`.
+
+    Returns
+    -------
+    output : Tensor (B, H, L, V)
+    state : tuple of Tensor
+    """
+    blocks = Blocks(layout, rows[1], how.block, None if state is None else state[1])
+    given, spoiled = finite(layout, *rows, rates, log_decay, log_momentum)
+    query, key, value, rates, *logs = (blocks.split(each) for each in given if each is not None)
+    rate, gamma = rates.unbind(-1)
+    own = torch.cat([key, value, gamma.unsqueeze(-1)], -1)
+    initial = [each.to(query.dtype) for each in initial]
+    begin = tuple(each.expand(len(query), *each.shape) for each in initial)
+    first = [begin, begin, tuple(torch.zeros_like(each) for each in begin)]
+    memory, window = first, own.new_zeros(*own.shape[:2], how.window - 1, own.shape[-1])
+    if state is not None:
+        *weights, momentum = unpacked(state[0], initial)
+        memory, window = [*(added(each, initial) for each in weights), momentum], state[2]
+    found = []
+    for n in range(blocks.number):
+        fresh = blocks.fresh(n)
+        if fresh is not None:
+            memory = [chosen(fresh, a, b) for a, b in zip(first, memory)]
+            window = torch.where(fresh.view(-1, 1, 1, 1), 0.0, window)
+        known = torch.cat([window, own[:, :, n]], 2)
+        rows_n = known[..., : key.shape[-1]], known[..., key.shape[-1] : -1], known[..., -1:]
+        decay, carried = (Decay(each[:, :, n].unsqueeze(-1), None) for each in logs)
+        moved, pushed = _moved(memory, rows_n, rate[:, :, n], decay, carried, how)
+        # One network for each step, without that before the first.
+        after = tuple(each[:, :, 1:] for each in moved)
+        found.append(_applied(after, query[:, :, n].unsqueeze(-2)).squeeze(-2))
+        steps, ends = blocks.steps(n), blocks.ends(n)
+        last = torch.full_like(blocks.count, blocks.width) if steps is None else steps
+        current, momentum = (tuple(_at(each, last) for each in row) for row in (moved, pushed))
+        memory = [current if ends is None else chosen(ends, current, memory[0]), current, momentum]
+        places = last.unsqueeze(-1) + torch.arange(how.window - 1, device=last.device)
+        window = known.gather(2, places[:, None, :, None].expand(-1, *window.shape[1:]))
+    *weights, momentum = memory
+    matrix = packed([*(added(each, initial, -1.0) for each in weights), momentum])
+    output, matrix = spoil(blocks.joined(found, rows[2]), matrix, spoiled)
+    return output, (matrix, blocks.count, window)
+
+
+def _moved(
+    memory: list[Weights],
+    rows: tuple[Tensor, Tensor, Tensor],
+    rate: Tensor,
+    decay: Decay,
+    carried: Decay,
+    how: Learning,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights and the momentum (B, H, C + 1, K, V) after none, one, … and all steps of a block.
+
+    ``rows`` are the keys, values and gates γ of the window before the block, and of the block.
+    """
+    (start, current, pushed), (key, value, gamma) = memory, rows
+    ones, (C, J) = torch.ones_like(rate).unsqueeze(-1), (rate.shape[-1], key.shape[2])
+    seen = torch.ones(C, J, dtype=key.dtype, device=key.device).triu().tril(how.window - 1)
+    shares = carried.scores(ones, ones) @ seen  # (B, H, C, J)
+    moves = decay.scores(ones, ones) * rate.unsqueeze(-2)
+    weights, momentum = [], []
+    for (inputs, grad), now, old in zip(_gradients(start, key, value), current, pushed):
+        grads = (shares.unsqueeze(-1) * inputs.unsqueeze(2)).mT @ (gamma * grad).unsqueeze(2)
+        sums = grads + (carried.from_start(ones) * old.flatten(2).unsqueeze(2)).view_as(grads)
+        steps = orthogonalized(sums) if how.muon else sums
+        moved = decay.from_start(ones) * now.flatten(2).unsqueeze(2) - moves @ steps.flatten(3)
+        weights.append(torch.cat([now.unsqueeze(2), moved.view_as(grads)], 2))
+        momentum.append(torch.cat([old.unsqueeze(2), sums], 2))
+    return weights, momentum
+
+
+def _at(each: Tensor, step: Tensor) -> Tensor:
+    """Return the matrices (B, H, K, V) after so many steps (B,)."""
+    index = step.view(-1, 1, 1, 1, 1).expand(-1, each.shape[1], 1, *each.shape[3:])
+    return each.gather(2, index).squeeze(2)
+
+
 @mechanism(
-    formula="S ← θ S + ∇_M Σ_{i>t−w} γ_i |M(φ(k_i)) − v_i|²; M ← α M − η Muon(S); y = norm(M(φ(q))) ⊙ SiLU(W_G x) · W_O",
+    formula="S ← θ S + ∇_M Σ_{i>t−w} γ_i |M(φ(k_i)) − v_i|²; M ← α M − η Muon(S); y = norm(M(φ(q))) ⊙ SiLU(g) · W_O",
     sources=("behrouz2025atlas",),
     learned="W_QKV, W_G (H·V, E), w (4·H, E), a (p + 1), M, convolution, norm (V), W_O (E, H·V)",
     cost="O(L·E² + L·H·F·V·(C + w + min(F, V)))",
@@ -218,71 +330,14 @@ class Atlas(TrainedMemory):
 
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what each head reads (B, H, L, V), and the state after the last step."""
-        blocks = Blocks(layout, terms.key, self.block_size, state[1] if state else None)
-        tensors = terms.query, terms.key, terms.value, terms.rate, terms.log_decay, terms.log_momentum
-        given, spoiled = finite(layout, *tensors)
-        query, key, value, rates, *logs = (blocks.split(each) for each in given if each is not None)
-        rate, gamma = rates.unbind(-1)
-        own = torch.cat([key, value, gamma.unsqueeze(-1)], -1)
-        initial = [each.to(query.dtype) for each in self.initial]
-        begin = tuple(each.expand(len(query), *each.shape) for each in initial)
-        first = [begin, begin, tuple(torch.zeros_like(each) for each in begin)]
-        memory, window = first, own.new_zeros(*own.shape[:2], self.window - 1, own.shape[-1])
-        if state:
-            *weights, momentum = unpacked(state[0], initial)
-            memory, window = [*(added(each, initial) for each in weights), momentum], state[2]
-        found = []
-        for n in range(blocks.number):
-            fresh = blocks.fresh(n)
-            if fresh is not None:
-                memory = [chosen(fresh, a, b) for a, b in zip(first, memory)]
-                window = torch.where(fresh.view(-1, 1, 1, 1), 0.0, window)
-            known = torch.cat([window, own[:, :, n]], 2)
-            decay, carried = (Decay(each[:, :, n].unsqueeze(-1), None) for each in logs)
-            weights, momentum = self._moved(memory, known, rate[:, :, n], decay, carried)
-            # One network for each step, without that before the first.
-            after = tuple(each[:, :, 1:] for each in weights)
-            found.append(_applied(after, query[:, :, n].unsqueeze(-2)).squeeze(-2))
-            steps, ends = blocks.steps(n), blocks.ends(n)
-            last = torch.full_like(blocks.count, blocks.width) if steps is None else steps
-            current, pushed = (tuple(_at(each, last) for each in row) for row in (weights, momentum))
-            start = current if ends is None else chosen(ends, current, memory[0])
-            memory = [start, current, pushed]
-            places = last.unsqueeze(-1) + torch.arange(self.window - 1, device=last.device)
-            window = known.gather(2, places[:, None, :, None].expand(-1, *window.shape[1:]))
-        *weights, momentum = memory
-        matrix = packed([*(added(each, initial, -1.0) for each in weights), momentum])
-        output, matrix = spoil(blocks.joined(found, terms.value), matrix, spoiled)
-        return output, (matrix, blocks.count, window)
-
-    def _moved(
-        self, memory: list[Weights], known: Tensor, rate: Tensor, decay: Decay, carried: Decay
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the weights and the momentum (B, H, C + 1, K, V) after none, one, … and all steps of a block."""
-        start, current, pushed = memory
-        key, value, gamma = known.split([known.shape[-1] - self.value_dim - 1, self.value_dim, 1], -1)
-        ones, (C, J) = torch.ones_like(rate).unsqueeze(-1), (rate.shape[-1], known.shape[2])
-        seen = torch.ones(C, J, dtype=key.dtype, device=key.device).triu().tril(self.window - 1)
-        shares = carried.scores(ones, ones) @ seen  # (B, H, C, J)
-        moves = decay.scores(ones, ones) * rate.unsqueeze(-2)
-        weights, momentum = [], []
-        for (inputs, grad), now, old in zip(_gradients(start, key, value), current, pushed):
-            grads = (shares.unsqueeze(-1) * inputs.unsqueeze(2)).mT @ (gamma * grad).unsqueeze(2)
-            sums = grads + (carried.from_start(ones) * old.flatten(2).unsqueeze(2)).view_as(grads)
-            steps = orthogonalized(sums) if self.muon else sums
-            moved = decay.from_start(ones) * now.flatten(2).unsqueeze(2) - moves @ steps.flatten(3)
-            weights.append(torch.cat([now.unsqueeze(2), moved.view_as(grads)], 2))
-            momentum.append(torch.cat([old.unsqueeze(2), sums], 2))
-        return weights, momentum
+        assert terms.rate is not None and terms.log_decay is not None and terms.log_momentum is not None
+        how, rows = Learning(self.window, self.block_size, self.muon), (terms.query, terms.key, terms.value)
+        earlier = (state[0], state[1], state[2]) if state else None
+        gates = terms.rate, terms.log_decay, terms.log_momentum
+        return omega_recurrence(rows, *gates, self.initial, how, layout, earlier)
 
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""
         sizes = f"key_dim={self.key_dim}, value_dim={self.value_dim}, degree={self.degree}, depth={self.depth}"
         steps = f"window={self.window}, block_size={self.block_size}"
         return f"{super().extra_repr()}, {sizes}, {steps}" + ("" if self.muon else ", muon=False")
-
-
-def _at(each: Tensor, step: Tensor) -> Tensor:
-    """Return the matrices (B, H, K, V) after so many steps (B,)."""
-    index = step.view(-1, 1, 1, 1, 1).expand(-1, each.shape[1], 1, *each.shape[3:])
-    return each.gather(2, index).squeeze(2)

@@ -154,9 +154,7 @@ class GatedSlotAttention(RecurrentAttention):
         assert terms.log_decay is not None
         weights, _ = self._weights(terms, layout, state[0][..., : self.key_dim] if state else None)
         written = -torch.expm1(terms.log_decay)
-        return gated_recurrence_weights(
-            weights, written, log_decay=terms.log_decay, scale=1.0, documents=layout.runs
-        )
+        return gated_recurrence_weights(weights, written, log_decay=terms.log_decay, scale=1.0, documents=layout.runs)
 
     def normed(self, read: Tensor) -> Tensor:
         """Return what the heads read (B, L, H, V), after SiLU, normed over all of them, as rows (B, L, H · V)."""

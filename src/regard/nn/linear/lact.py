@@ -7,6 +7,7 @@ layer, C steps of a chunk, w of a window, P numbers of a network.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from regard.nn.linear.recurrent_attention import Made, Terms, heads, unit
 from regard.nn.linear.trained_state import Blocks
 from regard.nn.linear.ttt import TrainedMemory
 from regard.nn.positions.rotary import Rotary, Rotation
+
 
 class ChunkState(NamedTuple):
     """The state of :class:`LaCT` after earlier steps.
@@ -53,20 +55,6 @@ class ChunkState(NamedTuple):
     past: Tensor
 
 
-class _Memory(NamedTuple):
-    """The networks within a chunk: weights, gradients so far and perhaps a momentum; and the sum (B, H) of gates."""
-
-    rows: list[Weights]
-    gates: Tensor
-
-    def where(self, which: Tensor | None, other: _Memory) -> _Memory:
-        """Return this memory for the sequences (B,) that are chosen, None for all, and another one for the rest."""
-        if which is None:
-            return self
-        gates = torch.where(which.unsqueeze(-1), self.gates, other.gates)
-        return _Memory([chosen(which, a, b) for a, b in zip(self.rows, other.rows)], gates)
-
-
 def _applied(weights: Weights, rows: Tensor) -> Tensor:
     """Return what the networks make of rows (B, H, C, D)."""
     gate, up, down = weights
@@ -83,8 +71,105 @@ def _slopes(weights: Weights, key: Tensor, value: Tensor, rates: Tensor) -> Weig
     return (first * key).mT @ slope, (second * key).mT @ (back * a * share), (third * a * share * b).mT @ value
 
 
+class _Memory(NamedTuple):
+    """The networks within a chunk: weights, gradients so far and perhaps a momentum; and the sum (B, H) of gates."""
+
+    rows: list[Weights]
+    gates: Tensor
+
+    @classmethod
+    def first(cls, initial: list[Tensor], batch: int, momentum: bool) -> _Memory:
+        """Return the networks before the first step of a document."""
+        weights = tuple(each.expand(batch, *each.shape) for each in initial)
+        none = tuple(torch.zeros_like(each) for each in weights)
+        rows = [weights, none, none] if momentum else [weights, none]
+        return cls(rows, initial[0].new_zeros(batch, len(initial[0])))
+
+    def where(self, which: Tensor | None, other: _Memory) -> _Memory:
+        """Return this memory for the sequences (B,) that are chosen, None for all, and another one for the rest."""
+        if which is None:
+            return self
+        gates = torch.where(which.unsqueeze(-1), self.gates, other.gates)
+        return _Memory([chosen(which, a, b) for a, b in zip(self.rows, other.rows)], gates)
+
+    def learned(self, initial: list[Tensor], chunk: int, muon: bool) -> _Memory:
+        """Return the networks after a chunk."""
+        weights, step, *momentum = self.rows
+        for before in momentum:
+            kept = (self.gates / chunk).unsqueeze(-1).unsqueeze(-1)
+            step = tuple(a + kept * b for a, b in zip(step, before))
+        moved = []
+        for matrix, change, begin in zip(weights, step, initial):
+            new = matrix + (orthogonalized(change) if muon else change)
+            norm = torch.linalg.vector_norm(new, dim=-2, keepdim=True) + 1e-5
+            moved.append(new / norm * torch.linalg.vector_norm(begin, dim=-2, keepdim=True))
+        none = tuple(torch.zeros_like(each) for each in step)
+        return _Memory([tuple(moved), none, *[step for _ in momentum]], torch.zeros_like(self.gates))
+
+
+def chunk_recurrence(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rates: Tensor,
+    gates: Tensor | None,
+    initial: Sequence[Tensor],
+    layout: Layout,
+    chunk: int,
+    muon: bool,
+    state: tuple[Tensor, Tensor, Tensor] | None,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Return what networks, which learn after each chunk, make of queries, and the state.
+
+    Parameters
+    ----------
+    query, key, value : Tensor (B, H, L, D)
+    rates : Tensor (B, H, L, 3)
+        Of the three matrices.
+    gates : Tensor (B, H, L), optional
+        Of the momentum; None is none.
+    initial : sequence of Tensor (H, K, V)
+        The matrices before the first step of a document.
+    layout : Layout
+        Padding, which neither counts nor is learned, and documents.
+    chunk : int
+        Steps C of a chunk.
+    muon : bool
+        Whether steps are orthogonalized.
+    state : tuple of Tensor (B, H, 2 or 3, P), (B, H) and (B,), or None
+        After earlier steps; see :class:`ChunkState`.
+
+    Returns
+    -------
+    output : Tensor (B, H, L, D)
+    state : tuple of Tensor
+    """
+    blocks = Blocks(layout, key, chunk, None if state is None else state[2])
+    momentum, rows = gates is not None, (query, key, value, rates, rates[..., 0] if gates is None else gates)
+    queries, keys, values, rates, gates = (blocks.split(each) for each in rows)
+    initial = [each.to(query.dtype) for each in initial]
+    first, found = _Memory.first(initial, len(query), momentum), []
+    memory = first
+    if state is not None:
+        weights, *others = unpacked(state[0], initial)
+        memory = _Memory([added(weights, initial), *others], state[1])
+    for n in range(blocks.number):
+        fresh = blocks.fresh(n)
+        memory = memory if fresh is None else first.where(fresh, memory)
+        weights, sums, *others = memory.rows
+        found.append(_applied(weights, queries[:, :, n]))
+        sums = added(sums, _slopes(weights, keys[:, :, n], values[:, :, n], rates[:, :, n]))
+        memory = _Memory([weights, sums, *others], memory.gates + gates[:, :, n].sum(-1))
+        ends = blocks.ends(n)
+        if ends is None or is_traced(query) or bool(ends.any()):  # Muon costs more than a step
+            memory = memory.learned(initial, chunk, muon).where(ends, memory)
+    weights, *others = memory.rows
+    matrix = packed([added(weights, initial, -1.0), *others])
+    return blocks.joined(found, query), (matrix, memory.gates, blocks.count)
+
+
 @mechanism(
-    formula="o = (Attn(x of a window) + s ⊙ norm(f(q))) · W_O; after each chunk W ← ŵ(W + Muon(M)), M ← Σ η ∂f(k)·v + μ M",
+    formula="o = (Attn(x of a window) + s ⊙ norm(f(q))) · W_O; per chunk M ← Σ η ∂f(k)·v + μ M, W ← norm(W + Muon(M))",
     sources=("zhang2025lact",),
     learned="W_QKV (3·E, E), norms, scales and shifts (2·E), W₁, W₂ (H, D, F), W₃ (H, F, D), w (5·H, E), W_O (E, E)",
     cost="O(L·E² + L·E·(F + w) + L/C·H·D²·F)",
@@ -207,58 +292,19 @@ class LaCT(TrainedMemory):
         query, key, value = (F.silu(heads(each, H).to(wide)) for each in (*rows, value))
         rates = F.softplus(heads(self.rates(x).to(wide), H))
         gates = None if self.momentum is None else F.logsigmoid(self.momentum(x).to(wide)).transpose(1, 2)
-        share = F.silu(self.share(x))
-        return Terms(unit(query), unit(key), value, rate=rates, log_momentum=gates, attended=attended, gate=share), x[:, :0]
+        read = {"attended": attended, "gate": F.silu(self.share(x))}
+        return Terms(unit(query), unit(key), value, rate=rates, log_momentum=gates, **read), x[:, :0]
 
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what attention and the memory read (B, H, L, 2·D), and the state after the last step."""
         assert terms.attended is not None and terms.rate is not None
         near, window = self._near(terms.attended, layout, state[3] if state else None)
-        blocks = Blocks(layout, terms.key, self.chunk_size, state[2] if state else None)
-        query, key, value, rates = (blocks.split(each) for each in (terms.query, terms.key, terms.value, terms.rate))
-        gates = rates[..., 0] if terms.log_momentum is None else blocks.split(terms.log_momentum.exp())
-        initial = [each.to(query.dtype) for each in self.initial]
-        first, found = self._first(initial, len(query)), []
-        memory = first
-        if state:
-            (weights, *others), begun = unpacked(state[0], initial), state[1]
-            memory = _Memory([added(weights, initial), *others], begun)
-        for n in range(blocks.number):
-            fresh = blocks.fresh(n)
-            memory = memory if fresh is None else first.where(fresh, memory)
-            weights, sums, *others = memory.rows
-            found.append(_applied(weights, query[:, :, n]))
-            sums = added(sums, _slopes(weights, key[:, :, n], value[:, :, n], rates[:, :, n]))
-            memory = _Memory([weights, sums, *others], memory.gates + gates[:, :, n].sum(-1))
-            ends = blocks.ends(n)
-            if ends is None or is_traced(query) or bool(ends.any()):  # Muon costs more than a step
-                memory = self._learned(memory, initial).where(ends, memory)
-        read = blocks.joined(found, terms.query)
-        read = torch.cat([near, layout.clear(read.transpose(1, 2)).transpose(1, 2)], -1)
-        weights, *others = memory.rows
-        matrix = packed([added(weights, initial, -1.0), *others])
-        return read, (matrix, memory.gates, blocks.count, window)
-
-    def _first(self, initial: list[Tensor], batch: int) -> _Memory:
-        """Return the networks before the first step of a document."""
-        weights = tuple(each.expand(batch, *each.shape) for each in initial)
-        none = tuple(torch.zeros_like(each) for each in weights)
-        rows = [weights, none] if self.momentum is None else [weights, none, none]
-        return _Memory(rows, initial[0].new_zeros(batch, self.num_memories))
-
-    def _learned(self, memory: _Memory, initial: list[Tensor]) -> _Memory:
-        """Return the networks after a chunk."""
-        weights, step, *momentum = memory.rows
-        for before in momentum:
-            kept = (memory.gates / self.chunk_size).unsqueeze(-1).unsqueeze(-1)
-            step = tuple(a + kept * b for a, b in zip(step, before))
-        moved = []
-        for matrix, change, begin in zip(weights, step, initial):
-            new = matrix + (orthogonalized(change) if self.muon else change)
-            norm = torch.linalg.vector_norm(new, dim=-2, keepdim=True) + 1e-5
-            moved.append(new / norm * torch.linalg.vector_norm(begin, dim=-2, keepdim=True))
-        none = tuple(torch.zeros_like(each) for each in step)
-        return _Memory([tuple(moved), none, *[step for _ in momentum]], torch.zeros_like(memory.gates))
+        gates = None if terms.log_momentum is None else terms.log_momentum.exp()
+        rows = terms.query, terms.key, terms.value, terms.rate, gates
+        earlier = (state[0], state[1], state[2]) if state else None
+        read, end = chunk_recurrence(*rows, self.initial, layout, self.chunk_size, self.muon, earlier)
+        read = layout.clear(read.transpose(1, 2)).transpose(1, 2)
+        return torch.cat([near, read], -1), (*end, window)
 
     def _near(
         self, attended: tuple[Tensor, Tensor, Tensor], layout: Layout, past: Tensor | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Coefficients (a, b, c) of each step X ← a X + (b A + c A²) X with A = X Xᵀ, as in LaCT's code. Singular values of more
-#: than 0.002 times the norm end within 0.15 of 1.
+#: Coefficients (a, b, c) of each step X ← a X + (b A + c A²) X with A = X Xᵀ, as in LaCT's code. Singular values above
+#: 0.002 times the norm end within 0.15 of 1.
 _STEPS = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),

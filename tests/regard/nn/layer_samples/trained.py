@@ -228,10 +228,10 @@ def orthogonal(matrix: Array) -> Array:
     """Return Muon's step: five polynomials of the singular values."""
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     values = values / (np.sqrt((values**2).sum()) + 1e-7)
-    for a, b, c in np.reshape(
-        [4.0848, -6.8946, 2.927, 3.9505, -6.3029, 2.6377, 3.7418, -5.5913, 2.3037, 2.8769, -3.1427, 1.2046]
-        + [2.8366, -3.0525, 1.2012],
-        (5, 3),
+    for a, b, c in zip(
+        (4.0848, 3.9505, 3.7418, 2.8769, 2.8366),
+        (-6.8946, -6.3029, -5.5913, -3.1427, -3.0525),
+        (2.927, 2.6377, 2.3037, 1.2046, 1.2012),
     ):
         values = a * values + b * values**3 + c * values**5
     return (left * values) @ right
@@ -263,8 +263,8 @@ class Chunks:
             change = [sum(grads) + kept * old for grads, old in zip(zip(*(g for g, _ in self.steps)), self.momentum)]
             made = [_double(orthogonal(array(each))) if self.layer.muon else each for each in change]
             new = [weight + each for weight, each in zip(self.weights, made)]
-            norms = [(each.square().sum(0).sqrt(), first.square().sum(0).sqrt()) for each, first in zip(new, self.initial)]
-            self.weights = [each / (a + 1e-5) * b for each, (a, b) in zip(new, norms)]
+            norms, firsts = ([each.square().sum(0).sqrt() for each in of] for of in (new, self.initial))
+            self.weights = [each / (a + 1e-5) * b for each, a, b in zip(new, norms, firsts)]
             self.momentum, self.steps = change, []
         return read
 
@@ -389,7 +389,7 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
         {
             "": _made(nn.LaCT, 2, chunk_size=2, window=3, muon=False),
             "muon": _made(nn.LaCT, 2, num_memories=4, hidden_dim=3, chunk_size=2, window=2),
-            "plain": _made(nn.LaCT, 2, num_memories=1, hidden_dim=5, chunk_size=4, window=2, muon=False, momentum=False),
+            "plain": _made(nn.LaCT, 2, num_memories=1, hidden_dim=5, chunk_size=4, muon=False, momentum=False),
         },
         lact,
     ),

@@ -44,9 +44,9 @@ def recurrences() -> Iterator[tuple[Callable[..., Any], Weights]]:
     for name, functions in _OURS.items():
         if (module := sys.modules.get(name)) is not None:
             yield from ((getattr(module, each), _of_ours) for each in functions)
-    for name, function in _LEARNING.items():
+    for name, learning in _LEARNING.items():
         if (module := sys.modules.get(name)) is not None:
-            yield getattr(module, function), of_trained
+            yield getattr(module, learning), of_trained
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and ".modeling_" in name:
             for each, kind in _NAMED.items():

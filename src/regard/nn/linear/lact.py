@@ -292,7 +292,7 @@ class LaCT(TrainedMemory):
         query, key, value = (F.silu(heads(each, H).to(wide)) for each in (*rows, value))
         rates = F.softplus(heads(self.rates(x).to(wide), H))
         gates = None if self.momentum is None else F.logsigmoid(self.momentum(x).to(wide)).transpose(1, 2)
-        read = {"attended": attended, "gate": F.silu(self.share(x))}
+        read: dict[str, Any] = {"attended": attended, "gate": F.silu(self.share(x))}
         return Terms(unit(query), unit(key), value, rate=rates, log_momentum=gates, **read), x[:, :0]
 
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002

@@ -323,6 +323,26 @@ def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documen
         assert aux.weights[..., 3:, :3].count_nonzero() == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "width"), [("MesaNet", 4), ("GatedSlotAttention", 4), ("Comba", 0), ("LogLinearGatedDeltaNet", 0)]
+)
+def test_effective_weights_after_earlier_steps(name: str, width: int) -> None:
+    """They are those of the new values, as earlier keys change them: what values added to the state is cleared."""
+    layer, x, cache, read = made(name), rows(2, 7, 8), nn.LinearCache(), list[Tensor]()
+    layer(x[:, :3], cache=cache)
+    kept = torch.arange(cache.state.matrix.shape[-1]) < width
+    cache.advance(cache.state._replace(matrix=cache.state.matrix * kept), 0)
+    finish = layer.finish
+
+    def watched(found: Tensor, x: Tensor, terms: Any) -> Tensor:
+        read.extend((found.transpose(1, 2), terms.value))
+        return finish(found, x, terms)
+
+    layer.finish = watched  # type: ignore[method-assign]
+    _, aux = layer(x[:, 3:], cache=cache, return_aux=AuxRequest(weights=True))
+    close(aux.weights @ read[1], read[0])
+
+
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("channels", [False, True])
 def test_weights_against_products_of_transitions(delta: bool, channels: bool) -> None:
@@ -401,6 +421,18 @@ def test_wrong_sizes_are_refused() -> None:
         (lambda: nn.TitansMAG(8, 2, window=0), "TitansMAG: window must be"),
         (lambda: nn.TitansMAL(6, 2), "TitansMAL: num_heads must give heads of an even width, .*, got 3"),
         (lambda: nn.HGRN2(8, 2, lower_bound=1.0), "HGRN2: lower_bound must be"),
+        (lambda: nn.Comba(8, 4, num_key_heads=3), "Comba: num_key_heads must divide num_heads 4, got 3"),
+        (lambda: nn.Comba(8, 2, correction=float("nan")), "Comba: correction must be"),
+        (lambda: nn.GatedSlotAttention(8, 3), "GatedSlotAttention: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.GatedSlotAttention(8, 2, num_slots=0), "GatedSlotAttention: num_slots must be"),
+        (lambda: nn.GatedSlotAttention(8, 2, damping=0.0), "GatedSlotAttention: damping must be"),
+        (lambda: nn.LaCT(6, 2), "LaCT: num_heads must give heads of an even width, .*, got 3"),
+        (lambda: nn.LaCT(8, 2, num_memories=3), "LaCT: num_memories must divide embed_dim 8, got 3"),
+        (lambda: nn.LaCT(8, 2, chunk_size=0), "LaCT: chunk_size must be"),
+        (lambda: nn.LaCT(8, 2, window=0), "LaCT: window must be"),
+        (lambda: nn.Atlas(8, 3), "Atlas: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.Atlas(8, 2, degree=0), "Atlas: degree must be"),
+        (lambda: nn.Atlas(8, 2, window=0), "Atlas: window must be"),
         (lambda: nn.ShortConvolution(8, 0), "ShortConvolution: width must be"),
         (lambda: nn.ShortConvolution(8)(rows(2, 3, 8), state=rows(2, 2, 8)), "state must be a tensor of shape"),
     ):

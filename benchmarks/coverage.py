@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 _ONLY = "the recurrence, not the layer"
 _NEW = "no published comparison uses it so far"
-_SLOTS = "two recurrences with a softmax between; no layer"
+_COMBA = "the paper's order; theirs norms q and p after the correction, so that σ(b) changes its query alone"
 _CONJUGATE = "exact, or with `iterations=`, the paper's conjugate gradients"
 
 #: Layers of flash-linear-attention.
@@ -71,7 +71,7 @@ LAYERS = (
     Row("Attention", ("nn.SelfAttention",), "`window_size` is `masks.window`"),
     Row("BasedLinearAttention", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),
     Row("BitAttention", why="not a mechanism: ternary weights around ordinary attention"),
-    Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY),
+    Row("Comba", ("nn.Comba",), _COMBA),
     Row("CyclicFlowAttention", why=_NEW),
     Row("DeltaFormerAttention", why="its values need a triangular solve over all pairs"),
     Row("DeltaNet", ("nn.DeltaNet", "nn.FastWeights"), "the delta rule"),
@@ -80,7 +80,7 @@ LAYERS = (
     Row("GatedDeltaNet2", ("nn.gated_recurrence(erase=)",), _ONLY),
     Row("GatedDeltaProduct", ("nn.GatedDeltaNet(num_steps=)",)),
     Row("GatedLinearAttention", ("nn.GatedLinearAttention",)),
-    Row("GatedSlotAttention", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
+    Row("GatedSlotAttention", ("nn.GatedSlotAttention",), "a head has keys of its own"),
     Row("HGRN2Attention", ("nn.HGRN2",)),
     Row("HGRNAttention", ("nn.gated_recurrence(log_decay=)",), f"{_ONLY}: a head of width 1 for each channel"),
     Row("KimiDeltaAttention", ("nn.KimiDeltaAttention",)),
@@ -228,8 +228,8 @@ BASELINES: dict[str, tuple[Row, ...]] = {
         Row("Gated DeltaNet, GDN", ("nn.GatedDeltaNet",)),
         Row("KDA, Kimi Linear", ("nn.KimiDeltaAttention",)),
         Row("DeltaProduct", ("nn.GatedDeltaNet(num_steps=)",)),
-        Row("Comba", ("nn.gated_recurrence(erase=)",), _ONLY),
-        Row("GSA", ("nn.gated_recurrence(log_decay=)",), _SLOTS),
+        Row("Comba", ("nn.Comba",), _COMBA),
+        Row("GSA", ("nn.GatedSlotAttention",)),
         Row("Based", ("nn.LinearAttention",), "with the feature map of 1 + s + s²/2, a callable"),
         Row("Log-Linear Attention", ("nn.LogLinearMamba2", "nn.LogLinearGatedDeltaNet")),
         Row("MesaNet", ("nn.MesaNet",), _CONJUGATE),
@@ -244,8 +244,12 @@ BASELINES: dict[str, tuple[Row, ...]] = {
             ("nn.TitansMAC", "nn.TitansMAG", "nn.TitansMAL"),
             "what is recalled has a causal mask, too",
         ),
-        Row("ATLAS", why="it orthogonalizes each token's step (Muon), so the steps of a block do not add up"),
-        Row("LaCT", why="its network learns once per chunk of thousands of tokens, which read it as it was before"),
+        Row(
+            "ATLAS, OmegaNet",
+            ("nn.Atlas",),
+            "OmegaNet is `muon=False`; the memory without windowed attention beside it",
+        ),
+        Row("LaCT", ("nn.LaCT",), "the memory has no positions"),
         Row("Mamba, S6", ("nn.Mamba",)),
     ),
     "softmax attention": (

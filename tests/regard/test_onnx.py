@@ -137,6 +137,7 @@ def test_scores() -> None:
 E, H = 12, 2
 #: Layers with states, latents, chosen keys and gates.
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "Comba": lambda: layers.Comba(E, H),
     "DeltaNet": lambda: layers.DeltaNet(E, H),
     "GatedDeltaNet": lambda: layers.GatedDeltaNet(E, H),
     "KimiDeltaAttention": lambda: layers.KimiDeltaAttention(E, H),
@@ -148,6 +149,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "MesaNet, approximate": lambda: layers.MesaNet(E, H, iterations=5),
     "Retention": lambda: layers.Retention(E, H),
     "GatedLinearAttention": lambda: layers.GatedLinearAttention(E, H),
+    "GatedSlotAttention": lambda: layers.GatedSlotAttention(E, H, num_slots=4),
     "HGRN2": lambda: layers.HGRN2(E, H),
     "LightningAttention": lambda: layers.LightningAttention(E, H),
     "RWKV6Attention": lambda: layers.RWKV6Attention(E, H),

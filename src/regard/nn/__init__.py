@@ -69,12 +69,15 @@ from regard.nn.latents.perceiver import GatedCrossAttention as GatedCrossAttenti
 from regard.nn.latents.perceiver import PerceiverAttention as PerceiverAttention
 from regard.nn.latents.perceiver import PerceiverResampler as PerceiverResampler
 from regard.nn.latents.slots import SlotAttention as SlotAttention
+from regard.nn.linear.atlas import Atlas as Atlas
+from regard.nn.linear.atlas import AtlasState as AtlasState
 from regard.nn.linear.attention import LinearAttention as LinearAttention
 from regard.nn.linear.attention import linear_attention as linear_attention
 from regard.nn.linear.efficient import EfficientAttention as EfficientAttention
 from regard.nn.linear.fast_weights import FastWeights as FastWeights
 from regard.nn.linear.fast_weights import fast_weights as fast_weights
 from regard.nn.linear.gated import gated_recurrence as gated_recurrence
+from regard.nn.linear.gated_delta import Comba as Comba
 from regard.nn.linear.gated_delta import DeltaNet as DeltaNet
 from regard.nn.linear.gated_delta import GatedDeltaNet as GatedDeltaNet
 from regard.nn.linear.gated_delta import KimiDeltaAttention as KimiDeltaAttention
@@ -82,6 +85,9 @@ from regard.nn.linear.gated_linear import HGRN2 as HGRN2
 from regard.nn.linear.gated_linear import GatedLinearAttention as GatedLinearAttention
 from regard.nn.linear.gated_linear import LightningAttention as LightningAttention
 from regard.nn.linear.gated_linear import Retention as Retention
+from regard.nn.linear.gated_slots import GatedSlotAttention as GatedSlotAttention
+from regard.nn.linear.lact import ChunkState as ChunkState
+from regard.nn.linear.lact import LaCT as LaCT
 from regard.nn.linear.log_linear import LogLinearGatedDeltaNet as LogLinearGatedDeltaNet
 from regard.nn.linear.log_linear import LogLinearMamba2 as LogLinearMamba2
 from regard.nn.linear.log_linear import LogLinearState as LogLinearState

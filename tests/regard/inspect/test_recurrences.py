@@ -20,11 +20,15 @@ from regard._utils.errors import RegardWarning
 from regard.inspect import Record, capture
 from regard.nn import (
     HGRN2,
+    Atlas,
+    Comba,
     DeltaNet,
     FastWeights,
     GatedDeltaNet,
     GatedLinearAttention,
+    GatedSlotAttention,
     KimiDeltaAttention,
+    LaCT,
     LightningAttention,
     LinearAttention,
     LinearCache,
@@ -150,11 +154,13 @@ def test_the_gated_delta_rule_by_our_own_formula(monkeypatch: pytest.MonkeyPatch
 
 
 LAYERS: dict[str, Callable[[], Any]] = {
+    "Comba": lambda: Comba(16, 2),
     "DeltaNet": lambda: DeltaNet(16, 2),
     "GatedDeltaNet": lambda: GatedDeltaNet(16, 2),
     "KimiDeltaAttention": lambda: KimiDeltaAttention(16, 2),
     "Retention": lambda: Retention(16, 2),
     "GatedLinearAttention": lambda: GatedLinearAttention(16, 2),
+    "GatedSlotAttention": lambda: GatedSlotAttention(16, 2),
     "HGRN2": lambda: HGRN2(16, 2),
     "LightningAttention": lambda: LightningAttention(16, 2),
     "Mamba2": lambda: Mamba2(16, 4),
@@ -181,13 +187,14 @@ def test_our_recurrent_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-@pytest.mark.parametrize("kind", [TTTLinear, TitansMemory])
-def test_networks_that_learn_are_reported(kind: type[TTTLinear] | type[TitansMemory], asked: bool) -> None:
+@pytest.mark.parametrize("kind", [TTTLinear, TitansMemory, Atlas, LaCT])
+def test_networks_that_learn_are_reported(kind: type[nn.Module], asked: bool) -> None:
     layer, x = nn.Sequential(kind(16, 2)), torch.randn(2, L, 16)
     expected = rf"0 \({kind.__name__}\): it is a network that learns as it reads, which has no effective weights"
     with pytest.warns(RegardWarning, match=expected), torch.no_grad(), capture(layer, recurrences=asked) as record:
         layer(x)
-    assert not len(record) and not record.coverage.complete
+    assert len(record) == (kind is LaCT)  # whose window is recorded
+    assert not record.coverage.complete
 
 
 @pytest.mark.parametrize("causal", [False, True])

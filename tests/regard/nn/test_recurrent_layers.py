@@ -123,6 +123,22 @@ def test_second_derivatives_of_mesa_net(iterations: int | None) -> None:
     torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
 
 
+def test_atlas_without_its_own_parts_is_titans_memory() -> None:
+    titans, x = nn.TitansMemory(8, 2, block_size=3, dtype=F64), rows(2, 7, 8)
+    atlas = nn.Atlas(8, 2, degree=1, window=1, muon=False, block_size=3, dtype=F64)
+    with torch.no_grad():
+        atlas.coefficients[0] = 0
+        titans.rates.weight[:2] = 0  # one rate for all steps: there it is that of what enters the momentum
+        for ours, theirs in zip(atlas.initial, titans.initial):
+            ours[:, 1:] = theirs.normal_()
+        atlas.rates.weight[:6], atlas.rates.bias[:6] = titans.rates.weight, titans.rates.bias
+        atlas.rates.weight[6:], atlas.rates.bias[6:] = 0, 50  # γ = 1
+        for name in ("qkv", "gate", "out"):
+            getattr(atlas, name).load_state_dict(getattr(titans, name).state_dict())
+        atlas.conv.load_state_dict(titans.conv.state_dict())
+    close(atlas(x), titans(x))
+
+
 def test_titans_memory_generalizes_the_delta_rule() -> None:
     layer, x = nn.TitansMemory(8, 2, block_size=1, dtype=F64), rows(2, 7, 8)
     terms, _ = layer.terms(x, None, Layout(), None)
@@ -152,6 +168,22 @@ def test_second_derivatives_of_a_network_that_learns(name: str) -> None:
     torch.manual_seed(0)
     layer = kind(2, 1, block_size=2, dtype=F64)
     torch.autograd.gradgradcheck(layer, (rows(1, 3, 2).requires_grad_(),))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LaCT(4, 2, num_memories=1, chunk_size=2, window=2, dtype=F64),
+        nn.Atlas(4, 1, key_dim=1, value_dim=2, window=2, block_size=2, depth=2, dtype=F64),
+    ],
+    ids=["LaCT", "Atlas"],
+)
+def test_gradients_through_orthogonal_steps(layer: nn.LaCT | nn.Atlas) -> None:
+    x = rows(1, 5, 4).requires_grad_()
+    with torch.no_grad():  # rates that make a difference
+        layer.rates.bias.fill_(0.5)
+    weights = [*layer.initial, *layer.rates.parameters()]
+    torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *weights))
 
 
 @pytest.mark.parametrize("name", trained.LAYERS)
@@ -291,6 +323,26 @@ def test_the_effective_weights_are_the_recurrence_as_a_matrix(name: str, documen
         assert aux.weights[..., 3:, :3].count_nonzero() == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "width"), [("MesaNet", 4), ("GatedSlotAttention", 4), ("Comba", 0), ("LogLinearGatedDeltaNet", 0)]
+)
+def test_effective_weights_after_earlier_steps(name: str, width: int) -> None:
+    """They are those of the new values, as earlier keys change them: what values added to the state is cleared."""
+    layer, x, cache, read = made(name), rows(2, 7, 8), nn.LinearCache(), list[Tensor]()
+    layer(x[:, :3], cache=cache)
+    kept = torch.arange(cache.state.matrix.shape[-1]) < width
+    cache.advance(cache.state._replace(matrix=cache.state.matrix * kept), 0)
+    finish = layer.finish
+
+    def watched(found: Tensor, x: Tensor, terms: Any) -> Tensor:
+        read.extend((found.transpose(1, 2), terms.value))
+        return finish(found, x, terms)
+
+    layer.finish = watched  # type: ignore[method-assign]
+    _, aux = layer(x[:, 3:], cache=cache, return_aux=AuxRequest(weights=True))
+    close(aux.weights @ read[1], read[0])
+
+
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("channels", [False, True])
 def test_weights_against_products_of_transitions(delta: bool, channels: bool) -> None:
@@ -369,6 +421,18 @@ def test_wrong_sizes_are_refused() -> None:
         (lambda: nn.TitansMAG(8, 2, window=0), "TitansMAG: window must be"),
         (lambda: nn.TitansMAL(6, 2), "TitansMAL: num_heads must give heads of an even width, .*, got 3"),
         (lambda: nn.HGRN2(8, 2, lower_bound=1.0), "HGRN2: lower_bound must be"),
+        (lambda: nn.Comba(8, 4, num_key_heads=3), "Comba: num_key_heads must divide num_heads 4, got 3"),
+        (lambda: nn.Comba(8, 2, correction=float("nan")), "Comba: correction must be"),
+        (lambda: nn.GatedSlotAttention(8, 3), "GatedSlotAttention: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.GatedSlotAttention(8, 2, num_slots=0), "GatedSlotAttention: num_slots must be"),
+        (lambda: nn.GatedSlotAttention(8, 2, damping=0.0), "GatedSlotAttention: damping must be"),
+        (lambda: nn.LaCT(6, 2), "LaCT: num_heads must give heads of an even width, .*, got 3"),
+        (lambda: nn.LaCT(8, 2, num_memories=3), "LaCT: num_memories must divide embed_dim 8, got 3"),
+        (lambda: nn.LaCT(8, 2, chunk_size=0), "LaCT: chunk_size must be"),
+        (lambda: nn.LaCT(8, 2, window=0), "LaCT: window must be"),
+        (lambda: nn.Atlas(8, 3), "Atlas: num_heads must divide embed_dim 8, got 3"),
+        (lambda: nn.Atlas(8, 2, degree=0), "Atlas: degree must be"),
+        (lambda: nn.Atlas(8, 2, window=0), "Atlas: window must be"),
         (lambda: nn.ShortConvolution(8, 0), "ShortConvolution: width must be"),
         (lambda: nn.ShortConvolution(8)(rows(2, 3, 8), state=rows(2, 2, 8)), "state must be a tensor of shape"),
     ):

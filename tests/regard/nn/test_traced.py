@@ -131,8 +131,9 @@ def on_maps(new: Any, B: int, L: int) -> LayerCall:
 
 SIZED: dict[str, Any] = {"batch_first": True, "dropout": 0.0, "dim_feedforward": 10}
 RECURRENT = (
-    "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "HGRN2", "KimiDeltaAttention", "LightningAttention",
-    "LogLinearGatedDeltaNet", "LogLinearMamba2", "Mamba2", "MesaNet", "RWKV6Attention", "RWKV7Attention", "Retention",
+    "Comba", "DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "GatedSlotAttention", "HGRN2", "KimiDeltaAttention",
+    "LightningAttention", "LogLinearGatedDeltaNet", "LogLinearMamba2", "Mamba2", "MesaNet", "RWKV6Attention",
+    "RWKV7Attention", "Retention",
 )  # fmt: skip
 IMAGES = ("CBAM", "ChannelAttention", "ECA", "MultiheadConvAttention", "SelfAttention2d", "SqueezeExcitation")
 CASES = [
@@ -432,7 +433,7 @@ def trained(run: Any, layer: nn.Module, case: Case, B: int, L: int) -> list[Tens
 OF_ONE_SIZE = {
     "LightningIndexer": "a part of DeepSeek's layer that returns indices, without a gradient",
     **dict.fromkeys(
-        ("TTTMLP", "TitansMAC", "TitansMAG", "TitansMAL", "TitansMemory"),
+        ("Atlas", "LaCT", "TTTMLP", "TitansMAC", "TitansMAG", "TitansMAL", "TitansMemory"),
         "pass for each size, but compiling their loops for unknown sizes takes minutes",
     ),
     "LSHAttention": "passes, but compiling its sorted chunks for unknown sizes takes minutes",

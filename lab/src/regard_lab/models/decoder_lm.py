@@ -79,7 +79,9 @@ class DecoderLMConfig(LanguageConfig):
                                       "head", ge=0, le=LARGEST)  # fmt: skip
     value_width: int | None = size(None, "width of a head's values in mla; head_width by default")
     recurrent_heads: int | None = size(None, "heads of values in layers with a state; heads by default")
-    recurrent_key_heads: int | None = size(None, "heads of keys in gated-delta, groups in mamba2 (1 by default)")
+    recurrent_key_heads: int | None = size(
+        None, "heads of keys in gated-delta and comba, groups in mamba2 (1 by default)"
+    )
     recurrent_key_width: int | None = size(None, "width of a key in layers with a state")
     recurrent_value_width: int | None = size(None, "width of a value in layers with a state")
     recurrent_eps: float = option(1e-5, "added to the variance in the output norm of layers with a state", gt=0)
@@ -93,7 +95,9 @@ class DecoderLMConfig(LanguageConfig):
     keys_chosen: int = size(2048, "keys that a query of dsa sees", 1 << 24)
     index_heads: int = size(4, "heads of the indexer that chooses keys in dsa")
     index_width: int | None = size(None, "width of such a head; that of an attention's head by default")
-    block: int = size(64, "keys of a block in moba and nsa, and of titans' windows and segments", 1 << 20)
+    block: int = size(
+        64, "keys of a block in moba and nsa, and of windows, segments and chunks in lact and titans", 1 << 20
+    )
     blocks_chosen: int = size(4, "blocks that a query of moba or nsa sees, its own included; 3 or more in nsa", 1 << 20)
     #: Grazzi 2024, arXiv 2411.12537.
     negative_eigenvalues: bool = option(False, "whether rates of gated-delta and gated-delta-product are up to 2")

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from regard.nn import (
     HGRN2,
     TTTMLP,
+    Atlas,
+    Comba,
     CrossLayerAttention,
     DeepSeekSparseAttention,
     DeltaNet,
@@ -25,8 +27,10 @@ from regard.nn import (
     ForgettingAttention,
     GatedDeltaNet,
     GatedLinearAttention,
+    GatedSlotAttention,
     GroupedTiedAttention,
     KimiDeltaAttention,
+    LaCT,
     LaserAttention,
     LightningAttention,
     LinearSelfAttention,
@@ -175,19 +179,26 @@ def _linear(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return LinearSelfAttention(config.width, config.heads, **_projections(config), feature_map=name)
 
 
-def _gated(config: DecoderLMConfig) -> dict[str, Any]:
+def _grouped_keys(config: DecoderLMConfig) -> dict[str, Any]:
     return {
         "num_key_heads": config.recurrent_key_heads,
         "key_dim": config.recurrent_key_width,
         "value_dim": config.recurrent_value_width,
         "conv_size": config.convolution,
-        "negative_eigenvalues": config.negative_eigenvalues,
         "norm_eps": config.recurrent_eps,
     }
 
 
+def _gated(config: DecoderLMConfig) -> dict[str, Any]:
+    return {**_grouped_keys(config), "negative_eigenvalues": config.negative_eigenvalues}
+
+
 def _gated_delta(config: DecoderLMConfig, layer: int, num_steps: int = 1) -> nn.Module:  # noqa: ARG001
     return GatedDeltaNet(config.width, config.recurrent_heads or config.heads, num_steps=num_steps, **_gated(config))
+
+
+def _comba(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    return Comba(config.width, config.recurrent_heads or config.heads, **_grouped_keys(config))
 
 
 def _delta_product(config: DecoderLMConfig, layer: int) -> nn.Module:
@@ -275,6 +286,23 @@ def _titans_context(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: 
     return TitansMAC(config.width, config.heads, segment=config.block, norm_eps=config.recurrent_eps)
 
 
+def _lact(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    sizes: dict[str, Any] = {"num_memories": config.recurrent_heads, "chunk_size": config.block, "window": config.block}
+    return LaCT(config.width, config.heads, norm_eps=config.recurrent_eps, **sizes)
+
+
+def _atlas(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    how: dict[str, Any] = {"key_dim": config.recurrent_key_width, "value_dim": config.recurrent_value_width}
+    how |= {"conv_size": config.convolution}
+    return Atlas(config.width, config.recurrent_heads or config.heads, norm_eps=config.recurrent_eps, **how)
+
+
+def _slots(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
+    how: dict[str, Any] = {"key_dim": config.recurrent_key_width, "value_dim": config.recurrent_value_width}
+    heads = config.recurrent_heads or config.heads
+    return GatedSlotAttention(config.width, heads, norm_eps=config.recurrent_eps, **how)
+
+
 def _retention(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: ARG001
     return Retention(config.width, config.heads, norm_eps=config.recurrent_eps)
 
@@ -360,6 +388,8 @@ def _native_sparse(config: DecoderLMConfig, layer: int) -> nn.Module:  # noqa: A
 MIXERS: Mapping[str, Mixer] = {
     "softmax": Mixer(softmax, "the config's score and normalizer", state=False, rotary=True, scores=True, shares=True),
     "linear": Mixer(_linear, "linear attention with feature_map"),
+    "atlas": Mixer(_atlas, "ATLAS"),
+    "comba": Mixer(_comba, "Comba"),
     "delta": Mixer(_delta, "DeltaNet"),
     "differential": Mixer(_differential, "differential attention", state=False, rotary=True),
     "dsa": Mixer(_indexed, "DeepSeek sparse attention (DSA)", state=False, rotary=True, indexed=True),
@@ -367,9 +397,11 @@ MIXERS: Mapping[str, Mixer] = {
     "gated-delta": Mixer(_gated_delta, "Gated DeltaNet"),
     "gated-delta-product": Mixer(_delta_product, "Gated DeltaProduct"),
     "gated-linear": Mixer(_gated_linear, "gated linear attention (GLA)"),
+    "gsa": Mixer(_slots, "gated slot attention (GSA)"),
     "gta": Mixer(_tied, "grouped-tied attention (GTA)", state=False, rotary=True, halved=True, causal=True),
     "hgrn2": Mixer(_hgrn2, "HGRN2"),
     "kimi-delta": Mixer(_kimi_delta, "Kimi Delta Attention"),
+    "lact": Mixer(_lact, "large-chunk test-time training (LaCT)"),
     "laser": Mixer(partial(softmax, kind=LaserAttention), "LASER", state=False, rotary=True, scores=True),
     "lightning": Mixer(_lightning, "lightning attention"),
     "log-linear-gated-delta": Mixer(_leveled_delta, "log-linear Gated DeltaNet"),

@@ -261,7 +261,7 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
 
 
 #: Kinds whose operations depend on how they are computed, or that train a network, whose operations are not counted.
-_UNCOUNTED = ("path", "path-fox", "titans", "titans-mac", "titans-mag", "titans-mal", "ttt", "ttt-mlp")
+_UNCOUNTED = ("atlas", "lact", "path", "path-fox", "titans", "titans-mac", "titans-mag", "titans-mal", "ttt", "ttt-mlp")
 
 
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:

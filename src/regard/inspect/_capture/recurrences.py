@@ -44,8 +44,9 @@ def recurrences() -> Iterator[tuple[Callable[..., Any], Weights]]:
     for name, functions in _OURS.items():
         if (module := sys.modules.get(name)) is not None:
             yield from ((getattr(module, each), _of_ours) for each in functions)
-    if (module := sys.modules.get("regard.nn.linear.trained_state")) is not None:
-        yield module.trained_recurrence, of_trained
+    for name, learning in _LEARNING.items():
+        if (module := sys.modules.get(name)) is not None:
+            yield getattr(module, learning), of_trained
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and ".modeling_" in name:
             for each, kind in _NAMED.items():
@@ -144,4 +145,10 @@ _OURS = {
     "regard.nn.linear.mesa": ("mesa_recurrence",),
     "regard.nn.linear.attention": ("linear_attention",),
     "regard.nn.linear.fast_weights": ("fast_weights",),
+}
+#: Those in which a network learns.
+_LEARNING = {
+    "regard.nn.linear.trained_state": "trained_recurrence",
+    "regard.nn.linear.lact": "chunk_recurrence",
+    "regard.nn.linear.atlas": "omega_recurrence",
 }

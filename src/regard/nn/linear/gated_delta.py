@@ -1,4 +1,4 @@
-"""Layers of the delta rule: DeltaNet, Gated DeltaNet, and Kimi Delta Attention with a decay for each channel."""
+"""Layers of the delta rule: DeltaNet, Gated DeltaNet, Comba, and Kimi Delta Attention with a decay by channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._utils.constraints import flag, positive, size
+from regard._utils.constraints import Number, flag, positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
 from regard.nn._base import parameter
@@ -27,7 +27,7 @@ from regard.nn.positions.rotary import Rotation
 
 
 class _DeltaRule(RecurrentAttention):
-    """What the three layers share: a convolution of queries, keys and values, unit queries and keys, and a norm."""
+    """What these layers share: a convolution of queries, keys and values, unit queries and keys, and a norm."""
 
     def __init__(
         self,
@@ -53,6 +53,12 @@ class _DeltaRule(RecurrentAttention):
         self.conv = ShortConvolution(sum(self._widths), conv_size, **where)
         self.norm = nn.RMSNorm(self.value_dim, eps=positive(self, "norm_eps", norm_eps), **where)
         self.out = nn.Linear(H * self.value_dim, E, bias=False, **where)
+
+    def _doubled(self, E: int, H: int, key_dim: int | None, value_dim: int | None) -> int | None:
+        """Return the width of values: twice that of keys by default; None where H does not divide E."""
+        if value_dim is not None or (key_dim is None and E % H):
+            return value_dim
+        return 2 * (E // H if key_dim is None else size(self, "key_dim", key_dim))
 
     @property
     def _widths(self) -> tuple[int, int, int]:
@@ -225,8 +231,7 @@ class GatedDeltaNet(_DeltaRule):
     ) -> None:
         where = {"device": device, "dtype": dtype}
         E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
-        if value_dim is None and (key_dim is not None or E % H == 0):
-            value_dim = 2 * (E // H if key_dim is None else size(self, "key_dim", key_dim))
+        value_dim = self._doubled(E, H, key_dim, value_dim)
         super().__init__(E, H, num_key_heads, key_dim, value_dim, conv_size, norm_eps, where, num_steps)
         flag(self, "negative_eigenvalues", negative_eigenvalues)
         self.negative_eigenvalues = negative_eigenvalues
@@ -250,6 +255,99 @@ class GatedDeltaNet(_DeltaRule):
     def extra_repr(self) -> str:
         """Return the sizes and the settings that differ from the defaults."""
         return super().extra_repr() + (", negative_eigenvalues=True" if self.negative_eigenvalues else "")
+
+
+@mechanism(
+    formula="S ← e^g S + β k (v − σ(b) kᵀS)ᵀ; y = norm((q − d k)ᵀS / √K) ⊙ σ(W_z x) · W_O",
+    sources=("hu2025",),
+    learned="W_QKV, W_z (H·V, E), W_βa (2·H, E), b, d (G), A, c (H), convolution, norm, W_O (E, H·V)",
+    cost="O(L·E² + L·E·K)",
+    causal="yes",
+    cache="H·K·V and the convolution's steps",
+)
+class Comba(_DeltaRule):
+    """Comba: a delta rule that erases less than it writes, read by a query without a part of its key (Hu 2025).
+
+    ``S ← e^g S + β k (v − σ(b) kᵀS)ᵀ``: the erased part is read from the state before the decay, and weakened by a
+    learned σ(b). A head reads with ``q − d k``, which corrects its output by the key just written; d is learned (arXiv
+    2506.02475). The decay is ``g = −e^A softplus(w_a x + c)``, the gate on each head's normed output σ(W_z x); the rest
+    is as in :class:`GatedDeltaNet`. There is one b and one d for each head of keys.
+
+    The layer of flash-linear-attention 0.6 subtracts ``d σ(b) k`` from q and only then divides q, k and σ(b) k by their
+    norms; so σ(b) changes no more than its query.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        Width E and number of value heads H.
+    num_key_heads : int, optional
+        Number of query and key heads G, which divides H; defaults to H.
+    key_dim, value_dim : int, optional
+        Widths K and V of a head; K defaults to E/H, V to 2·K.
+    conv_size : int, default 4
+        Steps that the short convolution reads.
+    correction : float, default 1.0
+        What d is at first; the authors also use 0.02 for small models.
+    norm_eps : float, default 1e-5
+    device, dtype : optional
+        Device and dtype of the parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from regard.nn import Comba, LinearCache
+    >>> layer, x, cache = Comba(16, 4, num_key_heads=2).eval(), torch.randn(3, 5, 16), LinearCache()
+    >>> with torch.no_grad():
+    ...     steps = [layer(t, cache=cache) for t in x.split(1, 1)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        conv_size: int = 4,
+        correction: float = 1.0,
+        norm_eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        E, H = size(self, "embed_dim", embed_dim), size(self, "num_heads", num_heads)
+        value_dim = self._doubled(E, H, key_dim, value_dim)
+        super().__init__(E, H, num_key_heads, key_dim, value_dim, conv_size, norm_eps, where)
+        self.start = Number()(self, "correction", correction)
+        self.rates = nn.Linear(E, 2 * H, bias=False, **where)  # of β, then of the decay
+        self.gate = nn.Linear(E, H * self.value_dim, bias=False, **where)
+        self.feedback, self.correction = (parameter(self.num_key_heads, **where) for _ in range(2))
+        self.A_log, self.dt_bias = parameter(H, **where), parameter(H, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices by Glorot's rule, the decay as Mamba-2 does, and set scales and b to 1."""
+        super().reset_parameters()
+        draw_decay(self.A_log, self.dt_bias)
+        with torch.no_grad():
+            self.feedback.fill_(1)
+            self.correction.fill_(self.start)
+
+    def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
+        """Return the terms of the recurrence."""
+        rate, decay = self.rates(x).chunk(2, -1)
+        log_decay, _ = mamba_decay(decay, self.A_log, self.dt_bias)
+        gate = torch.sigmoid(self.gate(x))
+        terms, past = self._delta(x, past, layout, rate.sigmoid(), log_decay.transpose(1, 2), gate)
+        key, times = terms.key, self.num_heads // self.num_key_heads
+        assert terms.rate is not None
+        feedback, correction = (each.to(key.dtype).view(-1, 1, 1) for each in (self.feedback, self.correction))
+        written = terms.rate.unsqueeze(-1) * key.repeat_interleave(times, 1)
+        erased = (feedback.sigmoid() * key).repeat_interleave(times, 1)
+        return terms._replace(query=terms.query - correction * key, erase=(written, erased), delta=False), past
 
 
 @mechanism(

@@ -171,11 +171,15 @@ class _LogLinear(RecurrentAttention):
         )
         return found
 
-    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:
         """Return the effective weights (B, H, L, L)."""
         B, H, L, _ = terms.value.shape
         each = torch.eye(L, dtype=terms.value.dtype, device=terms.value.device).expand(B, H, L, L)
-        found: Tensor = _read(**self._arguments(terms._replace(value=each), layout), before=0)
+        arguments = self._arguments(terms._replace(value=each), layout)
+        if state:  # earlier steps are in no weight, but they count
+            K, most = terms.key.shape[-1], self.num_levels - 1
+            arguments |= {"before": self.max_len, "state": (each.new_zeros(B, H, most, K, L), state[1])}
+        found: Tensor = _read(**arguments)
         return found
 
     def _arguments(self, terms: Terms, layout: Layout) -> dict[str, Any]:

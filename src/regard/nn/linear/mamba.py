@@ -118,7 +118,7 @@ class Mamba(RecurrentAttention):
         rows: Tensor = self.out(((read.flatten(-2) + self.D * value) * F.silu(terms.gate)).to(x.dtype))
         return rows
 
-    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:  # noqa: ARG002
         """Return the effective weights (B, I, L, L) of each channel, with D on the diagonal."""
         found = super().weights(terms, layout)
         return found + torch.diag_embed(self.D.to(found.dtype).unsqueeze(-1).expand(-1, found.shape[-1]))

@@ -146,7 +146,7 @@ class Mamba2(RecurrentAttention):
         rows: Tensor = self.out(self.norm_weight * normed.to(x.dtype))
         return rows
 
-    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:  # noqa: ARG002
         """Return the effective weights (B, H, L, L), with D on the diagonal."""
         found = super().weights(terms, layout)
         skip = self.D.to(found.dtype).view(-1, 1, 1) * torch.eye(

@@ -293,11 +293,13 @@ class MesaNet(RecurrentAttention):
         )
         return found, (end,)
 
-    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:
         """Return the effective weights (B, H, L, L): outputs are linear in the values."""
         B, H, L, _ = terms.value.shape
         each = torch.eye(L, dtype=terms.value.dtype, device=terms.value.device).expand(B, H, L, L)
-        found: Tensor = _read(**self._arguments(terms._replace(value=each), layout))
+        # Earlier keys change how a step reads these values, too.
+        earlier = F.pad(state[0][..., : self.head_dim], (0, L)) if state else None
+        found: Tensor = _read(**self._arguments(terms._replace(value=each), layout), state=earlier)
         return found
 
     def _arguments(self, terms: Terms, layout: Layout) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Terms(NamedTuple):
     key: Tensor  # (B, G, L, K)
     value: Tensor  # (B, H, L, V)
     log_decay: Tensor | None = None  # (B, H, L) or (B, H, L, K)
-    rate: Tensor | None = None  # (B, H, L)
+    rate: Tensor | None = None  # (B, H, L); of LaCT and Atlas several for each step
     delta: bool = False
     scale: float | None = None
     gate: Tensor | None = None  # (B, L, H · V)
@@ -230,7 +230,7 @@ class RecurrentAttention(Layer, ABC):
             cache.advance(self.state_type(*found, past), x.shape[1])
         if return_aux is None:
             return rows
-        return rows, Aux(weights=self.weights(terms, steps) if return_aux.weights else None)
+        return rows, Aux(weights=self.weights(terms, steps, *state) if return_aux.weights else None)
 
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what each head reads (B, H, L, V), and the state after the last step.
@@ -248,7 +248,7 @@ class RecurrentAttention(Layer, ABC):
         )
         return read, (found,)
 
-    def weights(self, terms: Terms, layout: Layout) -> Tensor:
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> Tensor:  # noqa: ARG002
         """Return the effective weights (B, H, L, L); a row that writes several values has the sum of theirs."""
         heads, n = terms.value.shape[1], self.num_steps
         found = gated_recurrence_weights(terms.query, terms.key, num_heads=heads, **terms.gates, documents=layout.runs)

@@ -59,7 +59,7 @@ class TrainedMemory(RecurrentAttention):
     def initial(self) -> tuple[nn.Parameter, ...]:
         """The weights of the networks (H, K, V) before the first step, one matrix for each layer."""
 
-    def weights(self, terms: Terms, layout: Layout) -> NoReturn:  # noqa: ARG002
+    def weights(self, terms: Terms, layout: Layout, *state: Tensor) -> NoReturn:  # noqa: ARG002
         """Raise: the outputs are not linear in the values."""
         expected = "be None, as a network that learns has no effective weights of steps"
         raise rejected(type(self).__name__, "return_aux", expected, "weights=True")

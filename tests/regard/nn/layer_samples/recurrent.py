@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, sample
+from tests.regard.nn.layer_samples.sample import Array, LayerCall, Padded, array, sample, softmax
 from torch import Tensor
 
 from regard import nn
@@ -200,6 +200,17 @@ def gated_delta(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
 
 
+def comba(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, each = Read(x, **kwargs), layer.num_heads // layer.num_key_heads
+    q, k, v = _qkv(layer, read)
+    rate, decay = np.split(times(read.x, layer.rates), 2, -1)
+    rate, decay = sigmoid(rate), -np.exp(array(layer.A_log)) * softplus(decay + array(layer.dt_bias))
+    b, d = array(layer.feedback)[:, None], array(layer.correction)[:, None]
+    erase = rate[..., None] * np.repeat(k, each, 2), np.repeat(sigmoid(b) * k, each, 2)
+    found = read.recur(q - d * k, k, v, layer.key_dim**-0.5, decay, rate, erase=erase)
+    return times(merged(_normed(layer, found)) * sigmoid(times(read.x, layer.gate)), layer.out)
+
+
 def kimi(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     read = Read(x, **kwargs)
     q, k, v = _qkv(layer, read)
@@ -284,6 +295,26 @@ def gated_linear(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return times(merged(_normed(layer, found)) * silu(times(read.x, layer.gate)), layer.out)
 
 
+def gated_slots(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, H, M = Read(x, **kwargs), layer.num_heads, layer.num_slots
+    rows = times(read.x, layer.qkv)
+    rows = rows if layer.conv is None else read.conv(layer.conv, rows)
+    widths = [H * layer.key_dim, 2 * H * layer.key_dim]
+    q, k, v = (heads(silu(each), H) for each in np.split(rows, widths, -1))
+    kept = sigmoid(heads(times(read.x, layer.slots), H)) ** (1 / layer.damping)
+    found = np.zeros_like(v)
+    for b, h in np.ndindex(len(v), H):
+        slots = np.zeros((M, k.shape[-1] + v.shape[-1]))
+        for t in range(read.L):
+            slots = slots * (t == 0 or read.ids[b, t] == read.ids[b, t - 1])
+            if read.real[b, t]:
+                alpha = kept[b, t, h][:, None]
+                slots = alpha * slots + (1 - alpha) * np.concatenate([k[b, t, h], v[b, t, h]])
+                keys, values = np.split(slots, [k.shape[-1]], -1)
+                found[b, t, h] = softmax(keys @ q[b, t, h]) @ values
+    return times(_normed(layer, silu(merged(found))), layer.out)
+
+
 def hgrn2(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     read = Read(x, **kwargs)
     q, f, v = (heads(each, layer.num_heads) for each in np.split(times(read.x, layer.qfv), 3, -1))
@@ -364,6 +395,13 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
         },
         gated_delta,
     ),
+    "Comba": (
+        {
+            "": _made(nn.Comba, 4, num_key_heads=2, key_dim=3),
+            "wide": _made(nn.Comba, 2, key_dim=3, value_dim=5, conv_size=2, correction=0.02),
+        },
+        comba,
+    ),
     "KimiDeltaAttention": (
         {"": _made(nn.KimiDeltaAttention, 2), "wide": _made(nn.KimiDeltaAttention, 2, head_dim=3)},
         kimi,
@@ -402,6 +440,13 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     ),
     "Retention": ({"": _made(nn.Retention, 2)}, retention),
     "GatedLinearAttention": ({"": _made(nn.GatedLinearAttention, 2, rank=3)}, gated_linear),
+    "GatedSlotAttention": (
+        {
+            "": _made(nn.GatedSlotAttention, 2, num_slots=3),
+            "wide": _made(nn.GatedSlotAttention, 2, key_dim=3, value_dim=5, damping=2.0, conv_size=2),
+        },
+        gated_slots,
+    ),
     "HGRN2": ({"": _made(nn.HGRN2, 2), "bound": _made(nn.HGRN2, 2, lower_bound=0.3)}, hgrn2),
     "LightningAttention": ({"": _made(nn.LightningAttention, 2, head_dim=3, slope=0.5)}, lightning),
     "RWKV6Attention": ({"": _made(nn.RWKV6Attention, 2, mix_rank=3, decay_rank=2)}, rwkv6),

@@ -224,6 +224,123 @@ def titans_mac(layer: Any, x: Tensor, **kwargs: Any) -> Array:
     return _combined(layer, near, answers)
 
 
+def orthogonal(matrix: Array) -> Array:
+    """Return Muon's step: five polynomials of the singular values."""
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values = values / (np.sqrt((values**2).sum()) + 1e-7)
+    for a, b, c in zip(
+        (4.0848, 3.9505, 3.7418, 2.8769, 2.8366),
+        (-6.8946, -6.3029, -5.5913, -3.1427, -3.0525),
+        (2.927, 2.6377, 2.3037, 1.2046, 1.2012),
+    ):
+        values = a * values + b * values**3 + c * values**5
+    return (left * values) @ right
+
+
+class Chunks:
+    """LaCT's memory of one head, whose gradients autograd takes at the weights before the chunk."""
+
+    def __init__(self, layer: Any, h: int) -> None:
+        self.layer, self.initial = layer, [_double(array(each)[h]) for each in layer.initial]
+        self.reset()
+
+    def reset(self) -> None:
+        self.weights, self.momentum = self.initial, [torch.zeros_like(each) for each in self.initial]
+        self.steps: list[tuple[list[Tensor], float]] = []
+
+    def _applied(self, weights: list[Tensor], row: Tensor) -> Tensor:
+        return (F.silu(row @ weights[0]) * (row @ weights[1])) @ weights[2]
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, rates: Array, gate: float) -> Tensor:
+        """Return what the network makes of a query, and learn after the last step of a chunk."""
+        read = self._applied(self.weights, query)
+        with torch.enable_grad():
+            leaves = [each.clone().requires_grad_() for each in self.weights]
+            grads = torch.autograd.grad(self._applied(leaves, key) @ value, leaves)
+        self.steps.append(([float(rate) * grad for rate, grad in zip(rates, grads)], gate))
+        if len(self.steps) == self.layer.chunk_size:
+            kept = sum(gate for _, gate in self.steps) / len(self.steps)
+            change = [sum(grads) + kept * old for grads, old in zip(zip(*(g for g, _ in self.steps)), self.momentum)]
+            made = [_double(orthogonal(array(each))) if self.layer.muon else each for each in change]
+            new = [weight + each for weight, each in zip(self.weights, made)]
+            norms, firsts = ([each.square().sum(0).sqrt() for each in of] for of in (new, self.initial))
+            self.weights = [each / (a + 1e-5) * b for each, a, b in zip(new, norms, firsts)]
+            self.momentum, self.steps = change, []
+        return read
+
+
+def lact(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, A, H = Read(x, **kwargs), layer.num_heads, layer.num_memories
+    rows = np.split(times(read.x, layer.qkv), 3, -1)
+    rows[:2] = [rms(each, array(n.weight), n.eps) for each, n in zip(rows, (layer.query_norm, layer.key_norm))]
+    q, k, v = (heads(each, A) for each in rows)
+    near = np.zeros_like(q)
+    for b, t, h in np.ndindex(*q.shape[:3]):
+        if read.real[b, t]:
+            seen = [j for j in range(max(0, t - layer.window + 1), t + 1) if read.ids[b, j] == read.ids[b, t]]
+            scores = [float(_turned(_double(q[b, t, h]), t) @ _turned(_double(k[b, j, h]), j)) for j in seen]
+            near[b, t, h] = softmax(np.array(scores) / np.sqrt(q.shape[-1])) @ v[b, seen, h]
+    rows[:2] = [each * a + b for each, a, b in zip(rows, array(layer.scale), array(layer.shift))]
+    q, k, v = (silu(heads(each, H)) for each in rows)
+    q, k = unit(q), unit(k)
+    rates = np.logaddexp(0, heads(times(read.x, layer.rates), H))
+    gates = np.zeros(rates.shape[:3]) if layer.momentum is None else _sigmoid(times(read.x, layer.momentum))
+    found = np.zeros_like(q)
+    for b, h in np.ndindex(len(q), H):
+        chunks = Chunks(layer, h)
+        for t in range(read.L):
+            if _begins(read, b, t):
+                chunks.reset()
+            if read.real[b, t]:
+                query, key, value = (_double(each[b, t, h]) for each in (q, k, v))
+                found[b, t, h] = array(chunks.step(query, key, value, rates[b, t, h], gates[b, t, h]))
+    found = rms(found, array(layer.norm.weight), layer.norm.eps) * silu(times(read.x, layer.share))[..., None]
+    return times(merged(near) + merged(found), layer.out)
+
+
+def _products(layer: Any, row: Array) -> Array:
+    """Return all products of at most p columns, by degree, with their coefficients."""
+    found = []
+    for d, a in enumerate(array(layer.coefficients)):
+        places = [p for p in np.ndindex(*d * [len(row)]) if list(p) == sorted(p)]
+        found += [a * np.prod(row[list(p)]) for p in places]
+    return np.array(found)
+
+
+def atlas(layer: Any, x: Tensor, **kwargs: Any) -> Array:
+    read, H = Read(x, **kwargs), layer.num_heads
+    rows, D = read.conv(layer.conv, times(read.x, layer.qkv)), H * layer.key_dim
+    q, k, v = (heads(each, H) for each in np.split(rows, [D, 2 * D], -1))
+    q, k = (np.apply_along_axis(lambda row: _products(layer, row), -1, unit(each)) for each in (q, k))
+    rate, forget, theta, gamma = np.split(_sigmoid(times(read.x, layer.rates)), 4, -1)
+
+    def applied(weights: list[Tensor], row: Tensor) -> Tensor:
+        for i, w in enumerate(weights):
+            row = (F.silu(row) if i else row) @ w
+        return row
+
+    found = np.zeros_like(v)
+    for b, h in np.ndindex(len(q), H):
+        for t in range(read.L):
+            if _begins(read, b, t):
+                start = current = [_double(array(each)[h]) for each in layer.initial]
+                pushed, pairs = [torch.zeros_like(each) for each in start], list[tuple[Tensor, Tensor, float]]()
+            if not read.real[b, t]:
+                continue
+            pairs.append((_double(k[b, t, h]), _double(v[b, t, h]), float(gamma[b, t, h])))
+            with torch.enable_grad():
+                leaves = [each.clone().requires_grad_() for each in start]
+                losses = [g * (applied(leaves, key) - value).square().sum() for key, value, g in pairs[-layer.window :]]
+                grads = torch.autograd.grad(torch.stack(losses).sum(), leaves)
+            pushed = [float(theta[b, t, h]) * s + grad for s, grad in zip(pushed, grads)]
+            steps = [_double(orthogonal(array(each))) if layer.muon else each for each in pushed]
+            kept, eta = 1 - float(forget[b, t, h]), float(rate[b, t, h])
+            current = [kept * each - eta * step for each, step in zip(current, steps)]
+            start = start if len(pairs) % layer.block_size else current
+            found[b, t, h] = array(applied(current, _double(q[b, t, h])))
+    return times(_gated(layer, read, found), layer.out)
+
+
 def _made(kind: type[Any], *sizes: int, **options: Any) -> Callable[..., Any]:
     def build(**where: Any) -> Any:
         layer = kind(8, *sizes, **options, **where)
@@ -259,6 +376,22 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
             "deep": _made(nn.TitansMAC, 2, segment=6, depth=2),
         },
         titans_mac,
+    ),
+    "Atlas": (
+        {
+            "": _made(nn.Atlas, 2, key_dim=2, window=2, block_size=3, muon=False),
+            "muon": _made(nn.Atlas, 2, key_dim=2, value_dim=2, degree=1, window=3, block_size=2, conv_size=2),
+            "deep": _made(nn.Atlas, 2, key_dim=2, value_dim=3, degree=3, window=1, block_size=4, depth=2, muon=False),
+        },
+        atlas,
+    ),
+    "LaCT": (
+        {
+            "": _made(nn.LaCT, 2, chunk_size=2, window=3, muon=False),
+            "muon": _made(nn.LaCT, 2, num_memories=4, hidden_dim=3, chunk_size=2, window=2),
+            "plain": _made(nn.LaCT, 2, num_memories=1, hidden_dim=5, chunk_size=4, muon=False, momentum=False),
+        },
+        lact,
     ),
     "TTTMLP": ({"": _made(nn.TTTMLP, 2, block_size=4)}, ttt),
 }

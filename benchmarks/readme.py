@@ -88,6 +88,7 @@ SPEEDS = (
         "32 packed documents, 8,192 tokens", "documents", 8192, "torch SDPA, dense mask", "torch SDPA with a dense mask"
     ),
     Speed("Gaussian kernel regression, 20,000 points", "gaussian", 20_000, "KeOps", "KeOps"),
+    Speed("Without a mask: 8 heads, 2,048 tokens", "plain", 2048, "torch SDPA", "torch SDPA"),
     Speed("A small causal call: 8 heads, 64 tokens", "small", 64, "torch SDPA", "torch SDPA", variant="is_causal=True"),
 )
 

@@ -60,7 +60,7 @@ register(
         baseline=SDPA,
         points=(Point(8), Point(8, backward=True), Point(8, variant="is_causal=True")),
         quick=4,
-        goals=(Goal("tiny", "overhead", 15, 8),),
+        goals=(Goal("tiny", "overhead", 10, 8),),
         bound="",
     )
 )

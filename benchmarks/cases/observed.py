@@ -42,7 +42,7 @@ register(
         points=(Point(16384),),
         quick=64,
         goals=(
-            Goal("aux", "time", 2, 16384, contender=ASKED),
+            Goal("aux", "time", 1.3, 16384, contender=ASKED),
             Goal("aux-memory", "memory", 100, 16384, contender=ASKED),
         ),
         notes="The limit counts the operations of the output alone.",

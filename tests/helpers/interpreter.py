@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from triton import language
-from triton.language import core
+from triton.language import core, semantic
 from triton.runtime import interpreter
 
 
@@ -17,6 +17,7 @@ def hasten() -> None:
     """Leave out what is known already, in the process that this is called in."""
     patch_once()
     keep_types()
+    compare_shapes_once()
 
 
 def patch_once() -> None:
@@ -64,3 +65,15 @@ def keep_types() -> None:
         vars(self).update(tensors[type.name], handle=handle, type=type)
 
     interpreter._get_np_dtype, core.block_type.__init__, core.tensor.__init__ = kept_numpy_type, kept_block, kept_tensor
+
+
+def compare_shapes_once() -> None:
+    """Broadcast blocks of one shape, which most are, without comparing their sizes one by one."""
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+
+    def broadcast_others(self: Any, lhs: Any, rhs: Any) -> Any:
+        if lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape.values == rhs.type.shape.values:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    semantic.TritonSemantic.broadcast_impl_value = broadcast_others

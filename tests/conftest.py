@@ -36,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     whole = not (config.getoption("--quick") or config.getoption("--usual"))
     tiers.WHOLE.set(whole)
     settings.register_profile("whole", deadline=None)  # a machine may be busy
-    settings.register_profile("usual", deadline=None, max_examples=tiers.examples(100))
+    # The same examples in each run: what fails, fails again. All tests together draw others each time.
+    settings.register_profile("usual", deadline=None, max_examples=tiers.examples(100), derandomize=True)
     settings.load_profile("whole" if whole else "usual")
     gc.disable()  # until tests are collected, of which nothing is garbage
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 #: Bytes of shared memory that a program can have on a device, by target.
 SHARED = {"sm_80": 163 << 10, "gfx942": 64 << 10, "sm_100": 227 << 10, "sm_90a": 227 << 10}
 #: Each case compiles one in so many kernels.
-PARTS = sized(8, 48)
+PARTS = sized(8, 24)
 #: Modules with lists of kernels; that of the attention engine is there once its package is.
 MODULES = [
     name

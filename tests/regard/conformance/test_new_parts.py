@@ -115,7 +115,9 @@ def test_a_normalizer_that_is_not_convex_must_say_so():
         def weights(self, scores):
             return 1.01 * super().weights(scores)
 
-    assert any(v.outcome == "broken" for v in sweep("convexity", "reference", score="scaled_dot", normalizer="generous"))
+    assert any(
+        v.outcome == "broken" for v in sweep("convexity", "reference", score="scaled_dot", normalizer="generous")
+    )
 
 
 @pytest.mark.slow

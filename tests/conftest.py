@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 
+import numpy as np
 import pytest
 import tiers
+import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from pairwise import covering
@@ -89,6 +92,24 @@ def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
     indices = [sorted(cases[i].callspec.indices.items()) for i in order]
     chosen = dict.fromkeys([*covering(indices, most), *range(len(cases))])
     return [cases[i] for i in sorted(order[i] for i in list(chosen)[:most])]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let what fixtures draw not depend on which tests ran before."""
+    _seed()
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _draws_of_its_own() -> None:
+    """Let what a test draws not depend on which tests ran before, nor on which of them made the fixtures."""
+    _seed()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Triton's interpreter in a third of its time: what it makes anew in every operation is made once.
 
-It patches its language in every call of a function by a kernel, as it did for the launch, and builds the type, the shape
-and NumPy's type of every intermediate result.
+It patches its language in every call of a function by a kernel, as it did for the launch, and builds the type, shape
+and NumPy type of every intermediate result.
 """
 
 from collections.abc import Callable

@@ -42,10 +42,13 @@ demo: $(DEMO_READY)
 demo-training: $(READY)
 	$(BIN)/regard demo --train --seconds $(DEMO_SECONDS)
 
-# Three processes of one thread each, as tests also wait; one that is done takes over what is left of the others' tests.
+# Two processes of one thread each: every one more spends half a minute on importing what all tests need. One that is done
+# takes over what is left of the other's tests. Where a test has more threads, idle ones sleep: spinning took eight seconds
+# of a test that computes for a third of one.
 # scikit-learn's check of other array libraries runs only where SciPy was told of them. Compiled files are kept, also where
 # the environment forbids it: without them, collecting takes twice as long.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive SCIPY_ARRAY_API=1 \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Of tests marked campaign the cases that they keep, which hold most pairs of values.
 test: $(READY)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 
+import numpy as np
 import pytest
 import tiers
+import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from pairwise import covering
@@ -36,14 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
     whole = not (config.getoption("--quick") or config.getoption("--usual"))
     tiers.WHOLE.set(whole)
     settings.register_profile("whole", deadline=None)  # a machine may be busy
-    settings.register_profile("usual", deadline=None, max_examples=tiers.examples(100))
+    # The same examples in each run: what fails, fails again. All tests together draw others each time.
+    settings.register_profile("usual", deadline=None, max_examples=tiers.examples(100), derandomize=True)
     settings.load_profile("whole" if whole else "usual")
     gc.disable()  # until tests are collected, of which nothing is garbage
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector what lives as long as the process: packages and tests."""
+    """Spare the collector what lives as long as the process, packages and tests, and let it look less often."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
@@ -87,6 +92,24 @@ def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
     indices = [sorted(cases[i].callspec.indices.items()) for i in order]
     chosen = dict.fromkeys([*covering(indices, most), *range(len(cases))])
     return [cases[i] for i in sorted(order[i] for i in list(chosen)[:most])]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let what fixtures draw not depend on which tests ran before."""
+    _seed()
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _draws_of_its_own() -> None:
+    """Let what a test draws not depend on which tests ran before, nor on which of them made the fixtures."""
+    _seed()
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ def run(leaves: list[Tensor], extra: list[Tensor] = [], **named: Any) -> list[Te
 
 def check(found: list[Tensor], right: list[Tensor], tolerance: float = 2e-5) -> None:
     """Compare with float64 answers, relative to the largest number in each tensor."""
+    assert len(found) == len(right)
     for name, a, b in zip(("output", "d query", "d key", "d value", *map(str, range(9))), found, right):
         assert a.shape == b.shape, name
         size = max(1.0, float(b.abs().max())) if b.numel() else 1.0
@@ -64,6 +65,6 @@ def check_threads(results: Callable[[], list[Tensor]]) -> None:
         together, again = results(), results()
     finally:
         torch.set_num_threads(before)
-    for one, two, three in zip(alone, together, again):
+    for one, two, three in zip(alone, together, again, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
         assert torch.equal(two, three)

@@ -12,5 +12,5 @@ def sized(whole: int, usual: int) -> int:
 
 
 def examples(whole: int) -> int:
-    """Return how many examples Hypothesis draws: a quarter of them, and at least five, but for `make test-all`."""
-    return sized(whole, max(whole // 4, min(whole, 5)))
+    """Return how many examples Hypothesis draws: a fifth of them, and at least five, but for `make test-all`."""
+    return sized(whole, max(whole // 5, min(whole, 5)))

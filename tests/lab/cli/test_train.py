@@ -643,7 +643,8 @@ class TestResume:
 @pytest.mark.campaign(keep=1)
 @pytest.mark.parametrize("kind", [["--model", "transformer"], ["--attention", "hard"], ["--attention", "location"]])
 def test_other_mechanisms_are_trained_saved_and_loaded(regard, pairs, tmp_path, kind) -> None:
-    chosen = SMALL[2:] if "transformer" not in kind else SMALL[2:6]
+    small = ["--set", "model.width=32", "--set", "model.heads=2", "--set", "model.feedforward=64"]
+    chosen = SMALL[2:] if "transformer" not in kind else [*SMALL[2:6], *small]
     chosen = [*chosen, "--set", "model.max_length=4"] if "location" in kind else chosen
     result = regard("train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "4", *kind, *chosen)
     assert result.code == 0, result.err

@@ -320,9 +320,9 @@ def test_two_threads_and_bfloat16_go_on_to_the_same_bits(tmp_path, precision):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        options = OPTIONS.with_changes({"precision": precision, "steps": 8})
+        options = OPTIONS.with_changes({"precision": precision, "steps": 4})
         train(one := learner(options), VALID, options, tmp_path / "one")
-        ended = train(learner(options), VALID, options, tmp_path / "other", callbacks=[StopAt(5)])
+        ended = train(learner(options), VALID, options, tmp_path / "other", callbacks=[StopAt(3)])
         assert ended.reason == "interrupt"
         train(other := learner(options), VALID, options, tmp_path / "other", resume=True)
     finally:

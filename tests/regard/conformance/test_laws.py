@@ -16,9 +16,9 @@ from regard.testing.strategies import cases
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 #: Examples for each law and engine: a law that takes long to check has a small share.
-EXAMPLES = sized(32, 8)
+EXAMPLES = sized(32, 5)
 #: Of every so many scores all combinations are checked.
-STEP = sized(1, 8)
+STEP = sized(1, 16)
 
 
 def concerned(law, engine):

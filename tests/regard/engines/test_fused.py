@@ -85,7 +85,7 @@ def part(name: str, E: int, H: int = 2) -> Score:
     return samples.make_score(name, widths, torch.Generator().manual_seed(3))
 
 
-@pytest.mark.campaign(keep=20)
+@pytest.mark.campaign(keep=14)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("score", SCORES)
@@ -106,7 +106,7 @@ def has_pair_bias(mask: str) -> bool:
     return mask in ("bias", "bias and window", "bias and dilated")
 
 
-@pytest.mark.campaign(keep=24)
+@pytest.mark.campaign(keep=20)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("score", ["additive", "gaussian", "laplacian", "triangular", "scaled_dot"])
@@ -204,7 +204,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.campaign(keep=20)
+@pytest.mark.campaign(keep=16)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("mask", [None, "causal", "window", "padding", "documents", "alibi", "dense", "bias"])
 @pytest.mark.parametrize("step", STEPS)
@@ -300,7 +300,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.campaign(keep=20)
+@pytest.mark.campaign(keep=14)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mask", [None, "window", "padding", "others", "alibi", "bias"])
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -325,7 +325,7 @@ DROPPED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize("law", ["dropout", "dropout gradient"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("extra", DROPPED)
@@ -515,7 +515,7 @@ def test_auto_takes_this_engine_for_a_bias_that_needs_a_gradient() -> None:
 # Normalizers other than softmax ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.campaign(keep=14)
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize("law", LAWS[:2])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -525,7 +525,7 @@ def test_every_normalizer(score: str, normalizer: str, shape: str, law: str) -> 
     holds(law, score=score, normalizer=normalizer, width=4, value_width=5, learned=learned, **SHAPES[shape])
 
 
-@pytest.mark.campaign(keep=14)
+@pytest.mark.campaign(keep=12)
 @pytest.mark.parametrize("law", LAWS[:2])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -536,7 +536,7 @@ def test_every_normalizer_and_mask(score: str, normalizer: str, mask: str, law: 
     holds(law, score=score, normalizer=normalizer, mask=MASKS[mask], learned=learned, **sizes)
 
 
-@pytest.mark.campaign(keep=16)
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize("law", ["budget", "gradient budget", "dropout", "dropout gradient"])
 @pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -550,7 +550,7 @@ def test_every_normalizer_with_softcap_and_dropout(
     holds(law, **case, width=3, value_width=5, group=2, queries=67, keys=515)
 
 
-@pytest.mark.campaign(keep=12)
+@pytest.mark.campaign(keep=9)
 @pytest.mark.parametrize("law", LAWS[:2])
 @pytest.mark.parametrize("magnitude", [0.03, 1.0, 30.0])
 @pytest.mark.parametrize("V", [1, 16, 70])
@@ -575,7 +575,7 @@ def test_rows_whose_scores_are_held_in_parts(
         holds(law, score=score, normalizer=normalizer, mask=recipe, width=3, value_width=5, queries=90, keys=600)
 
 
-@pytest.mark.campaign(keep=16)
+@pytest.mark.campaign(keep=10)
 @pytest.mark.parametrize("magnitude", [0.03, 1.0])
 @pytest.mark.parametrize("mask", [None, "window", "others", "bias"])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -635,7 +635,7 @@ SIZES = {
 }
 
 
-@pytest.mark.campaign(keep=18)
+@pytest.mark.campaign(keep=12)
 @across({"by_query": list(SIZES), "by_key": list(SIZES), "dtype": ["float32", "float64"]})
 def test_additive_features_of_every_size(by_query: str, by_key: str, dtype: str) -> None:
     L, S, E = 21, 37, 6

@@ -17,7 +17,7 @@ from regard.nn.linear.recurrence import _formula, _recurrent
 from regard.nn.linear.steps import Steps
 
 DECAYS = ("none", "head", "channels")
-interpreter.patch_once()
+interpreter.hasten()
 
 
 def new(*size, seed):

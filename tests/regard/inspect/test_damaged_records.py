@@ -13,11 +13,12 @@ import pytest
 import torch
 from hugging_face_models import DECODERS, made, tokens
 from other_attention import RECORDED
+from tiers import sized
 
 from regard.inspect import Record, capture, compare_tokens, summarize_heads
 
 VALUES: list[Any] = [None, -1, 0, 1, 2, 99, 10**12, "x", [], {}, [0, 3], 1.5, True, float("nan")]
-CASES = 60
+CASES = sized(60, 20)
 
 
 def recorded(kind: str) -> Record:

@@ -73,3 +73,14 @@ def test_a_mask_by_head_is_no_padding_of_a_first_step() -> None:
     torch.testing.assert_close(layer(x, by_head), layer(x, by_head.unsqueeze(0)))
     with pytest.raises(ValueError, match=r"attn_mask must have shape \(L, S\)"):
         layer(x, by_head[:2])
+
+
+def test_a_mask_does_not_cover_a_prefix_that_sequences_share() -> None:
+    torch.manual_seed(0)
+    layer, x, y = SelfAttention(12, 2).double(), torch.randn(1, 9, 12).double(), torch.randn(2, 3, 12).double()
+    mask = torch.rand(2, 1, 3, 3) > 0.4
+    alone, shared = KVCache(), KVCache()
+    layer(x.expand(2, -1, -1), cache=alone)
+    shared.prefix = (alone.key[:1].clone(), alone.value[:1].clone())
+    expected = layer(y, torch.nn.functional.pad(mask, (9, 0), value=True), cache=alone)
+    torch.testing.assert_close(layer(y, mask, cache=shared), expected)

@@ -290,7 +290,7 @@ class TestOptions:
         assert all(line.startswith("# ") for line in rest) and 'wiring = "after"' in "".join(rest)
         assert not any(line.startswith("# attention") for line in rest)
         path.write_text(shown.out, encoding="utf-8")
-        assert regard("train", "translation", "--options", path, "--show-options").out == shown.out  # --out is not needed
+        assert regard("train", "translation", "--options", path, "--show-options").out == shown.out  # without --out
 
     @pytest.mark.parametrize(
         ("arguments", "rate"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.normalizers.base import TABLE
+
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if "```python\n>>>" in path.read_text(encoding="utf-8"))
@@ -71,6 +73,12 @@ def test_a_menu_of_the_site_lists_every_page() -> None:
     }
     listed |= {"index", "catalogue", "coverage", "performance"}  # menus of the generated pages have these
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - listed == set()
+
+
+def test_limits_list_the_normalizers_that_need_whole_rows() -> None:
+    listed = re.search(r"^- the normalizers ([^:]*): they need whole rows", (ROOT / "docs/limits.md").read_text(), re.M)
+    assert listed is not None
+    assert re.findall(r"`(\w+)`", listed[1]) == sorted(name for name, kind in TABLE.items() if not kind.streams)
 
 
 def test_no_text_follows_a_mark_that_starts_its_line() -> None:

@@ -183,6 +183,7 @@ PARTS: list[Row] = [
 ELSEWHERE: list[Row] = [
     (lambda: AuxRequest(topk=-1), ValueError, "AuxRequest: topk must be an int of at least 0, got -1."),
     (lambda: AuxRequest(topk=1.5), TypeError, "AuxRequest: topk must be an int of at least 0, got 1.5."),
+    (lambda: AuxRequest(topk=2**31), ValueError, "AuxRequest: topk must be below 2**31, got 2147483648."),
     (lambda: AuxRequest(topk=True), TypeError, "AuxRequest: topk must be an int of at least 0, got True."),
     (lambda: AuxRequest(lse="no"), ValueError, "AuxRequest: lse must be a bool or 'grad', got 'no'."),
     (lambda: AuxRequest(weights=1), TypeError, "AuxRequest: weights must be a bool, got 1."),

@@ -91,6 +91,13 @@ def evaluated_by_compilers(function: Any) -> Any:
     return function
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for those of all examples of a ``torch.func.vmap`` that is running."""
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
 evaluated_by_compilers(in_functorch)
 evaluated_by_compilers(functorch_derivatives)
 
@@ -273,6 +280,7 @@ __all__ = [
     "in_forward_mode",
     "in_functorch",
     "is_autocast_enabled",
+    "is_batched",
     "is_compiled",
     "is_compiled_frame",
     "is_dispatched",

@@ -54,6 +54,8 @@ class AuxRequest:
             raise rejected("AuxRequest", "topk", "be an int of at least 0", described(self.topk), TypeError)
         if self.topk < 0:
             raise rejected("AuxRequest", "topk", "be an int of at least 0", self.topk)
+        if self.topk >= 2**31:
+            raise rejected("AuxRequest", "topk", "be below 2**31", self.topk)
 
 
 #: Names of the fields, as a constant because compilers cannot trace ``dataclasses.fields``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import UTC, date, timedelta
 from functools import cached_property
 from numbers import Real
 from typing import Any
@@ -30,8 +30,8 @@ class ColumnEncoder:
     ----------
     categories : dict of int to list
         By the place of the column, the values in the order of their codes.
-    dates : tuple of int
-        The places of columns of dates.
+    dates : dict of int to bool
+        By the place of a column of dates, whether these have a time zone.
     spans : tuple of int
         The places of columns of time spans.
     ordered : tuple of int
@@ -39,7 +39,7 @@ class ColumnEncoder:
     """
 
     categories: dict[int, list[Any]] = field(default_factory=dict)
-    dates: tuple[int, ...] = ()
+    dates: dict[int, bool] = field(default_factory=dict)
     spans: tuple[int, ...] = ()
     ordered: tuple[int, ...] = ()
 
@@ -47,8 +47,8 @@ class ColumnEncoder:
     def fit(cls, X: Any, before: ColumnEncoder | None = None) -> ColumnEncoder:
         """Return the categories of training data; those of data ``before`` keep their codes."""
         known = {} if before is None else {place: list(values) for place, values in before.categories.items()}
-        times: dict[str, list[int]] = {"M": [], "m": []}
-        ordered = []
+        dates: dict[int, bool] = {}
+        spans, ordered = [], []
         for place, column in _columns(X):
             if place in known or (_is_categorical(column) and before is None):
                 if before is not None and place in before.ordered:
@@ -62,10 +62,13 @@ class ColumnEncoder:
                     if _is_there(value) and value not in seen:
                         values.append(value)
             elif (time := _times(column)) is not None:
-                times[time.dtype.kind].append(place)
+                if time.dtype.kind == "M":
+                    dates[place] = _has_zone(column)
+                else:
+                    spans.append(place)
         if before is not None:
             return cls(known, before.dates, before.spans, before.ordered)
-        return cls(known, tuple(times["M"]), tuple(times["m"]), tuple(ordered))
+        return cls(known, dates, tuple(spans), tuple(ordered))
 
     def transform(self, function: str, X: Any) -> Any:
         """Return X with numbers for times in days (of dates, since 1970) and for categories.
@@ -75,8 +78,8 @@ class ColumnEncoder:
         Raises
         ------
         ValueError
-            If a column holds dates, time spans or text, and the training data had something else there; or an ordered
-            category that these had not.
+            If a column holds dates, time spans or text, and the training data had something else there, such as dates
+            with a time zone; or an ordered category that these had not.
         """
         if not _is_frame(X):
             return _days(X) if isinstance(X, np.ndarray) and X.dtype.kind in "mM" else X
@@ -93,6 +96,9 @@ class ColumnEncoder:
             was = "dates" if place in self.dates else "time spans" if place in self.spans else "numbers"
             got = "text" if time is None and _is_categorical(column) else "numbers"
             got = got if time is None else "dates" if time.dtype.kind == "M" else "time spans"
+            if was == got == "dates" and self.dates[place] != _has_zone(column):
+                both = ["dates with a time zone", "dates without a time zone"]
+                was, got = both if self.dates[place] else reversed(both)
             if was != got:
                 raise rejected(function, f"column {column.name!r} of X", f"hold {was}, as in fit", got)
             if time is not None:
@@ -146,6 +152,14 @@ def _is_categorical(column: Any) -> bool:
     return kind not in "biufcMm" and any(isinstance(each, str) for each in column)
 
 
+def _has_zone(column: Any) -> bool:
+    """Return whether the dates of a column have a time zone."""
+    dtype = getattr(column.dtype, "pyarrow_dtype", column.dtype)
+    if getattr(dtype, "kind", None) == "O":
+        return any(getattr(each, "tzinfo", None) is not None for each in column)
+    return getattr(dtype, "tz", None) is not None or getattr(dtype, "time_zone", None) is not None
+
+
 def _times(column: Any) -> np.ndarray | None:
     """Return a column of dates or time spans as such an array of NumPy, or None if it is something else."""
     kind = getattr(column.dtype, "kind", None)
@@ -161,8 +175,13 @@ def _times(column: Any) -> np.ndarray | None:
         there = [each for each in column if _is_there(each)]
         for name, kinds in (("datetime64[us]", date), ("timedelta64[us]", timedelta)):
             if there and all(isinstance(each, kinds) for each in there):
-                return np.array([each if _is_there(each) else None for each in column], dtype=name)
+                return np.array([_universal(each) if _is_there(each) else None for each in column], dtype=name)
     return None
+
+
+def _universal(time: Any) -> Any:
+    """Return a date without its time zone, in UTC, or a time span as it is."""
+    return time if getattr(time, "tzinfo", None) is None else time.astimezone(UTC).replace(tzinfo=None)
 
 
 def _is_there(value: Any) -> bool:

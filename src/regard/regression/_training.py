@@ -414,18 +414,26 @@ class TrainingPoints(BaseEstimator):
         check_values(type(self).__name__, self._kinds(), X, self._names(), self.missing)
 
     def _check_magnitudes(self, name: str) -> None:
-        """Raise if sums of X or y, or of their powers, would overflow."""
+        """Raise if sums of X, y or weights, or of their powers, would overflow, or their squares vanish."""
         way = "loo" if self.n_neighbors == "loo" else self.bandwidth if isinstance(self.bandwidth, str) else ""
         most_x = 1e75 if self._order == 2 else 1e150  # parabolas sum fourth powers
         # Searches sum squares of errors, lines products with X.
         most_y = 1e150 if way in CHOSEN or self._order else 1e300
         if self._dtype == torch.float32:
             most_y = 1e18 if way in ("loo", "learned") and not self._order else 1e37
-        for argument, values, most in (("X", self._X, most_x), ("y", self._targets(), most_y)):
+        weight = np.zeros(0) if self._weight is None else self._weight
+        held = (("X", self._X, most_x), ("y", self._targets(), most_y), ("sample_weight", weight, 1e300))
+        for argument, values, most in held:
             largest = float(np.nanmax(np.abs(values), initial=0.0))
             if largest > most:
                 expected = f"hold numbers up to {most:g}, as sums of larger ones overflow (use another unit)"
                 raise rejected(name, argument, expected, f"{largest:.3g}")
+        for argument, values, most in held[: 2 if way in CHOSEN else 1]:
+            range_ = np.nanmax(values, 0, initial=-np.inf) - np.nanmin(values, 0, initial=np.inf)
+            narrow = range_[(range_ > 0) & (range_ < 1 / most)]
+            if narrow.size:
+                expected = f"be constant or vary by {1 / most:g}, as smaller squares vanish (use another unit)"
+                raise rejected(name, argument, expected, f"{narrow.min():.3g}")
 
     def _names(self) -> Any:
         return getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
@@ -717,8 +725,7 @@ class TrainingPoints(BaseEstimator):
     @property
     def _repeats(self) -> bool:
         """Whether weights are whole numbers, and so count repetitions in all respects."""
-        weight = None if self._weighs_classes else self._weight
-        return weight is not None and bool((weight == np.round(weight)).all())
+        return not self._weighs_classes and are_whole(self._weight)
 
     def _splits(self, order: Tensor, close: Tensor) -> list[Split]:
         """Return the folds of ``cv`` as places in an order of the stored points; far rows are not predicted."""
@@ -830,9 +837,14 @@ def counts_repetitions(weight: np.ndarray | None) -> bool:
 
     They are whole numbers whose sum is not too large. Otherwise a row is left out with all of its weight.
     """
-    if weight is None or not (weight == np.round(weight)).all():
+    if weight is None or not are_whole(weight):
         return False
     return float(weight.sum()) <= max(MOST_REPEATED, MANY_TIMES * len(weight))
+
+
+def are_whole(weight: np.ndarray | None) -> bool:
+    """Return whether weights (n,) are whole numbers, of which those above 2**53 are so only for lack of digits."""
+    return weight is not None and bool(((weight == np.round(weight)) & (weight < 2**53)).all())
 
 
 def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,9 +58,9 @@ def test_from_a_folder_of_photos_to_their_labels(regard, photos, tmp_path) -> No
     assert report["images"] == 32 and report["accuracy"] == report["f1"] == 1.0
     assert (tmp_path / "named.txt").read_text().split() == ["blue"] * 16 + ["red"] * 16
     again = regard("train", "classifier", "--out", out, "--resume", "--steps", "30")
-    assert again.code == 0 and "going on after step" in again.out, again.err
+    assert again.code == 0 and "resuming after step" in again.out, again.err
     other = regard("train", "classifier", "--out", out, "--resume", "--flip")
-    assert other.code == 2 and "--flip must be left out with --resume: the run goes on as it began" in other.err
+    assert other.code == 2 and "--flip must be left out with --resume: a resumed run keeps its options" in other.err
 
 
 def test_what_cannot_be_classified(regard, photos, tmp_path) -> None:

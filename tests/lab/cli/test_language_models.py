@@ -246,4 +246,4 @@ def test_an_interrupt_is_no_loss(text, tmp_path) -> None:
     told, _ = process.communicate()
     assert process.returncode == 130 and f"regard train language-model --out {out} --resume" in told, told
     again = subprocess.run([*command, "--resume", "--seconds", "1"], capture_output=True, text=True, check=False)
-    assert again.returncode == 0 and "going on after step" in again.stdout and (out / "model.safetensors").exists()
+    assert again.returncode == 0 and "resuming after step" in again.stdout and (out / "model.safetensors").exists()

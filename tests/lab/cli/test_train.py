@@ -290,7 +290,7 @@ class TestOptions:
         assert all(line.startswith("# ") for line in rest) and 'wiring = "after"' in "".join(rest)
         assert not any(line.startswith("# attention") for line in rest)
         path.write_text(shown.out, encoding="utf-8")
-        assert regard("train", "translation", "--out", "x", "--options", path, "--show-options").out == shown.out
+        assert regard("train", "translation", "--options", path, "--show-options").out == shown.out  # without --out
 
     @pytest.mark.parametrize(
         ("arguments", "rate"),
@@ -476,7 +476,7 @@ class TestOptions:
         few = ["train", "translation", "--data", pairs, "--out", tmp_path / "out", "--steps", "2", *SMALL]
         told = regard(*few, "--learning-rate", "1e-6").out
         assert "no better than guessing by frequency, " in told
-        assert "It has learned no more than how often each symbol is written. Go on with --resume" in told
+        assert "It has learned no more than how often each symbol is written. Continue with --resume" in told
         assert "a lower --learning-rate (now 1e-06)" in told and "training.metric=chrf" not in told
 
 
@@ -489,7 +489,7 @@ class TestResume:
         on = regard("train", "translation", "--out", tmp_path, "--resume", "--steps", "15")
         assert on.code == 0, on.err
         assert "steps changed from 10 to 15" in on.out and "Ended after step 15" in on.out
-        assert "going on after step 10\n" in on.out and "going on" not in first.out
+        assert "resuming after step 10\n" in on.out and "resuming" not in first.out
         assert tomllib.loads((tmp_path / "options.toml").read_text(encoding="utf-8"))["training"]["steps"] == 15
 
     @pytest.mark.campaign
@@ -521,7 +521,7 @@ class TestResume:
             interrupt_while_saving(patch)
             result = regard("train", "translation", "--data", pairs, "--out", tmp_path, "--steps", "4", *SMALL)
         assert result.code == 130 and "Traceback" not in result.err
-        assert f"Stopped. Go on with:  regard train translation --out {tmp_path} --resume" in result.out
+        assert f"Stopped. Resume with:  regard train translation --out {tmp_path} --resume" in result.out
         saved = {name: (tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")}
         assert SequenceModel.load(tmp_path).about["training"]["steps"] == 4, "it was saved to the end"
         assert regard("train", "translation", "--out", tmp_path, "--resume").code == 0
@@ -620,10 +620,10 @@ class TestResume:
             out = tmp_path / "two words"
             result = regard("train", "translation", "--data", pairs, "--out", out, "--steps", "6", *SMALL)
         assert result.code == 130 and "Traceback" not in result.err
-        said, _, command = result.out.splitlines()[-1].partition(" Go on with:  regard ")
+        said, _, command = result.out.splitlines()[-1].partition(" Resume with:  regard ")
         assert said == "Stopped after step 3; the model is written at the end."
         on = regard(*shlex.split(command))
-        assert on.code == 0 and "going on after step 3\n" in on.out, on.err
+        assert on.code == 0 and "resuming after step 3\n" in on.out, on.err
         whole = regard("train", "translation", "--data", pairs, "--out", tmp_path / "whole", "--steps", "6", *SMALL)
         assert whole.code == 0, whole.err
         one, other = ((folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "whole"))

@@ -382,6 +382,74 @@ def test_patches_of_a_vision_model() -> None:
         near(run.weights(), each)
 
 
+class TestCapturesInsideEachOther:
+    """The innermost capture that has the model records a call."""
+
+    @staticmethod
+    def model() -> nn.Module:
+        return nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval()
+
+    def test_of_different_models(self) -> None:
+        one, other, x = self.model(), self.model(), drawn(2, 5, 16)
+        with capture(one) as alone, torch.no_grad():
+            one(x)
+        with capture(one) as first, capture(other) as second, torch.no_grad():
+            other(x)
+            one(x)
+        assert first.layers == second.layers == ("0.self_attn",)
+        assert first.coverage.complete and second.coverage.complete
+        assert torch.equal(first[0].weights(), alone[0].weights())
+        assert not torch.equal(second[0].weights(), alone[0].weights())
+
+    def test_of_one_model(self) -> None:
+        model, x = self.model(), drawn(2, 5, 16)
+        message = "an inner capture of the same modules are in its record alone"
+        with torch.no_grad(), pytest.warns(regard.RegardWarning, match=message), capture(model) as outer:
+            with capture(model) as inner:
+                model(x)
+            model(x)
+        assert len(outer.runs(0)) == len(inner.runs(0)) == 1
+
+    def test_of_a_part(self) -> None:
+        model, x = self.model(), drawn(2, 5, 16)
+        warned = pytest.warns(regard.RegardWarning, match="in its record alone")
+        with torch.no_grad(), warned, capture(model) as outer, capture(model[0]) as inner:
+            model(x)
+        assert (outer.layers, inner.layers) == ((), ("self_attn",))
+
+    def test_in_two_threads(self) -> None:
+        model, x = self.model(), drawn(2, 5, 16)
+        found: dict[str, Record] = {}
+        begun, done = threading.Event(), threading.Event()
+
+        def run() -> None:
+            with capture(model) as found["theirs"], torch.no_grad():
+                begun.set()
+                done.wait()
+                model(2 * x)
+
+        thread = threading.Thread(target=run)
+        with capture(model) as found["ours"], torch.no_grad():
+            thread.start()
+            begun.wait()
+            model(x)
+            done.set()
+            thread.join()
+        assert {name: len(each.runs(0)) for name, each in found.items()} == {"ours": 1, "theirs": 1}
+        assert not torch.equal(found["ours"][0].weights(), found["theirs"][0].weights())
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_calls_under_vmap_are_reported(need_weights: bool) -> None:
+    layer, x = nn.MultiheadAttention(16, 2, batch_first=True).eval(), drawn(3, 5, 16)
+    run = torch.func.vmap(lambda row: layer(row, row, row, need_weights=need_weights)[0])
+    message = r"1 call of attention ran under torch\.func\.vmap"
+    with torch.no_grad(), pytest.warns(regard.RegardWarning, match=message), capture(layer) as record:
+        found = run(x)
+    assert record.layers == ()
+    near(found, layer(x, x, x)[0].detach())
+
+
 class TestCapturing:
     def test_only_chosen_layers(self) -> None:
         model, given = made(DECODERS["gpt2"]()), tokens()

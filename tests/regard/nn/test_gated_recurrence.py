@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pairwise import across
 from tiers import examples
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.mamba2 import modeling_mamba2 as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
@@ -422,6 +423,14 @@ def test_gradients(form: str, kind: str, length: int, R: int, own: bool) -> None
     single = gradients(run, tuple(x.float() for x in tensors), cast(options, lambda x: x.float()))
     for a, b in zip(single, right, strict=True):
         near(a, b, 2e-5)
+
+
+@every_kind
+def test_activation_checkpointing(kind: str) -> None:
+    tensors, options = call(kind, 1, 1, 2, 5, 4, 3)
+    run = partial(gated_recurrence, return_state=True)
+    again = gradients(partial(checkpoint, run, use_reentrant=False), tensors, options)
+    assert all(map(torch.equal, again, gradients(run, tensors, options)))
 
 
 @across({"kind": ["gated-delta", "kda", "mamba2", "gla"], "gate": [-1e3, -math.inf, -30.0]})

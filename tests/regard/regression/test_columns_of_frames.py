@@ -82,6 +82,10 @@ def test_what_is_wrong_is_said_before_any_work() -> None:
         ({"heat": list("abcdefgh")}, "column 'heat' of X must hold numbers, as in fit, got text"),
         ({"heat": frame["day"]}, "column 'heat' of X must hold numbers, as in fit, got dates"),
         ({"day": frame["heat"]}, "column 'day' of X must hold dates, as in fit, got numbers"),
+        (
+            {"day": frame["day"].dt.tz_localize("UTC")},
+            "column 'day' of X must hold dates without a time zone, as in fit, got dates with a time zone",
+        ),
         ({"day": frame["day"] - frame["day"][0]}, "column 'day' of X must hold dates, as in fit, got time spans"),
     ):
         with pytest.raises(ValueError, match=f"NadarayaWatsonRegressor: {message}"):
@@ -90,6 +94,17 @@ def test_what_is_wrong_is_said_before_any_work() -> None:
         NadarayaWatsonRegressor().partial_fit(frame, Y).partial_fit(frame.assign(heat="warm"), Y)
     with pytest.raises(ValueError, match="could not convert string to float"):
         NadarayaWatsonRegressor().fit([["a"], ["b"]], [1.0, 2.0])
+
+
+def test_dates_with_a_time_zone_are_told_from_others() -> None:
+    polars = pytest.importorskip("polars")
+    days = pd.Series(pd.date_range("2024-01-01", periods=8, tz="Europe/Berlin"))
+    model = NadarayaWatsonRegressor().fit(days.to_frame("day"), Y)
+    utc = polars.DataFrame({"day": days.dt.tz_convert("UTC").dt.to_pydatetime()}).cast(polars.Datetime(time_zone="UTC"))
+    for same in (days.dt.tz_convert("UTC").to_frame("day"), days.astype(object).to_frame("day"), utc):
+        np.testing.assert_allclose(model.predict(same), model.predict(days.to_frame("day")))
+    with pytest.raises(ValueError, match="must hold dates with a time zone, as in fit, got dates without a time zone"):
+        model.predict(days.dt.tz_localize(None).to_frame("day"))
 
 
 @pytest.mark.parametrize("kind", [NadarayaWatsonRegressor, NadarayaWatsonClassifier])

@@ -392,9 +392,12 @@ class TestInputs:
         ({"bandwidth": "loo"}, (1, 1e200), "y must hold numbers up to 1e+150, as sums of"),
         ({"bandwidth": "loo", "dtype": "float32"}, (1, 1e20), "y must hold numbers up to 1e+18, as sums of"),
         ({"dtype": "float32"}, (1, 1e200), "y must hold numbers up to 1e+37, as sums of"),
+        ({}, (1e-160, 1), "X must be constant or vary by 1e-150, as smaller squares vanish (use another unit)"),
+        ({"bandwidth": "aicc"}, (1, 1e-160), "y must be constant or vary by 1e-150, as smaller"),
+        ({"bandwidth": "learned", "dtype": "float32"}, (1, 1e-20), "y must be constant or vary by 1e-18, as smaller"),
     ],
 )
-def test_numbers_whose_sums_overflow(options, factors, message):
+def test_numbers_whose_sums_overflow_or_vanish(options, factors, message):
     X, y, _ = made(n=12)
     with pytest.raises(ValueError) as caught:
         NadarayaWatsonRegressor(**options).fit(X * factors[0], y * factors[1])
@@ -405,6 +408,20 @@ def test_large_numbers_are_another_unit():
     X, y, query = made(n=12)
     plain, large = (NadarayaWatsonRegressor(order=2).fit(X * a, y * b) for a, b in ((1, 1), (1e74, 1e149)))
     np.testing.assert_allclose(large.predict(query * 1e74) / 1e149, plain.predict(query), rtol=1e-6)
+
+
+class TestLargeWeights:
+    def test_they_are_whole_for_lack_of_digits_and_count_no_repetitions(self):
+        X, y, query = made(n=12)
+        weight = np.random.default_rng(0).uniform(0.5, 1.5, 12)
+        plain, large = (NadarayaWatsonRegressor(bandwidth="aicc").fit(X, y, weight * scale) for scale in (1, 1e20))
+        for one, other in zip(plain.predict(query, return_std=True), large.predict(query, return_std=True)):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+    def test_their_sum_overflows(self):
+        X, y, _ = made(n=12)
+        with pytest.raises(ValueError, match="sample_weight must hold numbers up to 1e\\+300, as sums of"):
+            NadarayaWatsonRegressor().fit(X, y, np.full(12, 1e308))
 
 
 class TestAllOrNothing:

@@ -73,7 +73,7 @@ class TrainingCall:
             raise rejected("train", "--options", expected, str(self.options))
         for where, value in changes.items():
             if not where.startswith("training."):
-                raise rejected("train", where, "be left out with --resume: the run goes on as it began", value)
+                raise rejected("train", where, "be left out with --resume: a resumed run keeps its options", value)
         return {where.removeprefix("training."): value for where, value in changes.items()}
 
 
@@ -144,7 +144,7 @@ def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: 
     from regard_lab.training.loop import LostProcessError
     from regard_lab.training.options import TrainingError
 
-    on = f"Go on with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"
+    on = f"Resume with:  regard train {task} --out {shlex.quote(str(run.folder))} --resume{piped}"
     try:
         from regard_lab.cli.training_display import TrainingDisplay
 
@@ -165,7 +165,7 @@ def run_training(console: Console, run: Run, task: str, resume: bool, *, piped: 
     run.say(f"Ended after step {ended.steps:,}: {why[ended.reason]}{best}.")
     if ended.at_frequency_baseline:
         run.say(
-            "It has learned no more than how often each symbol is written. Go on with --resume and more --steps or "
+            "It has learned no more than how often each symbol is written. Continue with --resume and more --steps or "
             f"--seconds; if that changes nothing, begin anew with a lower --learning-rate (now "
             f"{training.learning_rate:g})."
         )

@@ -25,7 +25,7 @@ _ATTENTION = (
     "--show-options prints all options."
 )
 
-_Out = Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")]
+_Out = Annotated[Path | None, typer.Option(help="Folder for the model and its checkpoints.")]
 _OptionsFile = Annotated[Path | None, typer.Option(help="TOML file with options, such as --show-options prints.")]
 _Settings = Annotated[
     list[str] | None,
@@ -37,11 +37,20 @@ _ShowOptions = Annotated[
 _Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 
 
+class _Training(Command):
+    """A training command: with ``--show-options``, which prints and exits, ``--out`` is not required."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        next(each for each in self.params if each.name == "out").required = "--show-options" not in args
+        return super().parse_args(ctx, args)
+
+
 def _train_on_pairs(task: Task, text: str, **short: str) -> None:
     """Define the training command of a task on pairs; ``short`` overrides the help of data options."""
     kind = f"Type of the model: rnn or transformer; {'rnn' if task.kind == 'recurrent' else task.kind} by default."
 
-    @train.command(task.name, cls=Command, epilog=_ATTENTION, help=text)
+    @train.command(task.name, cls=_Training, epilog=_ATTENTION, help=text)
     @with_flags(
         ExperimentOptions,
         unset=True,
@@ -63,7 +72,7 @@ def _train_on_pairs(task: Task, text: str, **short: str) -> None:
         from regard_lab.cli.train import train_on_pairs
 
         given = given if attention is None else given | {"attention": attention}
-        train_on_pairs(task.name, TrainingCall(out, resume, show_options, options, given, settings or []))
+        train_on_pairs(task.name, TrainingCall(out or Path(), resume, show_options, options, given, settings or []))
 
 
 _train_on_pairs(TASKS["translation"], "Train a translation model on pairs of sentences.")
@@ -101,13 +110,13 @@ def _train_on_others(task: str, declared: type[Options], text: str, other: type[
         from regard_lab.cli.runs import TrainingCall
         from regard_lab.cli.train import OTHERS
 
-        OTHERS[task](TrainingCall(out, resume, show_options, options, given, settings or []))
+        OTHERS[task](TrainingCall(out or Path(), resume, show_options, options, given, settings or []))
 
     if other is not None:
         taken = {each.metadata["flag"] for each in flagged(declared).values()}
         rest = [place for place, each in flagged(other).items() if each.metadata["flag"] not in taken]
         command = with_flags(other, *rest, unset=True, panels=IMAGE_PANELS)(command)
-    train.command(task, cls=Command, epilog="--show-options prints all options.", help=text)(command)
+    train.command(task, cls=_Training, epilog="--show-options prints all options.", help=text)(command)
 
 
 _train_on_others(

@@ -39,7 +39,7 @@ class TrainingDisplay(Callback):
         self._options = module.options  # some depend on the data
         self._count, self._first, self._before = 0, trainer.global_step, module.seconds()
         if self._first and trainer.is_global_zero:
-            self._console.print(f"going on after step {self._first:,}")
+            self._console.print(f"resuming after step {self._first:,}")
         moves = self._console.is_terminal and not self._console.is_dumb_terminal  # a bar needs a cursor that moves
         self._lines = trainer.is_global_zero and not (moves or trainer.enable_validation)
         self._shown = int(_LINES * self._options.progress(self._first, self._before))

@@ -36,8 +36,9 @@ def capture(
     outputs stay the same bit for bit.
 
     With a model, calls are recorded in every thread that runs it; without one, only in the thread of the block. For a
-    beam search of transformers, each returned sequence has the rows of its own beams. When the block ends,
-    ``record.coverage`` lists what was recorded and what was not, and a warning reports anything missing.
+    beam search of transformers, each returned sequence has the rows of its own beams. Of captures inside each other,
+    the innermost that has the model records a call. When the block ends, ``record.coverage`` lists what was recorded
+    and what was not, and a warning reports anything missing.
 
     Parameters
     ----------
@@ -121,7 +122,9 @@ def capture(
 
 def _notes(record: Record, model: nn.Module | None) -> Iterator[str]:
     """Yield the remaining notes on what a record lacks."""
-    if model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
+    if record.ledger.shadowed:
+        yield "Calls in the block of an inner capture of the same modules are in its record alone."
+    elif model is not None and any(map(is_compiled, model.modules())) and not is_forced_eager():
         yield f"Calls in code that torch.compile compiled are not recorded; {_EAGER}."
     elif not len(record) and record.tracker.layers:
         ran = ", ".join(record.tracker.layers[:4])

@@ -30,6 +30,7 @@ from regard._utils.torch_private import (
     fused_attention,
     fused_layer,
     in_backward,
+    is_batched,
     is_fake,
     is_jit_tracing,
     is_proxied,
@@ -219,6 +220,8 @@ class _Watch:
     """What to do with the calls of a thread or task: a record to fill, and interventions to apply."""
 
     record: Record | None = None
+    #: The records of the captures around it, the innermost last.
+    records: tuple[Record, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     #: Receives the output gradient of the next call, which runs a second time.
     output: OutputGradient | None = None
@@ -298,13 +301,19 @@ def _watching(watch: _Watch) -> Iterator[None]:
 @contextmanager
 def recording(record: Record, model: nn.Module | None) -> Iterator[None]:
     """Add the calls of attention in the block to a record."""
+    watch = _active.get()
+    outer = watch.records
+    watch = replace(watch, record=record, records=(*outer, record))
     _captures[id(record)] = (record, model)
     try:
-        with _replacement.around(model), _watching(replace(_active.get(), record=record)), _observing():
+        with _replacement.around(model), _watching(watch), _observing():
             yield
     finally:
         del _captures[id(record)]
         record.tracker.forget()
+        for each in outer if len(record) else ():
+            is_shared = not each.names or not record.names or bool(each.names.keys() & record.names.keys())
+            each.ledger.shadowed |= is_shared
 
 
 @contextmanager
@@ -400,8 +409,8 @@ def _wrapped(
             return function(*args, **kwargs)
         with _watching(_NESTED):
             answer = function(*args, **kwargs)
-        if record is not None and (is_proxied() or _is_empty(answer)):
-            record.ledger.skip(_TRACED if is_proxied() else _WITHOUT_VALUES)
+        if record is not None and (unreadable := _unreadable(answer)) is not None:
+            record.ledger.skip(unreadable)
             record, thread.recorded = None, thread.recorded + 1
             if not watch.interventions:
                 return answer
@@ -445,8 +454,8 @@ def _wrapped_recurrence(function: Callable[..., Any], *, weights: Weights) -> Ca
             return function(*args, **kwargs)
         with _watching(_NESTED):
             answer = function(*args, **kwargs)
-            if is_proxied() or _is_empty(answer):
-                record.ledger.skip(_TRACED if is_proxied() else _WITHOUT_VALUES)
+            if (unreadable := _unreadable(answer)) is not None:
+                record.ledger.skip(unreadable)
                 thread.recorded += 1
                 return answer
             found = weights(function, *args, **kwargs) if record.recurrences or weights is of_trained else NOT_ASKED
@@ -465,14 +474,19 @@ def _wrapped_recurrence(function: Callable[..., Any], *, weights: Weights) -> Ca
 
 
 _TRACED = "ran under make_fx tracing and could not be recorded"
+_BATCHED = "ran under torch.func.vmap and could not be recorded"
 _UNKNOWN = "got keywords of unknown meaning from the model and could not be recorded"
 _WITHOUT_VALUES = "had tensors without values (meta or fake tensors) and could not be recorded"
 
 
-def _is_empty(answer: Any) -> bool:
-    """Whether an output has a shape but no values."""
+def _unreadable(answer: Any) -> str | None:
+    """Return why the values of a call with this output cannot be read, or None if they can."""
     output = answer[0] if isinstance(answer, tuple) else answer
-    return isinstance(output, Tensor) and (output.is_meta or is_fake(output))
+    if is_proxied():
+        return _TRACED
+    if not isinstance(output, Tensor):
+        return None
+    return _WITHOUT_VALUES if output.is_meta or is_fake(output) else _BATCHED if is_batched(output) else None
 
 
 def _count_other_thread() -> None:
@@ -559,8 +573,8 @@ def _kernel(func: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any)
     assert record is not None
     if _is_skipped(record):
         return True
-    if _is_empty(answer):
-        record.ledger.skip(_WITHOUT_VALUES)
+    if (unreadable := _unreadable(answer)) is not None:
+        record.ledger.skip(unreadable)
         return True
     names = [each.name for each in func._schema.arguments]
     given = dict(zip(names, args)) | kwargs
@@ -594,35 +608,34 @@ def _observing() -> Observing:
 def _begins(module: nn.Module) -> bool:
     """Whether to follow a module that begins to run: in a capture, or in another thread that runs a captured model."""
     watch = _active.get()
-    record = _record_of(module) if watch.record is None else watch.record
+    record = _record_for(watch, module)
     if record is None or (isinstance(module, GraphModule) and id(module) not in record.names):  # compiled code
         return False
     return watch.record is not None or watch is _INACTIVE
 
 
-def _record_of(module: nn.Module) -> Record | None:
-    """Return the record of the model that a module belongs to."""
-    return next((record for record, _ in tuple(_captures.values()) if id(module) in record.names), None)
+def _record_for(watch: _Watch, module: nn.Module) -> Record | None:
+    """Return the record for a module that begins to run: the innermost that has its model, or that of the block."""
+    for record in reversed(watch.records):
+        if not record.names or id(module) in record.names:
+            return record
+    captures = tuple(_captures.values())
+    return next((record for record, _ in captures if id(module) in record.names), watch.record)
 
 
 def _begun(running: Running) -> None:
     watch = _active.get()
-    if watch is _INACTIVE:  # a thread or task other than the capture's
-        record = _record_of(running.module)
-        _active.set(replace(watch, record=record))
-        running.leave.append(_leave_record)
-    record = _active.get().record
+    record = _record_for(watch, running.module)
     assert record is not None
+    if record is not watch.record:  # in a thread or task other than the capture's, or in the block of another capture
+        _active.set(replace(watch, record=record))
+        running.leave.append(functools.partial(_active.set, watch))
     if id(running.module) in record.names or not record.names:
         record.ledger.modules += 1
     if thread.observers == 0:
         observing = _observing()
         observing.__enter__()
         running.leave.append(lambda: observing.__exit__(None, None, None))
-
-
-def _leave_record() -> None:
-    _active.set(_INACTIVE)
 
 
 def _ended(running: Running) -> None:
@@ -657,7 +670,8 @@ def _beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
     def search(*args: Any, **kwargs: Any) -> Any:
         watch = _active.get()
         bound = signature.bind(*args, **kwargs)
-        record = _record_of(bound.arguments["self"]) if watch is _INACTIVE else watch.record
+        followed = watch is _INACTIVE or watch.record is not None
+        record = _record_for(watch, bound.arguments["self"]) if followed else None
         if record is None:
             return original(*args, **kwargs)
         wanted = bound.arguments["generation_config"]

@@ -55,7 +55,7 @@ class Running:
     pending: list[Callable[[], None]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    leave: list[Callable[[], None]] = field(default_factory=list)
+    leave: list[Callable[[], object]] = field(default_factory=list)
     combined: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

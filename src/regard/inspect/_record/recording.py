@@ -422,6 +422,8 @@ class Ledger:
         self._notes: dict[str, None] = {}
         #: How many modules ran.
         self.modules = 0
+        #: Whether a capture inside this one recorded calls of the same modules.
+        self.shadowed = False
 
     def miss(self, module: str, class_name: str, reason: str) -> None:
         """Note that a module ran without its attention being recorded."""

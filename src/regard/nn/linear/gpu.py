@@ -175,7 +175,8 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # read once, as activation checkpointing wants
+        tensors, kept = saved[:6], saved[6:]
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernels have none
             return None, None, *by_formula(ctx.settings, ctx.formula, (*tensors, None), wanted, grad, d_end)

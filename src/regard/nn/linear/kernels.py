@@ -253,7 +253,8 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, d_end: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        saved = ctx.saved_tensors  # read once, as activation checkpointing wants
+        tensors, kept = saved[:7], saved[7:]
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # a graph of this pass is wanted, and the kernel has none
             return None, None, *by_formula((ctx.call.delta, ctx.call.scale), ctx.formula, tensors, wanted, grad, d_end)

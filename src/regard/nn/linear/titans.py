@@ -24,11 +24,14 @@ from regard.nn.linear.recurrent_attention import Made, Terms, heads, unit
 from regard.nn.linear.short_convolution import ShortConvolution
 from regard.nn.linear.trained_state import (
     Blocks,
+    Targets,
     Trained,
     Training,
     finite,
-    learned,
-    network,
+    gradients,
+    heightened,
+    read,
+    recalled,
     spoil,
     sums_of,
     trained_recurrence,
@@ -86,9 +89,10 @@ class _Titans(TrainedMemory):
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what each head reads (B, H, L, D), and the state after the last step."""
         assert terms.rate is not None
-        how = Training(self.block_size, terms.rate, terms.log_decay, terms.log_momentum)
-        earlier = (state[0], state[1]) if state else None
-        return trained_recurrence(terms.query, terms.key, terms.value, self.initial, how, layout, earlier)
+        blocks = Blocks(layout, terms.key, self.block_size, state[1] if state else None)
+        how, earlier = Training(terms.rate, terms.log_decay, terms.log_momentum), state[0] if state else None
+        read, matrix = trained_recurrence(terms.query, terms.key, terms.value, self.initial, how, blocks, earlier)
+        return read, (matrix, blocks.count)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -503,25 +507,27 @@ class TitansMAC(_Gated):
         assert terms.attended is not None
         blocks = Blocks(layout, terms.key, self.block_size, state[1] if state else None)
         given, spoiled = finite(layout, terms.query, *terms.attended)
-        recalling, *attended = (blocks.split(each) for each in given if each is not None)
-        attended = [each.to(self.out.weight.dtype) for each in attended]  # autocast is off
-        wide = recalling.dtype
+        recalling, *attended = (blocks.split(each).unbind() for each in given if each is not None)
+        wide, H, batch = terms.query.dtype, self.num_heads, len(terms.query)
         initial = [each.to(wide) for each in self.initial]
-        memory = Trained.unpacked(initial, len(recalling), True, state[0] if state else None)
+        memory = Trained.unpacked(initial, batch, True, state[0] if state else None)
         context = state[2].unflatten(-1, (4, -1)) if state else None
         found = []
-        for n in range(blocks.number):
-            memory = memory.opened(initial, blocks.fresh(n))
-            recalled = network(memory.start, recalling[:, :, n], bias=False)
-            rows, context = self._segment([each[:, :, n] for each in attended], recalled, context, blocks, n)
-            query, key, value = self._remembered(rows)
-            rate, decay, momentum = (each.unsqueeze(2) for each in self._gates(rows))
-            how = Training(self.block_size, rate)
-            sums = sums_of(rate, decay, momentum).of(0)
-            read, memory = learned(memory, query, key, value, sums, None, how, blocks, n)
-            found.append(torch.cat([heads(rows, self.num_heads).to(wide), read], -1))
+        for n, pair in enumerate(zip(recalling, *attended)):
+            memory = memory.opened(initial, blocks.fresh[n])
+            known, *near = (each.unflatten(0, (batch, H)) for each in (recalled(memory, pair[0]), *pair[1:]))
+            near = [each.to(self.out.weight.dtype) for each in near]  # autocast is off
+            rows, context = self._segment(near, known, context, blocks, n)
+            query, key, value = (each.flatten(0, 1) for each in self._remembered(rows))
+            gates = (each.flatten(0, 1).unsqueeze(0) for each in self._gates(rows))
+            sums = sums_of(*gates, None, blocks.of_heads(blocks.steps[n : n + 1]))
+            steps = gradients(memory, heightened(key, memory.held[0]), value, Targets(value), bias=False)
+            keys = key.unsqueeze(0)
+            answer = read(query.unsqueeze(0), keys, sums, [memory], [steps], bias=False)[0].unflatten(0, (batch, H))
+            memory = memory.after(steps, sums.blocks(keys)[0], blocks.ends[n])
+            found.append(torch.cat([heads(rows, H).to(wide), answer], -1).flatten(0, 1).unsqueeze(0))
         output = blocks.joined(found, terms.query.repeat(1, 1, 1, 2))
-        output, matrix = spoil(output, memory.packed(initial), spoiled)
+        output, matrix = spoil(output, memory.packed(initial, batch), spoiled)
         if context is None:
             context = terms.value.new_zeros(len(output), self.block_size, 4, self.embed_dim)
         return output, (matrix, blocks.count, context.flatten(-2))
@@ -536,11 +542,11 @@ class TitansMAC(_Gated):
         (query, key, value), C, H = attended, self.block_size, self.num_heads
         B, _, W, _ = query.shape  # W ≤ C
         own, slots = (torch.arange(each, device=query.device) for each in (W, C))
-        begun = blocks.begun(n).unsqueeze(-1)
+        begun = blocks.begun[n].unsqueeze(-1)  # (B or 1, 1)
         recalled = recalled.transpose(1, 2).flatten(2).to(self.attended.weight.dtype)
         _, *others = self._attended(self.recalled_norm(recalled))
         rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, W, 4, E)
-        place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, W, W), rows
+        place, seen, known = (begun + own).expand(B, W), (own <= own.unsqueeze(-1)).expand(B, W, W), rows
         places = place
         if n == 0 and context is not None:  # the segment began before
             known, places = torch.cat([context, rows], 1), torch.cat([slots.expand(B, C), place], 1)
@@ -554,15 +560,17 @@ class TitansMAC(_Gated):
         mask = torch.cat([seen.new_ones(B, W, self.num_persistent), seen, seen], -1)
         read = attention(query, key, value, mask.unsqueeze(1))
         output = self.attended_out(read.transpose(1, 2).flatten(2))
-        steps, ends = blocks.steps(n), blocks.ends(n)
-        if steps is None or ends is None:
+        steps, ends = blocks.steps[n].unsqueeze(-1), blocks.ends[n]
+        if ends is True:
             return output, None
         rows = F.pad(rows, (0, 0, 0, 0, 0, C - W))
         if n == 0 and context is not None:
             index = torch.where(slots < begun, slots, C + slots - begun).clamp(max=C + W - 1)
             rows = known.gather(1, index.view(B, C, 1, 1).expand_as(rows))
-        held = (slots < begun + steps.unsqueeze(-1)) & ~ends.unsqueeze(-1)
-        rows = torch.where(held.view(B, C, 1, 1), rows, 0.0)
+        held = slots < begun + steps
+        if ends is not False:
+            held = held & ~ends.unsqueeze(-1)
+        rows = torch.where(held.expand(B, C)[..., None, None], rows, 0.0)
         if context is not None:
-            rows = torch.where(steps.view(-1, 1, 1, 1) > 0, rows, context)
+            rows = torch.where(steps[..., None, None] > 0, rows, context)
         return output, rows

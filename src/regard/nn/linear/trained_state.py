@@ -36,7 +36,7 @@ class Training(NamedTuple):
         A ← e^{log_decay} A + S,   S ← e^{log_momentum} S − rate · g_t          (A is W at the start of a block)
 
     and step t reads the network with weights ``W + share · (A − W)``. Those of its last step are W of the next block.
-    Without momentum, S is the last term alone.
+    Without momentum, S is the last term alone. Stepwise, ``g_t`` is the gradient at A before step t.
 
     Attributes
     ----------
@@ -50,6 +50,8 @@ class Training(NamedTuple):
     norm : pair of Tensor (H, D), optional
         Scale γ and shift β: the loss is ``½ |k + LN(f(k)) γ + β − v|²``; None is ``½ |f(k) − v|²``.
     norm_eps : float
+    stepwise : bool
+        Only of one matrix with momentum, without bias and norm: then blocks are but a way to compute it.
     """
 
     rate: Tensor
@@ -59,6 +61,7 @@ class Training(NamedTuple):
     bias: bool = False
     norm: tuple[Tensor, Tensor] | None = None
     norm_eps: float = 1e-6
+    stepwise: bool = False
 
 
 class Trained(NamedTuple):
@@ -76,28 +79,33 @@ class Trained(NamedTuple):
 
     @classmethod
     def unpacked(cls, initial: Sequence[Tensor], batch: int, momentum: bool, state: Tensor | None) -> Trained:
-        """Return the weights of a state (B, H, 2 or 3, P), differences to initial ones (H, K, V); None is zeros."""
+        """Return the weights of a state (B, H, from 1 to 3, P), differences to initial ones (H, K, V); None is zeros."""
         first = [each.expand(batch, *each.shape).flatten(0, 1) for each in initial]
         if state is None:
             return cls(tuple(F.pad(each, (0, 0, 0, each.shape[1])) if momentum else each for each in first))
         sizes = [each[0].numel() for each in first]
-        start, current, *pushed = (
-            [part.unflatten(-1, each.shape[1:]) for part, each in zip(row.split(sizes, -1), first)]
+        *start, current = rows = [
+            tuple(part.unflatten(-1, each.shape[1:]) for part, each in zip(row.split(sizes, -1), first))
             for row in state.flatten(0, 1).unbind(1)
-        )
-        held = [a + b for a, b in zip(current, first)]
+        ]
         if momentum:
-            held = [torch.cat(each, 1) for each in zip(held, pushed[0])]
-        return cls(tuple(held), tuple(a + b for a, b in zip(start, first)))
+            *start, current, pushed = rows
+        held = tuple(a + b for a, b in zip(current, first))
+        if momentum:
+            held = tuple(torch.cat(each, 1) for each in zip(held, pushed))
+        return cls(held, tuple(a + b for a, b in zip(start[0], first)) if start else None)
 
-    def packed(self, initial: Sequence[Tensor], batch: int) -> Tensor:
-        """Return the state (B, H, 2 or 3, P)."""
+    def packed(self, initial: Sequence[Tensor], batch: int, stepwise: bool = False) -> Tensor:
+        """Return the state (B, H, R + 1, P): stepwise (B, H, R, P), as each block is complete."""
         H, sizes = len(initial[0]), [each.shape[1] for each in initial]
         first = [each.expand(batch, *each.shape).flatten(0, 1) for each in initial]
         parts = list(zip(*(each.split(size, 1) for each, size in zip(self.held, sizes))))
         current = [a - b for a, b in zip(parts[0], first)]
-        start = current if self.start is None else [a[:, : b.shape[1]] - b for a, b in zip(self.start, first)]
-        rows = [torch.cat([each.flatten(1) for each in row], -1) for row in (start, current, *parts[1:])]
+        rows = [current, *parts[1:]]
+        if not stepwise:
+            start = current if self.start is None else [a[:, : b.shape[1]] - b for a, b in zip(self.start, first)]
+            rows.insert(0, start)
+        rows = [torch.cat([each.flatten(1) for each in row], -1) for row in rows]
         return torch.stack(rows, 1).unflatten(0, (batch, H))
 
     def opened(self, initial: Sequence[Tensor], fresh: Tensor | None) -> Trained:
@@ -302,6 +310,24 @@ def sums_of(
     return Sums(written, torch.where(some, moved, 0.0).transpose(2, 3), kept, torch.where(some, transfer, one))
 
 
+def stepwise(keys: Tensor, values: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
+    """Return rows a (N, M, C, 2·K) and b (N, M, C, V) of blocks with keys (N, M, C, K) and values.
+
+    The gradients ``g = a X − b`` by one matrix X are then those at the weights before each step, ``g_t = k_t A_{t−1} −
+    v_t``: as ``A_{t−1} = Σ_r kept_{t−1,r} X_r − Σ_{j<t} written_{t−1,j} k_jᵀ g_j``, they solve a triangular system.
+    """
+    assert sums.kept is not None
+    if keys.shape[-2] == 1:
+        return F.pad(keys, (0, keys.shape[-1])), values
+    kept = F.pad(sums.kept[:, :, :-1], (0, 0, 1, 0))
+    first = F.pad(torch.ones_like(kept[:, :, :1, :1]), (0, 1, 0, kept.shape[2] - 1))
+    below = F.pad(sums.written[:, :, :-1], (0, 0, 1, 0)) * (keys @ keys.transpose(-2, -1))
+    rows = torch.cat([spread(keys, kept + first), values], -1)
+    found = torch.linalg.solve_triangular(below, rows, upper=False, unitriangular=True)
+    a, b = found.split([2 * keys.shape[-1], values.shape[-1]], -1)
+    return a, b
+
+
 def spread(rows: Tensor, factors: Tensor) -> Tensor:
     """Return rows (…, C, R·K): rows (…, C, K) times each of the factors (…, C, R)."""
     found = [rows * each for each in factors.split(1, -1)]
@@ -372,7 +398,7 @@ class Blocks:
         self._source: Tensor | None = None
         self.fresh: list[Tensor | None]
         if layout.real is None and layout.runs is None and (before is None or L <= 1):
-            self.number = N = -(-L // block)
+            self.number = N = 1 if 0 < L <= block else -(-L // block)
             self.steps = torch.full((N, 1), block, device=device)
             self.steps[-1:] = L - (N - 1) * block
             self.begun = torch.zeros_like(self.steps) if before is None else before.expand(N, B)
@@ -485,9 +511,9 @@ def trained_recurrence(
         The weights before the first step of a document.
     how : Training
     blocks : Blocks
-    state : Tensor (B, H, 2 or 3, P), optional
-        After earlier steps: the weights at the start of the current block and now, less the initial ones, and the
-        momentum.
+    state : Tensor (B, H, from 1 to 3, P), optional
+        After earlier steps: the weights at the start of the current block (but stepwise) and now, less the initial
+        ones, and the momentum.
 
     Returns
     -------
@@ -504,22 +530,25 @@ def trained_recurrence(
     initial = [each.to(query.dtype) for each in initial]
     memory = Trained.unpacked(initial, len(query), log_momentum is not None, state)
     inputs = with_bias(keys, how.bias)
-    padded, goals = heightened(inputs, memory.held[0]).unbind(), targets.rows.unbind()
+    if how.stepwise:
+        first, goals = stepwise(keys, values, sums)
+    else:
+        first, goals = heightened(inputs, memory.held[0]), targets.rows
     moves = sums.blocks(inputs)
     together = max(1, _TOGETHER // max(1, sum(each.numel() for each in memory.held)))
     several = zip(queries.split(together), inputs.split(together), sums.split(together))
     output: list[Tensor] = []
     memories: list[Trained] = []
     found: list[Gradients] = []
-    for n, move in enumerate(moves):
+    for n, (rows, goal, move) in enumerate(zip(first.unbind(), goals.unbind(), moves)):
         memory = memory.opened(initial, blocks.fresh[n])
         memories.append(memory)
-        found.append(gradients(memory, padded[n], goals[n], targets, how.bias))
-        memory = memory.after(found[-1], move, blocks.ends[n])
+        found.append(gradients(memory, rows, goal, targets, how.bias))
+        memory = memory.after(found[-1], move, how.stepwise or blocks.ends[n])
         if len(memories) == together or n == blocks.number - 1:
             output.append(read(*next(several), memories, found, how.bias))
             memories, found = [], []
-    return spoil(blocks.joined(output, query), memory.packed(initial, len(query)), spoiled)
+    return spoil(blocks.joined(output, query), memory.packed(initial, len(query), how.stepwise), spoiled)
 
 
 def spoil(output: Tensor, matrix: Tensor, steps: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,8 @@ class TrainedState(NamedTuple):
     Attributes
     ----------
     matrix : Tensor (B, H, 2 or 3, P)
-        The weights of each head's network at the start of the current block and now, less the initial ones, and their
-        momentum if there is one; in float32 for 16-bit layers.
+        The weights of each head's network at the start of the current block, unless each step is one, and now, less the
+        initial ones, and their momentum if there is one; in float32 for 16-bit layers.
     steps : Tensor (B,) of int
         Steps of the current block so far.
     past : Tensor (B, w − 1, C)

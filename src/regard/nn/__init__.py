@@ -82,6 +82,7 @@ from regard.nn.linear.gated_linear import HGRN2 as HGRN2
 from regard.nn.linear.gated_linear import GatedLinearAttention as GatedLinearAttention
 from regard.nn.linear.gated_linear import LightningAttention as LightningAttention
 from regard.nn.linear.gated_linear import Retention as Retention
+from regard.nn.linear.gated_linear import RetentionState as RetentionState
 from regard.nn.linear.log_linear import LogLinearGatedDeltaNet as LogLinearGatedDeltaNet
 from regard.nn.linear.log_linear import LogLinearMamba2 as LogLinearMamba2
 from regard.nn.linear.log_linear import LogLinearState as LogLinearState

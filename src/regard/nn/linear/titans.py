@@ -42,7 +42,6 @@ from regard.nn.linear.trained_state import (
 from regard.nn.linear.ttt import TrainedMemory
 from regard.nn.positions.rotary import Rotary, Rotation
 
-
 #: Steps that are computed together where each learns from the one before.
 _TOGETHER = 32
 
@@ -108,7 +107,7 @@ class _Titans(TrainedMemory):
         rate, forget, momentum = rows.transpose(1, 2).chunk(3, 1)
         return 2 * rate.sigmoid(), F.logsigmoid(-forget), F.logsigmoid(momentum)
 
-    def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
+    def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what each head reads (B, H, L, D), and the state after the last step."""
         assert terms.rate is not None
         length, step = terms.key.shape[2], self._stepwise

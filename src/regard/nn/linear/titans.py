@@ -111,11 +111,12 @@ class _Titans(TrainedMemory):
         """Return what each head reads (B, H, L, D), and the state after the last step."""
         assert terms.rate is not None
         length, step = terms.key.shape[2], self._stepwise
-        earlier, before = state[:2] if state else (None, None)
         # An exported program cannot loop over blocks whose number it does not know; ONNX cannot solve.
         block = length if is_symbolic(length) else 1 if is_exported_to_onnx() else _TOGETHER
-        blocks = Blocks(layout, terms.key, block if step else self.block_size, None if step else before)
+        begun = state[1] if state and not step else None
+        blocks = Blocks(layout, terms.key, block if step else self.block_size, begun)
         how = Training(terms.rate, terms.log_decay, terms.log_momentum, stepwise=step)
+        earlier = state[0] if state else None
         found, matrix = trained_recurrence(terms.query, terms.key, terms.value, self.initial, how, blocks, earlier)
         return found, (matrix, torch.zeros_like(blocks.count) if step else blocks.count)
 
@@ -546,8 +547,8 @@ class TitansMAC(_Gated):
             near = [each.to(self.out.weight.dtype) for each in near]  # autocast is off
             rows, context = self._segment(near, known, context, blocks, n)
             query, key, value = (each.flatten(0, 1) for each in self._remembered(rows))
-            gates = (each.flatten(0, 1).unsqueeze(0) for each in self._gates(rows))
-            sums = sums_of(*gates, None, blocks.of_heads(blocks.steps[n : n + 1]))
+            rate, decay, momentum = (each.flatten(0, 1).unsqueeze(0) for each in self._gates(rows))
+            sums = sums_of(rate, decay, momentum, None, blocks.of_heads(blocks.steps[n : n + 1]))
             keys, values = key.unsqueeze(0), value.unsqueeze(0)
             if self._stepwise:
                 first, goals = stepwise(keys, values, sums)

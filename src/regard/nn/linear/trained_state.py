@@ -101,12 +101,10 @@ class Trained(NamedTuple):
         first = [each.expand(batch, *each.shape).flatten(0, 1) for each in initial]
         parts = list(zip(*(each.split(size, 1) for each, size in zip(self.held, sizes))))
         current = [a - b for a, b in zip(parts[0], first)]
-        rows = [current, *parts[1:]]
-        if not stepwise:
-            start = current if self.start is None else [a[:, : b.shape[1]] - b for a, b in zip(self.start, first)]
-            rows.insert(0, start)
-        rows = [torch.cat([each.flatten(1) for each in row], -1) for row in rows]
-        return torch.stack(rows, 1).unflatten(0, (batch, H))
+        start = current if self.start is None else [a[:, : b.shape[1]] - b for a, b in zip(self.start, first)]
+        rows = [*([] if stepwise else [start]), current, *parts[1:]]
+        flat = [torch.cat([each.flatten(1) for each in row], -1) for row in rows]
+        return torch.stack(flat, 1).unflatten(0, (batch, H))
 
     def opened(self, initial: Sequence[Tensor], fresh: Tensor | None) -> Trained:
         """Return these weights, and the initial ones for the sequences (B,) that begin a document."""
@@ -121,13 +119,13 @@ class Trained(NamedTuple):
         """Return the weights after a block with these gradients, which is complete in some of the sequences (B,)."""
         folded = block.last if ends is True and self.start is None else None
         current = []
-        for i, (held, grad) in enumerate(zip(self.held, found.slopes)):
+        for i, (matrix, grad) in enumerate(zip(self.held, found.slopes)):
             rows = spread(found.inputs[i - 1], block.moved) if i else block.spread
             if block.transfer is not None:
-                parts = held.unflatten(1, (block.transfer.shape[-1], -1)).flatten(2)
-                held = (block.transfer @ parts).view_as(held)
-            grad = grad if folded is None else grad * folded
-            current.append(torch.baddbmm(held, rows.transpose(1, 2), grad, alpha=-1))
+                parts = matrix.unflatten(1, (block.transfer.shape[-1], -1)).flatten(2)
+                matrix = (block.transfer @ parts).view_as(matrix)  # noqa: PLW2901
+            moved = grad if folded is None else grad * folded
+            current.append(torch.baddbmm(matrix, rows.transpose(1, 2), moved, alpha=-1))
         held, start = tuple(current), self.held if self.start is None else self.start
         if block.last is None or folded is not None:
             after = held

@@ -124,13 +124,20 @@ def test_second_derivatives_of_mesa_net(iterations: int | None) -> None:
 
 
 def test_titans_memory_generalizes_the_delta_rule() -> None:
-    layer, x = nn.TitansMemory(8, 2, block_size=1, dtype=F64), rows(2, 7, 8)
+    layer, x = nn.TitansMemory(8, 2, dtype=F64), rows(2, 40, 8)
     terms, _ = layer.terms(x, None, Layout(), None)
     terms = terms._replace(log_decay=torch.zeros_like(terms.rate), log_momentum=torch.full_like(terms.rate, -1e4))
     with torch.no_grad():
         layer.memory[0].zero_()
     found, _ = layer.recur(terms, Layout(), 0)
     close(found, nn.gated_recurrence(terms.query, terms.key, terms.value, rate=terms.rate, delta=True, scale=1.0))
+
+
+def test_an_exported_memory_of_titans_is_for_any_length() -> None:
+    layer, length = made("TitansMemory").eval(), torch.export.Dim("length", min=2, max=99)
+    program = torch.export.export(layer, (rows(2, 9, 8),), dynamic_shapes=({1: length},)).module()
+    for x in (rows(2, 5, 8), rows(2, 70, 8)):
+        close(program(x), layer(x))
 
 
 @pytest.mark.parametrize("name", trained.LAYERS)

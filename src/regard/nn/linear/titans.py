@@ -18,7 +18,7 @@ from regard import masks
 from regard._utils.constraints import positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import is_exported_to_onnx, is_symbolic
+from regard._utils.tracing import is_symbolic
 from regard.functional import attention
 from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
@@ -74,8 +74,8 @@ class _Titans(TrainedMemory):
     def reset_parameters(self) -> None:
         """Draw the matrices by Glorot's rule, deep networks from normal numbers; begin with little forgetting."""
         super().reset_parameters()
-        # Step by step, half of what a key finds is replaced, as the delta rule begins. The steps of a block add up: even
-        # 16 along one key do not overshoot.
+        # Step by step, half of what a key finds is replaced, as the delta rule begins. The steps of a block add up:
+        # even 16 along one key do not overshoot.
         rate = -math.log(3) if self._stepwise else -3.0
         with torch.no_grad():
             for part, start in zip(self.rates.bias.chunk(3), (rate, -5.0, -2.0)):
@@ -107,12 +107,12 @@ class _Titans(TrainedMemory):
         rate, forget, momentum = rows.transpose(1, 2).chunk(3, 1)
         return 2 * rate.sigmoid(), F.logsigmoid(-forget), F.logsigmoid(momentum)
 
-    def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what each head reads (B, H, L, D), and the state after the last step."""
         assert terms.rate is not None
         length, step = terms.key.shape[2], self._stepwise
-        # An exported program cannot loop over blocks whose number it does not know; ONNX cannot solve.
-        block = length if is_symbolic(length) else 1 if is_exported_to_onnx() else _TOGETHER
+        # An exported program cannot loop over blocks whose number it does not know.
+        block = length if is_symbolic(length) else _TOGETHER
         begun = state[1] if state and not step else None
         blocks = Blocks(layout, terms.key, block if step else self.block_size, begun)
         how = Training(terms.rate, terms.log_decay, terms.log_momentum, stepwise=step)

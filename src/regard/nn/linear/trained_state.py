@@ -19,7 +19,7 @@ from torch import Tensor
 from regard._utils.tracing import is_traced
 from regard.engines.dense import is_finite
 from regard.nn.linear.layout import Layout
-from regard.nn.linear.recurrence import document_starts
+from regard.nn.linear.recurrence import document_starts, substituted
 
 #: One matrix (M, R·K, V) for each layer of the network.
 Weights = tuple[Tensor, ...]
@@ -79,7 +79,7 @@ class Trained(NamedTuple):
 
     @classmethod
     def unpacked(cls, initial: Sequence[Tensor], batch: int, momentum: bool, state: Tensor | None) -> Trained:
-        """Return the weights of a state (B, H, from 1 to 3, P), differences to initial ones (H, K, V); None is zeros."""
+        """Return the weights of a state (B, H, 2 or 3, P), differences to initial ones (H, K, V); None is zeros."""
         first = [each.expand(batch, *each.shape).flatten(0, 1) for each in initial]
         if state is None:
             return cls(tuple(F.pad(each, (0, 0, 0, each.shape[1])) if momentum else each for each in first))
@@ -123,7 +123,7 @@ class Trained(NamedTuple):
             rows = spread(found.inputs[i - 1], block.moved) if i else block.spread
             if block.transfer is not None:
                 parts = matrix.unflatten(1, (block.transfer.shape[-1], -1)).flatten(2)
-                matrix = (block.transfer @ parts).view_as(matrix)  # noqa: PLW2901
+                matrix = (block.transfer @ parts).view_as(matrix)
             moved = grad if folded is None else grad * folded
             current.append(torch.baddbmm(matrix, rows.transpose(1, 2), moved, alpha=-1))
         held, start = tuple(current), self.held if self.start is None else self.start
@@ -290,7 +290,7 @@ def last_of(rows: Tensor, steps: Tensor) -> Tensor:
 def sums_of(
     rate: Tensor, log_decay: Tensor | None, log_momentum: Tensor | None, share: Tensor | None, steps: Tensor
 ) -> Sums:
-    """Return the sums of blocks with these rates, decays, momenta and shares (N, M, C), and so many steps (N, M | 1)."""
+    """Return the sums of blocks with rates, decays, momenta and shares (N, M, C), and so many steps (N, M or 1)."""
     some = (steps > 0).view(*steps.shape, 1, 1)
     if log_decay is None or log_momentum is None:
         written = rate.unsqueeze(-2) * torch.ones(rate.shape[-1:] * 2, dtype=rate.dtype, device=rate.device).tril()
@@ -317,12 +317,13 @@ def stepwise(keys: Tensor, values: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
     assert sums.kept is not None
     if keys.shape[-2] == 1:
         return F.pad(keys, (0, keys.shape[-1])), values
-    kept = F.pad(sums.kept[:, :, :-1], (0, 0, 1, 0))
-    first = F.pad(torch.ones_like(kept[:, :, :1, :1]), (0, 1, 0, kept.shape[2] - 1))
-    below = F.pad(sums.written[:, :, :-1], (0, 0, 1, 0)) * (keys @ keys.transpose(-2, -1))
-    rows = torch.cat([spread(keys, kept + first), values], -1)
-    found = torch.linalg.solve_triangular(below, rows, upper=False, unitriangular=True)
-    a, b = found.split([2 * keys.shape[-1], values.shape[-1]], -1)
+    steps = torch.arange(keys.shape[-2], device=keys.device)
+    before = (steps - 1).clamp(min=0)
+    below = (sums.written.index_select(2, before) * (keys @ keys.transpose(-2, -1))).tril(-1)
+    one = torch.tensor([1.0, 0.0], dtype=keys.dtype, device=keys.device)
+    kept = torch.where(steps.unsqueeze(-1) > 0, sums.kept.index_select(2, before), one)
+    rows = torch.cat([spread(keys, kept), values], -1)
+    a, b = substituted(below, rows).split([2 * keys.shape[-1], values.shape[-1]], -1)
     return a, b
 
 
@@ -509,7 +510,7 @@ def trained_recurrence(
         The weights before the first step of a document.
     how : Training
     blocks : Blocks
-    state : Tensor (B, H, from 1 to 3, P), optional
+    state : Tensor (B, H, 2 or 3, P), optional
         After earlier steps: the weights at the start of the current block (but stepwise) and now, less the initial
         ones, and the momentum.
 

@@ -85,6 +85,7 @@ from regard.nn.linear.gated_linear import HGRN2 as HGRN2
 from regard.nn.linear.gated_linear import GatedLinearAttention as GatedLinearAttention
 from regard.nn.linear.gated_linear import LightningAttention as LightningAttention
 from regard.nn.linear.gated_linear import Retention as Retention
+from regard.nn.linear.gated_linear import RetentionState as RetentionState
 from regard.nn.linear.gated_slots import GatedSlotAttention as GatedSlotAttention
 from regard.nn.linear.lact import ChunkState as ChunkState
 from regard.nn.linear.lact import LaCT as LaCT

@@ -16,6 +16,8 @@ from regard_lab.models.mixers import MIXERS
 from regard_lab.models.slot_cache import Slots
 
 KINDS = sorted(MIXERS)
+#: Layers of different kinds, whose caches count tokens, blocks or segments.
+MIXED = ["titans-mac,softmax", "retention,ttt", "titans-mag,fox"]
 #: Numbers that a layer of 4 heads of width 8 caches of each token.
 CACHED = {"fox": 68, "gta": 36, "laser": 64, "mfa": 16, "mla": 40, "path": 100, "path-fox": 104, "tpa": 48}
 
@@ -49,7 +51,7 @@ def test_a_token_knows_none_that_comes_later(kind) -> None:
     assert not torch.allclose(first[:, 9:], second[:, 9:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *MIXED])
 @torch.no_grad()
 def test_steps_are_the_whole_also_of_a_stored_model(kind, tmp_path) -> None:
     made, text = model(kind), tokens(13)
@@ -323,7 +325,7 @@ def test_shared_keys_are_planned_and_saved(tmp_path) -> None:
     assert '"share_keys_values": "2"' in (tmp_path / "config.json").read_text()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if MIXERS[kind].causal])
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if MIXERS[kind].causal), *MIXED])
 def test_texts_of_other_lengths_are_written_as_alone(kind) -> None:
     made, start = model(kind), tokens(70, 1)[0].tolist()  # long enough to be stored once
     options = GenerationOptions(max_new_tokens=5)

@@ -40,6 +40,15 @@ def test_torchs_counter_agrees_on_other_kinds(kind: str) -> None:
     assert counter.get_total_flops() == pytest.approx(B * L * (once.total + (share - 1) * (once.attention - own)))
 
 
+@pytest.mark.parametrize("kind", ["titans", "ttt", "ttt-mlp"])
+def test_torchs_counter_agrees_on_networks_that_learn(kind: str) -> None:
+    config = DecoderLMConfig(50, width=64, layers=1, heads=4, positions="none", attention=kind)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        DecoderLM(config)(torch.zeros(B, 64, dtype=torch.long))
+    # What moves a momentum from one block to the next is not counted.
+    assert counter.get_total_flops() == pytest.approx(B * 64 * forward_flops(shape_of(config), 64).total, rel=0.005)
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, 11, 20])
 def test_pairs_of_blocks(size: int) -> None:
     for keys, chosen in ((4, 1), (4, 3), (3, 9), (30, 2)):

@@ -95,7 +95,7 @@ def test_every_kind_is_planned_or_refused(kind: str) -> None:
     with torch.no_grad():
         model(torch.zeros(1, 40, dtype=torch.long), caches=caches)
     kept = [each.state if MIXERS[kind].state else (each.key, each.value) for each in caches]
-    assert cache_memory(shape, 40, 4) == 4 * sum(each.numel() for cache in kept for each in cache)
+    assert cache_memory(shape, 40, 4) == sum(each.nbytes for cache in kept for each in cache)
     told = activation_memory(shape, Recipe(128, "float32"), Layout(micro_batch=3))
     assert kept_bytes(config, 3, 128) == pytest.approx(told, rel=0.7)
 

@@ -140,13 +140,20 @@ def test_atlas_without_its_own_parts_is_titans_memory() -> None:
 
 
 def test_titans_memory_generalizes_the_delta_rule() -> None:
-    layer, x = nn.TitansMemory(8, 2, block_size=1, dtype=F64), rows(2, 7, 8)
+    layer, x = nn.TitansMemory(8, 2, dtype=F64), rows(2, 40, 8)
     terms, _ = layer.terms(x, None, Layout(), None)
     terms = terms._replace(log_decay=torch.zeros_like(terms.rate), log_momentum=torch.full_like(terms.rate, -1e4))
     with torch.no_grad():
         layer.memory[0].zero_()
     found, _ = layer.recur(terms, Layout(), 0)
     close(found, nn.gated_recurrence(terms.query, terms.key, terms.value, rate=terms.rate, delta=True, scale=1.0))
+
+
+def test_an_exported_memory_of_titans_is_for_any_length() -> None:
+    layer, length = made("TitansMemory").eval(), torch.export.Dim("length", min=2, max=99)
+    program = torch.export.export(layer, (rows(2, 9, 8),), dynamic_shapes=({1: length},)).module()
+    for x in (rows(2, 5, 8), rows(2, 70, 8)):
+        close(program(x), layer(x))
 
 
 @pytest.mark.parametrize("name", trained.LAYERS)
@@ -219,8 +226,6 @@ def test_documents_do_not_see_each_other(name: str) -> None:
     layer, x = made(name), rows(1, 9, 8)
     ids = torch.tensor([3, 3, 3, 3, 1, 1, 1, 1, 5])
     found = layer(x, documents=ids)
-    if name != "Retention":  # whose rotation tells positions in the row, of which differences alone count
-        close(found, torch.cat([layer(part) for part in x.split([4, 4, 1], 1)], 1))
     close(found, layer(x, masks.document(ids)))
     close(found, layer(x, masks.from_cu_seqlens(torch.tensor([0, 4, 8, 9]))))
     close(found, torch.cat([layer(part) for part in x.split([4, 4, 1], 1)], 1))
@@ -238,9 +243,8 @@ def test_padding_on_either_side(name: str) -> None:
     close(right[1, :5], layer(x[1:, :5])[0])
     close(right, layer(x, masks.padding(torch.tensor([9, 5]))))
     close(right, layer(x, valid_lens=torch.tensor([9, 5])))
-    if name != "Retention":  # its positions are those of the row
-        left = layer(x.flip(1), masks.key_padding(keep.flip(1)))
-        close(left[1, 4:], layer(x.flip(1)[1:, 4:])[0])
+    left = layer(x.flip(1), masks.key_padding(keep.flip(1)))
+    close(left[1, 4:], layer(x.flip(1)[1:, 4:])[0])
     # The state is that after the last real step, with documents, too.
     for documents in (None, torch.tensor([[0] * 9, [0, 0, 1, 1, 1, 9, 9, 9, 9]])):
         cache, alone = nn.LinearCache(), nn.LinearCache()
@@ -249,6 +253,12 @@ def test_padding_on_either_side(name: str) -> None:
         layer(x[1:, :5], documents=own, cache=alone)
         for a, b in zip(cache.state, alone.state):
             close(a[1:], b)
+        then = rows(2, 2, 8)  # padding before these does not count
+        last = None if documents is None else documents[:, -1:].expand(2, 2)
+        close(
+            layer(then, cache=cache, documents=last)[1:],
+            layer(then[1:], cache=alone, documents=last if last is None else last[1:]),
+        )
     nothing = layer(torch.full_like(x, torch.nan), valid_lens=torch.tensor([0, 0]))
     assert nothing.isfinite().all()
 

@@ -19,7 +19,17 @@ from torch import nn
 
 from regard import LocalLinear
 from regard._utils.errors import described, rejected
-from regard.nn import LinearCache, MesaNet, RecurrentAttention
+from regard.nn import (
+    TTTMLP,
+    LinearCache,
+    MesaNet,
+    RecurrentAttention,
+    TitansMAC,
+    TitansMAG,
+    TitansMAL,
+    TitansMemory,
+    TTTLinear,
+)
 from regard_lab.models.attending import scorer
 from regard_lab.models.decoder_lm import DecoderLMConfig
 from regard_lab.models.encoder_lm import EncoderLMConfig
@@ -260,8 +270,8 @@ def _decoder(config: DecoderLMConfig, name: str = "model") -> Shape:
     return Shape(name, E, N, config.max_length, stacks, tuple(rest), config.positions == "learned")
 
 
-#: Kinds whose operations depend on how they are computed, or that train a network, whose operations are not counted.
-_UNCOUNTED = ("atlas", "lact", "path", "path-fox", "titans", "titans-mac", "titans-mag", "titans-mal", "ttt", "ttt-mlp")
+#: Kinds whose operations are not counted: their networks learn by orthogonal steps.
+_UNCOUNTED = ("atlas", "lact")
 
 
 def _decoder_layer(config: DecoderLMConfig, kind: str, sparse: bool, shares: bool) -> Layer:
@@ -297,7 +307,10 @@ def _recurrence(config: DecoderLMConfig, layer: RecurrentAttention) -> Attention
         cache = LinearCache()
         layer(torch.empty(1, 1, config.width), cache=cache)
     held: Any = cache.state
-    (_, *heads, K, V), state = held.matrix.shape, sum(each.numel() for each in held)
+    state = sum(each.nbytes for each in held) // torch.float32.itemsize
+    if isinstance(layer, TTTLinear | TTTMLP | TitansMemory | _TitansNear):
+        return _network(config, layer, state)
+    _, *heads, K, V = held.matrix.shape
     H = math.prod(heads)  # a level of a log-linear layer is a head of its recurrence
     seen: dict[str, Any] = {"causal": True, "linear": True, "value_width": V, "state": state, "steps": layer.num_steps}
     seen |= {"cut_heads": False, "cut_tokens": False}
@@ -308,15 +321,61 @@ def _recurrence(config: DecoderLMConfig, layer: RecurrentAttention) -> Attention
     return AttentionShape(H, H, K, **seen)
 
 
+#: Titans with attention.
+_TitansNear = TitansMAC | TitansMAG | TitansMAL
+
+
+def _network(config: DecoderLMConfig, layer: Any, state: int) -> AttentionShape:
+    """Return the shape of a layer whose state is a network, of whose numbers each head has one matrix (K, V)."""
+    H, V, E = layer.num_heads, layer.head_dim, config.width
+    sizes = [tuple(each.shape[1:]) for each in layer.initial]
+    numbers = sum(K * V for K, V in sizes)
+    momentum = not isinstance(layer, TTTLinear | TTTMLP)
+    together = layer.block_size
+    if together == 1:
+        together = min(_STEPWISE, layer.segment) if isinstance(layer, TitansMAC) else _STEPWISE
+    # Beside a product with each number to write and one to read: the network's outputs, and gradients but of its keys.
+    token = 2 * (2 * numbers - math.prod(sizes[0])) + (4 * numbers if momentum else 0)
+    token += sum(2 * together * (K + V) for K, V in sizes)  # what the steps of a block write and read
+    if layer.block_size == 1:  # and a triangular system
+        token += together * (4 * V + 2 * V + V)
+    token *= H
+    # Networks at the start of blocks, for gradients and for reads, rows of hidden layers, and pairs of steps in a
+    # block: fitted to what torch keeps.
+    hidden = sum(K for K, _ in sizes[1:])
+    kept = round(3.7 * (_made(layer) - E + H * V)) + (4 if momentum else 2) * H * numbers // together
+    kept += H * (16 * hidden + 6 * V + (11 if momentum else 6) * together)
+    also: tuple[AttentionShape, ...] = ()
+    if isinstance(layer, _TitansNear):
+        near = AttentionShape(H, H, V, causal=True)
+        if isinstance(layer, TitansMAC):  # to the segment and to what was recalled for it
+            also = (replace(near, block=layer.segment, chosen=1),) * 2
+            token += 2 * 2 * 3 * E * E  # two of its projections are of two rows
+        else:
+            also = (replace(near, window=layer.window),)
+        token += 4 * H * layer.num_persistent * V
+    seen: dict[str, Any] = {"causal": True, "linear": True, "cut_heads": False, "cut_tokens": False, "also": also}
+    return AttentionShape(H, H, numbers // V, value_width=V, state=state, token=token, kept=kept, **seen)
+
+
+#: Steps that a network of one matrix learns together.
+_STEPWISE = 32
+
+
 def _made(layer: nn.Module) -> int:
     """Return how many numbers of each token the linear layers make."""
     return sum(each.out_features for each in layer.modules() if isinstance(each, nn.Linear))
 
 
+#: Tokens of a block of reflections.
+_PATH = 128
+
+
 def _keyed(config: DecoderLMConfig, kind: str, layer: Any) -> AttentionShape:
     """Return the attention of a layer that keeps keys of its own kind."""
     H, D, V = config.heads, config.head, layer.value_dim if kind in ("mla", "dsa") else config.head
-    G = config.groups if kind in ("differential", "fox", "gta", "moba", "nsa") else 1 if kind == "mfa" else H
+    grouped = ("differential", "fox", "gta", "moba", "nsa", "path", "path-fox")
+    G = config.groups if kind in grouped else 1 if kind == "mfa" else H
     width = D + layer.rotary_dim if kind in ("mla", "dsa") else D
     seen: dict[str, Any] = {"causal": True, "rotary": config.positions == "rotary", "value_width": V}
     seen |= {"cut_heads": kind == "moba", "cut_tokens": kind == "differential"}
@@ -327,6 +386,10 @@ def _keyed(config: DecoderLMConfig, kind: str, layer: Any) -> AttentionShape:
         seen |= {"value_width": 2 * D, "cached": 2 * G * D}
     elif kind == "fox":
         seen |= {"cached": 2 * G * D + H, "kept": 2 * kept}
+    elif kind in ("path", "path-fox"):  # reflections turn queries, block by block
+        seen |= {"cached": (3 * D + 1) * G + (H if kind == "path-fox" else 0), "pair": 6 * D + 2 * _PATH}
+        seen |= {"rotary": False, "kept": 3 * kept}
+        seen["kept"] += 6 * H * config.max_length if config.max_length <= _PATH else 0  # more are computed again
     elif kind == "gta":
         seen["cached"] = G * D + D // 2
     elif kind == "tpa":  # of products of factors for heads and for columns

@@ -113,33 +113,37 @@ def omega_recurrence(
     """
     blocks = Blocks(layout, rows[1], how.block, None if state is None else state[1])
     given, spoiled = finite(layout, *rows, rates, log_decay, log_momentum)
-    query, key, value, rates, *logs = (blocks.split(each) for each in given if each is not None)
+    query, key, value, rates, *logs = (
+        blocks.split(each).unflatten(1, rows[0].shape[:2]) for each in given if each is not None
+    )
     rate, gamma = rates.unbind(-1)
     own = torch.cat([key, value, gamma.unsqueeze(-1)], -1)
     initial = [each.to(query.dtype) for each in initial]
-    begin = tuple(each.expand(len(query), *each.shape) for each in initial)
+    begin = tuple(each.expand(query.shape[1], *each.shape) for each in initial)
     first = [begin, begin, tuple(torch.zeros_like(each) for each in begin)]
-    memory, window = first, own.new_zeros(*own.shape[:2], how.window - 1, own.shape[-1])
+    memory, window = first, own.new_zeros(*own.shape[1:3], how.window - 1, own.shape[-1])
     if state is not None:
         *weights, momentum = unpacked(state[0], initial)
         memory, window = [*(added(each, initial) for each in weights), momentum], state[2]
     found = []
     for n in range(blocks.number):
-        fresh = blocks.fresh(n)
+        fresh = blocks.fresh[n]
         if fresh is not None:
             memory = [chosen(fresh, a, b) for a, b in zip(first, memory)]
             window = torch.where(fresh.view(-1, 1, 1, 1), 0.0, window)
-        known = torch.cat([window, own[:, :, n]], 2)
+        known = torch.cat([window, own[n]], 2)
         rows_n = known[..., : key.shape[-1]], known[..., key.shape[-1] : -1], known[..., -1:]
-        decay, carried = (Decay(each[:, :, n].unsqueeze(-1), None) for each in logs)
-        moved, pushed = _moved(memory, rows_n, rate[:, :, n], decay, carried, how)
+        decay, carried = (Decay(each[n].unsqueeze(-1), None) for each in logs)
+        moved, pushed = _moved(memory, rows_n, rate[n], decay, carried, how)
         # One network for each step, without that before the first.
         after = tuple(each[:, :, 1:] for each in moved)
-        found.append(_applied(after, query[:, :, n].unsqueeze(-2)).squeeze(-2))
-        steps, ends = blocks.steps(n), blocks.ends(n)
-        last = torch.full_like(blocks.count, blocks.width) if steps is None else steps
+        found.append(_applied(after, query[n].unsqueeze(-2)).squeeze(-2).flatten(0, 1).unsqueeze(0))
+        last, ends = blocks.steps[n].expand_as(blocks.count), blocks.ends[n]
         current, momentum = (tuple(_at(each, last) for each in row) for row in (moved, pushed))
-        memory = [current if ends is None else chosen(ends, current, memory[0]), current, momentum]
+        start = current if ends is True else memory[0]
+        if isinstance(ends, Tensor):
+            start = chosen(ends, current, start)
+        memory = [start, current, momentum]
         places = last.unsqueeze(-1) + torch.arange(how.window - 1, device=last.device)
         window = known.gather(2, places[:, None, :, None].expand(-1, *window.shape[1:]))
     *weights, momentum = memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,22 @@ class _DecayingAttention(RecurrentAttention):
         return x.new_zeros(x.shape[0], 0, 0)
 
 
+class RetentionState(NamedTuple):
+    """The state of retention after earlier steps.
+
+    Attributes
+    ----------
+    matrix, past : Tensor
+        See :class:`RecurrentState`.
+    length : Tensor (B,) of int
+        Steps of the last document so far, without padding.
+    """
+
+    matrix: Tensor
+    length: Tensor
+    past: Tensor
+
+
 @mechanism(
     formula="S_h ← (1 − 2^(−5−h)) S_h + k vᵀ; y = norm(R(q)ᵀS / √K) ⊙ SiLU(W_G x) · W_O",
     sources=("sun2023",),
@@ -35,7 +51,8 @@ class Retention(_DecayingAttention):
     """Retention: linear attention with rotary positions and a fixed decay ``1 − 2^(−5−h)`` in head h.
 
     RetNet (Sun 2023, arXiv 2307.08621). Each head's output ``R(q)ᵀS / √K`` passes an RMS norm and a gate SiLU(W_G x).
-    Values are twice as wide as keys. There is no division by the sum of weights.
+    Values are twice as wide as keys. There is no division by the sum of weights. Positions count the steps of a
+    document: padding neither decays nor counts.
 
     Parameters
     ----------
@@ -56,6 +73,8 @@ class Retention(_DecayingAttention):
     True
     """
 
+    state_type: type[Any] = RetentionState
+
     def __init__(
         self, embed_dim: int, num_heads: int, *, norm_eps: float = 1e-5, device: Any = None, dtype: Any = None
     ) -> None:
@@ -69,9 +88,12 @@ class Retention(_DecayingAttention):
         self.out = nn.Linear(2 * E, E, bias=False, **where)
         self.reset_parameters()
 
-    def rotation(self, x: Tensor, before: int) -> Rotation:
-        """Return the rotation of rows after ``before`` earlier ones."""
-        return self.rotary.rotation(torch.arange(before, before + x.shape[1], device=x.device), x.dtype)
+    def rotation(self, x: Tensor, layout: Layout, *state: Tensor) -> Rotation:
+        """Return the rotation of rows by the number of steps before each in its document."""
+        if not state and layout.real is None and layout.runs is None:
+            return self.rotary.rotation(torch.arange(x.shape[1], device=x.device), x.dtype)
+        place, _ = layout.places(x.unsqueeze(1), state[1] if state else None)
+        return self.rotary.rotation(place, x.dtype)
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence."""
@@ -82,6 +104,12 @@ class Retention(_DecayingAttention):
         decay = torch.log1p(-(2.0 ** -(5 + torch.arange(H, dtype=torch.float64, device=x.device))))
         decay = decay.to(torch.promote_types(q.dtype, torch.float32)).view(1, H, 1).expand(x.shape[0], H, x.shape[1])
         return Terms(q, k, v, decay, gate=F.silu(self.gate(x))), self._past(x)
+
+    def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what each head reads (B, H, L, V), and the state after the last step."""
+        read, end = super().recur(terms, layout, before, *state)
+        _, length = layout.places(terms.key, state[1] if state else None)
+        return read, (*end, length)
 
 
 @mechanism(

@@ -18,7 +18,6 @@ from regard import masks
 from regard._utils.constraints import flag, positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard._utils.tracing import is_traced
 from regard.functional import attention
 from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
@@ -146,7 +145,7 @@ def chunk_recurrence(
     """
     blocks = Blocks(layout, key, chunk, None if state is None else state[2])
     momentum, rows = gates is not None, (query, key, value, rates, rates[..., 0] if gates is None else gates)
-    queries, keys, values, rates, gates = (blocks.split(each) for each in rows)
+    queries, keys, values, rates, gates = (blocks.split(each).unflatten(1, query.shape[:2]) for each in rows)
     initial = [each.to(query.dtype) for each in initial]
     first, found = _Memory.first(initial, len(query), momentum), []
     memory = first
@@ -154,15 +153,15 @@ def chunk_recurrence(
         weights, *others = unpacked(state[0], initial)
         memory = _Memory([added(weights, initial), *others], state[1])
     for n in range(blocks.number):
-        fresh = blocks.fresh(n)
+        fresh = blocks.fresh[n]
         memory = memory if fresh is None else first.where(fresh, memory)
         weights, sums, *others = memory.rows
-        found.append(_applied(weights, queries[:, :, n]))
-        sums = added(sums, _slopes(weights, keys[:, :, n], values[:, :, n], rates[:, :, n]))
-        memory = _Memory([weights, sums, *others], memory.gates + gates[:, :, n].sum(-1))
-        ends = blocks.ends(n)
-        if ends is None or is_traced(query) or bool(ends.any()):  # Muon costs more than a step
-            memory = memory.learned(initial, chunk, muon).where(ends, memory)
+        found.append(_applied(weights, queries[n]).flatten(0, 1).unsqueeze(0))
+        sums = added(sums, _slopes(weights, keys[n], values[n], rates[n]))
+        memory = _Memory([weights, sums, *others], memory.gates + gates[n].sum(-1))
+        ends = blocks.ends[n]
+        if ends is not False:  # Muon costs more than a step
+            memory = memory.learned(initial, chunk, muon).where(None if ends is True else ends, memory)
     weights, *others = memory.rows
     matrix = packed([added(weights, initial, -1.0), *others])
     return blocks.joined(found, query), (matrix, memory.gates, blocks.count)

@@ -145,8 +145,8 @@ class RecurrentAttention(Layer, ABC):
         rows: Tensor = self.out(normed if terms.gate is None else normed * terms.gate)
         return rows
 
-    def rotation(self, x: Tensor, before: int) -> Rotation | None:  # noqa: ARG002
-        """Return the rotation of rows after ``before`` earlier ones; None without rotary positions."""
+    def rotation(self, x: Tensor, layout: Layout, *state: Tensor) -> Rotation | None:  # noqa: ARG002
+        """Return the rotation of rows after those that ``state`` sums up; None without rotary positions."""
         return None
 
     @overload
@@ -219,7 +219,7 @@ class RecurrentAttention(Layer, ABC):
         layout = self.layout(x, attn_mask, valid_lens, documents, cache)
         *state, past = (None,) if cache is None or cache.state is None else cache.state
         x = layout.clear(x)
-        terms, past = terms_of(x, past, layout, self.rotation(x, before) if rotation is None else rotation)
+        terms, past = terms_of(x, past, layout, self.rotation(x, layout, *state) if rotation is None else rotation)
         steps = layout.repeated(self.num_steps)
         terms = terms.cleared(steps)
         with autocast_suspended(x.device.type):  # the state is summed in single precision

@@ -5,6 +5,7 @@ Dimensions: B batch, L steps, E width, H heads, D width of a head, C steps of a 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from regard import masks
 from regard._utils.constraints import positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
+from regard._utils.tracing import is_symbolic
 from regard.functional import attention
 from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
@@ -24,17 +26,24 @@ from regard.nn.linear.recurrent_attention import Made, Terms, heads, unit
 from regard.nn.linear.short_convolution import ShortConvolution
 from regard.nn.linear.trained_state import (
     Blocks,
+    Targets,
     Trained,
     Training,
     finite,
-    learned,
-    network,
+    gradients,
+    heightened,
+    read,
+    recalled,
     spoil,
+    stepwise,
     sums_of,
     trained_recurrence,
 )
 from regard.nn.linear.ttt import TrainedMemory
 from regard.nn.positions.rotary import Rotary, Rotation
+
+#: Steps that are computed together where each learns from the one before.
+_TOGETHER = 32
 
 
 class _Titans(TrainedMemory):
@@ -43,11 +52,19 @@ class _Titans(TrainedMemory):
     conv: ShortConvolution
 
     def __init__(
-        self, embed_dim: int, num_heads: int, head_dim: int | None, depth: int, block_size: int, where: dict[str, Any]
+        self,
+        embed_dim: int,
+        num_heads: int,
+        head_dim: int | None,
+        depth: int,
+        block_size: int | None,
+        where: dict[str, Any],
     ) -> None:
         super().__init__(embed_dim, num_heads)
         E, H, D = self.embed_dim, self.num_heads, self.head_width("head_dim", head_dim)
         self.head_dim, self.depth = D, size(self, "depth", depth)
+        if block_size is None:
+            block_size = 1 if self.depth == 1 else 16
         self.block_size = size(self, "block_size", block_size)
         self.qkv = nn.Linear(E, 3 * H * D, bias=False, **where)
         self.rates = nn.Linear(E, 3 * H, **where)  # of θ, α and η
@@ -55,14 +72,21 @@ class _Titans(TrainedMemory):
         self.memory = nn.ParameterList(parameter(H, a, b, **where) for a, b in pairwise(widths))
 
     def reset_parameters(self) -> None:
-        """Draw the matrices by Glorot's rule, deep networks from normal numbers; begin with small steps."""
+        """Draw the matrices by Glorot's rule, deep networks from normal numbers; begin with little forgetting."""
         super().reset_parameters()
+        # Step by step, half of what a key finds is replaced, as the delta rule begins. The steps of a block add up:
+        # even 16 along one key do not overshoot.
+        rate = -math.log(3) if self._stepwise else -3.0
         with torch.no_grad():
-            # The steps of a block add up: even 16 along one key do not overshoot.
-            for part, start in zip(self.rates.bias.chunk(3), (-3.0, -5.0, -2.0)):
+            for part, start in zip(self.rates.bias.chunk(3), (rate, -5.0, -2.0)):
                 part.fill_(start)
             for each in self.initial:  # a matrix learns from 0, as that of the delta rule does; layers could not
                 each.normal_(0, each.shape[1] ** -0.5 if self.depth > 1 else 0)
+
+    @property
+    def _stepwise(self) -> bool:
+        """Whether each step's gradient is at the weights before it, and the memory a matrix: a linear recurrence."""
+        return self.block_size == 1 and self.depth == 1
 
     @property
     def initial(self) -> tuple[nn.Parameter, ...]:
@@ -86,9 +110,15 @@ class _Titans(TrainedMemory):
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what each head reads (B, H, L, D), and the state after the last step."""
         assert terms.rate is not None
-        how = Training(self.block_size, terms.rate, terms.log_decay, terms.log_momentum)
-        earlier = (state[0], state[1]) if state else None
-        return trained_recurrence(terms.query, terms.key, terms.value, self.initial, how, layout, earlier)
+        length, step = terms.key.shape[2], self._stepwise
+        # An exported program cannot loop over blocks whose number it does not know.
+        block = length if is_symbolic(length) else _TOGETHER
+        begun = state[1] if state and not step else None
+        blocks = Blocks(layout, terms.key, block if step else self.block_size, begun)
+        how = Training(terms.rate, terms.log_decay, terms.log_momentum, stepwise=step)
+        earlier = state[0] if state else None
+        found, matrix = trained_recurrence(terms.query, terms.key, terms.value, self.initial, how, blocks, earlier)
+        return found, (matrix, torch.zeros_like(blocks.count) if step else blocks.count)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -104,7 +134,7 @@ class _Titans(TrainedMemory):
     learned="W_QKV (3·H·D, E), W_G (H·D, E), w (3·H, E), M, convolution, norm (D), W_O (E, H·D)",
     cost="O(L·E² + L·E·(D + C))",
     causal="yes",
-    cache="3·H·D² and the convolution's steps",
+    cache="2·H·D² and the convolution's steps",
 )
 class TitansMemory(_Titans):
     """Titans' neural memory: a network that learns by gradient descent with momentum, and forgets (Behrouz 2024).
@@ -112,8 +142,8 @@ class TitansMemory(_Titans):
     The network M of a head learns to map keys to values (arXiv 2501.00663): step t adds the gradient of its surprise
     ``|M(k) − v|²`` to the momentum, ``S ← η S − θ ∇``, the weights follow, ``M ← (1 − α) M + S``, and the head reads
     M(q). The rate θ, the forgetting α and η are between 0 and 1, per head and step: sigmoids of linear maps of the row.
-    The gradients of a block of C steps are all taken at the weights before the block, so that its steps run together;
-    with blocks of one step, ``depth=1``, α = 0 and η = 0, this is the delta rule.
+    Each gradient is taken at the weights before its step; a deep network takes those of a block of C steps at the
+    weights before the block, so that its steps run together. With ``depth=1``, α = 0 and η = 0, this is the delta rule.
 
     Queries, keys and values pass a short convolution with SiLU, queries and keys are divided by their norm, and each
     head's output passes an RMS norm, times a gate SiLU(W_G x). Padding does not count, and blocks begin anew with each
@@ -127,8 +157,9 @@ class TitansMemory(_Titans):
         Width D of a head; defaults to E/H.
     depth : int, default 1
         Layers of the network: 1 is a matrix; more are 4·D wide inside, with GELU between.
-    block_size : int, default 16
-        Steps C of a block.
+    block_size : int, optional
+        Steps C of a block; defaults to 1 for a matrix, and to 16 for a deep network. Larger blocks forget more of what
+        they read: their steps add up, without regard for what the block has already stored under the same keys.
     conv_size : int, default 4
         Steps that the short convolution reads.
     norm_eps : float, default 1e-5
@@ -153,7 +184,7 @@ class TitansMemory(_Titans):
         *,
         head_dim: int | None = None,
         depth: int = 1,
-        block_size: int = 16,
+        block_size: int | None = None,
         conv_size: int = 4,
         norm_eps: float = 1e-5,
         device: Any = None,
@@ -179,7 +210,7 @@ class WindowState(NamedTuple):
 
     Attributes
     ----------
-    matrix : Tensor (B, H, 3, P)
+    matrix : Tensor (B, H, 2 or 3, P)
     steps : Tensor (B,) of int
         See :class:`TrainedState`.
     window : Tensor (B, N, C)
@@ -204,7 +235,7 @@ class _Combined(_Titans):
         embed_dim: int,
         num_heads: int,
         depth: int,
-        block_size: int,
+        block_size: int | None,
         num_persistent: int,
         norm_eps: float,
         where: dict[str, Any],
@@ -286,7 +317,7 @@ class _Windowed(_Combined):
         *,
         window: int = 64,
         depth: int = 1,
-        block_size: int = 16,
+        block_size: int | None = None,
         conv_size: int = 4,
         num_persistent: int = 4,
         norm_eps: float = 1e-5,
@@ -317,7 +348,7 @@ _LEARNED = "W_QKV, W'_QKV (3·E, E), w (3·H, E), M, persistent keys and values 
     learned=f"{_LEARNED}, convolution, norms, W_O (E, E)",
     cost="O(L·E² + L·E·(D + C + w))",
     causal="yes",
-    cache="3·H·D² and 2·w·E",
+    cache="2·H·D² and 2·w·E",
 )
 class TitansMAG(_Gated, _Windowed):
     """Titans with memory as a gate: attention to a window, gated by the memory of everything before (Behrouz 2024).
@@ -371,7 +402,7 @@ class TitansMAG(_Gated, _Windowed):
     learned=f"{_LEARNED}, W_G, W_M (E, E), convolution, norm (D), W_O (E, E)",
     cost="O(L·E² + L·E·(D + C + w))",
     causal="yes",
-    cache="3·H·D² and 2·w·E",
+    cache="2·H·D² and 2·w·E",
 )
 class TitansMAL(_Windowed):
     """Titans with memory as a layer: attention to a window of what the memory makes of each step (Behrouz 2024).
@@ -434,11 +465,11 @@ class TitansMAL(_Windowed):
 class TitansMAC(_Gated):
     """Titans with memory as context: attention within a segment, to what the memory recalls for it (Behrouz 2024).
 
-    A segment of C steps is a block of the memory (arXiv 2501.00663). The memory before the segment recalls
-    ``h = norm(M(q))`` for each row; a step attends to persistent keys and values, to its segment so far, and to what
-    was recalled for the steps so far; the memory then learns from attention's output y, and answers it: the output is
-    ``norm(y) ⊙ σ(norm(M(q(y))))``. As attention to what was recalled is causal, too, and each step is answered by the
-    memory that has learned the steps up to it, no step knows a later one.
+    The memory before a segment of C steps recalls ``h = norm(M(q))`` for each of its rows (arXiv 2501.00663); a step
+    attends to persistent keys and values, to its segment so far, and to what was recalled for the steps so far; the
+    memory then learns from attention's output y, and answers it: the output is ``norm(y) ⊙ σ(norm(M(q(y))))``. As
+    attention to what was recalled is causal, too, and each step is answered by the memory that has learned the steps
+    up to it, no step knows a later one. A deep network takes the gradients of a segment at the weights before it.
 
     The gates of the memory are maps of y. In place of short convolutions, queries, keys and values pass SiLU alone.
     Attention has rotary positions within the segment.
@@ -476,15 +507,16 @@ class TitansMAC(_Gated):
         dtype: Any = None,
     ) -> None:
         where = {"device": device, "dtype": dtype}
-        length = size(self, "segment", segment)
-        super().__init__(embed_dim, num_heads, depth, length, num_persistent, norm_eps, where)
+        self.segment = size(self, "segment", segment)
+        block_size = self.segment if depth != 1 else 1
+        super().__init__(embed_dim, num_heads, depth, block_size, num_persistent, norm_eps, where)
         self._add_own(where)
         self.attended_out = nn.Linear(self.embed_dim, self.embed_dim, bias=False, **where)
         self.recalled_norm = nn.RMSNorm(self.embed_dim, eps=self.norm_eps, **where)
         self.reset_parameters()
 
     def _steps_repr(self) -> str:
-        return f"segment={self.block_size}"
+        return f"segment={self.segment}"
 
     def terms(self, x: Tensor, past: Tensor | None, layout: Layout, rotation: Rotation | None) -> Made:  # noqa: ARG002
         """Return the terms of the recurrence: of attention, and the queries of what is recalled."""
@@ -501,29 +533,35 @@ class TitansMAC(_Gated):
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what attention and the memory read (B, H, L, 2·D), and the state after the last step."""
         assert terms.attended is not None
-        blocks = Blocks(layout, terms.key, self.block_size, state[1] if state else None)
+        blocks = Blocks(layout, terms.key, self.segment, state[1] if state else None)
         given, spoiled = finite(layout, terms.query, *terms.attended)
-        recalling, *attended = (blocks.split(each) for each in given if each is not None)
-        attended = [each.to(self.out.weight.dtype) for each in attended]  # autocast is off
-        wide = recalling.dtype
+        recalling, *attended = (blocks.split(each).unbind() for each in given if each is not None)
+        wide, H, batch = terms.query.dtype, self.num_heads, len(terms.query)
         initial = [each.to(wide) for each in self.initial]
-        memory = Trained.unpacked(initial, len(recalling), True, state[0] if state else None)
+        memory = Trained.unpacked(initial, batch, True, state[0] if state else None)
         context = state[2].unflatten(-1, (4, -1)) if state else None
         found = []
-        for n in range(blocks.number):
-            memory = memory.opened(initial, blocks.fresh(n))
-            recalled = network(memory.start, recalling[:, :, n], bias=False)
-            rows, context = self._segment([each[:, :, n] for each in attended], recalled, context, blocks, n)
-            query, key, value = self._remembered(rows)
-            rate, decay, momentum = (each.unsqueeze(2) for each in self._gates(rows))
-            how = Training(self.block_size, rate)
-            sums = sums_of(rate, decay, momentum).of(0)
-            read, memory = learned(memory, query, key, value, sums, None, how, blocks, n)
-            found.append(torch.cat([heads(rows, self.num_heads).to(wide), read], -1))
+        for n, pair in enumerate(zip(recalling, *attended)):
+            memory = memory.opened(initial, blocks.fresh[n])
+            known, *near = (each.unflatten(0, (batch, H)) for each in (recalled(memory, pair[0]), *pair[1:]))
+            near = [each.to(self.out.weight.dtype) for each in near]  # autocast is off
+            rows, context = self._segment(near, known, context, blocks, n)
+            query, key, value = (each.flatten(0, 1) for each in self._remembered(rows))
+            rate, decay, momentum = (each.flatten(0, 1).unsqueeze(0) for each in self._gates(rows))
+            sums = sums_of(rate, decay, momentum, None, blocks.of_heads(blocks.steps[n : n + 1]))
+            keys, values = key.unsqueeze(0), value.unsqueeze(0)
+            if self._stepwise:
+                first, goals = stepwise(keys, values, sums)
+                steps = gradients(Trained(memory.held), first[0], goals[0], Targets(values), bias=False)
+            else:
+                steps = gradients(memory, heightened(key, memory.held[0]), value, Targets(values), bias=False)
+            answer = read(query.unsqueeze(0), keys, sums, [memory], [steps], bias=False)[0].unflatten(0, (batch, H))
+            memory = memory.after(steps, sums.blocks(keys)[0], blocks.ends[n])
+            found.append(torch.cat([heads(rows, H).to(wide), answer], -1).flatten(0, 1).unsqueeze(0))
         output = blocks.joined(found, terms.query.repeat(1, 1, 1, 2))
-        output, matrix = spoil(output, memory.packed(initial), spoiled)
+        output, matrix = spoil(output, memory.packed(initial, batch), spoiled)
         if context is None:
-            context = terms.value.new_zeros(len(output), self.block_size, 4, self.embed_dim)
+            context = terms.value.new_zeros(len(output), self.segment, 4, self.embed_dim)
         return output, (matrix, blocks.count, context.flatten(-2))
 
     def _segment(
@@ -533,14 +571,14 @@ class TitansMAC(_Gated):
 
         These are (B, C, 4, E), of what was recalled and of the rows; None if the segment is complete.
         """
-        (query, key, value), C, H = attended, self.block_size, self.num_heads
+        (query, key, value), C, H = attended, self.segment, self.num_heads
         B, _, W, _ = query.shape  # W ≤ C
         own, slots = (torch.arange(each, device=query.device) for each in (W, C))
-        begun = blocks.begun(n).unsqueeze(-1)
+        begun = blocks.begun[n].unsqueeze(-1)  # (B or 1, 1)
         recalled = recalled.transpose(1, 2).flatten(2).to(self.attended.weight.dtype)
         _, *others = self._attended(self.recalled_norm(recalled))
         rows = torch.stack([each.transpose(1, 2).flatten(2) for each in (*others, key, value)], 2)  # (B, W, 4, E)
-        place, seen, known = begun + own, (own <= own.unsqueeze(-1)).expand(B, W, W), rows
+        place, seen, known = (begun + own).expand(B, W), (own <= own.unsqueeze(-1)).expand(B, W, W), rows
         places = place
         if n == 0 and context is not None:  # the segment began before
             known, places = torch.cat([context, rows], 1), torch.cat([slots.expand(B, C), place], 1)
@@ -554,15 +592,17 @@ class TitansMAC(_Gated):
         mask = torch.cat([seen.new_ones(B, W, self.num_persistent), seen, seen], -1)
         read = attention(query, key, value, mask.unsqueeze(1))
         output = self.attended_out(read.transpose(1, 2).flatten(2))
-        steps, ends = blocks.steps(n), blocks.ends(n)
-        if steps is None or ends is None:
+        steps, ends = blocks.steps[n].unsqueeze(-1), blocks.ends[n]
+        if ends is True:
             return output, None
         rows = F.pad(rows, (0, 0, 0, 0, 0, C - W))
         if n == 0 and context is not None:
             index = torch.where(slots < begun, slots, C + slots - begun).clamp(max=C + W - 1)
             rows = known.gather(1, index.view(B, C, 1, 1).expand_as(rows))
-        held = (slots < begun + steps.unsqueeze(-1)) & ~ends.unsqueeze(-1)
-        rows = torch.where(held.view(B, C, 1, 1), rows, 0.0)
+        held = slots < begun + steps
+        if ends is not False:
+            held = held & ~ends.unsqueeze(-1)
+        rows = torch.where(held.expand(B, C)[..., None, None], rows, 0.0)
         if context is not None:
-            rows = torch.where(steps.view(-1, 1, 1, 1) > 0, rows, context)
+            rows = torch.where(steps[..., None, None] > 0, rows, context)
         return output, rows

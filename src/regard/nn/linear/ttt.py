@@ -19,7 +19,7 @@ from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
 from regard.nn.linear.recurrent_attention import Made, RecurrentAttention, Terms, heads
 from regard.nn.linear.short_convolution import ShortConvolution
-from regard.nn.linear.trained_state import Training, trained_recurrence
+from regard.nn.linear.trained_state import Blocks, Training, trained_recurrence
 from regard.nn.positions.rotary import Rotary, Rotation
 
 
@@ -29,8 +29,8 @@ class TrainedState(NamedTuple):
     Attributes
     ----------
     matrix : Tensor (B, H, 2 or 3, P)
-        The weights of each head's network at the start of the current block and now, less the initial ones, and their
-        momentum if there is one; in float32 for 16-bit layers.
+        The weights of each head's network at the start of the current block, unless each step is one, and now, less the
+        initial ones, and their momentum if there is one; in float32 for 16-bit layers.
     steps : Tensor (B,) of int
         Steps of the current block so far.
     past : Tensor (B, w − 1, C)
@@ -132,25 +132,25 @@ class _TTT(TrainedMemory):
         """Return what each head reads (B, H, L, D), and the state after the last step."""
         query, key, dtype = terms.query, terms.key, terms.value.dtype
         assert terms.rate is not None
-        place = layout.places(key, state[1] if state else None)[0] % self.block_size
+        blocks = Blocks(layout, key, self.block_size, state[1] if state else None)
         if self.rotary is not None:
-            angles = self.rotary.rotation(place, dtype)
+            angles = self.rotary.rotation(blocks.place, dtype)
             query, key = self.rotary.turn(query, angles), self.rotary.turn(key, angles)
-        share = self.share.to(dtype) + 1 / torch.arange(1, self.block_size + 1, dtype=dtype, device=place.device)
+        share = self.share.to(dtype) + 1 / torch.arange(1, self.block_size + 1, dtype=dtype, device=key.device)
         norm = self.scale.to(dtype), self.shift.to(dtype)
         how = Training(
-            self.block_size,
             terms.rate,
-            share=share.clamp(min=0)[place].unsqueeze(1).expand_as(terms.rate),
+            share=share.clamp(min=0)[blocks.place].unsqueeze(1).expand_as(terms.rate),
             bias=True,
             norm=norm,
             norm_eps=self.norm_eps,
         )
-        earlier = (state[0], state[1]) if state else None
-        read, end = trained_recurrence(query, key, terms.value, self.initial, how, layout, earlier)
+        read, matrix = trained_recurrence(
+            query, key, terms.value, self.initial, how, blocks, state[0] if state else None
+        )
         unit = F.layer_norm(read, read.shape[-1:], eps=self.norm_eps)
         rows = query + unit * norm[0].unsqueeze(1) + norm[1].unsqueeze(1)
-        return layout.clear(rows.transpose(1, 2)).transpose(1, 2), end
+        return layout.clear(rows.transpose(1, 2)).transpose(1, 2), (matrix, blocks.count)
 
     def normed(self, read: Tensor) -> Tensor:
         """Return what the heads read (B, L, H, D), normed over all of them, as rows (B, L, H · D)."""

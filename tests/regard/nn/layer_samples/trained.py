@@ -40,10 +40,6 @@ class Learner:
         self.start = self.current = self.initial
         self.pushed, self.place = [torch.zeros_like(each) for each in self.initial], 0
 
-    def recall(self, query: Tensor) -> Tensor:
-        """Return what the network before the block makes of a query."""
-        return _net(self.start, query, self.bias)
-
     def step(
         self,
         query: Tensor,
@@ -194,17 +190,18 @@ def titans_mac(layer: Any, x: Tensor, **kwargs: Any) -> Array:
         return [each.reshape(H, -1) for each in np.split(times(row, linear), 3, -1)]
 
     for b in range(len(read.x)):
-        memories, pairs = _memories(layer), list[tuple[Array, Array]]()
+        memories, place = _memories(layer), 0
         for t in range(read.L):
             if _begins(read, b, t):
+                place = 0
                 for each in memories:
                     each.reset()
             if not read.real[b, t]:
                 continue
-            place = memories[0].place
-            pairs = pairs if place else []  # keys and values (H, D) of the segment so far
+            if place == 0:  # pairs are keys and values (H, D) of the segment so far
+                pairs, before = list[tuple[Array, Array]](), [each.current for each in memories]
             recalling = unit(silu(parts(read.x[b, t], layer.qkv)[0]))
-            recalled = np.concatenate([array(m.recall(_double(row))) for m, row in zip(memories, recalling)])
+            recalled = np.concatenate([array(_net(net, _double(row), False)) for net, row in zip(before, recalling)])
             q, *own = parts(read.x[b, t], layer.attended)
             recalled = rms(recalled, array(layer.recalled_norm.weight), layer.norm_eps)
             for k, v in (parts(recalled, layer.attended)[1:], own):
@@ -221,6 +218,7 @@ def titans_mac(layer: Any, x: Tensor, **kwargs: Any) -> Array:
             gates = _gates(layer, y)
             rows = zip(memories, unit(mq), unit(mk), mv, *gates)
             answers[b, t] = np.concatenate([array(m.step(*map(_double, each[:3]), *each[3:])) for m, *each in rows])
+            place = (place + 1) % layer.segment
     return _combined(layer, near, answers)
 
 
@@ -363,12 +361,13 @@ LAYERS: dict[str, tuple[dict[str, Callable[..., Any]], Callable[..., Array]]] = 
     ),
     "TitansMemory": (
         {
-            "": _made(nn.TitansMemory, 2, block_size=3),
+            "": _made(nn.TitansMemory, 2),
+            "blocks": _made(nn.TitansMemory, 2, block_size=3),
             "deep": _made(nn.TitansMemory, 2, head_dim=3, block_size=4, depth=2, conv_size=2),
         },
         titans,
     ),
-    "TitansMAG": ({"": _made(nn.TitansMAG, 2, window=3, block_size=3, num_persistent=2)}, titans_mag),
+    "TitansMAG": ({"": _made(nn.TitansMAG, 2, window=3, num_persistent=2)}, titans_mag),
     "TitansMAL": ({"": _made(nn.TitansMAL, 2, window=3, block_size=4, num_persistent=2)}, titans_mal),
     "TitansMAC": (
         {

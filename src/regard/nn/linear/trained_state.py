@@ -276,6 +276,8 @@ class Sums(NamedTuple):
 def _spans(log: Tensor) -> Tensor:
     """Return the products (…, C, C) of exp(log) over steps from after j to i, 0 for j > i."""
     C = log.shape[-1]
+    if C == 1:
+        return torch.ones_like(log).unsqueeze(-1)
     ones = torch.ones(C, C, dtype=torch.bool, device=log.device)
     total = torch.where(ones.tril(-1), log.unsqueeze(-1), 0.0).cumsum(-2)
     return torch.where(ones.tril(), total.exp(), 0.0)
@@ -283,6 +285,8 @@ def _spans(log: Tensor) -> Tensor:
 
 def last_of(rows: Tensor, steps: Tensor) -> Tensor:
     """Return the row (N, M, 1, V) of the last of so many steps (N, M or 1); of none, the first."""
+    if rows.shape[2] == 1:
+        return rows
     index = (steps - 1).clamp(min=0).view(*steps.shape, 1, 1)
     return rows.gather(2, index.expand(*rows.shape[:2], 1, rows.shape[-1]))
 
